@@ -93,6 +93,8 @@ class Rule:
         decides: Whether what comes out depends on it; not of where, how fast and how loud.
         is_open: Whether a class of the user's own may be named; a text says its kind, as
             `find_class` knows it, where that is not the argument's name.
+        must_be_given: Whether nothing can be done without it.
+        help: What it does.
     """
 
     choices: Collection[str] | None = None
@@ -103,13 +105,17 @@ class Rule:
     needs: Mapping[str, object] = field(default_factory=dict)
     decides: bool = True
     is_open: bool | str = False
+    must_be_given: bool = False
+    help: str = ""
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value, or one of a list; None passes.
+        """Refuse a value, or one of a list; None passes where it may be left out.
 
         Raises:
-            ConfigError: If it is not one of the names, or out of range.
+            ConfigError: If it is missing, not one of the names, or out of range.
         """
+        if self.must_be_given and not value:
+            raise ConfigError(f"--{name} is missing: give it ({self.help.rstrip('.')})")
         if isinstance(value, list):
             for item in value:
                 self.check(name, item)
@@ -188,7 +194,7 @@ def arg(
         rule: What else it says of itself: see `Rule`.
     """
     text = _Help(help)
-    text.rule = Rule(**rule)
+    text.rule = Rule(help=help, **rule)
     metadata = {"help": text}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)

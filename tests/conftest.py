@@ -4,7 +4,6 @@ What imports torch or transformers does so when it is called: under xdist the pr
 the tests loads this file too, before the others start, and needs none of it.
 """
 
-import functools
 import gc
 import json
 import os
@@ -94,20 +93,15 @@ def quick_loading():
         return
     from torch.nn import init
 
-    drawn = {name: getattr(init, name) for name in ("normal_", "uniform_", "kaiming_uniform_")}
-
     def only_with_memory(draw):
-        @functools.wraps(draw)
-        def fill(tensor, *args, **kwargs):
-            return tensor if tensor.is_meta else draw(tensor, *args, **kwargs)
+        return lambda tensor, *args, **more: (
+            tensor if tensor.is_meta else draw(tensor, *args, **more)
+        )
 
-        return fill
-
-    for name, draw in drawn.items():
-        setattr(init, name, only_with_memory(draw))
-    yield
-    for name, draw in drawn.items():
-        setattr(init, name, draw)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("normal_", "uniform_", "kaiming_uniform_"):
+            patch.setattr(init, name, only_with_memory(getattr(init, name)))
+        yield
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 
 class Loopback:
     """A server whose handler knows it as `owner`."""
@@ -74,6 +76,22 @@ class Repo:
     is_gated: bool = False
 
 
+def point_client(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path, *, is_offline: bool = False
+) -> None:
+    """Have this process's hub client ask there: it reads the environment when it is imported."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    for name, value in {
+        "ENDPOINT": endpoint,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_DISABLE_XET": True,
+        "HF_HUB_OFFLINE": is_offline,
+        "HF_TOKEN_PATH": str(cache / "no-token"),
+        "HUGGINGFACE_CO_URL_TEMPLATE": endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+    }.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+
+
 def commit_of(files: Files) -> str:
     told = json.dumps({name: blob_id(data) for name, data in files.items()})
     return hashlib.sha1(told.encode()).hexdigest()
@@ -97,11 +115,9 @@ class LoopbackHub(Loopback):
     def __init__(self, repos: Mapping[str, Repo] | None = None) -> None:
         self.repos = dict(repos or {})
         self.requests: list[str] = []
-        self.blobs: dict[str, bytes] = {}
         self.made: list[dict[str, object]] = []
         self.messages: list[str] = []
-        self.cards: list[str] = []
-        self.is_broken = False  # large files are refused
+        self.is_broken = False  # commits are refused
 
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
         return dict(self.repos[f"models/{repo}"].revisions[revision])
@@ -124,21 +140,16 @@ class HubHandler(Handler):
         parts = [unquote(part) for part in url.path.strip("/").split("/")]  # refs%2Fpr%2F1 is one
         self.owner.requests.append(f"{self.command} {unquote(url.path)}")
         try:
-            if parts[0] == "blobs" and self.command == "PUT":
-                self.owner.blobs[parts[1]] = body
-                self._send_json({})
-            elif parts[0] == "blobs":
-                self._send_blob(parts[1])
-            elif parts[0] == "api" or parts[-1] == "batch":
-                self._send_json(self._change(parts, body) or self._ask(parts[1:], url.query, body))
+            if parts[0] == "api":
+                self._send_json(self._change(parts, body) or self._ask(parts[1:], url.query))
             else:
                 self._send_file(parts if parts[0] == "datasets" else ["models", *parts])
         except Refusal as refusal:
             self.send(refusal.status, b"", refusal.headers)
 
-    do_HEAD = do_GET = do_POST = do_PUT = _answer
+    do_HEAD = do_GET = do_POST = _answer
 
-    def _ask(self, parts: list[str], query: str, body: bytes) -> object:
+    def _ask(self, parts: list[str], query: str) -> object:
         repo, name, rest = self._find(parts), "/".join(parts[1:3]), parts[3:]
         if rest[:1] == ["discussions"]:
             author = parse_qs(query).get("author", [""])[0]
@@ -163,9 +174,6 @@ class HubHandler(Handler):
             if inside and not entries:
                 raise Refusal(404, "EntryNotFound", f"{inside} does not exist", commit)
             return entries
-        if rest[:1] == ["paths-info"]:
-            paths = parse_qs(body.decode()).get("paths", [])
-            return [entry for path in paths for entry in _path_info(files, path)]
         siblings = [{"rfilename": file} for file in files]
         return {"id": name, "sha": commit, "siblings": siblings, "private": False, "tags": []}
 
@@ -174,9 +182,8 @@ class HubHandler(Handler):
         owner, name = self.owner, "/".join(parts[1:4])
         kind = parts[4] if len(parts) > 4 else "/".join(parts[1:])
         if parts == ["api", "validate-yaml"]:  # of a model card
-            owner.cards.append(json.loads(body)["content"])
             return {"errors": [], "warnings": []}
-        if kind not in ("repos/create", "branch", "preupload", "commit", "objects"):
+        if kind not in ("repos/create", "preupload", "commit"):
             return None
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token == READ_TOKEN:
@@ -184,6 +191,8 @@ class HubHandler(Handler):
         if token != TOKEN:
             raise Refusal(401, "", "Invalid username or password.")
         if kind == "commit":
+            if owner.is_broken:
+                raise Refusal(403, "", "Your storage is full.")
             self._commit(owner.repos[name].revisions, parts[5], body)
             place = f"{self._here()}/{name}/commit/{'0' * 40}"
             return {"commitUrl": place, "commitOid": "0" * 40, "success": True}
@@ -194,24 +203,8 @@ class HubHandler(Handler):
                 owner.made.append(asked)
             owner.repos.setdefault(f"models/{name}", Repo({"main": {".gitattributes": b""}}))
             return {"url": f"{self._here()}/{name}", "name": name, "id": name}
-        if kind == "branch":
-            revisions = owner.repos[name].revisions
-            revisions[parts[5]] = dict(revisions["main"])
-            return {"name": parts[5]}
-        if kind == "preupload":
-            modes = {True: "lfs", False: "regular"}
-            files = [
-                {"path": path, "uploadMode": modes[path.endswith(".safetensors")]}
-                for path in (file["path"] for file in asked["files"])
-            ]
-            return {"files": [{**file, "shouldIgnore": False} for file in files]}
-        if owner.is_broken:
-            raise Refusal(403, "", "Your storage is full.")
-        objects = [
-            {**item, "actions": {"upload": {"href": f"{self._here()}/blobs/{item['oid']}"}}}
-            for item in asked["objects"]
-        ]
-        return {"transfer": "basic", "objects": objects}
+        modes = {"uploadMode": "regular", "shouldIgnore": False}
+        return {"files": [{"path": file["path"], **modes} for file in asked["files"]]}
 
     def _commit(self, revisions: dict[str, Files], revision: str, body: bytes) -> None:
         files = dict(revisions[revision])
@@ -219,11 +212,8 @@ class HubHandler(Handler):
             value = item["value"]
             if item["key"] == "header":
                 self.owner.messages.append(value["summary"])
-            elif item["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
             else:
-                files[value["path"]] = self.owner.blobs[value["oid"]]
-                assert blob_id(files[value["path"]]) == value["oid"]
+                files[value["path"]] = base64.b64decode(value["content"])
         revisions[revision] = files
 
     def _find(self, parts: list[str]) -> Repo:
@@ -247,18 +237,7 @@ class HubHandler(Handler):
         if name not in files:
             raise Refusal(404, "EntryNotFound", "Entry not found", commit)
         data = files[name]
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{blob_id(data)}"'}
-        if name.endswith((".safetensors", ".parquet")):  # large files lie on another host
-            headers["X-Linked-Etag"], headers["X-Linked-Size"] = headers["ETag"], str(len(data))
-            place = f"{self._here()}/blobs/{blob_id(data)}".replace("127.0.0.1", "localhost")
-            self.send(302, b"", {**headers, "Location": place})
-        else:
-            self.send(200, data, headers)
-
-    def _send_blob(self, blob: str) -> None:
-        every = (files for repo in self.owner.repos.values() for files in repo.revisions.values())
-        data = next(d for files in every for d in files.values() if blob_id(d) == blob)
-        self.send(200, data, {"ETag": f'"{blob}"'})
+        self.send(200, data, {"X-Repo-Commit": commit, "ETag": f'"{blob_id(data)}"'})
 
     def _send_json(self, value: object) -> None:
         self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -267,21 +246,15 @@ class HubHandler(Handler):
         return f"http://127.0.0.1:{self.connection.getsockname()[1]}"
 
 
-def _path_info(files: Files, path: str) -> list[dict[str, object]]:
-    if path in files:
-        data = files[path]
-        return [{"type": "file", "path": path, "size": len(data), "oid": blob_id(data)[:40]}]
-    if any(name.startswith(f"{path}/") for name in files):
-        return [{"type": "directory", "path": path, "oid": blob_id(path.encode())[:40]}]
-    return []
-
-
 def _tree(files: Files, inside: str, *, is_deep: bool) -> list[dict[str, object]]:
     start = f"{inside}/" if inside else ""
     rest = [name.removeprefix(start) for name in files if name.startswith(start)]
     folders = sorted({name.split("/")[0] for name in rest if "/" in name})
-    shown = [name for name in rest if is_deep or "/" not in name]
-    return [info for name in [*folders, *shown] for info in _path_info(files, start + name)]
+    shown = [start + name for name in rest if is_deep or "/" not in name]
+    return [
+        *({"type": "directory", "path": start + name, "oid": "0" * 40} for name in folders),
+        *({"type": "file", "path": name, "size": len(files[name]), "oid": "1"} for name in shown),
+    ]
 
 
 LoopbackHub.handler = HubHandler

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import (
+    about,
     fill_folder,
     given_names,
     join_run,
@@ -24,21 +25,6 @@ if TYPE_CHECKING:
     from pgra.config import RunArguments
     from pgra.core import Context
     from pgra.experiments.grid import Grid, GridRun, Point
-
-DESCRIPTION = "Run a grid of runs from a YAML, and show them in one table."
-EXAMPLE = """examples:
-  pgra ablate k --demo
-  pgra ablate k --demo --dry-run
-  pgra ablate d --tasks sst2 trec --seeds 0 1 2 3 4
-  pgra ablate k --axis num_candidates=200,100 --task mr --output_dir runs/k-mr
-  pgra ablate my_grid.yaml --corpus my_corpus.txt
-  pgra ablate kate_t6 --tasks webquestions --seeds 0 1 2 3 4
-
-The grids: {names}.
-The first word is one of these or the path of a YAML; all arguments of train.py (for the grids
-kate_... those of --method kate) may follow, and win over the YAML. Given again, the same command
-goes on where it was stopped.
-"""
 
 
 @dataclass(kw_only=True)
@@ -62,7 +48,22 @@ class GridArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a grid, or list it; 1 if a run failed."""
+    """Run a grid of runs from a YAML, and show them in one table.
+
+    Examples:
+      pgra ablate k --demo
+      pgra ablate k --demo --dry-run
+      pgra ablate d --tasks sst2 trec --seeds 0 1 2 3 4
+      pgra ablate k --axis num_candidates=200,100 --task mr --output_dir runs/k-mr
+      pgra ablate my_grid.yaml --corpus my_corpus.txt
+      pgra ablate kate_t6 --tasks webquestions --seeds 0 1 2 3 4
+
+    The grids: {names}.
+
+    The first word is one of these or the path of a YAML; all arguments of train.py (for the grids
+    kate_... those of --method kate) may follow, and win over the YAML. Given again, the same
+    command goes on where it was stopped.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     quiet_imports()
     from pgra.experiments.grid import make_runs, run_grid, write_grid
@@ -178,8 +179,7 @@ def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:
         ["--help"],
         [GridArguments],
         prog="pgra ablate NAME|FILE.yaml",
-        description=DESCRIPTION,
-        epilog=EXAMPLE.format(names=names),
+        **{name: text.format(names=names) for name, text in about(main).items()},
         under=() if grid is None else grid.under(None, grid.cells[0]),
     )
     return 0
@@ -235,8 +235,7 @@ def resolve_point(
     args, _ = parse_run(
         words,
         prog="pgra ablate",
-        description=DESCRIPTION,
-        epilog="",
+        **about(main),
         under=[*grid.under(task, point), Defaults(grid.origin, {"output_dir": str(root)})],
         over=over,
         others=argument_names(grid),

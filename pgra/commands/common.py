@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,12 @@ SECTIONS: dict[str, Any] = {
     if isinstance(section.type, type)
 }
 """The argument dataclasses of PGRA's stages and readers by their name in `PgraArguments`."""
+
+
+def about(command: Callable[..., int]) -> dict[str, Any]:
+    """Return what a command's help says above and below its flags: its function's docstring."""
+    first, _, rest = (getdoc(command) or "").partition("\n\n")
+    return {"description": first, "epilog": rest}
 
 
 def parse_run(

@@ -4,28 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.commands.common import quiet_libraries, say
+from pgra.commands.common import about, quiet_libraries, say
 from pgra.config import Arguments, arg, parse_arguments
-from pgra.errors import ConfigError
-
-EXAMPLE = """examples:
-  python train.py --task sst2 --method plain --output_dir runs/plain
-  python train.py --task sst2 --method fid --output_dir runs/fid
-  python train.py --task sst2 --output_dir runs/pgra
-  pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
-  pgra ablate label_consistency --output_dir runs/grid
-  pgra consistency --runs runs/grid --output_dir runs/grid/consistency
-
-The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
-whose label that is. With --no_centre these are the paper's Table 10 and Figures 2 and 4.
-"""
 
 
 @dataclass(kw_only=True)
 class ConsistencyArguments(Arguments):
     """Whose evidence, and who labels it."""
 
-    runs: list[str] = arg([], "Finished runs, folders of them, or a grid of pgra ablate.")
+    runs: list[str] = arg(
+        [], "Finished runs, folders of them, or a grid of pgra ablate.", must_be_given=True
+    )
     labeler: list[str] = arg(
         [],
         "Finished runs of --num_evidence 0, one for each task; default: the plain runs among "
@@ -34,7 +23,7 @@ class ConsistencyArguments(Arguments):
     baseline: str | None = arg(
         None, "Row to compare with; default: the grid's, else fid, else the first."
     )
-    output_dir: str | None = arg(None, "Where labels, tables and plots go.")
+    output_dir: str = arg("", "Where labels, tables and plots go.", must_be_given=True)
     depth: int | None = arg(
         None, "Look at each query's best so many evidence; default: all.", least=1
     )
@@ -46,27 +35,26 @@ class ConsistencyArguments(Arguments):
     plots: bool = arg(True, "Draw them too.")
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
 
-    def check(self) -> None:
-        """Refuse to do nothing."""
-        if not self.runs:
-            raise ConfigError("--runs is missing: give the folders of finished runs with evidence")
-        if self.output_dir is None:
-            raise ConfigError("--output_dir is missing: say where labels, tables and plots go")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write and show."""
-    (args,) = parse_arguments(
-        [ConsistencyArguments],
-        argv,
-        prog="pgra consistency",
-        description="Measure how often evidence has the label of its query.",
-        epilog=EXAMPLE,
-    )
+    """Measure how often evidence has the label of its query.
+
+    Examples:
+      python train.py --task sst2 --method plain --output_dir runs/plain
+      python train.py --task sst2 --method fid --output_dir runs/fid
+      python train.py --task sst2 --output_dir runs/pgra
+      pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
+      pgra ablate label_consistency --output_dir runs/grid
+      pgra consistency --runs runs/grid --output_dir runs/grid/consistency
+
+    The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
+    whose label that is. With --no_centre these are the paper's Table 10 and Figures 2 and 4.
+    """
+    (args,) = parse_arguments([ConsistencyArguments], argv, prog="pgra consistency", **about(main))
     quiet_libraries()
     from pgra.experiments.consistency import TABLES_FILE, report_consistency
 
-    folder = Path(str(args.output_dir))
+    folder = Path(args.output_dir)
     report = report_consistency(
         [Path(name) for name in args.runs],
         folder,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import join_run, parse_run, quiet_libraries, say
+from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
 from pgra.config import config_root
 from pgra.errors import ConfigError
 
@@ -19,17 +19,18 @@ READERS = {
     "stage 2 evidence (PGRA)": [],
 }
 _FOLDERS = dict(zip(READERS, ("t5", "fid", "pgra"), strict=True))
-EXAMPLE = """examples:
-  pgra demo
-  pgra demo --max_steps 64 --output_dir runs/longer
-
-Takes the flags of train.py; defaults are those of configs/experiments/demo.yaml. What is there
-already is reused.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train and compare the three readers."""
+    """See prompt-guided retrieval at work on real models and data.
+
+    Examples:
+      pgra demo
+      pgra demo --max_steps 64 --output_dir runs/longer
+
+    Takes the flags of train.py; defaults are those of configs/experiments/demo.yaml. What is there
+    already is reused.
+    """
     start = time.perf_counter()
     words = [*(argv or [])]
     context, run_args = join_run(words), _parse(words)
@@ -61,12 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(words: Sequence[str]) -> "RunArguments":
     demo = config_root() / "experiments" / "demo.yaml"
     config = [] if "--config" in words else ["--config", str(demo)]
-    args, _ = parse_run(
-        [*config, *words],
-        prog="pgra demo",
-        description="See prompt-guided retrieval at work on real models and data.",
-        epilog=EXAMPLE,
-    )
+    args, _ = parse_run([*config, *words], prog="pgra demo", **about(main))
     return args
 
 

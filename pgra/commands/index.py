@@ -8,10 +8,11 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import quiet_libraries, say
+from pgra.commands.common import about, quiet_libraries, say
 from pgra.config import (
     Arguments,
     CorpusArguments,
@@ -31,38 +32,6 @@ if TYPE_CHECKING:
     from pgra.retrieval import BuiltIndex, IndexRequest
 
 MOST_QUERIES = 1000
-HELP = """usage: pgra index [build|info|verify|search|add|remove] [--help]
-
-commands:
-  build      build an index of a corpus, or go on where that stopped (the default;
-             the same as python -m index_build)
-  info       what an index is: encoder, corpus, rows, type, recall, bytes, versions
-  verify     read every byte of it, and of its corpus; exit code 1 names what is damaged
-  search     the passages near a text: rank, score, row and text
-  add        append the passages of further files; old shards and rows stay as they are
-  remove     remove rows: no search gives them any more
-
-An index is its folder, which may stand first, or what the arguments of build find.
-
-examples:
-  pgra index --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6
-  pgra index info --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6
-  pgra index verify DIR
-  pgra index search DIR "a warm and funny film"
-  pgra index add DIR --corpus more.txt
-  pgra index remove DIR --rows 5 9
-"""
-BUILD_EXAMPLE = """example:
-  python -m index_build --corpus sentences.txt --encoder bundled:minilm-l6
-  accelerate launch --num_processes 8 -m index_build --corpus sentences.txt \\
-      --index_factory IVF4096,Flat
-  python -m index_build --corpus sentences.txt --engine ray --artifacts_dir /shared/artifacts
-"""
-SEARCH_EXAMPLE = """examples:
-  pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \\
-      --encoder bundled:minilm-l6
-  pgra search --text "first text" "second text" --corpus sentences.txt --retriever bm25
-"""
 
 
 @dataclass(kw_only=True)
@@ -123,31 +92,26 @@ class SearchArguments(RetrieverArguments):
 class AddArguments(Arguments):
     """Which index grows, and by what."""
 
-    index_dir: str | None = arg(None, "The index; it may also stand first, bare.")
+    index_dir: str = arg("", "The index; it may also stand first, bare.", must_be_given=True)
     corpus: list[str] = arg(
-        [], "Files whose passages are appended, read by the rules of the index's."
+        [],
+        "Files whose passages are appended, read by the rules of the index's.",
+        must_be_given=True,
     )
-
-    def check(self) -> None:
-        """Refuse to add nothing, or to nothing."""
-        if self.index_dir is None or not self.corpus:
-            what = "no index is named" if self.index_dir is None else "there is nothing to add"
-            raise ConfigError(f"{what}: pgra index add DIR --corpus MORE")
 
 
 @dataclass(kw_only=True)
 class RemoveArguments(Arguments):
     """Which rows of which index."""
 
-    index_dir: str | None = arg(None, "The index; it may also stand first, bare.")
+    index_dir: str = arg("", "The index; it may also stand first, bare.", must_be_given=True)
     rows: list[int] = arg([], "Rows to remove, as pgra index search shows them.")
     rows_file: str | None = arg(None, "A text file with one row a line, beside or for --rows.")
 
     def check(self) -> None:
-        """Refuse to remove nothing, or from nothing."""
-        if self.index_dir is None or (not self.rows and self.rows_file is None):
-            what = "no index is named" if self.index_dir is None else "no rows are named"
-            raise ConfigError(f"{what}: pgra index remove DIR --rows 5 9")
+        """Refuse to remove nothing."""
+        if not self.rows and self.rows_file is None:
+            raise ConfigError("no rows are named: pgra index remove DIR --rows 5 9")
 
 
 _FIND = (RuntimeArguments, CorpusArguments, RetrieverArguments)
@@ -155,33 +119,56 @@ _SEARCH = (TextArguments, RuntimeArguments, CorpusArguments, SearchArguments)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the words after `pgra index`; build without one."""
+    """Build an index, grow, check or look into it.
+
+    commands:
+      build      build an index of a corpus, or go on where that stopped (the default;
+                 the same as python -m index_build)
+      info       what an index is: encoder, corpus, rows, type, recall, bytes, versions
+      verify     read every byte of it, and of its corpus; exit code 1 names what is damaged
+      search     the passages near a text: rank, score, row and text
+      add        append the passages of further files; old shards and rows stay as they are
+      remove     remove rows: no search gives them any more
+
+    An index is its folder, which may stand first, or what the arguments of build find.
+
+    Examples:
+      pgra index --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6
+      pgra index info --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6
+      pgra index verify DIR
+      pgra index search DIR "a warm and funny film"
+      pgra index add DIR --corpus more.txt
+      pgra index remove DIR --rows 5 9
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if words in (["--help"], ["-h"]):
-        say(HELP.rstrip())
+        say(f"usage: pgra index [build|{'|'.join(_WORDS)}] [--help]\n\n{getdoc(main)}")
         return 0
     word = words.pop(0) if words and not words[0].startswith("-") else "build"
     choose("word after pgra index", word, ["build", *_WORDS])
     if word == "build":
         return build(words)
-    run, classes, about = _WORDS[word]
+    run, classes, told = _WORDS[word]
     is_named = words and not words[0].startswith("-")
     if is_named and (word != "search" or Path(words[0]).is_dir()):  # a folder may stand first
         words = ["--index_dir", words[0], *name_leading_texts(words[1:])]
     elif is_named:
         words = name_leading_texts(words)
-    prog = f"pgra index {word}"
-    return run(*parse_arguments(classes, words, prog=prog, description=about, epilog=HELP))
+    help = {**about(main), "prog": f"pgra index {word}", "description": told}
+    return run(*parse_arguments(classes, words, **help))
 
 
 def build(argv: Sequence[str] | None = None) -> int:
-    """Build an index, or find that it is there, and say what it is: `python -m index_build`."""
+    r"""Build the first stage's index of a corpus.
+
+    Example:
+      python -m index_build --corpus sentences.txt --encoder bundled:minilm-l6
+      accelerate launch --num_processes 8 -m index_build --corpus sentences.txt \
+          --index_factory IVF4096,Flat
+      python -m index_build --corpus sentences.txt --engine ray --artifacts_dir /shared/artifacts
+    """
     runtime, corpus_args, args, own = parse_arguments(
-        [*_FIND, BuildArguments],
-        argv,
-        prog="python -m index_build",
-        description="Build the first stage's index of a corpus.",
-        epilog=BUILD_EXAMPLE,
+        [*_FIND, BuildArguments], argv, prog="python -m index_build", **about(build)
     )
     if args.index_dir is not None:
         raise ConfigError("index_dir names an index to use; this program builds one in output_dir")
@@ -215,13 +202,15 @@ def build(argv: Sequence[str] | None = None) -> int:
 
 
 def search(argv: Sequence[str] | None = None) -> int:
-    """Open the index, or build it, and show each text's nearest passages: `pgra search`."""
+    r"""Look up the passages of a corpus that come near a text.
+
+    Examples:
+      pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \
+          --encoder bundled:minilm-l6
+      pgra search --text "first text" "second text" --corpus sentences.txt --retriever bm25
+    """
     texts, runtime, corpus_args, args = parse_arguments(
-        _SEARCH,
-        name_leading_texts(argv),
-        prog="pgra search",
-        description="Look up the passages of a corpus that come near a text.",
-        epilog=SEARCH_EXAMPLE,
+        _SEARCH, name_leading_texts(argv), prog="pgra search", **about(search)
     )
     if not texts.text:
         raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
@@ -319,7 +308,7 @@ def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
     from pgra.retrieval.dense import add_passages
 
     quiet_libraries()
-    folder = Path(str(args.index_dir))
+    folder = Path(args.index_dir)
     was = load_manifest(folder).counts["rows"]
     grown = add_passages(folder, args.corpus, _context(runtime))
     more = grown.manifest.counts["rows"] - was
@@ -343,7 +332,7 @@ def _remove(args: RemoveArguments) -> int:
                     "line"
                 )
             rows += [int(text)] if text else []
-    counts = remove_rows(Path(str(args.index_dir)), rows).counts
+    counts = remove_rows(Path(args.index_dir), rows).counts
     gone, whole = counts["removed"], counts["rows"]
     say(f"index: {args.index_dir}\n  {gone:,} of {whole:,} rows are removed, {whole - gone:,} left")
     return 0

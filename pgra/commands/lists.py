@@ -4,8 +4,10 @@ import argparse
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from pgra.commands.common import about
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled
 from pgra.data.tasks import (
     GenerationTask,
@@ -17,23 +19,17 @@ from pgra.data.tasks import (
 )
 
 _WIDTH = 100
-EXAMPLES = {
-    "data": """example:
-  pgra data
-  pgra rerank --task sst2 --dataset_name bundled:rotten-tomatoes \\
-      --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
-""",
-    "models": """example:
-  pgra models
-  pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \\
-      --encoder bundled:minilm-l6
-""",
-}
 
 
 def data(argv: Sequence[str] | None = None) -> int:
-    """Show each task, then each bundled data set and corpus."""
-    _parse_help_only(argv, "data", "List the tasks, and the data that come inside packages.")
+    r"""List the tasks, and the data that come inside packages.
+
+    Example:
+      pgra data
+      pgra rerank --task sst2 --dataset_name bundled:rotten-tomatoes \
+          --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
+    """
+    _parse_help_only(argv, data)
     _show(
         "tasks, for --task:",
         (_task_lines(load_task(name)) for name in task_names()),
@@ -55,9 +51,14 @@ def data(argv: Sequence[str] | None = None) -> int:
 
 
 def models(argv: Sequence[str] | None = None) -> int:
-    """Show each bundled model with its role, licence and note."""
-    about = "List the models that come inside packages, and say what else may be named."
-    _parse_help_only(argv, "models", about)
+    r"""List the models that come inside packages, and say what else may be named.
+
+    Example:
+      pgra models
+      pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \
+          --encoder bundled:minilm-l6
+    """
+    _parse_help_only(argv, models)
     _show(
         "models inside packages, for --encoder, --lm and --model_name_or_path:",
         map(_bundled_lines, BUNDLED_MODELS.values()),
@@ -67,12 +68,9 @@ def models(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse_help_only(argv: Sequence[str] | None, name: str, about: str) -> None:
-    form, example = argparse.RawDescriptionHelpFormatter, EXAMPLES[name]
-    parser = argparse.ArgumentParser(
-        f"pgra {name}", description=about, epilog=example, formatter_class=form, allow_abbrev=False
-    )
-    parser.parse_args(argv)
+def _parse_help_only(argv: Sequence[str] | None, command: Callable[..., int]) -> None:
+    how: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    argparse.ArgumentParser(f"pgra {command.__name__}", **about(command), **how).parse_args(argv)
 
 
 def _task_lines(task: Task | GenerationTask) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import parse_stages, quiet_libraries, say
+from pgra.commands.common import about, parse_stages, quiet_libraries, say
 from pgra.config import Arguments, PgraArguments, arg
 from pgra.errors import ConfigError
 
@@ -15,16 +15,6 @@ if TYPE_CHECKING:
     from pgra.plan import Plan
     from pgra.rerank.base import Cost
 
-EXAMPLE = """examples:
-  pgra plan --task sst2 --lm facebook/opt-13b --encoder google-bert/bert-base-uncased
-  pgra plan --task sst2 --dataset_name bundled:rotten-tomatoes --corpus bundled:wikipedia-19k \\
-      --encoder bundled:minilm-l6 --lm bundled:smollm2-135m --max_train_samples 32 --json plan.json
-
-Takes the flags of train.py but for the reader's training. Nothing is computed for keeps: only the
-corpus is read into the artifacts folder, as by every command that opens it. Numbers are counts
-where candidates or an index are there to count on; where it says "about", they are estimates:
-build the index first (pgra index) for better ones.
-"""
 _PROCESSES = (2, 4, 8)
 _POWERS = ("", "k", "M", "G", "T", "P", "E")  # of a thousand
 _OPERATIONS = "2 x weights for a token, and attention"
@@ -55,14 +45,20 @@ class PlanArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Foresee a run, and show it."""
-    sections, (how,) = parse_stages(
-        argv,
-        [PlanArguments],
-        prog="pgra plan",
-        description="Foresee texts, tokens, operations, bytes and time of a task's second stage.",
-        epilog=EXAMPLE,
-    )
+    r"""Foresee texts, tokens, operations, bytes and time of a task's second stage.
+
+    Examples:
+      pgra plan --task sst2 --lm facebook/opt-13b --encoder google-bert/bert-base-uncased
+      pgra plan --task sst2 --dataset_name bundled:rotten-tomatoes --corpus bundled:wikipedia-19k \
+          --encoder bundled:minilm-l6 --lm bundled:smollm2-135m --max_train_samples 32 \
+          --json plan.json
+
+    Takes the flags of train.py but for the reader's training. Nothing is computed for keeps: only
+    the corpus is read into the artifacts folder, as by every command that opens it. Numbers are
+    counts where candidates or an index are there to count on; where it says "about", they are
+    estimates: build the index first (pgra index) for better ones.
+    """
+    sections, (how,) = parse_stages(argv, [PlanArguments], prog="pgra plan", **about(main))
     args = PgraArguments(**sections)
     target = None if how.json is None else Path(how.json)
     if target is not None and target.is_dir():

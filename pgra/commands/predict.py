@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import quiet_libraries, say
+from pgra.commands.common import about, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import KernelArguments, arg, parse_arguments
 from pgra.data.read import check_file, read_lines, read_records
@@ -82,34 +82,13 @@ def _show_line(line: "EvidenceLine") -> str:
     return f"{head}{line.text}"
 
 
-EXAMPLE = """examples:
-  pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42
-  pgra predict --run runs/sst2-pgra-seed42 --file new.txt --json > answers.jsonl
-  pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42 --attention
-  pgra predict "A warm and funny film." --run runs/sst2-icl-knn
-  pgra memory add "So bad it is good." positive --task sst2
-  pgra predict "So bad, it's good." --run runs/sst2-pgra-seed42 --memory memory.sqlite
-
-The run's own index, bank and prompt find the evidence; no training data is read (but
-with exemplars knn, for the text's own neighbors). Shown are the
-label, the probability of each, and for each evidence its rank and score in stage 1, its score in
-stage 2 and its text. The LM reads a new text once, for its state is kept in the run's bank of
-queries, and those candidates that no run has read yet. Of a run of pgra icl, its data must be where
-it was, and the exemplars are shown.
-
-With --memory, a user's correction of a near text is used: as an exemplar of a prompt, or mixed into
-a reader's probabilities with --memory_weight.
-
-From Python, with evidence of your own:
-  pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
-"""
-
-
 @dataclass(kw_only=True)
 class PredictArguments(KernelArguments):
     """Which run, on what, and how much is shown."""
 
-    run: str | None = arg(None, "Folder of a finished run; of a trained reader also its reader/.")
+    run: str = arg(
+        "", "Folder of a finished run; of a trained reader also its reader/.", must_be_given=True
+    )
     file: str | None = arg(
         None, "A text a line (.txt), or an object with the task's inputs a line (.jsonl)."
     )
@@ -124,24 +103,40 @@ class PredictArguments(KernelArguments):
         MEMORY_WEIGHT,
         "With --memory, of a trained reader: the corrections' weight w in (1 - w) p_reader + w "
         "p_memory; above 0.5 they decide where they pass and agree.",
+        least=0,
+        most=1,
     )
-
-    def check(self) -> None:
-        """Refuse to do nothing."""
-        if self.run is None:
-            raise ConfigError("--run is missing: give the folder of a finished run")
-        if not 0 <= self.memory_weight <= 1:
-            raise ConfigError(f"memory_weight is {self.memory_weight}: it must be from 0 to 1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Decide texts."""
+    """Decide new texts with a trained run, and show the evidence.
+
+    Examples:
+      pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42
+      pgra predict --run runs/sst2-pgra-seed42 --file new.txt --json > answers.jsonl
+      pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42 --attention
+      pgra predict "A warm and funny film." --run runs/sst2-icl-knn
+      pgra memory add "So bad it is good." positive --task sst2
+      pgra predict "So bad, it's good." --run runs/sst2-pgra-seed42 --memory memory.sqlite
+
+    The run's own index, bank and prompt find the evidence; no training data is read (but with
+    exemplars knn, for the text's own neighbors). Shown are the label, the probability of each, and
+    for each evidence its rank and score in stage 1, its score in stage 2 and its text. The LM reads
+    a new text once, for its state is kept in the run's bank of queries, and those candidates that
+    no run has read yet. Of a run of pgra icl, its data must be where it was, and the exemplars are
+    shown.
+
+    With --memory, a user's correction of a near text is used: as an exemplar of a prompt, or mixed
+    into a reader's probabilities with --memory_weight.
+
+    From Python, with evidence of your own:
+      pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
+    """
     texts, args, memory = parse_arguments(
         [TextArguments, PredictArguments, PromptMemoryArguments],
         name_leading_texts(argv),
         prog="pgra predict",
-        description="Decide new texts with a trained run, and show the evidence.",
-        epilog=EXAMPLE,
+        **about(main),
     )
     if bool(texts.text) == bool(args.file):
         raise ConfigError(

@@ -4,22 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.commands.common import quiet_libraries, say
+from pgra.commands.common import about, quiet_libraries, say
 from pgra.config import Arguments, arg, parse_arguments
-from pgra.errors import ConfigError
-
-EXAMPLE = """example:
-  pgra push --run runs/sst2-pgra-seed42 --hub_model_id me/sst2-pgra
-
-The reader's folder is uploaded with its model card (README.md); checkpoints are not.
-"""
 
 
 @dataclass(kw_only=True)
 class PushArguments(Arguments):
     """Which run, and where to."""
 
-    run: str | None = arg(None, "Folder of a finished run of train.py.")
+    run: str = arg("", "Folder of a finished run of train.py.", must_be_given=True)
     hub_model_id: str | None = arg(
         None, "OWNER/NAME; a name alone is your own; default: the folder's name."
     )
@@ -29,16 +22,14 @@ class PushArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Push a run."""
-    (args,) = parse_arguments(
-        [PushArguments],
-        argv,
-        prog="pgra push",
-        description="Put a finished run's reader on the hub, with its model card.",
-        epilog=EXAMPLE,
-    )
-    if args.run is None:
-        raise ConfigError("--run is missing: give the folder of a finished run of train.py")
+    """Put a finished run's reader on the hub, with its model card.
+
+    Example:
+      pgra push --run runs/sst2-pgra-seed42 --hub_model_id me/sst2-pgra
+
+    The reader's folder is uploaded with its model card (README.md); checkpoints are not.
+    """
+    (args,) = parse_arguments([PushArguments], argv, prog="pgra push", **about(main))
     quiet_libraries()
     from pgra.publish import HubTarget, open_target, push_run, write_card
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import say
+from pgra.commands.common import about, say
 from pgra.config import Arguments, arg, choose, parse_arguments
 from pgra.errors import ConfigError
 
@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     from pgra.report.compare import Study
     from pgra.report.results import Group
 
-EXAMPLE = """examples:
-  pgra report runs/
-  pgra report runs/sst2-fid runs/sst2-pgra --baseline fid --reference T2a
-  pgra report runs/k --output k.tex --figure k.svg
-  pgra report runs/ --output all.csv
-  pgra report runs/ --html report.html
-
-A path is a run, a folder of runs, a folder of several seeds, or a grid of pgra ablate; paths stand
-first. A grid has a table of its own and names the paper's table by itself. Bold, or with a star, is
-what beats the baseline by more than noise.
-"""
 logger = logging.getLogger(__name__)
 _FORMAT_OF = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".txt": "text"}
 _NO_REFERENCE = "none"
@@ -35,7 +24,9 @@ _NO_REFERENCE = "none"
 class ReportArguments(Arguments):
     """Which runs, against what, and how it is told."""
 
-    paths: list[str] = arg([], "Runs, folders of runs, grids; they may also stand first, bare.")
+    paths: list[str] = arg(
+        [], "Runs, folders of runs, grids; they may also stand first, bare.", must_be_given=True
+    )
     baseline: str | None = arg(
         None, "Row to compare with; default: the grid's, else fid, else plain."
     )
@@ -56,9 +47,7 @@ class ReportArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse to report nothing, and files of no known kind."""
-        if not self.paths:
-            raise ConfigError("no runs are named: pgra report RUN_OR_FOLDER ...")
+        """Refuse files of no known kind."""
         suffix = Path(self.output or "report.txt").suffix.lower()
         if self.format is None and suffix not in _FORMAT_OF:
             raise ConfigError(
@@ -68,14 +57,25 @@ class ReportArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare runs and report them."""
+    """Put finished runs into one table, with tests and the paper's values.
+
+    Examples:
+      pgra report runs/
+      pgra report runs/sst2-fid runs/sst2-pgra --baseline fid --reference T2a
+      pgra report runs/k --output k.tex --figure k.svg
+      pgra report runs/ --output all.csv
+      pgra report runs/ --html report.html
+
+    A path is a run, a folder of runs, a folder of several seeds, or a grid of pgra ablate; paths
+    stand first. A grid has a table of its own and names the paper's table by itself. Bold, or with
+    a star, is what beats the baseline by more than noise.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     (args,) = parse_arguments(
         [ReportArguments],
         ["--paths", *words] if words and not words[0].startswith("-") else words,
         prog="pgra report",
-        description="Put finished runs into one table, with tests and the paper's values.",
-        epilog=EXAMPLE,
+        **about(main),
     )
     from pgra.artifacts import write_text
     from pgra.report.compare import load_reference, long_table, summarise

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import parse_stages, quiet_libraries, say
+from pgra.commands.common import about, parse_stages, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import Arguments, PgraArguments, ReaderArguments, arg
 from pgra.core import MISSING_ROW
@@ -21,32 +21,6 @@ if TYPE_CHECKING:
     from pgra.core import Candidates, Context
     from pgra.data.corpus import Corpus
 
-EXAMPLE = """examples:
-  pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \\
-      --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \\
-      --num_candidates 50
-  pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \\
-      --corpus bundled:wikipedia-19k --max_passages 300 --lm bundled:smollm2-135m \\
-      --retriever exhaustive
-  pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \\
-      --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --reranker cross-encoder \\
-      --cross_encoder cross-encoder/ms-marco-MiniLM-L6-v2
-  pgra rerank --task sst2 --config configs/experiments/paper.yaml
-
-With texts, it shows the best of both stages side by side (the exemplars in the prompt are the
-task's). Without, it runs both stages for all splits of the task, and says where their products lie.
-With --retriever exhaustive there is one stage: the LM reads the whole corpus once, and the best of
-all of it is evidence.
-"""
-EVIDENCE_EXAMPLE = """example:
-  python train.py --task sst2 --method plain --output_dir runs/plain
-  python ablations/evidence.py --task sst2 --labeler runs/plain --output_dir runs/evidence \\
-      --bank full --num_evidence 16 --depths 2 16
-
-Evidence by chance, of the first stage, and by each similarity of the LM's states; with --bank full
-also the best of the whole corpus. The plain reader gives each text its pseudo-label; evidence is
-consistent with a query whose label that is.
-"""
 _DEPTH_FLAGS = ("--num_evidence", "--num-evidence")
 _SCORE = "{:>10.4f}  "
 
@@ -67,8 +41,8 @@ class ShowArguments(Arguments):
 class EvidenceArguments(Arguments):
     """Who labels the evidence, and how much of it is looked at."""
 
-    labeler: str | None = arg(None, "A finished run of --num_evidence 0 on this task.")
-    output_dir: str | None = arg(None, "Where labels and tables go.")
+    labeler: str = arg("", "A finished run of --num_evidence 0 on this task.", must_be_given=True)
+    output_dir: str = arg("", "Where labels and tables go.", must_be_given=True)
     depths: list[int] = arg(
         [], "Look at each query's best so many evidence; default: --num_evidence."
     )
@@ -78,26 +52,32 @@ class EvidenceArguments(Arguments):
         "call nearly all of it one label; --no_centre: the paper's labels.",
     )
 
-    def check(self) -> None:
-        """Refuse to do nothing."""
-        if self.labeler is None:
-            raise ConfigError("--labeler is missing: give a finished run of --num_evidence 0")
-        if self.output_dir is None:
-            raise ConfigError("--output_dir is missing: say where labels and tables go")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Find evidence for texts, or for a task's splits."""
+    r"""Find candidates and let a model order them, such as an LM under a prompt.
+
+    Examples:
+      pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
+          --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \
+          --num_candidates 50
+      pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
+          --corpus bundled:wikipedia-19k --max_passages 300 --lm bundled:smollm2-135m \
+          --retriever exhaustive
+      pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
+          --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --reranker cross-encoder \
+          --cross_encoder cross-encoder/ms-marco-MiniLM-L6-v2
+      pgra rerank --task sst2 --config configs/experiments/paper.yaml
+
+    With texts, it shows the best of both stages side by side (the exemplars in the prompt are the
+    task's). Without, it runs both stages for all splits of the task, and says where their products
+    lie. With --retriever exhaustive there is one stage: the LM reads the whole corpus once, and the
+    best of all of it is evidence.
+    """
     from pgra.core import join_context
 
     words = name_leading_texts(argv)
     parts, (texts, show) = parse_stages(
-        words,
-        [TextArguments, ShowArguments],
-        without=["reader"],
-        prog="pgra rerank",
-        description="Find candidates and let a model order them, such as an LM under a prompt.",
-        epilog=EXAMPLE,
+        words, [TextArguments, ShowArguments], without=["reader"], prog="pgra rerank", **about(main)
     )
     names_depth = any(word.split("=")[0] in _DEPTH_FLAGS for word in words)
     if texts.text and not names_depth:  # all candidates are ordered and shown
@@ -120,7 +100,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def evidence(argv: Sequence[str] | None = None) -> int:
-    """Find, label, measure and show."""
+    r"""Measure how often the evidence of each way has the label of its query.
+
+    Example:
+      python train.py --task sst2 --method plain --output_dir runs/plain
+      python ablations/evidence.py --task sst2 --labeler runs/plain --output_dir runs/evidence \
+          --bank full --num_evidence 16 --depths 2 16
+
+    Evidence by chance, of the first stage, and by each similarity of the LM's states; with --bank
+    full also the best of the whole corpus. The plain reader gives each text its pseudo-label;
+    evidence is consistent with a query whose label that is.
+    """
     from pgra.core import join_context
 
     sections, (how,) = parse_stages(
@@ -128,8 +118,7 @@ def evidence(argv: Sequence[str] | None = None) -> int:
         [EvidenceArguments],
         without=["reader"],
         prog="ablations/evidence.py",
-        description="Measure how often the evidence of each way has the label of its query.",
-        epilog=EVIDENCE_EXAMPLE,
+        **about(evidence),
     )
     args = PgraArguments(**sections, reader=ReaderArguments())
     quiet_libraries()

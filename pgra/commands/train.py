@@ -4,12 +4,13 @@
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import (
+    about,
     fill_folder,
     join_run,
     parse_run,
@@ -26,86 +27,66 @@ if TYPE_CHECKING:
     from pgra.experiments.search import SearchResult
     from pgra.publish import HubTarget
 
-TRAIN_EXAMPLE = """examples:
-  accelerate launch train.py --task sst2
-  accelerate launch train.py --task sst2 --config configs/experiments/paper.yaml
-  python train.py --task sst2 --dataset_name bundled:rotten-tomatoes \\
-      --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \\
-      --model_name_or_path bundled:t5-small-titles --num_evidence 4 --max_steps 40
-  python train.py --task my_task.yaml --train_file train.jsonl --test_file test.jsonl
-  python train.py --task sst2 --method fid --seeds 0 1 2
-  python train.py --task sst2 --method ralm --reader_lm bundled:smollm2-135m
-  python train.py --config configs/experiments/lm-bff.yaml --task sst2 --seeds 13 21 42 87 100
-  python train.py --task sst2 --search grid --report_to tensorboard
-  python train.py --task sst2 --model_name_or_path google-t5/t5-3b --lora_rank 16
-  python train.py --task sst2 --push_to_hub --hub_model_id me/sst2-pgra
-  python train.py --method knn --help
-
---method fid trains Fusion-in-Decoder on the first stage's best, plain the reader without evidence,
-random on random passages; icl, kate and knn train nothing. What tells readers apart may be given as
-flags too (--reranker none, --num_evidence 0). A stopped run goes on when the same command is given
-again.
-"""
-ICL_EXAMPLE = """examples:
-  pgra icl --task sst2 --exemplars knn --num_exemplars 8 --lm bundled:smollm2-135m \\
-      --encoder bundled:minilm-l6
-  pgra icl --task sst2 --exemplars random --redraw --seeds 0 1 2 3 4
-  pgra icl --task sst2 --exemplars knn --farthest --likeness euclidean --pooling cls \\
-      --encoder FacebookAI/roberta-large
-  pgra icl --task sst2 --encoder prompted --calibrate
-  pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
-  pgra icl --task sst2 --memory memory.sqlite --memory_lookup encoder --memory_threshold 0.8
-  accelerate launch --num_processes 8 -m pgra icl --task sst2 --lm facebook/opt-13b
-  pgra report runs/ --baseline icl-random
-
-The same as train.py --method kate. Vectors, neighbors and answers are kept in --artifacts_dir: what
-was stopped goes on, and another run asks only what is new.
-"""
-EVALUATE_EXAMPLE = """examples:
-  python evaluate.py --run runs/sst2-pgra-seed42
-  python evaluate.py --run runs/sst2-pgra-seed42 --test_file other.jsonl --output_dir runs/other
-"""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run whatever stage is missing, train, and measure on the test set."""
-    return _run(
-        argv,
-        prog="train.py",
-        description="Train a reader on a task with evidence that an LM picked, or run another "
-        "--method.",
-        epilog=TRAIN_EXAMPLE,
-    )
+    r"""Train a reader on a task with evidence that an LM picked, or run another method.
+
+    Examples:
+      accelerate launch train.py --task sst2
+      accelerate launch train.py --task sst2 --config configs/experiments/paper.yaml
+      python train.py --task sst2 --dataset_name bundled:rotten-tomatoes \
+          --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \
+          --model_name_or_path bundled:t5-small-titles --num_evidence 4 --max_steps 40
+      python train.py --task my_task.yaml --train_file train.jsonl --test_file test.jsonl
+      python train.py --task sst2 --method fid --seeds 0 1 2
+      python train.py --task sst2 --method ralm --reader_lm bundled:smollm2-135m
+      python train.py --config configs/experiments/lm-bff.yaml --task sst2 --seeds 13 21 42 87 100
+      python train.py --task sst2 --search grid --report_to tensorboard
+      python train.py --task sst2 --model_name_or_path google-t5/t5-3b --lora_rank 16
+      python train.py --task sst2 --push_to_hub --hub_model_id me/sst2-pgra
+      python train.py --method knn --help
+
+    --method fid trains Fusion-in-Decoder on the first stage's best, plain the reader without
+    evidence, random on random passages; icl, kate and knn train nothing. What tells readers apart
+    may be given as flags too (--reranker none, --num_evidence 0). A stopped run goes on when the
+    same command is given again.
+    """
+    return _run(argv, prog="train.py", command=main)
 
 
 def icl(argv: Sequence[str] | None = None) -> int:
-    """Let a frozen LM decide behind labelled examples."""
-    return _run(
-        argv,
-        prog="pgra icl",
-        description="Let a frozen LM decide queries behind labelled examples (KATE).",
-        epilog=ICL_EXAMPLE,
-        under={"method": "kate", "output_dir": "runs/{task}-{method}"},
-    )
+    r"""Let a frozen LM decide queries behind labelled examples (KATE).
+
+    Examples:
+      pgra icl --task sst2 --exemplars knn --num_exemplars 8 --lm bundled:smollm2-135m \
+          --encoder bundled:minilm-l6
+      pgra icl --task sst2 --exemplars random --redraw --seeds 0 1 2 3 4
+      pgra icl --task sst2 --exemplars knn --farthest --likeness euclidean --pooling cls \
+          --encoder FacebookAI/roberta-large
+      pgra icl --task sst2 --encoder prompted --calibrate
+      pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
+      pgra icl --task sst2 --memory memory.sqlite --memory_lookup encoder --memory_threshold 0.8
+      accelerate launch --num_processes 8 -m pgra icl --task sst2 --lm facebook/opt-13b
+      pgra report runs/ --baseline icl-random
+
+    The same as train.py --method kate. Vectors, neighbors and answers are kept in --artifacts_dir:
+    what was stopped goes on, and another run asks only what is new.
+    """
+    under = {"method": "kate", "output_dir": "runs/{task}-{method}"}
+    return _run(argv, prog="pgra icl", command=icl, under=under)
 
 
 def _run(
     argv: Sequence[str] | None,
     *,
     prog: str,
-    description: str,
-    epilog: str,
+    command: Callable[..., int],
     under: Mapping[str, Any] | None = None,
 ) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     context = join_run(words)
     args, (series,) = parse_run(
-        words,
-        [SeriesArguments],
-        prog=prog,
-        description=description,
-        epilog=epilog,
-        under=[Defaults(prog, under or {})],
+        words, [SeriesArguments], prog=prog, **about(command), under=[Defaults(prog, under or {})]
     )
     from pgra.experiments.search import search_runs
     from pgra.runs import run, run_seeds, series_folder
@@ -166,22 +147,25 @@ def _take_target(
 
 
 def _show_search(found: "SearchResult") -> str:
-    lines = [f"learning rate  batch  dev {found.metric}  step"]
-    for trial in sorted(found.tried, key=lambda trial: trial.point):
-        mark = "  <- kept" if trial.point == found.winner.point else ""
-        lines.append(
-            f"{trial.point.learning_rate:>13g}  {trial.point.batch_size:>5}  "
-            f"{trial.dev_value:>{len(found.metric) + 4}.4f}  {trial.step:>4}{mark}"
-        )
+    from pgra.report.tables import Cell, Table
+
+    rows = {}
+    for trial in found.record["tried"]:
+        rate, size, value, step, folder = trial.values()
+        texts = (f"{rate:g}", str(size), f"{value:.4f}", str(step))
+        kept = "<- kept" if folder == found.record["winner"] else ""
+        rows[rate, size] = [Cell(text) for text in (*texts, kept)]
+    head = ["learning rate", "batch", found.record["metric"], "step", ""]
+    table = Table("", head, [rows[point] for point in sorted(rows)])
     shown = show_metrics(found.outcome) if found.seeds is None else show_summary(found.seeds)
-    return "\n".join([*dict.fromkeys(lines), shown])
+    return f"{table.to_text().strip()}\n{shown}"
 
 
 @dataclass(kw_only=True)
 class EvaluateArguments(KernelArguments):
     """Which run, and on what."""
 
-    run: str | None = arg(None, "Folder of a finished run.")
+    run: str = arg("", "Folder of a finished run.", must_be_given=True)
     split: str = arg(
         "test",
         "test, or dev (the part a checkpoint was chosen on).",
@@ -200,8 +184,6 @@ class EvaluateArguments(KernelArguments):
 
     def check(self) -> None:
         """Refuse contradictions."""
-        if self.run is None:
-            raise ConfigError("--run is missing: give the folder of a finished run of train.py")
         elsewhere = self.test_file or self.decode or self.split == "dev"
         if elsewhere and self.output_dir is None:
             raise ConfigError(
@@ -210,14 +192,13 @@ class EvaluateArguments(KernelArguments):
 
 
 def evaluate(argv: Sequence[str] | None = None) -> int:
-    """Measure a run again."""
-    (args,) = parse_arguments(
-        [EvaluateArguments],
-        argv,
-        prog="evaluate.py",
-        description="Measure a finished run on its test set, or on another file.",
-        epilog=EVALUATE_EXAMPLE,
-    )
+    """Measure a finished run on its test set, or on another file.
+
+    Examples:
+      python evaluate.py --run runs/sst2-pgra-seed42
+      python evaluate.py --run runs/sst2-pgra-seed42 --test_file other.jsonl --output_dir runs/other
+    """
+    (args,) = parse_arguments([EvaluateArguments], argv, prog="evaluate.py", **about(evaluate))
     quiet_libraries()
     from pgra.core import join_context
     from pgra.runs import evaluate_run

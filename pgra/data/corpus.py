@@ -31,18 +31,9 @@ from tqdm import tqdm
 from pgra.artifacts import artifact_dir, build_once, file_checksum, read_manifest
 from pgra.config import CorpusArguments
 from pgra.core import Json, Rows
+from pgra.data import read
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
-from pgra.data.read import (
-    PACKED,
-    Reading,
-    check_file,
-    clean_text,
-    hub_errors,
-    hub_reason,
-    load_data_set,
-    read_lines,
-    read_records,
-)
+from pgra.data.read import PACKED, Reading
 from pgra.errors import ArtifactError, DataError
 
 # Where a corpus' texts come from: a file, a file on the hub, a data set on the hub, a bundled one.
@@ -61,7 +52,7 @@ class Source:
     Attributes:
         where: The source in words, for messages.
         kind: "txt", "jsonl", "parquet" or "dataset".
-        size: What there is to read, in `unit`.
+        size: What there is to read: bytes on disk, or a data set's rows.
         path: The file, where it is one.
         table: The split of a hub data set, which `datasets` memory-maps, or None.
         commit: The data set's, with config and split.
@@ -75,11 +66,6 @@ class Source:
     table: Any = None
     commit: str = ""
     reading: Reading = field(default_factory=Reading)
-
-    @property
-    def unit(self) -> str:
-        """What its size is counted in: "B" (bytes on disk) or "row"."""
-        return "B" if self.table is None else "row"
 
     @property
     def identity(self) -> str:
@@ -101,7 +87,7 @@ class Source:
 
     def _line_texts(self) -> Iterator[str]:
         num_lines, has_returns = 0, False
-        for line in read_lines(self.path, self.reading):
+        for line in read.read_lines(self.path, self.reading):
             num_lines, has_returns = num_lines + 1, has_returns or "\r" in line.text.strip()
             yield line.text.replace("\r", " ")  # a stray one is white space
         if num_lines == 1 and has_returns:
@@ -111,7 +97,7 @@ class Source:
             )
 
     def _json_texts(self, column: str) -> Iterator[str]:
-        for record in read_records(self.path, self.reading):
+        for record in read.read_records(self.path, self.reading):
             if column not in record.fields:
                 raise _no_field(record.place, column, record.fields)
             yield _one_line(record.place, column, record.fields[column])
@@ -166,7 +152,7 @@ def _no_field(where: str, column: str, found: Iterable[str]) -> DataError:
 
 
 def _one_line(place: str, column: str, value: object) -> str:
-    return " ".join(clean_text(place, column, value).split("\n"))
+    return " ".join(read.clean_text(place, column, value).split("\n"))
 
 
 def find_source(name: str) -> Source:
@@ -195,14 +181,14 @@ def find_source(name: str) -> Source:
         repo, file = "/".join(parts[:2]), "/".join(parts[2:])
         try:
             return _open_file(Path(hf_hub_download(repo, file, repo_type="dataset")))
-        except hub_errors() as error:
-            raise failed(hub_reason(error)) from None
+        except read.hub_errors() as error:
+            raise failed(read.hub_reason(error)) from None
     suffixes = [s.lower().lstrip(".") for s in path.suffixes if s.lower() not in PACKED]
     if not _HUB_DATASET.fullmatch(name) or (":" not in name and {*suffixes} & {*KINDS}):
         return _open_file(path)
     repo, _, rest = name.partition(":")
     config, _, split = rest.partition(":")
-    builder, tables = load_data_set(repo, config or None, revision=None, failed=failed)
+    builder, tables = read.load_data_set(repo, config or None, revision=None, failed=failed)
     split = split or (next(iter(tables)) if len(tables) == 1 else "train")
     if split not in tables:
         raise DataError(
@@ -215,7 +201,7 @@ def find_source(name: str) -> Source:
 
 
 def _open_file(path: Path) -> Source:
-    kind = check_file(path, KINDS)
+    kind = read.check_file(path, KINDS)
     if kind == "parquet" and path.suffix.lower() in PACKED:
         raise DataError(f"{path}: parquet is packed inside and is not read in another: unpack it")
     return Source(str(path), kind, path.stat().st_size, path)
@@ -446,25 +432,16 @@ def _write_corpus(
     args: CorpusArguments, sources: Sequence[Source], folder: Path, *, is_quiet: bool
 ) -> Mapping[str, Json]:
     """Stream sources into an Arrow file, in memory that does not grow with them."""
-    counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, "cut", "read"), 0))
+    counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, "cut"), 0))
     passages = _kept(args, _passages(args, sources, counts), folder, counts)
-    sha256, units = hashlib.sha256(), {source.unit for source in sources}
-    bar = tqdm(
-        total=sum(source.size for source in sources),
-        desc="read",
-        unit=units.pop() if len(units) == 1 else "",
-        unit_scale=True,
-        delay=2,
-        disable=is_quiet,
-    )
+    sha256, total = hashlib.sha256(), sum(source.size for source in sources)
+    bar = tqdm(desc="read", total=total, unit="", unit_scale=True, delay=2, disable=is_quiet)
     with bar, pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
         while batch := list(islice(passages, _BATCH_ROWS)):
             sink.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA))
             sha256.update("".join(f"{passage}\n" for passage in batch).encode())
             counts["rows"] += len(batch)
-            seconds = bar.format_dict["elapsed"]
-            speed = f"{counts['read'] / seconds:,.0f} texts/s" if seconds else ""
-            bar.set_postfix_str(f"{counts['read']:,} texts, {speed}", refresh=False)
+            bar.set_postfix_str(f"{counts['rows']:,} passages", refresh=False)
             bar.update(sum(source.reading.done for source in sources) - bar.n)
     for source in sources:
         source.reading.check()
@@ -478,11 +455,10 @@ def _kept(
 ) -> Iterator[str]:
     """Yield passages without duplicates, unless those are kept, up to the most that are wanted."""
     seen, rest = SeenTexts(folder), args.max_passages or sys.maxsize
-    while read := list(islice(passages, min(_BATCH_ROWS, rest))):  # no more than is needed
-        is_new = seen.add(read)
-        counts["read"] += len(read)
-        counts["duplicates"] += len(read) - int(is_new.sum())
-        kept = list(compress(read, is_new)) if args.drop_duplicates else read
+    while batch := list(islice(passages, min(_BATCH_ROWS, rest))):  # no more than is needed
+        is_new = seen.add(batch)
+        counts["duplicates"] += len(batch) - int(is_new.sum())
+        kept = list(compress(batch, is_new)) if args.drop_duplicates else batch
         rest -= len(kept)
         yield from kept
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pgra.config import DataArguments, at_least
+from pgra.config import DataArguments
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.read import (
@@ -469,10 +469,8 @@ def draw_shots(
         seed: Of numpy's old generator, which the original used.
 
     Raises:
-        ConfigError: If K is less than 2: an example's own label needs another one to show.
         DataError: If a label has fewer than 2 K examples.
     """
-    at_least("num_shots", num_shots, 2)
     order = list(range(len(examples)))
     np.random.RandomState(seed).shuffle(order)
     groups: dict[str, list[Example]] = {label: [] for label in labels}

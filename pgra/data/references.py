@@ -208,14 +208,9 @@ def _parse(
             [Cell(_text(c["value"]), c["is_header"] is True, int(c["column_span"])) for c in line]
             for line in values["table"]
         ]
-        table = Highlights(
-            cells,
-            _pairs(values["highlighted_cells"]),
-            page,
-            section,
-            _text(values.get("table_section_text") or ""),
-            values.get("overlap_subset"),
-        )
+        chosen, is_overlap = _pairs(values["highlighted_cells"]), values.get("overlap_subset")
+        section_text = _text(values.get("table_section_text") or "")
+        table = Highlights(cells, chosen, page, section, section_text, is_overlap)
         given = values["sentence_annotations"]
         if isinstance(given, Mapping):  # on the hub a mapping of lists
             return {"table": table.line}, list(given["final_sentence"]), table

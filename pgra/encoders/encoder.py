@@ -9,7 +9,7 @@ part that is not known here is refused by name: without it the vectors would be 
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,11 @@ from pgra.artifacts import file_checksum
 from pgra.config import POOLINGS, RetrieverArguments
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
+from pgra.lm import load
+from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, pad, token_budget_batches
 from pgra.lm.kernels import packed_for
-from pgra.lm.load import (
-    ModelSource,
-    batch_budget,
-    choose_device,
-    choose_dtype,
-    dtype_name,
-    find_model,
-    find_model_file,
-    load_pretrained,
-    load_tokenizer,
-)
+from pgra.lm.load import ModelSource
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +246,7 @@ def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLaye
 
 def _read_dense(source: ModelSource, folder: str) -> DenseLayer:
     config = _read_json(source, f"{folder}/config.json", dict)
-    weights = find_model_file(source, f"{folder}/model.safetensors")
+    weights = load.find_model_file(source, f"{folder}/model.safetensors")
     if not config or weights is None:
         raise ModelError(
             f"'{source.name}' has a Dense part without {folder}/config.json or model.safetensors, "
@@ -283,7 +275,7 @@ def _read_dense(source: ModelSource, folder: str) -> DenseLayer:
 
 def _read_json(source: ModelSource, name: str, kind: type) -> Any:
     """Read a file that a model may have; None where it has none."""
-    path = find_model_file(source, name)
+    path = load.find_model_file(source, name)
     if path is None:
         return None
     try:
@@ -305,43 +297,38 @@ def _count_positions(model: Any) -> int | None:
     return window
 
 
+@dataclass(eq=False)
 class Encoder:
     """Turns texts into vectors; knows nothing of tasks, prompts or indexes.
 
     Attributes:
-        width: Length of a vector (D).
+        model: Of transformers, on its device.
+        tokenizer: Its tokenizer.
         fingerprint: All that determines a passage's vector, besides its text.
+        device: Where it runs.
+        batch_tokens: Padded tokens in one batch on a CPU; a GPU takes 16 times as many.
+        width: Length of a vector (D).
         sentence: What its folder says beside the transformer.
         query_prompt: What each query begins with; usually nothing.
         num_cut: Texts longer than `max_tokens` met so far; only their beginning was read.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        fingerprint: Mapping[str, Json],
-        device: torch.device,
-        batch_tokens: int,
-        sentence: SentenceModel = SentenceModel(),
-        query_prompt: str = "",
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.fingerprint = fingerprint
-        self.sentence = sentence
-        self.query_prompt = query_prompt
-        self._layers = [layer and layer.to(device) for layer in sentence.layers]
-        dense = [layer for layer in sentence.layers if layer]
-        self.width: int = len(dense[-1].weight) if dense else model.config.hidden_size
-        self.num_cut = 0
-        self._device = device
-        advice = f"{device}: lower max_encoder_tokens, or choose a smaller encoder"
-        self._back_off = BackOff(batch_budget(batch_tokens, device), advice)
-        self._pooling = str(fingerprint["pooling"])
-        self._is_normalized = bool(fingerprint["normalize"])
-        self._max_tokens = int(str(fingerprint["max_tokens"]))
+    model: Any
+    tokenizer: Any
+    fingerprint: Mapping[str, Json]
+    device: torch.device
+    batch_tokens: int
+    sentence: SentenceModel = SentenceModel()
+    query_prompt: str = ""
+    num_cut: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._layers = [layer and layer.to(self.device) for layer in self.sentence.layers]
+        dense = [layer for layer in self.sentence.layers if layer]
+        self.width: int = len(dense[-1].weight) if dense else self.model.config.hidden_size
+        advice = f"{self.device}: lower max_encoder_tokens, or choose a smaller encoder"
+        self._back_off = BackOff(load.batch_budget(self.batch_tokens, self.device), advice)
+        self._max_tokens = int(str(self.fingerprint["max_tokens"]))
 
     @staticmethod
     def from_name(name: str, *, device: str = "auto", **options: Any) -> "Encoder":
@@ -370,11 +357,7 @@ class Encoder:
         return [text.lower() for text in whole] if self.sentence.is_lower else whole
 
     def encode(
-        self,
-        texts: Sequence[str],
-        *,
-        is_query: bool = False,
-        advance: Callable[[int], object] | None = None,
+        self, texts: Sequence[str], *, is_query: bool = False, advance: Advance = int
     ) -> Vectors:
         """Encode texts.
 
@@ -405,13 +388,11 @@ class Encoder:
         """
         return self.encode([example.text for example in examples], is_query=True)
 
-    def _encode_chunk(
-        self, texts: Sequence[str], start: int, advance: Callable[[int], object] | None
-    ) -> Vectors:
+    def _encode_chunk(self, texts: Sequence[str], start: int, advance: Advance) -> Vectors:
         ids = self._tokenize(texts)
         lengths = [len(line) for line in ids]
         # They stay on the device until the chunk is done: one copy, and no wait for each batch.
-        vectors = torch.empty((len(texts), self.width), dtype=torch.float32, device=self._device)
+        vectors = torch.empty((len(texts), self.width), dtype=torch.float32, device=self.device)
 
         def size(rows: Sequence[int]) -> int:
             return len(rows) * max(lengths[row] for row in rows)
@@ -420,11 +401,10 @@ class Encoder:
             return self._forward([ids[row] for row in rows])
 
         for batch in token_budget_batches(lengths, self._back_off.budget):
-            vectors[torch.tensor(batch, device=self._device)] = torch.cat(
+            vectors[torch.tensor(batch, device=self.device)] = torch.cat(
                 self._back_off.run(batch, size, run)
             )
-            if advance is not None:
-                advance(len(batch))
+            advance(len(batch))
         array: Vectors = vectors.cpu().numpy()
         is_finite = np.isfinite(array).all(axis=1)
         if not is_finite.all():
@@ -452,12 +432,12 @@ class Encoder:
 
     @torch.inference_mode()
     def _forward(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        padded, mask = (t.to(self._device) for t in pad(ids, self.tokenizer.pad_token_id))  # (B, L)
+        padded, mask = (t.to(self.device) for t in pad(ids, self.tokenizer.pad_token_id))  # (B, L)
         output = self.model(input_ids=padded, attention_mask=mask.long())
-        vectors = pool(output, mask, self._pooling)  # (B, D)
+        vectors = pool(output, mask, str(self.fingerprint["pooling"]))  # (B, D)
         for layer in self._layers:
             vectors = unit_length(vectors, dim=-1) if layer is None else layer.apply(vectors)
-        return unit_length(vectors, dim=-1) if self._is_normalized else vectors
+        return unit_length(vectors, dim=-1) if self.fingerprint["normalize"] else vectors
 
 
 def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
@@ -470,14 +450,14 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
         ConfigError: If `max_encoder_tokens` exceeds the model's positions.
         ModelError: If the model cannot be found, loaded, or used as an encoder.
     """
-    source, place = find_model(args.encoder), choose_device(device)
+    source, place = load.find_model(args.encoder), load.choose_device(device)
     sentence, pooling = read_sentence_model(source), args.pooling
     if pooling == "auto" or sentence.layers:
         pooling, is_own = choose_pooling(source, pooling)
         sentence = sentence if is_own else replace(sentence, layers=())
-    dtype = choose_dtype(args.encoder_dtype, place)
+    dtype = load.choose_dtype(args.encoder_dtype, place)
     model = _load_model(source, pooling, dtype).to(place).eval()
-    tokenizer = load_tokenizer(source, model.config)
+    tokenizer = load.load_tokenizer(source, model.config)
     if tokenizer.pad_token_id is None:
         raise ModelError(f"'{source.name}' has no padding token: it is no text encoder")
     window = _count_positions(model)
@@ -494,7 +474,7 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
         "pooling": pooling,
         "normalize": args.normalize or sentence.is_normalized,
         "max_tokens": length,
-        "dtype": dtype_name(dtype),
+        "dtype": load.dtype_name(dtype),
     }
     if any(sentence.layers):
         layers = [layer.identity if layer else "normalize" for layer in sentence.layers]
@@ -503,21 +483,15 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
     # Only where there is one: indexes that were made before keep their fingerprints.
     fingerprint |= {"passage_prompt": prompt} if prompt else {}
     fingerprint |= {"lower_case": True} if sentence.is_lower else {}
-    return Encoder(
-        model,
-        tokenizer,
-        fingerprint=fingerprint,
-        device=place,
-        batch_tokens=args.encoder_batch_tokens,
-        sentence=sentence,
-        query_prompt=sentence.query_prompt if args.query_prompt is None else args.query_prompt,
-    )
+    query_prompt = sentence.query_prompt if args.query_prompt is None else args.query_prompt
+    batch_tokens = args.encoder_batch_tokens
+    return Encoder(model, tokenizer, fingerprint, place, batch_tokens, sentence, query_prompt)
 
 
 def _load_model(source: ModelSource, pooling: str, dtype: torch.dtype) -> Any:
     from transformers import AutoModel
 
-    model, report = load_pretrained(
+    model, report = load.load_pretrained(
         AutoModel.from_pretrained, source, dtype=dtype, output_loading_info=True
     )
     if getattr(model.config, "is_encoder_decoder", False):
@@ -554,9 +528,9 @@ def load_t5_encoder(args: RetrieverArguments, name: str, device: str) -> Encoder
     """
     from transformers import AutoModelForTextEncoding
 
-    source, place = find_model(name), choose_device(device)
+    source, place = load.find_model(name), load.choose_device(device)
     # float32: a T5 overflows in float16, and the texts are few.
-    model, report = load_pretrained(
+    model, report = load.load_pretrained(
         AutoModelForTextEncoding.from_pretrained,
         source,
         dtype=torch.float32,
@@ -574,12 +548,7 @@ def load_t5_encoder(args: RetrieverArguments, name: str, device: str) -> Encoder
         "pooling": "mean",
         "normalize": args.normalize,
         "max_tokens": args.max_encoder_tokens or DEFAULT_MAX_TOKENS,
-        "dtype": dtype_name(torch.float32),
+        "dtype": load.dtype_name(torch.float32),
     }
-    return Encoder(
-        model.to(place).eval(),
-        load_tokenizer(source),
-        fingerprint=fingerprint,
-        device=place,
-        batch_tokens=args.encoder_batch_tokens,
-    )
+    tokenizer, batch_tokens = load.load_tokenizer(source), args.encoder_batch_tokens
+    return Encoder(model.to(place).eval(), tokenizer, fingerprint, place, batch_tokens)

@@ -133,17 +133,11 @@ class Consistency:
             {"consistent": i, "queries": queries, "right": right, "accuracy": self.accuracy(i)}
             for i, (queries, right) in enumerate(counts)
         ]
+        kept = ("name", "task", "seeds", "without_evidence", "depth", "score", "majority", "chance")
         return {
-            "name": self.name,
-            "task": self.task,
-            "seeds": self.seeds,
+            **{name: getattr(self, name) for name in kept},
             "queries": len(self.shares),
-            "without_evidence": self.without_evidence,
-            "depth": self.depth,
-            "score": self.score,
             "interval_95": list(self.interval),
-            "majority": self.majority,
-            "chance": self.chance,
             "pseudo_labels": dict(self.pseudo_labels),
             "by_count": by_count,
         }

@@ -11,7 +11,7 @@ again: finished points are taken up, the one that was stopped goes on from its l
 import importlib.util
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -110,37 +110,16 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A point with what it gave on the dev set.
-
-    Attributes:
-        point: The point.
-        folder: Its run.
-        dev_value: The best measurement on the dev set.
-        step: When.
-    """
-
-    point: Point
-    folder: Path
-    dev_value: float
-    step: int
-
-
-@dataclass(frozen=True)
 class SearchResult:
     """A finished search.
 
     Attributes:
-        tried: In the order tried.
-        winner: The best on the dev set; of equals the one tried first.
-        metric: What decided.
+        record: Content of `search.json`: what was tried, and the winner's run.
         outcome: The winner on the test set, with the first seed.
         seeds: With all seeds; None if there is one only.
     """
 
-    tried: Sequence[Tried]
-    winner: Tried
-    metric: str
+    record: Mapping[str, Any]
     outcome: Outcome
     seeds: Summary | None
 
@@ -176,45 +155,31 @@ def search_runs(
     known = [arguments(point) for point in points]
     prepared = Prepared(known[0], context, known)
 
-    def attempt(point: Point) -> Tried:
+    def attempt(point: Point) -> dict[str, Any]:
         return _attempt(prepared, arguments(point), point)
 
     if series.search == "grid":
         tried = [attempt(point) for point in points]
     else:
         tried = _try_trials(series, root, seeds[0], attempt, context)
-    winner = choose_winner(tried)
-    runs = {seed: arguments(winner.point, seed) for seed in seeds}
+    winner = max(tried, key=lambda one: float(one["dev_value"]))  # the first of equals
+    best = Point(winner["learning_rate"], winner["per_device_train_batch_size"])
+    runs = {seed: arguments(best, seed) for seed in seeds}
     outcomes = {seed: prepared.run(own) for seed, own in runs.items()}  # the first look at test
     outcome = outcomes[seeds[0]]
-    metric = str(outcome.training.get("metric"))
+    names = ("metric", "value", "interval_95", "n")
+    record = {
+        "search": series.search,
+        "metric": f"dev {outcome.training.get('metric')}",
+        "tried": tried,
+        "winner": winner["folder"],
+        "test": {name: outcome.metrics[name] for name in names},
+    }
     if context.is_main:
-        names = ("metric", "value", "interval_95", "n")
-        record = {
-            "search": series.search,
-            "metric": f"dev {metric}",
-            "tried": [
-                {
-                    "learning_rate": one.point.learning_rate,
-                    "per_device_train_batch_size": one.point.batch_size,
-                    "dev_value": one.dev_value,
-                    "step": one.step,
-                    "folder": one.folder.name,
-                }
-                for one in tried
-            ],
-            "winner": winner.folder.name,
-            "test": {name: outcome.metrics[name] for name in names},
-        }
         write_json(root / SEARCH_FILE, record)
     context.barrier()
     summary = None if len(seeds) == 1 else sum_up(outcomes, root, args, context)
-    return SearchResult(tried, winner, metric, outcome, summary)
-
-
-def choose_winner(tried: Sequence[Tried]) -> Tried:
-    """Return the best on the dev set; of equals the one that was tried first."""
-    return max(tried, key=lambda one: one.dev_value)  # max keeps the first of equals
+    return SearchResult(record, outcome, summary)
 
 
 def _check_search(args: RunArguments, series: SeriesArguments) -> None:
@@ -237,7 +202,8 @@ def _check_search(args: RunArguments, series: SeriesArguments) -> None:
         )
 
 
-def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> Tried:
+def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> dict[str, Any]:
+    """Train with a point; return the point, and the best measurement on the dev set."""
     outcome = prepared.run(args, is_measured=False)
     metric, value = outcome.training["metric"], float(outcome.training["value"])
     if prepared.context.worker.is_main:
@@ -246,19 +212,25 @@ def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> Tried:
             shutil.rmtree(checkpoint)
     prepared.context.barrier()
     logger.info("search: %s gives dev %s %.4f", outcome.folder.name, metric, value)
-    return Tried(point, outcome.folder, value, int(outcome.training["step"]))
+    return {
+        "learning_rate": point.learning_rate,
+        "per_device_train_batch_size": point.batch_size,
+        "dev_value": value,
+        "step": int(outcome.training["step"]),
+        "folder": outcome.folder.name,
+    }
 
 
 def _try_trials(
     series: SeriesArguments,
     root: Path,
     seed: int,
-    attempt: Callable[[Point], Tried],
+    attempt: Callable[[Point], dict[str, Any]],
     context: Context,
-) -> list[Tried]:
+) -> list[dict[str, Any]]:
     """Let Optuna choose points by what those before gave; one process asks it, all train."""
     study = Study(root, series, seed) if context.worker.is_main else None
-    tried: list[Tried] = []
+    tried: list[dict[str, Any]] = []
     for number in range(series.num_trials or _TRIALS):
         point = [None if study is None else study.ask(number)]
         if context.worker.world > 1:
@@ -268,5 +240,5 @@ def _try_trials(
         assert point[0] is not None
         tried.append(attempt(point[0]))
         if study is not None:
-            study.tell(number, tried[-1].dev_value)
+            study.tell(number, tried[-1]["dev_value"])
     return tried

@@ -31,12 +31,7 @@ def token_budget_batches(
 
     Returns:
         Indices into `lengths`, each exactly once, sorted by falling length (ties by index).
-
-    Raises:
-        ValueError: If `budget` or `max_rows` is below 1.
     """
-    if budget < 1 or (max_rows is not None and max_rows < 1):
-        raise ValueError(f"budget is {budget}, max_rows is {max_rows}: both must be at least 1")
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     batches: list[list[int]] = []
     start = 0
@@ -60,13 +55,10 @@ class BackOff:
     Attributes:
         budget: Most tokens in one batch.
         advice: Whose memory it is, and what a user can do where a single item does not fit.
-        learn: Told the tokens that fit after a full batch did not: for later runs. What is left at
-            a shard's end is small, and says little of what a GPU can hold.
     """
 
     budget: int
     advice: str
-    learn: Callable[[int], object] | None = None
     most_run: int = field(default=0, init=False)
 
     def run(
@@ -96,28 +88,17 @@ class BackOff:
                     raise self.no_room(tokens) from error
             # Outside the handler, or the failed attempt's tensors would live on.
             torch.cuda.empty_cache()
-            longest = max(size([item]) for item in batch)
-            self._shrink(tokens, is_full=(len(batch) + 1) * longest > self.budget)
+            if tokens <= self.most_run:  # short for a moment or for good: the next failure tells
+                self.most_run = 0
+            else:
+                self.budget = max(1, tokens // 2)
+                logger.warning("out of memory: batches now take %d tokens at a time", self.budget)
         half = len(batch) // 2
         return [done for part in (batch[:half], batch[half:]) for done in self.run(part, size, run)]
 
     def no_room(self, tokens: int) -> ModelError:
         """Return the error of a single text that does not fit."""
         return ModelError(f"one text of {tokens} tokens does not fit the memory of {self.advice}")
-
-    def _shrink(self, tokens: int, *, is_full: bool) -> None:
-        """Learn from a batch of so many tokens that did not fit.
-
-        Where as much fitted before, memory is short for a moment, or from now on: the next failure
-        tells.
-        """
-        if not is_full and tokens <= self.most_run:
-            self.most_run = 0
-        elif max(1, tokens // 2) < self.budget:
-            self.budget = max(1, tokens // 2)
-            logger.warning("out of memory: batches now take %d tokens at a time", self.budget)
-            if is_full and self.learn is not None:
-                self.learn(self.budget)
 
 
 def pad(texts: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
@@ -189,22 +170,16 @@ class RowLayout:
         """Lay out texts of these lengths in these rows, each text once."""
         sizes = np.asarray(lengths, dtype=np.int64)
         order = np.concatenate([np.asarray(members, dtype=np.int64) for members in rows])
-        row = np.repeat(np.arange(len(rows)), [len(members) for members in rows])
+        taken = np.array([sizes[members].sum() for members in map(list, rows)])
+        is_token = np.arange(taken.max()) < taken[:, None]  # row by row, as `order` has them
         stop = np.cumsum(sizes[order])
-        start = stop - sizes[order]
-        own = np.arange(stop[-1]) - np.repeat(start, sizes[order])
-        start -= start[np.searchsorted(row, np.arange(len(rows)))][row]  # less its row's first
-        width = int((start + sizes[order]).max())
-        first = row * width + start
-        place = np.repeat(first, sizes[order]) + own
-        segments = np.full(len(rows) * width, -1)
-        positions = np.zeros(len(rows) * width, dtype=np.int64)
-        segments[place], positions[place] = np.repeat(order, sizes[order]), own
+        segments = np.full(is_token.shape, -1)
+        segments[is_token] = np.repeat(order, sizes[order])
+        positions = np.zeros(is_token.shape, dtype=np.int64)
+        positions[is_token] = np.arange(stop[-1]) - np.repeat(stop - sizes[order], sizes[order])
         ends = np.empty(len(sizes), dtype=np.int64)
-        ends[order] = first + sizes[order] - 1
-        shape = (len(rows), width)
-        arrays = (segments.reshape(shape), positions.reshape(shape), ends, sizes)
-        return cls(*map(torch.from_numpy, arrays))
+        ends[order] = np.flatnonzero(is_token)[stop - 1]
+        return cls(*map(torch.from_numpy, (segments, positions, ends, sizes)))
 
     def place(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Return token ids where they belong, (R, T) int64; padding is 0."""
@@ -293,10 +268,6 @@ class PackedSegments:
         moved: dict[str, Any] = {**vars(self), **parts}
         return PackedSegments(**moved)
 
-    def as_inputs(self) -> dict[str, Any]:
-        """Name the parts as `FusionReader.forward` takes them."""
-        return vars(self)
-
 
 def pack_segments(
     examples: Sequence[Sequence[TokenIds]], *, pad_token_id: int, cost: GroupCost
@@ -304,17 +275,12 @@ def pack_segments(
     """Group the segments of B examples by length.
 
     Args:
-        examples: Token ids of each segment; their number may differ from example to example.
+        examples: Token ids of each segment, none empty; each example has one or more.
         pad_token_id: The tokenizer's; its value cannot matter, the mask hides it.
         cost: What decides the groups.
-
-    Raises:
-        ValueError: If an example has no segment, or a segment no token.
     """
     segments = [segment for example in examples for segment in example]
     lengths = np.array([len(segment) for segment in segments], dtype=np.int64)
-    if not all(len(example) for example in examples) or not lengths.all():
-        raise ValueError("an example has no segment, or a segment no token")
     ids: list[npt.NDArray[np.int64]] = []
     starts = np.empty(len(segments), dtype=np.int64)  # of each segment among the M tokens
     groups: list[Group] = []

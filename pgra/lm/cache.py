@@ -50,16 +50,6 @@ class Answer:
     log_probability: float | None = None
 
 
-def answer_key(base_url: str, body: Mapping[str, Json]) -> str:
-    """Return the digest of all that an answer depends on.
-
-    Args:
-        base_url: The endpoint.
-        body: Model, prompt and parameters, as they are sent.
-    """
-    return digest({"base_url": base_url, "body": body})
-
-
 class AnswersCache:
     """Answers by their key. Each use opens the file anew, which threads and forks survive.
 
@@ -93,7 +83,7 @@ class AnswersCache:
         """Write answers by key, all or none, durably before this returns; a key's first one stands.
 
         Args:
-            answers: By `answer_key`.
+            answers: By a digest of all that each depends on.
             model: Its name, for people who look into the file.
 
         Raises:
@@ -192,7 +182,10 @@ class CachedLM:
         """Return each prompt's answers to the questions; equal prompts are asked once."""
         lm, worker = dict(self.fingerprint), self._context.worker
         keys = {
-            prompt: [answer_key("local:", {"lm": lm, "prompt": prompt, **q}) for q in questions]
+            prompt: [
+                digest({"base_url": "local:", "body": {"lm": lm, "prompt": prompt, **question}})
+                for question in questions
+            ]
             for prompt in dict.fromkeys(prompts)
         }
         known = self._answers.find([key for line in keys.values() for key in line])
@@ -200,9 +193,12 @@ class CachedLM:
         self.num_found += len(keys) - len(new)
         self.num_asked += len(new)
         advance(len(keys) - len(new))
-        tell = _advance_for_all(advance, len(new), worker.world)
         self._context.barrier()  # all have looked: they share the same prompts out
         mine, start, size = worker.share(new), 0, _FIRST
+
+        def tell(count: int) -> None:  # of the others as if they were as far as this process
+            advance(count * worker.world)
+
         while start < len(mine):
             part, began = mine[start : start + size], time.monotonic()
             answered = {
@@ -217,6 +213,7 @@ class CachedLM:
                 size = min(_MOST, 2 * size)
         self._context.barrier()
         if len(mine) < len(new):
+            advance(len(new) - worker.world * len(mine))
             wanted = [key for prompt in new for key in keys[prompt]]
             known.update(self._answers.find(wanted))
             if missing := sum(key not in known for key in wanted):
@@ -225,16 +222,3 @@ class CachedLM:
                     "given: all of them must see one --artifacts_dir"
                 )
         return [[known[key] for key in keys[prompt]] for prompt in prompts]
-
-
-def _advance_for_all(advance: Advance, total: int, world: int) -> Advance:
-    """Tell of the others' prompts as if they were as far as this process."""
-    left = total
-
-    def tell(count: int) -> None:
-        nonlocal left
-        step = min(left, count * world)
-        left -= step
-        advance(step)
-
-    return tell

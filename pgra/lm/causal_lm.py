@@ -1,24 +1,20 @@
 """A causal LM in this process: states of prompts, scores of words, and greedy text.
 
 KATE's LM call is `complete`: greedy, up to a stop string (Liu et al. 2022, section 3.3: temperature
-0). Token budgets that fitted after memory ran out are kept for the next run.
+0).
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from pgra.artifacts import digest, write_json
 from pgra.config import LMArguments
-from pgra.core import Json, machine_memory
-from pgra.data.bundled import cache_dir
+from pgra.core import Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.base import Advance, Completion
@@ -289,9 +285,6 @@ class CausalLM:
         """
         from pgra.lm.generate import write, write_alone
 
-        if max_new_tokens < 1 or not stop:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}, stop is {stop!r}")
-
         def is_done(tokens: Tokens) -> bool:
             return tokens[-1] in self.ends or stop in self._text(tokens)
 
@@ -412,54 +405,3 @@ def head_logits(head: torch.nn.Linear, states: Tensor) -> Tensor:
         return logits
     bias = None if head.bias is None else head.bias.float()
     return torch.nn.functional.linear(states, head.weight.float(), bias)
-
-
-# Token budgets that fitted: what running out of memory taught, kept for the next run.
-#
-# A small JSON each in `budgets/` under the pgra home folder, by device, LM and way of reading. They
-# are a cache: deleting one costs one more failed batch, and a damaged or unwritable one costs a
-# warning, never a run.
-
-
-def recall_budget(lm: CausalLM, kind: str) -> int | None:
-    """Return the budget that last fitted this LM on this device; None if none was ever too large.
-
-    Args:
-        lm: The LM, on its device.
-        kind: How it reads, such as "packed": each way has its own memory.
-    """
-    path, _ = _budget_file(lm, kind)
-    try:
-        tokens = json.loads(path.read_text(encoding="utf-8"))["tokens"]
-        if type(tokens) is not int or tokens < 1:  # a bool is an int to Python, but no budget
-            raise ValueError(f"{tokens!r} tokens")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        logger.warning("%s cannot be read and is not used: %r", path, error)
-        return None
-    return tokens
-
-
-def remember_budget(lm: CausalLM, kind: str, tokens: int) -> None:
-    """Keep the tokens that fitted in one batch; the last word on an LM and device stands."""
-    path, key = _budget_file(lm, kind)
-    try:
-        write_json(path, {**key, "tokens": tokens})
-        logger.warning("%d tokens are remembered in %s: delete it to forget them", tokens, path)
-    except OSError as error:
-        logger.warning("the token budget is not remembered: %s (%s)", path, error.strerror)
-
-
-def _budget_file(lm: CausalLM, kind: str) -> tuple[Path, dict[str, Json]]:
-    name, memory = lm.device.type, machine_memory()
-    if lm.device.type == "cuda":  # by what decides how much fits
-        found = torch.cuda.get_device_properties(lm.device)
-        name, memory = found.name, found.total_memory
-    key: dict[str, Json] = {
-        "device": f"{name}, {round(memory / (1 << 30))} GiB",
-        "lm": dict(lm.fingerprint),
-        "device_map": lm.how.lm_device_map,  # the same states, but more or less room beside weights
-        "kind": kind,
-    }
-    return cache_dir() / "budgets" / f"{digest(key)[:16]}.json", key

@@ -41,7 +41,7 @@ IsDone = Callable[[Tokens], bool]
 """Told the tokens written so far, says whether they are enough."""
 
 _PROBES = ("The answer is", "Question: who wrote it? The answer is not")
-_KEPT_BYTES = 1 << 29  # keys and values on a CPU
+KEPT_BYTES = 1 << 29  # keys and values on a CPU
 _KEPT_SHARE = 0.3  # of what is free on a GPU; they are copied when others join them
 _HEADROOM = 64  # tokens that may follow a prompt, where a batch of prompts is cut
 _DONE_SHARE = 4  # one in so many must be done before the others are moved together
@@ -181,15 +181,12 @@ class PromptReader:
 
     Attributes:
         lm: An LM with its head; its weights are loaded when it first reads.
-        kept_bytes: Most bytes of keys and values that are kept at a time; None goes by the device.
         num_tokens: Tokens read so far, padding not counted.
     """
 
-    def __init__(
-        self, lm: "CausalLM", batch_tokens: int = 2048, kept_bytes: int | None = None
-    ) -> None:
+    def __init__(self, lm: "CausalLM", batch_tokens: int = 2048) -> None:
         """Take an LM, and the tokens of one batch on a CPU; a GPU takes 16 times as many."""
-        self.lm, self.kept_bytes, self.num_tokens = lm, kept_bytes, 0
+        self.lm, self.num_tokens = lm, 0
         most = batch_budget(batch_tokens, lm.device)
         self._cost = replace(batching.GroupCost.on(lm.device), max_tokens=most)
         advice = f"{lm.device} with '{lm.source.name}': use a smaller LM or --lm_dtype"
@@ -227,8 +224,6 @@ class PromptReader:
             (R, T, V) float32 logits, T the longest list; behind a shorter one's end they say
             nothing. And a stock cache with all tokens.
         """
-        if not cache.is_right:
-            raise ValueError("prompts are gone on with after they were joined")
         ids, _ = batching.pad(tokens)
         width = ids.shape[1]
         columns = torch.arange(width).expand_as(ids)
@@ -335,10 +330,10 @@ class PromptReader:
     @property
     def room(self) -> int:
         """Tokens whose keys and values may be kept at a time."""
-        most = self.kept_bytes
-        if most is None and self.lm.device.type == "cuda":
+        most = KEPT_BYTES
+        if self.lm.device.type == "cuda":
             most = int(_KEPT_SHARE * torch.cuda.mem_get_info(self.lm.device)[0])
-        return (_KEPT_BYTES if most is None else most) // self.token_bytes
+        return most // self.token_bytes
 
     def batches(self, prompts: Sequence[Tokens]) -> list[PrefixGroup]:
         """Cut prompts into batches: those that begin alike together, each kind longest first.

@@ -509,25 +509,24 @@ def _pack_all(module: nn.Module) -> list[tuple[Any, Forward]]:
     found: list[tuple[Any, Forward]] = []
     inside: set[nn.Module] = set()
     verdicts: dict[object, bool] = {}
-    for pack in (_pack_block, _pack_linear):
-        for part in module.modules():
-            layers = [] if part in inside or "forward" in vars(part) else _layers_of(part, pack)
-            if not layers:
-                continue
-            kind = (pack, type(part), *((p.weight.shape, p.bias is None) for p in layers))
-            if kind not in verdicts:
-                verdicts[kind] = _is_packed_same(part, layers[0], pack)
-            if verdicts[kind]:
-                found.append((part, pack(part)))
-                inside.update(part.modules())
+    for part in module.modules():  # a block before its layers
+        layers = [] if part in inside or "forward" in vars(part) else _layers_of(part)
+        if not layers:
+            continue
+        kind = (type(part), *((p.weight.shape, p.bias is None) for p in layers))
+        if kind not in verdicts:
+            verdicts[kind] = _is_packed_same(part, layers[0])
+        if verdicts[kind]:
+            found.append((part, _packed(part)))
+            inside.update(part.modules())
     return found
 
 
-def _is_packed_same(part: nn.Module, first: nn.Linear, pack: Callable[[Any], Forward]) -> bool:
+def _is_packed_same(part: nn.Module, first: nn.Linear) -> bool:
     probe = torch.randn(2, first.in_features, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         return _is_trusted(
-            part, _PACKED, fast=lambda: pack(part)(probe), stock=lambda: part(probe), at=probe
+            part, _PACKED, fast=lambda: _packed(part)(probe), stock=lambda: part(probe), at=probe
         )
 
 
@@ -542,12 +541,10 @@ def _is_plain(part: Any) -> bool:
     )
 
 
-def _layers_of(part: Any, pack: Callable[[Any], Forward]) -> list[nn.Linear]:
+def _layers_of(part: Any) -> list[nn.Linear]:
     """Return the linear layers of a part that can be packed as one; none if it cannot."""
-    if pack is _pack_linear:
-        return [part] if _is_plain(part) else []
     block: dict[str, Any] = dict(part.named_children())
-    layers: list[Any] = []
+    layers: list[Any] = [part] if type(part) is nn.Linear else []
     if block.keys() == {"dense", "intermediate_act_fn"}:  # of a BERT
         layers = [block["dense"]] if type(block["intermediate_act_fn"]) is GELUActivation else []
     elif block.keys() == {"gate_proj", "up_proj", "down_proj", "act_fn"}:  # of a Llama
@@ -563,15 +560,15 @@ def _pack(layer: nn.Linear) -> Tensor:
     return packed
 
 
-def _pack_linear(layer: Any) -> Forward:
-    weight, bias = _pack(layer), layer.bias
-    multiply = torch.ops.mkldnn._linear_pointwise
-    return lambda input: multiply(input, weight, bias, "none", [], "")
+def _packed(part: Any) -> Forward:
+    """Return what does the work of a layer or a feed-forward block, whose names its inputs keep.
 
-
-def _pack_block(part: Any) -> Forward:
-    """Return what does a feed-forward block's work, with what follows a product done within it."""
+    What follows a product in a block is done within it.
+    """
     multiply = torch.ops.mkldnn._linear_pointwise
+    if isinstance(part, nn.Linear):
+        packed, offset = _pack(part), part.bias
+        return lambda input: multiply(input, packed, offset, "none", [], "")
     if hasattr(part, "dense"):
         weight, bias = _pack(part.dense), part.dense.bias
         return lambda hidden_states: multiply(hidden_states, weight, bias, "gelu", [], "none")
@@ -781,6 +778,11 @@ def _attend_across(
             self, hidden_states, mask, key_value_states, position_bias, past_key_values, **kwargs
         )
     C = len(hidden_states) // len(key_value_states)
+    if mask is not None:
+        mask = mask[:, :, :1]  # the same for every target token
+        if mask.dtype is torch.bool:
+            lowest = torch.finfo(hidden_states.dtype).min
+            mask = torch.zeros_like(mask, dtype=hidden_states.dtype).masked_fill(~mask, lowest)
     few = (hidden_states[:C], None if mask is None else mask[:1], key_value_states[:1])
     was_training = self.training
 
@@ -808,11 +810,7 @@ def _attend_projected(
 ) -> Any:
     """Attend by the T5's own forward, eagerly: it gives weights too."""
     C = len(hidden_states) // len(encoded)
-    if mask is not None:
-        if mask.dtype is torch.bool:
-            lowest = torch.finfo(hidden_states.dtype).min
-            mask = torch.zeros_like(mask, dtype=hidden_states.dtype).masked_fill(~mask, lowest)
-        mask = mask[:, :, :1].repeat_interleave(C, dim=0)
+    mask = None if mask is None else mask.repeat_interleave(C, dim=0)
     before, self.config._attn_implementation = self.config._attn_implementation, "eager"
     try:
         return type(self).forward(self, hidden_states, mask, encoded.repeat_interleave(C, dim=0))
@@ -834,13 +832,8 @@ def _attend_encoded(self: Any, hidden_states: Tensor, mask: Tensor | None, encod
     else:
         keys, values = (_split_heads(to(encoded), H) for to in (self.k, self.v))
     scores = (queries @ keys.transpose(-1, -2)).view(B, H, C * T, S)  # T5 does not scale them
-    if mask is not None:
-        mask = mask[:, :, :1]  # the same for every target token
-        if mask.dtype is torch.bool:
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        else:
-            scores = scores + mask
-    weights = scores.float().softmax(dim=-1).type_as(scores)
+    masked = scores if mask is None else scores + mask
+    weights = masked.float().softmax(dim=-1).type_as(scores)
     weights = nn.functional.dropout(weights, p=self.dropout, training=self.training)
     if is_plain:
         read = (weights.flatten(1, 2) @ values).view(B, H, C * T, D)

@@ -226,16 +226,15 @@ def find_model_file(source: ModelSource, name: str) -> Path | None:
     try:
         return Path(hf_hub_download(source.path, name, **source.kwargs))
     except hub_errors() as error:
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            logger.debug("%s has no %s", source.name, name)
-            return None
-        logger.warning(
-            "cannot see if '%s' has %s, its own pooling or prompts: give --pooling, --query_prompt "
-            "and --passage_prompt to be sure (%s)",
-            source.name,
-            name,
-            hub_reason(error),
-        )
+        is_known = isinstance(error, EntryNotFoundError)
+        if not is_known or isinstance(error, LocalEntryNotFoundError):
+            logger.warning(
+                "cannot see if '%s' has %s, its own pooling or prompts: give --pooling, "
+                "--query_prompt and --passage_prompt to be sure (%s)",
+                source.name,
+                name,
+                hub_reason(error),
+            )
     return None
 
 
@@ -311,9 +310,7 @@ def choose_device(name: str) -> torch.device:
         ModelError: If there is no such device.
     """
     if name == "auto":
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        return ready_device(torch.device("cuda", torch.cuda.current_device()))
+        name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -9,7 +9,7 @@ few texts, and not in the results.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,8 +24,9 @@ from pgra.config import RerankArguments
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
+from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, RowLayout
-from pgra.lm.causal_lm import CausalLM, recall_budget, remember_budget
+from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.lm.load import batch_budget
 from pgra.prompts.fewshot import FewShotPrompt
@@ -195,13 +196,9 @@ class PromptedEncoder:
 
     def __post_init__(self) -> None:
         self._found: list[str] = []  # the way, by this encoder or one `under` it
-        name, sharing = self.lm.source.name, self.sharing
         most = batch_budget(self.batch_tokens, self.lm.device)
-        self._back_off = BackOff(
-            min(most, recall_budget(self.lm, sharing) or most),
-            f"{self.lm.device} with '{name}': use a smaller LM or --lm_dtype",
-            lambda tokens: remember_budget(self.lm, sharing, tokens),
-        )
+        advice = f"{self.lm.device} with '{self.lm.source.name}': use a smaller LM or --lm_dtype"
+        self._back_off = BackOff(most, advice)
         self._check_room()
 
     @classmethod
@@ -220,13 +217,8 @@ class PromptedEncoder:
             ConfigError: If the prompt leaves no room for a text.
             ModelError: If the LM cannot be used.
         """
-        return cls(
-            CausalLM.open(args, device, with_head=with_head),
-            prompt,
-            sharing=args.prefix_sharing,
-            batch_tokens=args.lm_batch_tokens,
-            max_prompt_tokens=args.max_prompt_tokens,
-        )
+        lm, batch_tokens = CausalLM.open(args, device, with_head=with_head), args.lm_batch_tokens
+        return cls(lm, prompt, args.prefix_sharing, batch_tokens, args.max_prompt_tokens)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
         """Return the same LM under another prompt.
@@ -305,7 +297,7 @@ class PromptedEncoder:
                 "use fewer or shorter exemplars (--num_exemplars), or an LM with a longer window"
             )
 
-    def encode(self, texts: Sequence[str], *, advance: Callable[[int], object] = int) -> Tensor:
+    def encode(self, texts: Sequence[str], *, advance: Advance = int) -> Tensor:
         """Give the states of passages.
 
         Args:
@@ -340,7 +332,7 @@ class PromptedEncoder:
                 self.num_cut += 1
         return Prompts(fields, ids)
 
-    def encode_prompts(self, prompts: Prompts, *, advance: Callable[[int], object] = int) -> Tensor:
+    def encode_prompts(self, prompts: Prompts, *, advance: Advance = int) -> Tensor:
         """Return the states of tokenised prompts; see `encode`."""
         ids, skip = prompts.ids, len(self.shared_ids)
         are_alike = [self.sharing != "none" and i[:skip] == self.shared_ids for i in ids]

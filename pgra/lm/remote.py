@@ -14,18 +14,20 @@ import os
 import re
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from pgra.artifacts import digest
 from pgra.core import Json
 from pgra.errors import ConfigError, ModelError, PgraError
 from pgra.lm.base import REMOTE, Advance, CompleterArguments, Completion
-from pgra.lm.cache import Answer, AnswersCache, answer_key
+from pgra.lm.cache import Answer, AnswersCache
 
 logger = logging.getLogger(__name__)
 
@@ -133,10 +135,7 @@ class RemoteLM:
         self._client = _open_client(args, self._model, hooks)
         self._base_url = str(self._client.base_url).rstrip("/")
         self.name = f"{args.lm} at {self._base_url}"
-        counter = ("estimate", estimate_tokens)
-        self._counter_identity, self.count_tokens = (
-            counter if args.tokenizer is None else open_counter(args.tokenizer)
-        )
+        self._counter_identity, self.count_tokens = open_counter(args.tokenizer)
         self._lock, self._halt = threading.Lock(), threading.Event()
         self._spent: Counter[str] = Counter()
         self._next_start = 0.0
@@ -159,15 +158,10 @@ class RemoteLM:
         if price is not None and new_price is not None:
             paid = counts["num_prompt_tokens"] * price + counts["num_new_tokens"] * new_price
             cost = paid / 1e6
-        names = ("num_calls", "num_kept", "num_prompt_tokens", "num_new_tokens")
-        return Spending(
-            **{name: counts[name] for name in names},
-            num_retries=max(0, counts["num_requests"] - counts["num_asked"]),
-            is_estimated=counts["num_estimated"] > 0,
-            cost=cost,
-        )
+        given: dict[str, Any] = {**counts, "is_estimated": counts["is_estimated"] > 0}
+        return Spending(**given, cost=cost)
 
-    def _start(self, _request: object) -> None:
+    def _start(self, request: Any) -> None:
         """Let a request wait for its turn; a hook of the HTTP client, tries included.
 
         Raises:
@@ -180,40 +174,32 @@ class RemoteLM:
             self._next_start = start + gap
         if self._halt.wait(start - now):
             raise Halted
-        self._count(num_requests=1)
+        self._count(num_retries=int(request.headers["x-stainless-retry-count"]) > 0)
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
     def complete(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int,
-        stop: str,
-        advance: Advance | None = None,
+        self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
     ) -> list[Completion]:
-        """Go on with each prompt greedily until `stop`; an empty one is none.
+        """Go on with each prompt greedily until `stop`.
 
         Raises:
             ModelError: If a call failed for good; all that was answered is kept.
             ArtifactError: If answers cannot be kept.
         """
-        parameters = {"max_tokens": max_new_tokens, **({"stop": [stop]} if stop else {})}
+        parameters = {"max_tokens": max_new_tokens, "stop": [stop]}
         questions = [self._question(prompt, parameters) for prompt in prompts]
         answers = self._ask([[question] for question in questions], advance)
         # Some servers write the stop string too, or pass over it.
         return [
-            Completion(
-                answer.text.split(stop, 1)[0] if stop else answer.text,
-                *self._counts(answer, prompt, answer.text),
-            )
+            Completion(answer.text.split(stop, 1)[0], *self._counts(answer, prompt))
             for prompt, [answer] in zip(prompts, answers, strict=True)
         ]
 
     def score(
-        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance | None = None
+        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
     ) -> list[list[float]]:
         """Return the log-probability of all tokens of each word after each prompt, B lists of C.
 
@@ -237,37 +223,31 @@ class RemoteLM:
         whole = prompt + (word or "")
         body = {"model": self._model, "prompt": whole, "temperature": 0, **parameters}
         # One text can be cut into a prompt and a word in several ways.
-        key = answer_key(self._base_url, {**body, "word": word})
+        key = digest({"base_url": self._base_url, "body": {**body, "word": word}})
         return _Question(key, body, prompt, word)
 
     def _ask(
-        self, questions: Sequence[Sequence[_Question]], advance: Advance | None
+        self, questions: Sequence[Sequence[_Question]], advance: Advance
     ) -> list[list[Answer]]:
         """Ask what is not on disk, equal questions once; lines of answers as those of questions."""
-        lines: dict[str, list[int]] = defaultdict(list)
-        for number, line in enumerate(questions):
-            for question in line:
-                lines[question.key].append(number)
-        missing = [len(line) for line in questions]
-
-        def note(key: str) -> None:
-            for number in lines[key]:
-                missing[number] -= 1
-                if missing[number] == 0 and advance is not None:
-                    advance(1)
-
-        answers = self.answers.find(list(lines))
-        for key in answers:
-            note(key)
-        self._count(num_kept=len(answers))
         every = {question.key: question for line in questions for question in line}
+        told = [number * len(questions) // max(1, len(every)) for number in range(len(every) + 1)]
+        steps = (after - before for before, after in pairwise(told))  # of lines, as answers come
+
+        def note() -> None:
+            advance(next(steps))
+
+        answers = self.answers.find(list(every))
+        for _ in answers:
+            note()
+        self._count(num_kept=len(answers))
         new = [question for key, question in every.items() if key not in answers]
         if new:
             answers |= self._call_all(new, note)
         return [[answers[question.key] for question in line] for line in questions]
 
     def _call_all(
-        self, questions: Sequence[_Question], note: Callable[[str], None]
+        self, questions: Sequence[_Question], note: Callable[[], None]
     ) -> dict[str, Answer]:
         """Call side by side; at the first failure start no more, and wait for those under way."""
         self._halt.clear()
@@ -279,7 +259,7 @@ class RemoteLM:
                 for future in as_completed(futures):
                     try:
                         answers[futures[future]] = future.result()
-                        note(futures[future])
+                        note()
                     except Halted:
                         continue
                     except PgraError as error:
@@ -311,14 +291,14 @@ class RemoteLM:
                 return kept[question.key]
             reply = self._call(question.body)
             counts = reply.num_prompt_tokens, reply.num_new_tokens
-            answer = Answer(reply.text, *counts)
-            prompt_tokens, new_tokens = self._counts(answer, question.prompt, reply.text)
+            prompt_tokens, new_tokens = self._counts(reply, question.prompt)
             self._count(
                 num_calls=1,
                 num_prompt_tokens=prompt_tokens,
                 num_new_tokens=new_tokens,
-                num_estimated=None in counts,
+                is_estimated=None in counts,
             )
+            answer = Answer(reply.text, *counts)
             if question.word is not None:
                 chance = word_chance(self.name, reply, question.prompt, question.word)
                 answer = Answer("", *counts, chance)
@@ -328,10 +308,10 @@ class RemoteLM:
             raise
         return answer
 
-    def _counts(self, answer: Answer, prompt: str, text: str) -> list[int]:
+    def _counts(self, answer: Answer, prompt: str) -> list[int]:
         """Return the endpoint's own counts, and ours where it gives none."""
         given = answer.num_prompt_tokens, answer.num_new_tokens
-        own = self.count_tokens([prompt, text]) if None in given else [0, 0]
+        own = self.count_tokens([prompt, answer.text]) if None in given else [0, 0]
         return [mine if count is None else count for count, mine in zip(given, own, strict=True)]
 
     def _count(self, **more: int) -> None:
@@ -347,7 +327,6 @@ class RemoteLM:
         """
         import openai
 
-        self._count(num_asked=1)
         tries = f"({self._args.max_retries + 1} tries)"
         try:
             raw = self._client.completions.with_raw_response.create(**body)
@@ -534,9 +513,6 @@ def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:
     return None
 
 
-CountTokens = Callable[[Sequence[str]], list[int]]
-
-
 def estimate_tokens(texts: Sequence[str]) -> list[int]:
     """Estimate tokens without a tokenizer: a token for every 3 bytes of UTF-8, rounded up.
 
@@ -546,15 +522,17 @@ def estimate_tokens(texts: Sequence[str]) -> list[int]:
     return [math.ceil(len(text.encode()) / _BYTES_PER_TOKEN) for text in texts]
 
 
-def open_counter(name: str) -> tuple[str, CountTokens]:
+def open_counter(name: str | None) -> tuple[str, Callable[[Sequence[str]], list[int]]]:
     """Open a tokenizer to count with, special tokens included: its identity, and what counts.
 
     Args:
-        name: Hub id, folder or `bundled:NAME`; a folder needs no weights.
+        name: Hub id, folder or `bundled:NAME`, which needs no weights; None estimates.
 
     Raises:
         ModelError: If there is none.
     """
+    if name is None:
+        return "estimate", estimate_tokens
     from pgra.lm.load import ModelSource, find_model, load_tokenizer, tokenizer_identity
 
     folder = Path(name).expanduser()

@@ -364,7 +364,7 @@ def collate(
     packed = pack_segments([row.segments for row in rows], pad_token_id=pad_token_id, cost=cost)
     targets = [row.target for row in rows if row.target is not None]
     ids = tuple(row.example_id for row in rows)
-    return {**packed.as_inputs(), "labels": pad_targets(targets), "example_ids": ids}
+    return {**vars(packed), "labels": pad_targets(targets), "example_ids": ids}
 
 
 def pad_targets(targets: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> Tensor:

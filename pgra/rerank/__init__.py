@@ -4,17 +4,10 @@ from dataclasses import replace
 
 from pgra.config import find_class
 from pgra.errors import ConfigError
-from pgra.rerank.base import Reference, Reranker, RerankRequest, Work
-
-__all__ = [
-    "RERANKERS",
-    "Reference",
-    "RerankRequest",
-    "Reranker",
-    "Work",
-    "find_reranker",
-    "open_reranker",
-]
+from pgra.rerank.base import Reference as Reference
+from pgra.rerank.base import Reranker as Reranker
+from pgra.rerank.base import RerankRequest as RerankRequest
+from pgra.rerank.base import Work as Work
 
 RERANKERS = {
     "cross-encoder": "pgra.rerank.cross_encoder:CrossEncoderReranker",

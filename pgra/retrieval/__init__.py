@@ -1,19 +1,8 @@
 """First stage: which corpus passages come near a text. One class a retriever."""
 
-from pgra.retrieval.base import (
-    RETRIEVERS,
-    BuiltIndex,
-    IndexRequest,
-    Retriever,
-    find_retriever,
-    open_retriever,
-)
-
-__all__ = [
-    "RETRIEVERS",
-    "BuiltIndex",
-    "IndexRequest",
-    "Retriever",
-    "find_retriever",
-    "open_retriever",
-]
+from pgra.retrieval.base import RETRIEVERS as RETRIEVERS
+from pgra.retrieval.base import BuiltIndex as BuiltIndex
+from pgra.retrieval.base import IndexRequest as IndexRequest
+from pgra.retrieval.base import Retriever as Retriever
+from pgra.retrieval.base import find_retriever as find_retriever
+from pgra.retrieval.base import open_retriever as open_retriever

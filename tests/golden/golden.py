@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,16 +99,12 @@ class Symbols:
         return {name: text for text, name in self.names.items() if text in self.lasting}
 
 
-def record(
-    group: str, root: Path, *, changed: Mapping[str, str] | None = None, only: Collection[str] = ()
-) -> dict:
+def record(group: str, root: Path) -> dict:
     """Run a group's commands one after the other in a new folder.
 
     Args:
         group: A key of `SCENARIOS`.
         root: An empty folder; the commands run in it, so that all paths are relative.
-        changed: Replaces parts of command lines, for the control.
-        only: The steps that are wanted; default: all.
 
     Returns:
         What each left, by its name; under "fingerprints" what the symbols stand for.
@@ -117,12 +113,8 @@ def record(
     symbols, texts, steps = Symbols(), {}, {}
     with _in_folder(root):
         for name, told in SCENARIOS[group].items():
-            if only and name not in only:
-                continue
             symbols.next_step()
             line = expand(told)
-            for old, new in (changed or {}).items():
-                line = line.replace(old, new)
             if "$built" in line:
                 (built,) = Path("artifacts/indexes").glob("bert-*")
                 line = line.replace("$built", str(built))

@@ -1,34 +1,13 @@
 """The tiny models and files that the scenarios name, and what is asked of the public Python API."""
 
 import hashlib
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from conftest import ENCODER_KINDS, GOOD, LM_KINDS, SENTENCES, THINGS, review_rows, write_jsonl
-
-WORDS = ["fast", "pretty", "brave", "cold"]
-ASKED = {
-    "syn": (
-        "What is like < {} > ?",
-        "when I ask for like, I want a synonym.",
-        "the synonym for {} is {}",
-    ),
-    "ant": (
-        "What is unlike < {} > ?",
-        "when I ask for unlike , I want an antonym.",
-        "the antonym for {} is {}",
-    ),
-    "defn": (
-        "< {} > means what ?",
-        "when I ask for means what , I want a definition.",
-        "the definition of {} is {}",
-    ),
-}
-PLACES = ["Rome", "Paris", "Oslo", "Bern", "Riga", "Kyiv"]
+from conftest import ENCODER_KINDS, LM_KINDS, SENTENCES
 
 
 @cache
@@ -74,79 +53,6 @@ def build(root: Path) -> None:
     """Write models and files into an empty folder."""
     shutil.copytree(_models(), root / "m")
     shutil.copytree(Path(__file__).parent / "files", root, dirs_exist_ok=True)
-    (root / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
-    (root / "more.txt").write_text("A ship came home.\nThe plot of the second film was wasted.\n")
-    write_jsonl(root / "train.jsonl", review_rows(40))
-    write_jsonl(root / "test.jsonl", review_rows(8, start=20))
-    write_jsonl(root / "other.jsonl", review_rows(4, start=25))
-    write_jsonl(root / "dev.jsonl", review_rows(52, start=30))
-    (root / "new.txt").write_text("A warm film by the sea.\nThe dull end of a family.\n")
-    pairs = [
-        {
-            "premise": f"The {GOOD[i % 4]} {THINGS[i % 10]}, number {i}",
-            "claim": f"it is a {THINGS[i * 7 % 10]}",
-            "label": ["no", "maybe", "yes"][i % 3],
-        }
-        for i in range(36)
-    ]
-    write_jsonl(root / "pairs.jsonl", pairs[:30])
-    write_jsonl(root / "pairs-test.jsonl", pairs[30:])
-    asked = [
-        {"question": f"where is the town hall of {place}?", "answers": [place, f"The {place}"]}
-        for place in PLACES
-    ]
-    write_jsonl(root / "pool.jsonl", asked)
-    write_jsonl(
-        root / "asked.jsonl",
-        [
-            {"question": f"where stands the {place} town hall?", "answers": [place]}
-            for place in PLACES[:3]
-        ],
-    )
-    steps = [
-        {
-            "type": kind,
-            "word": word,
-            "question": question.format(word),
-            "feedback": feedback,
-            "expected_answer": answer.format(word, "x"),
-        }
-        for word in WORDS
-        for kind, (question, feedback, answer) in ASKED.items()
-    ]
-    write_jsonl(root / "stream.jsonl", steps)
-    (root / "lexical.yaml").write_text(_family())
-    write_jsonl(
-        root / "feedback.jsonl",
-        [{k: s[k] for k in ("type", "question", "feedback")} for s in steps],
-    )
-    write_jsonl(
-        root / "words.jsonl",
-        [
-            {"type": kind, "word": f"{word}er", "answer": "x"}
-            for kind in ("syn", "ant", "hom", "defn", "sent")
-            for word in WORDS
-        ],
-    )
-    (root / "unlabelled.jsonl").write_text(json.dumps({"text": "no label here"}) + "\n")
-
-
-def _family() -> str:
-    """Give the shipped family, understood by letters that a tiny LM does write."""
-    import yaml
-
-    import pgra
-
-    path = Path(pgra.__file__).parents[1] / "configs/memory/lexical.yaml"
-    values = yaml.safe_load(path.read_text())
-    values["understood_by"] = {
-        "syn": ["ter"],
-        "ant": ["q"],
-        "hom": ["a"],
-        "defn": ["q"],
-        "sent": ["b"],
-    }
-    return yaml.safe_dump(values, sort_keys=False)
 
 
 def _states(kind: str) -> dict[str, object]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conftest import GOOD as GOOD
 from conftest import SENTENCES, review_rows, write_jsonl
 
 from pgra.cli import run

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import SENTENCES, write_jsonl
 from scripted import call
-from tiny_models import build_encoder, build_lm, build_t5
+from tiny_models import build_lm
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pgra.artifacts import canonical_json
 from pgra.errors import ConfigError, DataError
-from pgra.lm.causal_lm import recall_budget, remember_budget
 
 NAMES = ("bank", "icl", "index", "memory", "quantized", "reader", "rerank")
 AS_A_SCRIPT = '\n\nif __name__ == "__main__":\n    sys.exit(run(main))\n'
@@ -41,27 +40,20 @@ def benchmark(monkeypatch):
 
 @pytest.fixture
 def measure(benchmark, tmp_path, capfd):
-    """Run a benchmark here and return its figures and what it printed."""
+    """Run a benchmark, here or in a process of its own; return its figures and what it printed."""
 
-    def run(name, *words):
+    def run(name, *words, is_apart=False):
         path = tmp_path / "figures.json"
-        assert benchmark(name).main([*map(str, words), "--json", str(path)]) == 0
+        words = [*map(str, words), "--json", str(path)]
+        if is_apart:
+            subprocess.run([sys.executable, str(FOLDER / f"{name}.py"), *words], check=True)
+        else:
+            assert benchmark(name).main(words) == 0
         told = json.loads(path.read_text())["figures"]
         assert all(math.isfinite(value) for value in told.values())
         return told, capfd.readouterr().out
 
     return run
-
-
-def run_apart(name, words):
-    """Run a benchmark in a process of its own, and give its figures and what it printed."""
-    figures = Path(words[words.index("--json") + 1])
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(figures.read_text())["figures"]
-    assert all(math.isfinite(value) for value in told.values())
-    return told, done.stdout
 
 
 def test_a_random_lm_is_another_than_the_one_that_lends_its_tokens(
@@ -73,9 +65,6 @@ def test_a_random_lm_is_another_than_the_one_that_lends_its_tokens(
     names = (lender, "random:opt-125m", "random:opt-350m")
     lms = [subjects.open_lm(name, device="cpu") for name in names]
     assert len({canonical_json(dict(lm.fingerprint)) for lm in lms}) == 3
-    remember_budget(lms[1], "auto", 70)
-    again = subjects.open_lm("random:opt-125m", device="cpu")
-    assert [recall_budget(lm, "auto") for lm in (again, *lms)] == [70, None, 70, None]
 
 
 @pytest.mark.slow
@@ -84,28 +73,22 @@ def test_rerank_measures_all_ways(measure, tmp_path):
     lms = [build_lm(tmp_path / kind, kind, window=2048) for kind in ("opt", "llama")]
     words = ("--quick", "--seconds", "0.1", "--num_texts", "24", "--device", "cpu", "--lm", *lms)
     told, printed = measure("rerank", *words)
-    for way in ("literal", "released", "expanded", "packed", "cascade", "own", "floor"):
-        assert told[f"{way}_texts_per_second"] > 0
-    for name in ("speedup_vs_released", "share_of_floor", "share_of_matrix_rate"):
-        assert told[name] > 0
+    ways = ("literal", "released", "expanded", "packed", "cascade", "own", "floor")
+    assert {f"{way}_texts_per_second" for way in ways} < set(told)
     assert told["max_relative_error"] < 1e-4
     assert "cascade" in printed
 
 
 @pytest.mark.slow
-def test_index_measures_all_parts_beside_others(tmp_path):
+def test_index_measures_all_parts_beside_others(measure, encoder_dir, tmp_path):
     pytest.importorskip("sentence_transformers")
-    figures, corpus = tmp_path / "figures.json", tmp_path / "corpus.txt"
+    corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(f"{text} {i}" for i, text in enumerate(SENTENCES * 20)))
-    words = ["--quick", "--device", "cpu", "--json", str(figures), "--corpus", str(corpus)]
-    words += ["--encoder", str(build_encoder(tmp_path / "encoder")), "--num_texts", "40"]
-    words += ["--sizes", "3000", "--widths", "32", "--num_queries", "3"]
-    told, printed = run_apart("index", words)
-    for name in ("encode_vs_sentence_transformers", "bm25_vs_rank_bm25"):
-        assert told[name] > 0
-    for name in ("default", "tuned"):
-        assert told[f"flat_search_vs_{name}"] > 0
-        assert f"3000x32/b1024_flat_search_vs_{name}" in told
+    words = ("--quick", "--device", "cpu", "--corpus", corpus, "--encoder", encoder_dir)
+    words += ("--num_texts", 40, "--sizes", 3000, "--widths", 32, "--num_queries", 3)
+    told, printed = measure("index", *words, is_apart=True)
+    names = {"encode_vs_sentence_transformers", "bm25_vs_rank_bm25", "flat_search_vs_tuned"}
+    assert {*names, "3000x32/b1024_flat_search_vs_default"} < set(told)
     assert told["pgra_overhead"] > 1  # our search holds the call that it is measured by
     assert told["encode_least_cosine"] >= 0.9999
     assert "pgra, shards" in printed
@@ -123,8 +106,6 @@ def test_bank_measures_cost_size_and_what_fewer_bytes_change(measure, tmp_path):
 @pytest.mark.slow
 def test_memory_measures_opening_look_ups_and_writes(measure):
     told, printed = measure("memory", "--quick", "--sizes", "300", "--num_queries", "10")
-    for name in ("open_s", "encoder_ms", "encoder_worst_ms", "edit_ms", "durable_ms"):
-        assert told[f"300/{name}"] > 0
     assert told["300/recall"] == 1.0  # so few are compared one by one
     assert "a durable write" in printed
 
@@ -142,21 +123,15 @@ def test_quantized_measures_every_width(measure, tmp_path, two_threads):
 
 
 @pytest.mark.slow
-def test_reader_measures_both_ways_and_decisions(tmp_path, review_files):
-    figures, corpus = tmp_path / "figures.json", tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(SENTENCES))
-    words = ["--quick", "--device", "cpu", "--json", str(figures), "--num_evidence", "3"]
-    words += ["--model", str(build_t5(tmp_path / "t5"))]
-    words += ["--encoder", str(build_encoder(tmp_path / "encoder")), "--corpus", str(corpus)]
-    data = tmp_path / "data"
-    data.mkdir()
-    for split in ("train", "test"):
-        (data / f"{split}.jsonl").write_bytes(review_files[split].read_bytes())
-    words += ["--dataset_name", str(data), "--batch_size", "4", "--reader_template", "{text}"]
+def test_reader_measures_both_ways_and_decisions(
+    measure, corpus_file, encoder_dir, t5_dir, review_files
+):
+    words = ("--quick", "--device", "cpu", "--num_evidence", 3, "--batch_size", 4)
+    words += ("--model", t5_dir, "--encoder", encoder_dir, "--corpus", corpus_file)
+    words += ("--dataset_name", review_files["train"].parent, "--reader_template", "{text}")
     # Started as a user does: its ways run in processes that look for it as the main module.
-    told, printed = run_apart("reader", words)
-    for name in ("train_speedup", "infer_speedup", "d3/pgra_train_share_of_matrix_rate"):
-        assert told[name] > 0
+    told, printed = measure("reader", *words, is_apart=True)
+    assert {"train_speedup", "infer_speedup", "d3/pgra_train_share_of_matrix_rate"} < set(told)
     # A T5 with random weights writes no label's word; what it does write, pgra decides too.
     assert told["same_predictions"] + told["no_label_written"] / 16 >= 1
     assert "usual" in printed
@@ -175,42 +150,23 @@ def test_icl_writes_what_a_loop_writes(measure, tmp_path):
     for kind in ("nearest", "shared"):
         for way in ("loop", "to_end", "pgra"):
             assert told[f"{kind}_{way}_same_answers"] == 1
-            assert told[f"{kind}_{way}_prompts_per_second"] > 0
     read = told["shared_read_tokens_per_prompt"]
     assert read < told["shared_prompt_tokens"] / 2
     assert told["nearest_read_tokens_per_prompt"] > read
     assert "shared: 6 prompts" in printed
 
 
-def flags(benchmark, *words):
-    measuring = benchmark("measuring")
-    return measuring.parse_flags(measuring.shared_parser("", quick="", lm="a"), [*words])
-
-
-def test_figures_without_a_place_are_refused_before_anything_is_measured(benchmark, tmp_path):
-    with pytest.raises(ConfigError, match="--json .* is a folder: name a file in it"):
-        flags(benchmark, "--json", str(tmp_path))
-    for place in (tmp_path / "none" / "a.json", tmp_path / "file" / "a.json"):
-        (tmp_path / "file").write_text("")
-        with pytest.raises(ConfigError, match=r"--json .*a.json cannot be written \(N"):
-            flags(benchmark, "--json", str(place))
-    sound = flags(benchmark, "--json", str(tmp_path / "a.json"))
-    assert sound.json == tmp_path / "a.json"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing was left behind
-
-
 @pytest.mark.parametrize(
-    ("name", "words", "message"),
+    ("words", "message"),
     [
-        ("rerank", ("--num_texts", "0"), "--num_texts.* See --help."),
-        ("rerank", ("--nonsense",), "--nonsense.* See --help."),
-        ("index", ("--sizes", "100", "--k", "150"), "k is 150, more than the 100 passages: lower"),
-        ("index", ("--parts", "all"), "--parts.* See --help."),
+        (("--nonsense",), "--nonsense.* See --help."),
+        (("--sizes", "100", "--k", "150"), "k is 150, more than the 100 passages: lower"),
+        (("--json", f"{__file__}/a.json"), "a.json cannot be written .Not a directory"),
     ],
 )
-def test_a_wrong_flag_is_refused_in_a_line(benchmark, name, words, message):
+def test_a_wrong_flag_is_refused_in_a_line(benchmark, words, message):
     with pytest.raises(ConfigError, match=message):
-        benchmark(name).parse([*words])
+        benchmark("index").parse([*words])
 
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -226,15 +182,6 @@ def test_near_questions_are_told_from_others_and_too_few_are_refused(benchmark, 
     write_jsonl(path, [{"text": "why?"}])
     with pytest.raises(DataError, match="there are 1 questions: give 3,000 or more"):
         near.main([str(path)])
-
-
-def test_a_library_that_is_not_there_is_named_with_its_command(benchmark, tmp_path, monkeypatch):
-    index = benchmark("index")
-    (tmp_path / "others.py").write_text("""print('{"missing": "rank_bm25"}')""")
-    monkeypatch.setattr(index, "OTHERS", str(tmp_path / "others.py"))
-    message = "rank-bm25 is not installed: pip install rank-bm25, or leave it out by --parts"
-    with pytest.raises(ConfigError, match=message):
-        index.other_way("words")
 
 
 @pytest.mark.parametrize("name", NAMES)

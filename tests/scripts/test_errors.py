@@ -1,6 +1,6 @@
 """What a user can get wrong: one line that names it, exit code 2, early, and nothing half-written.
 
-What each line says of an argument, a task or a data file stands in the tests of these.
+What each line says of an argument, a corpus, a task or a data file stands in the tests of these.
 """
 
 import errno
@@ -13,9 +13,13 @@ from scripted import Bench, call, contents, half_written
 from tiny_models import build_encoder, build_lm
 
 from index_build.__main__ import main as index_main
-from pgra.commands.train import main as train_main
 
-TASK = 'labels: [negative, positive]\nprompt: "{text}"\nreader_template: "{text} <extra_id_0>"\n'
+TASK = """
+labels: [negative, positive]
+prompt: "{text}"
+reader_template: "{text} <extra_id_0>"
+verbalizer: {negative: terrible, positive: great}
+"""
 
 
 @pytest.fixture
@@ -29,41 +33,12 @@ def shared(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
     return Bench(tmp_path_factory.mktemp("errors"), lm_dirs["gpt2"], encoder_dir, t5_dir)
 
 
-def index_flags(bench, **changes):
-    flags = {"corpus": bench.corpus, "encoder": bench.encoder, "artifacts_dir": bench.artifacts}
-    return [w for k, v in {**flags, "device": "cpu", **changes}.items() for w in (f"--{k}", str(v))]
-
-
-@pytest.mark.parametrize("main", [index_main, train_main], ids=["index_build", "train"])
-def test_a_corpus_that_cannot_be_read(bench, main):
-    path = bench.root / "corpse.txt"
-    for data, message in (
-        (None, "corpse.txt does not exist. Near it: corpus.txt."),
-        (b"", "corpse.txt is empty"),
-        (b"text\n\x00\x01\x02", "corpse.txt, line 2: a NUL byte, so this is a binary"),
-    ):
-        if data is not None:
-            path.write_bytes(data)
-        flags = bench.argv("x", corpus=path) if main is train_main else None
-        error = call(main, flags or index_flags(bench, corpus=path)).error
-        assert message in error
-        assert str(path) in error
-        assert not bench.run("x").exists()
-        # At most the lock of a folder that was never made.
-        assert [name for name in contents(bench.artifacts) if not name.endswith(".lock")] == []
-
-
-EARLY = [  # refused before anything is encoded
-    ({"lm": "bundled:smollm2-135"}, "Did you mean 'smollm2-135m'?"),
-    ({"encoder": "bundled:minilm"}, "Did you mean 'minilm-l6'?"),
+EARLY = [  # refused before anything is encoded, each by another part
     ({"dataset_name": "bundled:rotten-tomatos", "train_file": None}, "'rotten-tomatoes'?"),
-    ({"train_file": None, "test_file": None, "dataset_name": "no-such-folder"}, "no-such-folder"),
     ({"device": "cuda:99"}, "cannot use device 'cuda:99'"),
     ({"num_candidates": 13}, "num_candidates (13) exceeds the corpus (12 passages): lower it"),
     ({"num_exemplars": 36}, "all 36 training examples stand in the prompt: lower --num_exemplars"),
-    ({"num_exemplars": 99}, "num_exemplars is 99, but there are only 36 training examples"),
     ({"max_prompt_tokens": 20}, " tokens before any text"),
-    ({"max_encoder_tokens": 999}, "max_encoder_tokens is 999"),
     ({"index_factory": "Flatt"}, "index_factory 'Flatt' does not work for 16-wide vectors"),
     ({"per_device_train_batch_size": 39}, " training examples: lower it"),
     ({"lr_scheduler_type": "cosine_with_min_lr"}, "cosine_with_min_lr"),  # by the Trainer
@@ -79,34 +54,20 @@ def test_what_cannot_work_is_refused_before_anything_is_encoded(shared, change, 
     assert half_written(shared.root) == []
 
 
-@pytest.mark.parametrize("flag", ["train_file", "test_file", "config", "task"])
-def test_a_file_that_cannot_be_used_is_named(shared, tmp_path, flag):
-    path, text, message = {
-        "config": ("a.yaml", "num_evidense: 2\n", "Did you mean 'num_evidence'?"),
-        "task": ("a.yaml", f"{TASK}verbalizer: {{negative: 1}}\n", "verbalizer.negative is 1"),
-    }.get(flag, ("a.jsonl", '{"text": "A film.", "label": 1}\n{"text": "A\n', "line 2: not JSON"))
-    (tmp_path / path).write_text(text)
-    error = shared.train("never", **{flag: tmp_path / path}).error
-    assert message in error
-    assert str(tmp_path / path) in error
-
-
 def test_a_prefix_over_the_lms_window_is_refused_and_a_long_text_is_cut_and_counted(bench):
-    lm = build_lm(bench.root / "small", "gpt2", window=64)
-    assert "num_exemplars" in bench.train("never", lm=lm, num_exemplars=8).error
-    assert "max_segment_tokens (8) is less" in bench.train("x", max_segment_tokens=8).error
-    lm = build_lm(bench.root / "larger", "gpt2", window=128)
-    flags = {"lm": lm, "num_candidates": 12, "num_exemplars": 1}
-    assert ", 0 texts cut" in bench.train("whole", **flags).err
+    lm = build_lm(bench.root / "small", "gpt2", window=128)
+    assert "num_exemplars" in bench.train("never", lm=lm, num_exemplars=16).error
     bench.corpus.write_text("\n".join([*SENTENCES[:-1], "the sea " * 300]) + "\n")
-    called = bench.train("cut", **flags)
+    called = bench.train("cut", lm=lm, num_candidates=12, num_exemplars=1)
     assert called.code == 0, called.err
     assert ", 1 texts cut" in called.err
 
 
 def test_an_index_of_another_corpus_or_encoder_is_refused(bench, tmp_path):
     index = tmp_path / "index"
-    assert call(index_main, index_flags(bench, output_dir=index)).code == 0
+    flags = {"corpus": bench.corpus, "encoder": bench.encoder, "output_dir": index, "device": "cpu"}
+    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+    assert call(index_main, [*words, "--artifacts_dir", str(bench.artifacts)]).code == 0
     before = contents(index)
     other = build_encoder(tmp_path / "roberta", "roberta")
     error = bench.train("x", index_dir=index, encoder=other).error
@@ -126,7 +87,7 @@ def test_a_damaged_lm_is_named(shared, tmp_path):
 
 def test_a_run_is_not_measured_on_inputs_that_changed_since(bench):
     task = bench.root / "mine.yaml"
-    task.write_text(f"{TASK}verbalizer: {{negative: terrible, positive: great}}\n")
+    task.write_text(TASK)
     assert bench.train("x", task=task).code == 0
     assert bench.evaluate("x").code == 0
     before = bench.predictions("x")
@@ -146,21 +107,12 @@ def test_a_run_is_not_measured_on_inputs_that_changed_since(bench):
     assert bench.evaluate("x").code == 0  # the control: as they were
 
 
-@pytest.mark.parametrize(
-    ("change", "blocked"),
-    [("output_dir", "file/run"), ("artifacts_dir", "file/artifacts"), ("output_dir", "file")],
-)
-def test_an_output_below_a_file_is_refused(shared, tmp_path, change, blocked):
+@pytest.mark.parametrize("change", ["output_dir", "artifacts_dir"])
+def test_an_output_below_a_file_is_refused(shared, tmp_path, change):
     (tmp_path / "file").write_text("mine")
-    called = shared.train("never", **{change: tmp_path / blocked})
+    called = shared.train("never", **{change: tmp_path / "file" / "run"})
     assert str(tmp_path / "file") in called.error
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_run_that_may_not_be_written_is_refused_before_the_long_stages(bench, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # what the system tells a user
-    assert "no permission: choose a folder you may write to" in bench.train("x").error
-    assert not bench.artifacts.exists()
 
 
 def test_a_full_disk_is_said_and_the_same_command_goes_on(bench, monkeypatch):

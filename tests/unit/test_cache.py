@@ -190,7 +190,7 @@ def test_processes_share_the_prompts_out_and_all_get_all_answers(answers):
     assert [len(lm.asked) for lm in lms] == [31, 31, 31]
     assert sorted(prompt for lm in lms for prompt in lm.asked) == sorted(PROMPTS[7:])
     assert found == [Counted().score([*PROMPTS, *PROMPTS[:9]], [" x", " yy"])] * 3
-    assert told == [7, *[3] * 31]  # of what was there, and then of all three
+    assert told == [7, *[3] * 31, 0]  # of what was there, and then of all three
 
 
 def test_processes_that_do_not_see_one_folder_are_told(tmp_path):

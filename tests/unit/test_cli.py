@@ -149,9 +149,9 @@ def test_a_pipe_of_our_own_that_breaks_is_not_hidden():
     ("words", "message"),
     [
         (["trian"], "unknown command 'trian'. Did you mean 'train'?"),
-        (["evaluate"], "--run is missing: give the folder of a finished run"),
-        (["consistency"], "--runs is missing: give the folders of finished runs"),
-        (["consistency", "--runs", "runs"], "--output_dir is missing: say where labels"),
+        (["evaluate"], "--run is missing: give it (Folder of a finished run"),
+        (["consistency"], "--runs is missing: give it (Finished runs"),
+        (["consistency", "--runs", "runs"], "--output_dir is missing: give it (Where labels"),
     ],
 )
 def test_a_command_that_lacks_something_says_what(words, message, capsys):

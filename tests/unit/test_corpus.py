@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,12 +50,10 @@ def test_blank_lines_and_duplicates_are_dropped_and_counted(tmp_path):
     whole = read(path, tmp_path, drop_duplicates=False)
     assert everything(whole) == ["one two", "three", "one two", "three", "fo ur"]
     assert whole.counts["duplicates"] == 2
-    assert everything(read(path, tmp_path, max_passages=2)) == ["one two", "three"]
     assert everything(load_corpus(corpus.folder)) == everything(corpus)
     for _ in range(2):  # when it is read, and when it is found read
         with pytest.raises(DataError, match=r"2 blank lines, 2 duplicates, and --strict refuses"):
             read(path, tmp_path, strict=True)
-    assert len(read(write(tmp_path / "d.txt", "a\nb\n"), tmp_path, strict=True)) == 2
 
 
 LINES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r"), max_size=20)
@@ -74,13 +71,12 @@ def test_all_formats_give_one_corpus_whose_texts_follow_the_rows(texts, rows, tm
     files = {
         "c.txt": plain,
         "bom.txt": b"\xef\xbb\xbf" + plain,
-        "c.txt.gz": gzip.compress(plain[:9]) + gzip.compress(plain[9:]),
         "c.txt.zst": zstd(plain[:9]) + zstd(plain[9:]),
-        "c.jsonl": lines,
-        "c.jsonl.gz": gzip.compress(lines),
+        "c.jsonl.gz": gzip.compress(lines[:9]) + gzip.compress(lines[9:]),
     }
     paths = [write(folder / name, data) for name, data in files.items()]
     paths.append(table(folder / "c.parquet", text=texts))
+    paths.append(table(folder / "d.parquet", text=pa.array(texts).dictionary_encode()))
     if not passages:
         with pytest.raises(DataError, match="holds no passage"):
             read(paths[0], folder)
@@ -98,27 +94,11 @@ def test_texts_are_found_across_batches_and_rows_outside_are_refused(tmp_path):
     assert len(corpus.batches) == 3
     rows = [39_999, 0, 16_383, 16_384, 0, 32_768]
     assert corpus.texts(rows) == [f"p{i}" for i in rows] == [corpus[i] for i in rows]
-    assert corpus.slice(39_998, 50_000) == ["p39998", "p39999"]
     parts = list(corpus.batched(15_000))
     assert [len(part) for part in parts] == [15_000, 15_000, 10_000]
     assert [text for part in parts for text in part] == lines
-    for row in (-1, 40_000):
-        with pytest.raises(IndexError, match=f"row {row} of a corpus of 40000"):
-            corpus.texts([0, row])
-
-
-def test_several_files_are_one_corpus_in_the_order_given(tmp_path):
-    one = write(tmp_path / "one.txt", "a\nb\n")
-    two = write_jsonl(tmp_path / "two.jsonl", [{"text": "b"}, {"text": "c"}])
-    both, turned = (
-        open_corpus(CorpusArguments(corpus=[str(path) for path in paths]), tmp_path / "artifacts")
-        for paths in ((one, two), (two, one))
-    )
-    assert everything(both) == ["a", "b", "c"]
-    assert both.counts["duplicates"] == 1
-    assert both.fingerprint == read(write(tmp_path / "c.txt", "a\nb\nc"), tmp_path).fingerprint
-    assert everything(turned) == ["b", "c", "a"]
-    assert turned.fingerprint != both.fingerprint
+    with pytest.raises(IndexError, match="row 40000 of a corpus of 40000"):
+        corpus.texts([0, 40_000])
 
 
 @pytest.mark.parametrize(("kind", "line"), [("txt", "p%d"), ("jsonl", '{"text": "p%d"}')])
@@ -153,14 +133,11 @@ def test_changed_source_is_read_again_and_same_one_is_not(corpus_file, tmp_path)
 BAD = {
     "empty.txt": (b"", "is empty"),
     "binary.txt": (b"one\nt\0wo\n", "line 2: a NUL byte"),
-    "latin.txt": ("one\ncaf\xe9\n".encode("latin-1"), "line 2, byte 4: 0xe9 is not UTF-8"),
     "cut.txt.gz": (gzip.compress(b"one two three\n" * 99)[:-12], "cut short or is not gzip"),
-    "list.jsonl": (b'{"text": "a"}\n[1]\n', "line 2: a list, not a JSON object"),
     "broken.jsonl": (b'{"text": "a"}\n\n{"text"\n', "line 3: not JSON"),
     "lacks.jsonl": (b'{"body": "a"}\n', r"line 1: no field 'text' \(it has body\).*--corpus_field"),
     "mac.txt": (b"one\rtwo\rthree\r", "one line with carriage returns.*convert them to LF"),
     "table.parquet": (b"PAR1", "is damaged or is not parquet"),
-    "table.parquet.gz": (gzip.compress(b"PAR1"), "parquet is packed inside.*unpack it"),
     "cut.txt.zst": (zstd(b"one two three\n" * 99)[:-12], "cut short or is not zstd"),
     "table.csv": (b"text\none\n", "suffix that is not read here: use .txt, .jsonl, .parquet"),
 }
@@ -171,9 +148,8 @@ def test_unusable_source_is_refused_and_nothing_stays_behind(name, tmp_path):
     data, message = BAD[name]
     with pytest.raises(DataError, match=message):
         read(write(tmp_path / name, data), tmp_path)
-    corpora = tmp_path / "artifacts" / "corpora"
-    left = list(corpora.iterdir()) if corpora.exists() else []
-    assert [p.name for p in left if not p.name.endswith(".lock")] == []
+    left = (tmp_path / "artifacts" / "corpora").glob("*")
+    assert [path.name for path in left if path.suffix != ".lock"] == []
 
 
 @given(
@@ -192,8 +168,6 @@ def test_passages_hold_all_words_in_order_and_cross_no_document(documents, num_w
 def test_a_line_is_a_document_that_passages_do_not_cross(tmp_path):
     path = write(tmp_path / "documents.txt", "a b c d e\n\nf g\nh i j\n")
     assert everything(read(path, tmp_path, passage_words=3)) == ["a b c", "d e", "f g", "h i j"]
-    few = read(path, tmp_path, passage_words=3, max_passages=2)
-    assert everything(few) == ["a b c", "d e"]
 
 
 # Tables as corpora, and sources of any kind.
@@ -203,20 +177,10 @@ def texts(path, column="text"):
     return list(find_source(str(path)).texts(column))
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), "dictionary"])
-def test_columns_of_any_kind_of_text_are_read(tmp_path, kind):
-    values = pa.array(["one", "two\nthree", "one", None])
-    values = values.dictionary_encode() if kind == "dictionary" else values.cast(kind)
-    path = table(tmp_path / "t.parquet", text=values)
-    assert texts(path) == ["one", "two three", "one", ""]
-
-
 def test_a_bad_value_is_refused_with_its_row(tmp_path):
     path = table(tmp_path / "t.parquet", text=["a", "b", "c\0d"])
     with pytest.raises(DataError, match="row 3: 'text' holds a NUL"):
         texts(path)
-    with pytest.raises(DataError, match=r"no field 'body' \(it has text\).*corpus_field"):
-        texts(path, "body")
     with pytest.raises(DataError, match="'n' is int64, not text: name another"):
         texts(table(tmp_path / "n.parquet", n=[1]), "n")
     raw = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
@@ -224,24 +188,12 @@ def test_a_bad_value_is_refused_with_its_row(tmp_path):
         texts(table(tmp_path / "latin.parquet", text=raw))
 
 
-@pytest.mark.parametrize("name", ["owner/set", "owner/set:conf:train", "owner/set/file.txt"])
-def test_what_cannot_be_fetched_names_the_ways_out(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=rf"cannot find corpus '{name}'.*OWNER/SET:CONFIG") as told:
-        find_source(name)
-    assert "\n" not in str(told.value)
-
-
 def test_a_missing_file_names_its_neighbours_and_is_not_looked_for_on_the_hub(
     corpus_file, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    missing = r"corpsu\.txt does not exist\. Near it: corpus\.txt"
     for name, message in {
-        "corpsu.txt": missing,
-        "no/corpus.txt": "does not exist. Neither does the folder",
+        "corpsu.txt": r"corpsu\.txt does not exist\. Near it: corpus\.txt",
         **dict.fromkeys(("no/corpus.jsonl.zst", "./no/set", "set"), "does not exist"),
         ".": "is a folder",
     }.items():
@@ -252,7 +204,7 @@ def test_a_missing_file_names_its_neighbours_and_is_not_looked_for_on_the_hub(
 # Duplicates are found however many texts there are, and in whatever batches they come.
 
 
-@pytest.mark.parametrize(("run_rows", "size"), [(8, 1), (64, 7), (1 << 23, 100)])
+@pytest.mark.parametrize(("run_rows", "size"), [(8, 1), (64, 7)])
 def test_the_first_of_equal_texts_is_new_and_no_other(tmp_path, monkeypatch, run_rows, size):
     monkeypatch.setattr(corpus_module, "_RUN_ROWS", run_rows)
     texts = [f"text {n}" for n in np.random.default_rng(0).integers(0, 300, 700)]

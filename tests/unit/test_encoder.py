@@ -50,7 +50,6 @@ def test_neither_order_nor_batch_size_nor_padding_nor_number_matters(encoder_dir
     whole = encoder.encode(texts)
     close(whole, make(encoder_dirs[kind], encoder_batch_tokens=1).encode(texts))
     close(whole, encoder.encode(texts[::-1])[::-1])
-    assert np.abs(whole[0] - whole[1]).max() > 1e-2  # other words, another vector
     many = encoder.encode(texts * 28)  # of many the weights are laid out anew
     close(many, np.tile(whole, (28, 1)))
     assert not np.array_equal(many[: len(whole)], whole)  # the last digits tell
@@ -64,9 +63,8 @@ def test_cut_texts_are_counted_and_only_their_beginning_is_read(encoder_dir, tmp
         assert encoder.num_cut == 2
         close(vectors[0], vectors[1], atol=1e-6)
     assert make(own, max_encoder_tokens=32).fingerprint["max_tokens"] == 32
-    for n, limits in enumerate(({}, {"max_seq_length": 4096})):  # as many as it has positions for
-        folder = sentence_dir(encoder_dir, tmp_path / str(n), limits=limits)
-        assert make(folder).fingerprint["max_tokens"] == 160
+    folder = sentence_dir(encoder_dir, tmp_path / "large", limits={"max_seq_length": 4096})
+    assert make(folder).fingerprint["max_tokens"] == 160  # as many as it has positions for
 
 
 def test_the_fingerprint_tells_encoders_apart(encoder_dirs):
@@ -96,21 +94,6 @@ def test_what_is_no_encoder_is_refused(encoder_dir, t5_dir, tmp_path):
     assert make(tmp_path, pooling="mean").encode(["sea"]).shape == (1, 16)
     with pytest.raises(ModelError, match=r"encoder-decoder \(t5\)"):
         make(t5_dir)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"pooling_mode": ["cls", "mean"]}, r"asks for pooling 'cls \+ mean', which there is not"),
-        ({"pooling_mode": "mean", "include_prompt": False}, "leaves its prompt out of the pooling"),
-    ],
-)
-def test_auto_refuses_what_it_would_do_wrong(encoder_dir, tmp_path, values, message):
-    folder = shutil.copytree(encoder_dir, tmp_path / "odd")
-    write_json(folder / "1_Pooling" / "config.json", values)
-    with pytest.raises(ModelError, match=message):
-        make(folder)
-    assert make(folder, pooling="mean").encode(["sea"]).shape == (1, 16)  # what the user names
 
 
 @pytest.mark.parametrize(
@@ -194,9 +177,10 @@ def sentence_dir(source, folder, *parts, modules=None, **files):
     return folder
 
 
-def test_dense_and_normalize_come_behind_the_pooling(encoder_dir, tmp_path):
+@pytest.mark.parametrize("pooling", ["auto", "mean"])  # its own, by name too
+def test_dense_and_normalize_come_behind_the_pooling(encoder_dir, tmp_path, pooling):
     folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize")
-    encoder = make(folder, normalize=False)
+    encoder = make(folder, pooling=pooling, normalize=False)
     plain = make(encoder_dir, normalize=False, max_encoder_tokens=64).encode(SENTENCES)
     layer = encoder.sentence.layers[0]
     by_hand = np.tanh(plain @ layer.weight.numpy().T + layer.bias.numpy())
@@ -204,9 +188,8 @@ def test_dense_and_normalize_come_behind_the_pooling(encoder_dir, tmp_path):
     close(encoder.encode(SENTENCES), by_hand)
     assert encoder.width == WIDE
     assert encoder.fingerprint["normalize"] is True  # its own part, whatever is asked for
-    weights = [sentence_dir(encoder_dir, tmp_path / str(n), "Dense", seed=n) for n in (3, 4)]
-    assert len({str(make(other).fingerprint["layers"]) for other in weights}) == 2
-    assert make(weights[0]).fingerprint["layers"] == encoder.fingerprint["layers"][:1]
+    other = make(sentence_dir(encoder_dir, tmp_path / "other", "Dense", seed=4))
+    assert other.fingerprint["layers"][0] != encoder.fingerprint["layers"][0]
 
 
 @pytest.mark.parametrize("pooling", ["cls", "max", "pooler"])
@@ -220,20 +203,6 @@ def test_parts_behind_a_pooling_are_left_out_under_another(encoder_dir, tmp_path
     assert not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-2)
     # What was made with them must not be taken for this.
     assert (other.fingerprint["normalize"], "layers" in other.fingerprint) == (False, False)
-    unit = make(folder, pooling=pooling)  # unit length, where it is asked for
-    close(np.linalg.norm(unit.encode(SENTENCES), axis=1), 1)
-
-
-@pytest.mark.parametrize(
-    ("own", "asked"),
-    [("mean_tokens", "mean"), ("cls_token", "cls"), ("cls_token", "cls_before_pooler")],
-)
-def test_a_models_own_pooling_by_name_keeps_its_parts(encoder_dir, tmp_path, own, asked):
-    modes = {"pooling_mode_mean_tokens": False, f"pooling_mode_{own}": True}
-    folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize", pooling=modes)
-    silent, told = make(folder, normalize=False), make(folder, normalize=False, pooling=asked)
-    np.testing.assert_array_equal(told.encode(SENTENCES), silent.encode(SENTENCES))
-    assert told.width == WIDE
 
 
 def test_prompts_stand_before_queries_and_passages(encoder_dir, tmp_path):
@@ -259,10 +228,9 @@ BAD = {
     "has no Pooling .*no single vector": {"modules": lambda named: named[:1]},
     "has activation 'Mish', and only GELU": {"dense": {"activation_function": "torch.nn.Mish"}},
     "use_residual True, which is not done here": {"dense": {"use_residual": True}},
-    "the prompts of .* are .*, not texts by name": {"prompts": ["a"]},
-    "modules.json of .* cannot be read": {"modules": lambda _: {}},
+    r"asks for pooling 'cls \+ mean', which": {"pooling": {"pooling_mode": ["cls", "mean"]}},
+    "leaves its prompt out of the pooling": {"pooling": {"include_prompt": False}},
     "2_Dense/model.safetensors.*cannot be read": {"damaged": "2_Dense/model.safetensors"},
-    "Dense part without 2_Dense/config.json or": {"without": "2_Dense/model.safetensors"},
 }
 
 
@@ -271,8 +239,6 @@ def test_what_is_not_known_is_refused_by_name(encoder_dir, tmp_path, message):
     folder = sentence_dir(encoder_dir, tmp_path / "bad", "Dense", **BAD[message])
     if "damaged" in BAD[message]:
         (folder / BAD[message]["damaged"]).write_text("{")
-    if "without" in BAD[message]:
-        (folder / BAD[message]["without"]).unlink()
     with pytest.raises(ModelError, match=message) as told:
         make(folder)
     assert "\n" not in str(told.value)
@@ -283,8 +249,6 @@ def test_what_is_not_known_is_refused_by_name(encoder_dir, tmp_path, message):
 @pytest.mark.parametrize(
     ("kind", "parts", "files"),
     [
-        ("bert", [], {}),
-        ("bert", ["Normalize"], {"pooling": {"pooling_mode": "cls"}}),
         ("bert", ["Dense", "Normalize"], {"prompts": PROMPTS}),
         ("roberta", ["Dense"], {"limits": {"max_seq_length": 9, "do_lower_case": True}}),
         ("roberta", [], {"pooling": {"pooling_mode": "max"}}),
@@ -314,5 +278,3 @@ def test_the_bundled_encoder_gives_the_librarys_vectors(two_threads):
     texts = [*SENTENCES, " ".join(SENTENCES), " ".join(SENTENCES * 3)]  # 2 longer than 128 tokens
     theirs = library.SentenceTransformer(str(bundled_model_dir("minilm-l6")), device="cpu")
     close(ours.encode(texts), theirs.encode(texts))
-    cut = make("bundled:minilm-l6", max_encoder_tokens=128).encode(texts)
-    assert not np.allclose(cut[-1], ours.encode(texts)[-1], atol=1e-3)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import write_jsonl
+from datasets import ClassLabel, Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from pgra.config import DataArguments
 from pgra.core import Example
 from pgra.data.examples import draw_shots, load_pool, load_splits, open_split, read_split
 from pgra.data.tasks import load_task
-from pgra.errors import ConfigError, DataError
+from pgra.errors import DataError
 
 TASK = load_task("mr")
 LABELS = TASK.labels
@@ -77,30 +78,23 @@ def test_quote_marks_of_a_tsv_stay_and_labels_may_be_numbers(tmp_path):
     assert labels_of(found) == ["human", "human", "number"]
 
 
-NO_LABEL = "not a label's name or number"
 GOOD = {"text": "a", "label": 0}
 BAD_ROWS = [
     ({"text": "x", "label": "postive"}, r"unknown label 'postive'\. Did you mean 'positive'"),
-    ({"text": "x", "label": 2}, "unknown label '2'.*Numbers 0 to 1"),
-    ({"text": "x", "label": True}, f"'label' is True, a bool, {NO_LABEL}"),
+    ({"text": "x", "label": True}, "'label' is True, a bool, not a label's name or number"),
     ({"text": "x", "label": None}, "has no label"),
     ({"text": "x", "lable": 1}, r"no column 'label'\. Did you mean 'lable'\? Found: text, lable"),
-    ({"text": 5, "label": 1}, "'text' is 5, not text"),
     ({"text": "\ud800", "label": 1}, "'text' holds a NUL or half a surrogate pair"),
 ]
-NO_QUOTING = "tsv is read without quoting: use csv for quoted cells"
 BAD_FILES = [
     *(
         ("row.jsonl", f"{json.dumps(GOOD)}\n{json.dumps(row)}\n", rf"row\.jsonl, line 2: .*{told}")
         for row, told in BAD_ROWS
     ),
     ("no.csv", "good,1\nbad,0\n", "no column 'text'.*Found: good, 1. Is the first line a h"),
-    ("ragged.csv", "text,label\na,1\nb,1,2\n", "line 3: 3 cells under a header of 2"),
     ("blank.jsonl", '{"text": "", "label": 1}\n', r"holds no example \(1 blank rows\)"),
     ("ragged.tsv", "text\tlabel\na\tb\t1\n", r"3 cells under a header of 2 \(text, label\)\.$"),
-    # written with quoting
-    ("doubled.tsv", 'text\tlabel\n"a ""b"" c"\t1\n', f"line 2: 'text' is quoted .*{NO_QUOTING}"),
-    ("tab.tsv", 'text\tlabel\n"a\tb"\t1\n', f"line 2: 3 cells under a header of 2.*{NO_QUOTING}"),
+    ("quoted.tsv", 'text\tlabel\n"a ""b"" c"\t1\n', "line 2: 'text' is quoted .*use csv for"),
 ]
 
 
@@ -129,35 +123,26 @@ def test_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
 
 def test_a_task_of_ones_own_uses_a_folders_validation_split_as_dev(tmp_path):
     (tmp_path / "mine.yaml").write_text(MINE)
-    task = load_task(str(tmp_path / "mine.yaml"))
     for split, count in {"train": 6, "validation": 3, "test": 2}.items():
-        rows = [{"text": f"{split}{i}", "label": i % 2} for i in range(count)]
-        write_jsonl(tmp_path / f"{split}.jsonl", rows)
-    args = DataArguments(dataset_name=str(tmp_path))
-    splits = load_splits(task, args)
-    assert [len(splits.train), len(splits.dev), len(splits.test)] == [6, 3, 2]
-    (tmp_path / "validation.jsonl").unlink()
-    assert len(load_splits(task, args).dev) == 2
+        write_jsonl(tmp_path / f"{split}.jsonl", [GOOD, {"text": "b", "label": 1}] * count)
+    mine, args = load_task(str(tmp_path / "mine.yaml")), DataArguments(dataset_name=str(tmp_path))
+    splits = load_splits(mine, args)
+    assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [12, 6, 4]
+    one = DataArguments(train_file=str(tmp_path / "train.jsonl"))
+    with pytest.raises(DataError, match="there is no test set: give --test_file"):
+        load_splits(mine, one)
     (tmp_path / "test.csv").write_text("text,label\na,1\n")
     with pytest.raises(DataError, match=r"2 files for the test split .*--test_file"):
-        load_splits(task, args)
-
-
-def on_the_hub(monkeypatch, **splits):
-    """Put real data sets where the hub would give them; only the download is replaced."""
-    from datasets import Dataset, DatasetDict
-
-    data = DatasetDict({name: Dataset.from_dict(columns) for name, columns in splits.items()})
-    builder = SimpleNamespace(download_and_prepare=lambda: None, as_dataset=lambda: data)
-    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder)
-    return data
+        load_splits(mine, args)
 
 
 def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
-    from datasets import ClassLabel
-
+    """Real data sets stand where the hub would give them; only the download is replaced."""
+    data = DatasetDict()
+    builder = SimpleNamespace(download_and_prepare=lambda: None, as_dataset=lambda: data)
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder)
     rows = {"text": ["What is NATO ?", "Who ?"], "coarse_label": [0, 3], "label": [0, 1]}
-    data = on_the_hub(monkeypatch, train=rows, test=rows)
+    data["test"] = Dataset.from_dict(rows)
     task = load_task("trec")
     assert labels_of(read("CogComp/trec", task=task)) == ["abbreviation", "human"]
     assert task.labels[0] == "description"  # read by our own order, both would be wrong
@@ -166,18 +151,11 @@ def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["good", "bad"]))
     with pytest.raises(DataError, match=r"has the classes good, bad, the task has .*hub\.labels"):
         read("some/reviews")
-
-
-def test_hub_rows_that_cannot_be_used_are_refused(monkeypatch):
-    hidden = {"text": ["a"], "label": [-1]}
-    on_the_hub(monkeypatch, train={"sentence": ["a"], "label": [1]}, test=hidden)
+    data["test"] = Dataset.from_dict({"text": ["a"], "label": [-1]})
     with pytest.raises(DataError, match="split 'test', row 0: has no label"):
         read("some/reviews")
-    with pytest.raises(DataError, match=r"row 0: no column 'text'.*Found: sentence, label"):
+    with pytest.raises(DataError, match=r"has no split 'train' \(it has test\).*--train_file"):
         read("some/reviews", "train")
-    on_the_hub(monkeypatch, train=hidden)
-    with pytest.raises(DataError, match=r"has no split 'test' \(it has train\).*--test_file"):
-        read("some/reviews")
 
 
 # Splits.
@@ -223,40 +201,15 @@ def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted(load, tmp_p
     assert (len(splits.train), len(drawn)) == (10, 5)
 
 
-def test_missing_splits_name_the_argument_that_gives_them(review_files, tmp_path):
-    train, test = (str(review_files[split]) for split in ("train", "test"))
-    one = write_jsonl(tmp_path / "one.jsonl", [GOOD])
-    (tmp_path / "empty").mkdir()
-    both = "--validation_file and --test_file are both"
-    for values, message in (
-        ({"train_file": train, "validation_file": train}, "no test set: give --test_file"),
-        ({"test_file": train}, "no train set: give --train_file"),
-        ({"train_file": train, "test_file": test, "validation_file": test}, both),
-        ({"dataset_name": str(tmp_path / "empty")}, r"has no train\.jsonl or .*--train_file"),
-        ({"train_file": str(one), "test_file": test}, "too few to hold out a dev set"),
-    ):
-        with pytest.raises(DataError, match=message):
-            load_splits(TASK, DataArguments(**values))
-
-
-CLAIMS = [
-    {"id": 1, "claim": "The Main flows through Frankfurt.", "label": "SUPPORTS", "evidence": [[1]]},
-    {"id": 2, "claim": "Apples are blue.", "label": "REFUTES", "evidence": [[2]]},
-    {"id": 3, "claim": "Someone once sang.", "label": "NOT ENOUGH INFO", "evidence": [[3]]},
-    {"id": 4, "claim": "The sea is dry.", "label": "REFUTES", "evidence": [[4]]},
-]
-
-
-def test_fevers_own_files_are_read_without_claims_that_have_no_verdict(tmp_path, caplog):
-    write_jsonl(tmp_path / "train.jsonl", CLAIMS * 5)
-    write_jsonl(tmp_path / "shared_task_dev.jsonl", CLAIMS)
-    with caplog.at_level("INFO", "pgra"):
-        splits = load_splits(load_task("fever"), DataArguments(dataset_name=str(tmp_path)))
+def test_fevers_own_files_are_read_without_claims_that_have_no_verdict(tmp_path):
+    labels = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO", "REFUTES")
+    claims = [{"claim": f"It is {i}.", "label": label} for i, label in enumerate(labels)]
+    write_jsonl(tmp_path / "train.jsonl", claims * 5)
+    write_jsonl(tmp_path / "shared_task_dev.jsonl", claims)
+    splits = load_splits(load_task("fever"), DataArguments(dataset_name=str(tmp_path)))
     assert ids(splits.test) == ["test-0", "test-1", "test-3"]  # its row, though one is left out
-    assert labels_of(splits.test) == ["SUPPORTS", "REFUTES", "REFUTES"]
     assert len(splits.train) + len(splits.dev) == 15
     assert splits.notes["ignored_rows"] == {"train": 5, "test": 1}
-    assert "1 rows labelled NOT ENOUGH INFO were left out" in caplog.text
 
 
 # Few-shot splits.
@@ -271,5 +224,3 @@ def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     assert draw_shots(examples, LABELS, 2, seed=43) != shots  # the control
     with pytest.raises(DataError, match=r"' has 5 .*num_shots \(3\) asks for 6.*lower it"):
         draw_shots(examples, LABELS, 3, seed=0)
-    with pytest.raises(ConfigError, match="num_shots is 1: it must be at least 2"):
-        draw_shots(examples, LABELS, 1, seed=0)

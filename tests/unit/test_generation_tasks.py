@@ -102,19 +102,13 @@ def test_a_local_folder_gives_pool_and_queries(tmp_path):
     write_jsonl(tmp_path / "other" / "test.jsonl", rows[:3])
     others = load_references(task, args, query_dataset_name=str(tmp_path / "other"))
     assert (others[0], len(others[1])) == (first[0], 3)
-    files = DataArguments(train_file=str(tmp_path / "train.jsonl"))
-    with pytest.raises(DataError, match="there is no test set: give --test_file"):
-        load_references(task, files)
 
 
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("webquestions", {"question": "who?"}, r"line 2: no column 'answers'. Found: question"),
         ("webquestions", {"question": "who?", "answers": []}, r"line 2: has no answer"),
-        ("webquestions", {"question": " ", "answers": "a"}, r"line 2: 'question' is blank"),
         ("totto", {**TOTTO, "highlighted_cells": [[2, 3]]}, r"cell \[2, 3\] is not in the table"),
-        ("totto", {**TOTTO, "sentence_annotations": "a"}, "line 2: 'a' is not a list"),
         ("fetaqa", {**FETAQA, "answer": None}, "line 2: 'answers' is None, not text"),
     ],
 )
@@ -137,5 +131,3 @@ def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     asked = read(tmp_path, "webquestions", {"question": "who?", "answers": ["Ann"]})
     right = measure_written(load_generation_task("webquestions"), ["the Ann."], asked)
     assert (right.values, right.each) == ({"exact_match": 1.0}, {"exact_match": [1.0]})
-    with pytest.raises(ValueError, match="1 predictions, 0 queries"):
-        measure_written(task, ["a"], [])

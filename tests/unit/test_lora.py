@@ -99,7 +99,7 @@ def test_adapters_learn_with_activation_checkpointing(plain):
     reader = trained(adapted(plain)).train()
     name = "activation_checkpointing_enable"  # before transformers 5.23 it had another
     getattr(reader, name if hasattr(reader.model, name) else "gradient_checkpointing_enable")()
-    reader(**packed().as_inputs(), labels=torch.tensor([[4, 5], [6, 1]])).loss.backward()
+    reader(**vars(packed()), labels=torch.tensor([[4, 5], [6, 1]])).loss.backward()
     grads = [w.grad for w in reader.parameters() if w.requires_grad]
     assert all(grad is not None and grad.abs().sum() > 0 for grad in grads)
     assert all(w.grad is None for w in reader.parameters() if not w.requires_grad)

@@ -1,6 +1,5 @@
 """`pgra memory web`: the page in a real browser."""
 
-import contextlib
 import shutil
 import socket
 import threading
@@ -14,80 +13,83 @@ AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
+QUIET = ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync")
+QUIET += ("disable-background-networking", "disable-component-update")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)"),
+]
+
+
+class Slow(FollowingLM):
+    def _go_on(self, prompt):
+        time.sleep(0.5)
+        return super()._go_on(prompt)
 
 
 @pytest.fixture
-def browse(tmp_path):
-    """Open a browser that looks for nothing outside, and a served page."""
+def served(tmp_path):
+    """A page of an LM that takes its time, and its address."""
+    with (
+        open_page(tmp_path / "memory.sqlite", completer=Slow()) as app,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield app, f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def browser():
+    """One that looks for nothing outside."""
     from playwright.sync_api import sync_playwright
 
-    quiet = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]
-    quiet += ["disable-background-networking", "disable-component-update"]
-
-    @contextlib.contextmanager
-    def browse(**more):
-        with (
-            open_page(tmp_path / "memory.sqlite", **more) as app,
-            socket.create_server(("127.0.0.1", 0)) as listener,
-            sync_playwright() as tools,
-            tools.chromium.launch(
-                executable_path=BROWSER, args=[f"--{flag}" for flag in quiet]
-            ) as opened,
-        ):
-            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-            thread.start()
-            try:
-                yield opened, f"http://127.0.0.1:{listener.getsockname()[1]}/", app
-            finally:
-                server.should_exit = True
-                thread.join()
-
-    return browse
+    words = [f"--{word}" for word in QUIET]
+    with (
+        sync_playwright() as tools,
+        tools.chromium.launch(executable_path=BROWSER, args=words) as opened,
+    ):
+        yield opened
 
 
 def focused(tab):
     return tab.evaluate("document.activeElement.id || document.activeElement.innerText")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
-def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(browse):
-    with browse() as (opened, address, page):
-        asked, said = [], []
-        context = opened.new_context(viewport={"width": 390, "height": 800})
-        context.on("request", lambda request: asked.append(request.url))
-        tab, other = context.new_page(), context.new_page()
-        tab.on("dialog", lambda dialog: said.append(dialog.message))
-        tab.goto(address)
-        assert focused(tab) == "question"
-        tab.keyboard.type(AKIN)
-        tab.keyboard.press("Enter")
-        tab.get_by_text("the homonym for pretty is").wait_for()
-        assert focused(tab) == "answer"
-        tab.keyboard.press("Tab")  # what the LM read
-        tab.keyboard.press("Tab")
-        assert focused(tab) == "feedback"
-        tab.keyboard.type(f"{MEANT} <script>alert(1)</script>")
-        tab.keyboard.press("Tab")
-        assert focused(tab) == "Note and ask again"
-        tab.keyboard.press("Enter")
-        tab.get_by_text("Noted as entry 1, and asked again.").wait_for()
-        assert tab.get_by_text("the synonym for pretty is").count() == 1
-        assert tab.locator("blockquote").first.inner_text().endswith("<script>alert(1)</script>")
-        other.goto(address)
-        other.get_by_label("Question", exact=True).fill("what is akin to < fast > ?")
-        other.get_by_role("button", name="Ask", exact=True).click()
-        other.get_by_text("the synonym for fast is").wait_for()
-        other.get_by_label("What you meant").fill("x" * 2001)
-        other.get_by_label("What you meant").press("Control+Enter")
-        assert "2,001 characters" in other.get_by_role("alert").inner_text()
-        assert focused(other) == "feedback"
-        assert other.get_by_label("What you meant").input_value() == "x" * 2001
-        other.get_by_role("button", name="Forget entry 1").press("Enter")
-        other.get_by_text("In the memory: 0 entries").wait_for()
-        widths = tab.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
-        assert widths[0] <= widths[1]  # nothing stands out of a narrow window
+def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(browser, served):
+    page, address = served
+    asked, said = [], []
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    context.on("request", lambda request: asked.append(request.url))
+    tab = context.new_page()
+    tab.on("dialog", lambda dialog: said.append(dialog.message))
+    tab.goto(address)
+    assert focused(tab) == "question"
+    tab.keyboard.type(AKIN)
+    tab.keyboard.press("Enter")
+    tab.get_by_text("the homonym for pretty is").wait_for()
+    assert focused(tab) == "answer"
+    tab.keyboard.press("Tab")  # what the LM read
+    tab.keyboard.press("Tab")
+    assert focused(tab) == "feedback"
+    tab.keyboard.type(f"{MEANT} <script>alert(1)</script>")
+    tab.keyboard.press("Tab")
+    assert focused(tab) == "Note and ask again"
+    tab.keyboard.press("Enter")
+    tab.get_by_text("Noted as entry 1, and asked again.").wait_for()
+    assert tab.get_by_text("the synonym for pretty is").count() == 1
+    assert tab.locator("blockquote").first.inner_text().endswith("<script>alert(1)</script>")
+    tab.get_by_label("What you meant").fill("x" * 2001)
+    tab.get_by_label("What you meant").press("Control+Enter")
+    assert "2,001 characters" in tab.get_by_role("alert").inner_text()
+    assert focused(tab) == "feedback"
+    tab.get_by_role("button", name="Forget entry 1").press("Enter")
+    tab.get_by_text("In the memory: 0 entries").wait_for()
+    widths = tab.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert widths[0] <= widths[1]  # nothing stands out of a narrow window
     assert (said, entries(page)) == ([], [])
     assert all(place.startswith(address) for place in asked)
 
@@ -100,24 +102,14 @@ setTimeout(() => button.click(), 50);
 """
 
 
-class Slow(FollowingLM):
-    def _go_on(self, prompt):
-        time.sleep(0.5)
-        return super()._go_on(prompt)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
-def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(browse):
-    with browse(completer=Slow()) as (opened, address, _):
-        tab, sent = opened.new_page(), []
-        tab.on("request", lambda request: sent.append(request.method))
-        tab.goto(address)
-        tab.get_by_label("Question", exact=True).fill(AKIN)
-        tab.evaluate(TWICE)
-        tab.get_by_text("the homonym for pretty is").wait_for()
-        assert tab.evaluate("sessionStorage.told") == "Asking the language model…"
-        assert sent.count("POST") == 1
-        assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
-        tab.go_back()
-        assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
+def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(browser, served):
+    tab, sent = browser.new_page(), []
+    tab.on("request", lambda request: sent.append(request.method))
+    tab.goto(served[1])
+    tab.get_by_label("Question", exact=True).fill(AKIN)
+    tab.evaluate(TWICE)
+    tab.get_by_text("the homonym for pretty is").wait_for()
+    assert tab.evaluate("sessionStorage.told") == "Asking the language model…"
+    assert sent.count("POST") == 1
+    tab.go_back()
+    assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()

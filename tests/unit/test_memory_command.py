@@ -1,10 +1,8 @@
 """`pgra memory`, as a user calls it."""
 
 import pytest
-from following_lm import write_stream
 
 from pgra.cli import main
-from pgra.memory.stream import Step
 
 
 @pytest.fixture
@@ -57,20 +55,12 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("ad",), "unknown word after pgra memory 'ad'. Did you mean 'add'?"),
         (("add", "a", "b", "c"), "'c' is one text too many: put each in quotes"),
-        (("list",), "there is no memory memory.sqlite: pgra memory add makes one"),
         (
             ("gate", "--stream", "x", "--family", "webquestions"),
             "gate chooses a threshold by the types of questions, and those of 'webquestions'",
         ),
-        (
-            ("stream", "--stream", "x", "--dev_stream", "y", "--threshold", "-3"),
-            "dev_stream chooses the threshold",
-        ),
         # what is needed is named with how the command is called
-        (("add", "a"), 'feedback is missing: pgra memory add "QUESTION" "FEEDBACK"'),
-        (("forget",), 'ids is missing: pgra memory forget "IDS"'),
         (("salvage", "x"), 'output is missing: pgra memory salvage "FILE" --output OUTPUT'),
     ],
 )
@@ -78,15 +68,3 @@ def test_a_users_error_is_one_line_and_leaves_nothing(memory, tmp_path, words, m
     told = error(memory(*words))
     assert message in told
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_gate_is_tried_on_the_half_that_it_was_not_chosen_on(memory, tmp_path):
-    asked = [("syn", "what is like < a > ?"), ("ant", "what is unlike < a > ?")] * 12
-    steps = [Step("", kind, text, f"I want {kind}", "a", ("x",)) for kind, text in asked]
-    path = write_stream(tmp_path / "s.jsonl", steps)
-    default, chosen = memory("gate", "--stream", path, "--skip", 4)[1].splitlines()
-    # Both types among 12 questions: the first of each finds nothing right, one finds the other's.
-    assert default.startswith("threshold -5 (default): precision 0.909, recall 1.000, 11 of 12")
-    assert chosen.startswith("threshold 0 (chosen on 8 others): precision 1.000, recall 1.000, 10")
-    called = memory("gate", "--stream", path, "--skip", 12)
-    assert error(called).startswith("skip is 12, and the threshold is chosen on the first half")

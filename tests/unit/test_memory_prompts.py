@@ -3,6 +3,7 @@
 import random
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -16,7 +17,6 @@ from pgra.errors import ConfigError, DataError
 from pgra.lm.base import Completion
 from pgra.memory.experiment import Experiment
 from pgra.memory.families import judge_situation, list_yamls, load_family, read_verdict
-from pgra.memory.log import Event
 from pgra.memory.lookup import EditLookup, Match, normalize_key
 from pgra.memory.prompts import PromptExample, as_data, clarify, load_few_shot
 from pgra.memory.report import Variant, judge_thresholds, render_report
@@ -94,18 +94,6 @@ def shape(text, few_shot):
     return [*(text.count(part) for part in parts if part), ends, len(text.splitlines())]
 
 
-class Found:
-    """A look-up that has one entry for every question."""
-
-    def __init__(self, key, feedback):
-        self.entry = Event(key="k", feedback="f")
-        for name, value in (("key", key), ("feedback", feedback)):  # which a memory may refuse
-            object.__setattr__(self.entry, name, value)
-
-    def find(self, question, k=1):
-        return [Match(self.entry, 0.0)]
-
-
 def every_way(few_shot, question, feedback):
     """Return the prompts in which a question and a feedback stand, by how they came there."""
     step = Step("1", "", question, feedback, expected=(feedback,))
@@ -118,9 +106,10 @@ def every_way(few_shot, question, feedback):
         "kate": replace(few_shot, nearest={question: [shown] * 3}).write(question),
         "icl": clarify(as_data(question, is_question=True), as_data(feedback)),
     }
+    entry = SimpleNamespace(key=question, feedback=feedback)  # which a memory may refuse
+    lookup = SimpleNamespace(find=lambda *asked, **more: [Match(entry, 0.0)])
     for name in ("lexical", "webquestions"):
-        system = MemPrompt(FAMILIES[name], few_shot, None, Found(question, feedback), None)
-        ways[name] = system.ask(step).text
+        ways[name] = MemPrompt(FAMILIES[name], few_shot, None, lookup, None).ask(step).text
     return {way: shape(text, ICL if way == "icl" else few_shot) for way, text in ways.items()}
 
 
@@ -147,7 +136,6 @@ def test_an_output_is_cut_where_the_answer_ends():
     cut = {
         " the antonym \n is x END ### more": "the antonym is x",
         "\n###\n\n### the antonym is x ###": "the antonym is x",
-        "\n###\n\n": "",
         "the WEEKEND": "the WEEK",  # as the LM's own stop would
     }
     assert {text: PAPER.read_output(text) for text in cut} == cut
@@ -193,8 +181,8 @@ def test_streams_are_read_as_the_release_has_them_and_situations_with_what_they_
     def read(family, lines):
         return read_stream(write_jsonl(tmp_path / "s.jsonl", lines), FAMILIES[family])
 
-    one, other = read("lexical", [{**LINE, "gold": "b"}, {**LINE, "type": "ant"}])
-    assert (one.kind, one.feedback, one.id, other.kind) == ("syn", "I want a synonym.", "1", "ant")
+    (one,) = read("lexical", [{**LINE, "gold": "b"}])
+    assert (one.kind, one.feedback, one.id) == ("syn", "I want a synonym.", "1")
     outputs = (" The synonym for A  is b.", "the synonym for a is c", "b")
     judged = [judge_output(LEXICAL, "syn", output, one.expected) for output in outputs]
     assert judged == [(True, True), (True, False), (False, False)]
@@ -204,24 +192,12 @@ def test_streams_are_read_as_the_release_has_them_and_situations_with_what_they_
     assert [step.meaning for step in steps] == ["care", "cheating", "care"]
     assert steps[1].feedback == "this question is about: cheating."
     assert steps[1].expected == ("This question is about: cheating. The answer is BAD.",)
+    with pytest.raises(DataError, match="s.jsonl, line 2: .*label 'FINE' is none of GOOD, BAD"):
+        read("ert_cat", [SITUATIONS[0], SITUATIONS[0] | {"label": "FINE"}])
     rules = [{"situation": "s", "rule_of_thumb": rule, "label": "GOOD"} for rule in "aba"]
     steps = read("ert_nl", rules)
     assert [step.kind for step in steps] == FAMILIES["ert_nl"].kinds * 3
     assert steps[0].meaning == steps[2].meaning != steps[1].meaning
-
-
-BAD_LINES = [
-    ("lexical", {**LINE, "type": "cyc"}, "type 'cyc' is none of the family 'lexical' .syn, ant"),
-    ("lexical", {**LINE, "question": ""}, "question is '', and must be text"),
-    ("webquestions", {"question": "q", "answers": ["a", 1]}, "'webquestions' takes question"),
-    ("ert_cat", SITUATIONS[0] | {"label": "FINE"}, "label 'FINE' is none of GOOD, BAD, OKAY"),
-]
-
-
-@pytest.mark.parametrize(("family", "line", "message"), BAD_LINES)
-def test_a_bad_line_of_a_stream_is_named(tmp_path, family, line, message):
-    with pytest.raises(DataError, match=f"s.jsonl, line 1: .*{message}"):
-        read_stream(write_jsonl(tmp_path / "s.jsonl", [line]), FAMILIES[family])
 
 
 def test_a_stream_of_a_word_list_is_the_same_for_the_same_seed_only(tmp_path):
@@ -256,45 +232,35 @@ def test_a_scrambled_word_can_be_told_back(kind, word, seed):
     assert claims[kind]
 
 
-WAY = {"id": "x", "type": "syn", "question": "x", "feedback": "x"}
 FORM = {"about": "category", "labels": ["A"], "output": "{about}", "feedback": "{about}"}
 
 
 @pytest.mark.parametrize(
-    ("folder", "name", "changes", "message"),
+    ("load", "name", "changes", "message"),
     [
-        ("memory", "lexical", {"answers": {"syn": "x"}}, "must name the same types"),
-        ("memory", "lexical", {"phrasings": [WAY]}, "and {word} in its question"),
-        ("memory", "lexical", {"num_remembered": 3}, "a family of relations has no num_remembered"),
-        ("memory", "ert_cat", {"situations": FORM}, "output of situations must have {label}"),
-        ("memory_prompts", "lexical", {"separator": " # "}, "separator must have a line break"),
-        ("memory_prompts", "lexical", {"clarified": "{question}"}, "must have {question} and"),
+        (load_family, "memory/ert_cat", {"situations": FORM}, "situations must have {label}"),
+        (load_few_shot, "memory_prompts/lexical", {"clarified": "{question}"}, "must have {quest"),
     ],
 )
-def test_a_yaml_whose_parts_do_not_fit_is_refused(tmp_path, folder, name, changes, message):
-    values = yaml.safe_load((config_root() / folder / f"{name}.yaml").read_text())
-    path, load = tmp_path / "own.yaml", load_family if folder == "memory" else load_few_shot
+def test_a_yaml_whose_parts_do_not_fit_is_refused(tmp_path, load, name, changes, message):
+    values = yaml.safe_load((config_root() / f"{name}.yaml").read_text())
+    path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(values | changes))
     with pytest.raises(ConfigError, match=message):
         load(str(path))
-    with pytest.raises(ConfigError, match=f"unknown .* '{name}x'. Did you mean '{name}'"):
-        load(f"{name}x")
 
 
-@pytest.mark.parametrize(
-    ("output", "verdict"),
-    [
-        ("this question is about loyalty The answer is bad", ("loyalty", "bad")),
-        ("This question is about: a. b, and c. The answer is OKAY", ("a. b, and c", "okay")),
-        ("This question is about: loyalty", ("loyalty", "")),
-        ("The answer is GOOD.", ("", "")),
-        ("It's about: harm. The answer is GOOD because it helps.", ("harm", "good")),
-    ],
-)
-def test_an_output_is_read_for_its_understanding_and_its_label(output, verdict):
-    assert read_verdict(output) == verdict
+def test_an_output_is_read_for_its_understanding_and_its_label():
+    verdicts = {
+        "this question is about loyalty The answer is bad": ("loyalty", "bad"),
+        "This question is about: a. b, and c. The answer is OKAY": ("a. b, and c", "okay"),
+        "This question is about: loyalty": ("loyalty", ""),
+        "It's about: harm. The answer is GOOD because it helps.": ("harm", "good"),
+    }
+    assert {output: read_verdict(output) for output in verdicts} == verdicts
     right = "This question is about: loyalty. The answer is BAD."
-    assert judge_situation(output, right) == (verdict[0] == "loyalty", verdict[1] == "bad")
+    judged = [judge_situation(output, right) for output in verdicts]
+    assert judged == [(True, True), (False, False), (True, False), (False, False)]
 
 
 class Guessing(FollowingLM):

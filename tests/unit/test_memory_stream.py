@@ -88,21 +88,6 @@ def test_only_what_was_clarified_is_written_and_then_understood(log, tmp_path, p
     assert p or bare == outcomes
 
 
-def test_like_is_taken_for_unlike_until_its_own_key_is_there(log):
-    """Distance 2: the release's gate of less than 6 lets it pass; the collision is told."""
-    ways = {way.id: way for way in FAMILY.phrasings}
-    family = replace(FAMILY, phrasings=[ways["syn0"], ways["ant0"]])
-    steps = stream(20, family=family)
-    outcomes = play(simulation(), steps, remembering(log))
-    (wrong,) = [step for step in outcomes if step.is_wrong_kind]  # then both keys are there
-    assert (wrong.score, wrong.understood) == (-2.0, False)
-    (pair,) = measure(outcomes)["wrong_type_pairs"]
-    assert (pair["times"], pair["understood"]) == (1, 0)
-    assert {pair["asked"], pair["found"]} == {"syn", "ant"}
-    chosen = choose_threshold(steps, EditLookup)  # which keeps the two apart
-    assert (chosen.threshold, chosen.precision, chosen.recall) == (0.0, 1.0, 1.0)
-
-
 def test_the_threshold_with_the_largest_f1_is_chosen_of_equals_the_strictest():
     kinds = ["a", "a", "b", "a", "a", "b"]
     found = {"2": (1, 0.9), "3": (1, 0.6), "4": (1, 0.8), "5": (3, 0.7), "6": (3, 0.5)}
@@ -121,8 +106,6 @@ def test_the_threshold_with_the_largest_f1_is_chosen_of_equals_the_strictest():
     assert (none.precision, none.recall, none.f1) == (None, 0.0, 0.0)
     best = choose_threshold(steps, open_lookup)
     assert (best.threshold, best.f1) == (0.8, 4 / 6)  # as of 0.5
-    with pytest.raises(DataError, match="no threshold can be chosen from 1 questions"):
-        choose_threshold(steps[:1], open_lookup)
 
 
 def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_length(log):
@@ -142,8 +125,8 @@ def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_le
     assert few_shot.examples[14].question in prompt
     assert not any(step.is_wrong_kind for step in outcomes)
     shut = replace(system, threshold=-1.0)  # as with --threshold
-    assert [shut.ask(step).num_used for step in steps] == [1, 1, 1, 1]
-    assert [shut.ask(replace(steps[0], question=q)).num_used for q in ("who wrote?", "x")] == [0, 0]
+    used = [shut.ask(replace(steps[0], question=q)).num_used for q in ("who wrote a", "who wrote?")]
+    assert used == [1, 0]
 
 
 @pytest.fixture(scope="module")
@@ -179,18 +162,17 @@ STREAMS = {0: stream(20)}
 
 
 def test_a_plan_runs_what_others_are_compared_with_first():
-    def names(systems, probabilities, seeds, **more):
-        more |= {"systems": systems, "clarification_probabilities": probabilities, "seeds": seeds}
+    def names(systems, seeds, **more):
+        more |= {"systems": systems, "clarification_probabilities": [0.5, 1.0], "seeds": seeds}
         return [variant.name for variant in StreamArguments(stream="x", **more).plan()]
 
     each = ["no-mem", "grow-p0.5", "grow-p1", "mem-p0.5", "mem-p1"]
-    planned = names(["mem", "no-mem", "grow"], [0.5, 1.0], [0, 1])
+    planned = names(["mem", "no-mem", "grow"], [0, 1])
     assert planned == [f"{name}-seed{seed}" for seed in (0, 1) for name in each]
-    dear = names(["mem", "grow"], [0.5, 1.0], [3], grow_probabilities=[0.5])
+    dear = names(["mem", "grow"], [3], grow_probabilities=[0.5])
     assert dear == ["grow-p0.5-seed3", "mem-p0.5-seed3", "mem-p1-seed3"]
-    for wrong in ({"systems": ["memory"]}, {"clarification_probabilities": [0.5, 0.0]}):
-        with pytest.raises(ConfigError, match="unknown systems 'memory'|is 0.0: it must be above"):
-            StreamArguments(stream="x", **wrong)
+    with pytest.raises(ConfigError, match="unknown systems 'memory'"):
+        names(["memory"], [0])
 
 
 class Stopping(FollowingLM):
@@ -206,7 +188,7 @@ class Stopping(FollowingLM):
         return super().complete(prompts, **more)
 
 
-def test_a_stopped_stream_goes_on_and_asks_nothing_again(tmp_path):
+def test_a_stopped_stream_goes_on_asks_nothing_again_and_is_no_other(tmp_path):
     plan, cache = [Variant("mem", 1.0, 0)], AnswersCache(tmp_path / "answers")
     stopping, going_on, unbroken, idle = Stopping(2), FollowingLM(), FollowingLM(), FollowingLM()
     with pytest.raises(KeyboardInterrupt):
@@ -218,18 +200,11 @@ def test_a_stopped_stream_goes_on_and_asks_nothing_again(tmp_path):
     assert 0 < before < before + then <= sum(unbroken.calls)
     (again,) = experiment(tmp_path / "one", idle).run(STREAMS, plan)
     assert (idle.calls, again.outcomes) == ([], one.outcomes)
-
-
-def test_a_folder_of_another_experiment_or_stream_is_refused(tmp_path):
-    plan, folder = [Variant("no-mem", 0.0, 0)], tmp_path / "run"
-    experiment(folder, FollowingLM()).run(STREAMS, plan)
     with pytest.raises(ArtifactError, match="was made with threshold -5.0, this run asks for -4"):
-        experiment(folder, FollowingLM(), threshold=-4.0).run(STREAMS, plan)
-    with pytest.raises(ArtifactError, match="was made with stream"):
-        experiment(folder, FollowingLM()).run({0: stream(9)}, plan)
-    (folder / "no-mem-seed0" / "steps.jsonl").write_text("{")
+        experiment(tmp_path / "one", idle, threshold=-4.0).run(STREAMS, plan)
+    (tmp_path / "one" / "mem-p1-seed0" / "steps.jsonl").write_text("{")
     with pytest.raises(ArtifactError, match="steps.jsonl is damaged .*: delete"):
-        experiment(folder, FollowingLM()).run(STREAMS, plan)
+        experiment(tmp_path / "one", idle).run(STREAMS, plan)
 
 
 def result(steps, system, outcomes, *, p=1.0, seed=0, tokens=10):
@@ -259,21 +234,6 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
     assert " ± " not in render_report(FAMILY, results[:1], gate=None)
 
 
-def test_what_the_paper_compares_is_compared(four):
-    plan = [("no-mem", 0.0), ("grow", 0.5), ("grow", 1.0), ("mem", 0.5), ("mem", 1.0)]
-    results = [result(four, system, (0, 1, 1, 1), p=p) for system, p in plan]
-    assert [row[0] for row in compare_methods(group_results(results))] == [
-        "GROW-PROMPT, p = 0.5 - NO-MEM",
-        "GROW-PROMPT, p = 1 - NO-MEM",
-        "GROW-PROMPT, p = 1 - GROW-PROMPT, p = 0.5",
-        "MEM-PROMPT, p = 0.5 - NO-MEM",
-        "MEM-PROMPT, p = 0.5 - GROW-PROMPT, p = 0.5",
-        "MEM-PROMPT, p = 1 - NO-MEM",
-        "MEM-PROMPT, p = 1 - GROW-PROMPT, p = 1",
-        "MEM-PROMPT, p = 1 - MEM-PROMPT, p = 0.5",
-    ]
-
-
 @pytest.mark.slow
 def test_a_memory_makes_a_real_lm_understand_more(tmp_path, monkeypatch, two_threads):
     monkeypatch.chdir(tmp_path)
@@ -301,8 +261,8 @@ question,gold,GPT-3 generated,with_mem_learned_ir generated
 """
 
 
-def scores(path, family=FAMILY, **more):
-    lines = score_file(path, family, **more).splitlines()
+def scores(path, **more):
+    lines = score_file(path, FAMILY, **more).splitlines()
     return [" ".join(line.split()) for line in lines if not line.startswith("| :-")]
 
 
@@ -319,20 +279,6 @@ def test_outputs_of_two_systems_are_scored_as_worked_out_by_hand(tmp_path):
     row = {"kind": "syn", "expected": "the synonym for fog is mist", "generated": "the synonym"}
     path = write_jsonl(tmp_path / "steps.jsonl", [row, row | {"generated": row["expected"]}])
     assert scores(path)[-1] == "| generated | 1.000 | 1.000 | 0.500 |"
-    gold = "This question is about: care. The answer is GOOD."
-    outputs = [gold, gold.replace("GOOD", "BAD"), gold.replace("care", "harm"), "no"]
-    rows = [{"type": "care", "gold": gold, "generated": output} for output in outputs]
-    path = write_jsonl(tmp_path / "ert.jsonl", rows)
-    assert scores(path, load_family("ert_cat"))[-1] == "| generated | 0.500 | 0.500 | 0.500 |"
-    assert "| outputs | 4 | 4 | |" in scores(path, load_family("ert_nl"))
-
-
-def test_a_file_that_cannot_be_scored_is_refused(tmp_path):
-    row = {"gold": "the synonym for a is b", "x generated": "c"}
-    for more, message in (
-        ({"gold": "the sense of a is b"}, "is of no type of the family 'lexical'"),
-        ({"y generated": "d"}, "not every row has every output column: x generated, y"),
-    ):
-        path = write_jsonl(tmp_path / "r.jsonl", [row, row | more])
-        with pytest.raises(DataError, match=message):
-            score_file(path, FAMILY)
+    write_jsonl(path, [row, row | {"y generated": "d"}])
+    with pytest.raises(DataError, match="not every row has every output column: generated, y"):
+        scores(path)

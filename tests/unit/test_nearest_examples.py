@@ -7,14 +7,13 @@ from conftest import write_jsonl
 from following_lm import FollowingLM, write_stream
 
 from pgra.cli import main
-from pgra.core import Example
-from pgra.errors import ConfigError, DataError
+from pgra.errors import ConfigError
 from pgra.memory import stream
 from pgra.memory.experiment import StreamArguments
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup, LookupArguments
-from pgra.memory.nearest_examples import choose_examples, read_pool, without_slots
+from pgra.memory.nearest_examples import choose_examples, read_pool
 from pgra.memory.prompts import FewShot, PromptExample
 from pgra.memory.stream import GrowPrompt, MemPrompt, PromptedLM, Step
 
@@ -51,8 +50,7 @@ def test_each_question_has_its_nearest_first_and_is_never_shown_itself(tmp_path)
     assert prompt.examples_of(ASKED[0]) == (POOL[1], POOL[0])
     assert prompt.examples_of(ASKED[1]) == (POOL[2], POOL[0])
     assert prompt.write(ASKED[1]).startswith("say more about < owl > ? | I want a definition\n#\n")
-    # Another question has the prompt's own ones, as all have without KATE.
-    assert prompt.write("else") == PLAIN.write("else")
+    assert prompt.write("else") == PLAIN.write("else")  # the prompt's own, as without KATE
     shown = chosen(tmp_path, count=3).examples_of(ASKED[2])
     assert (len(shown), POOL[0] in shown) == (3, False)
 
@@ -71,8 +69,6 @@ def test_the_word_asked_about_does_not_count_unless_asked_for(tmp_path):
     how = {"count": 1, "more": more, "asked": asked}
     first = [chosen(tmp_path, form=form, **how).examples_of(asked[0]) for form in FORMS]
     assert first == [(more[0],), (POOL[3],)]
-    (left,) = without_slots([Example("0", {"question": "< hot >"})])
-    assert left.text == "< hot >"  # nothing else is left of it
 
 
 def test_every_system_stands_behind_them(tmp_path):
@@ -97,9 +93,6 @@ def test_a_pool_is_read_with_answers_or_an_answer(tmp_path):
     path = write_jsonl(tmp_path / "pool.jsonl", [*lines, lines[1] | {"feedback": "f"}])
     shown = [("q", "a"), ("r", "c"), ("r", "c", "f")]
     assert read_pool(path) == [PromptExample(*texts) for texts in shown]
-    path = write_jsonl(tmp_path / "pool.jsonl", [*lines, {"question": "q", "answers": []}])
-    with pytest.raises(DataError, match="line 3: answers is .*, and must be text"):
-        read_pool(path)
 
 
 def test_a_stream_runs_behind_nearest_examples(tmp_path, monkeypatch, capsys):
@@ -110,6 +103,5 @@ def test_a_stream_runs_behind_nearest_examples(tmp_path, monkeypatch, capsys):
     words += ["--artifacts_dir", str(tmp_path), "--output_dir", str(tmp_path / "run")]
     kate = ["--prefix", "kate", "--prefix_examples", "1", "--prefix_encoder", "bm25"]
     assert main([*words, *kate]) == 0
-    assert (tmp_path / "run" / "report.md").is_file()
     assert main(words) == 2
     assert "prompt_digest" in capsys.readouterr().err

@@ -21,22 +21,15 @@ from pgra.methods.pgra import reader_template
 from pgra.methods.stages import Stages, prompt_template
 from pgra.retrieval import open_retriever
 
-PAIR = {
-    "sentence1": "The boats came home.",
-    "sentence2": "The sea was calm.",
-    "sentence": "Main flows through Frankfurt.",
-    "question": "What flows through Frankfurt?",
-}
 PASSAGE = "Red apples grow."
 
 
-@pytest.mark.parametrize("name", ["mrpc", "qnli", "rte"])
-def test_a_pair_is_shown_in_two_lines_and_a_passage_alone(name):
-    task = load_task(name)
-    template = prompt_template(task)
-    question, *lines = template.render({name: PAIR[name] for name in task.inputs}).split("\n")
+def test_a_pair_is_shown_in_two_lines_and_a_passage_alone():
+    template = prompt_template(load_task("rte"))
+    pair = {"sentence1": "The boats came home.", "sentence2": "The sea was calm."}
+    question, *lines = template.render(pair).split("\n")
     assert question.endswith("?")
-    assert lines == [PAIR[name] for name in task.inputs]
+    assert lines == list(pair.values())
     passage = template.passage_fields(PASSAGE)
     assert template.render_query(passage, after_prefix=True) == (
         f"\n\n{question}\n{PASSAGE}\nThe answer is"
@@ -45,14 +38,8 @@ def test_a_pair_is_shown_in_two_lines_and_a_passage_alone(name):
 
 @pytest.fixture
 def pair_args(args, tmp_path):
-    rows = [
-        {
-            "sentence1": SENTENCES[i % 12],
-            "sentence2": f"{SENTENCES[(i * 5 + 1) % 12]} Number {i}.",
-            "label": "entailment" if i % 2 else "not_entailment",
-        }
-        for i in range(37)
-    ]
+    pairs = [(SENTENCES[i % 12], f"{SENTENCES[(i * 5 + 1) % 12]} Number {i}.") for i in range(37)]
+    rows = [{"sentence1": a, "sentence2": b, "label": i % 2} for i, (a, b) in enumerate(pairs)]
     train = write_jsonl(tmp_path / "pairs.jsonl", rows[:30])
     test = write_jsonl(tmp_path / "pairs-test.jsonl", rows[30:])
     data = DataArguments(task="rte", train_file=str(train), test_file=str(test))
@@ -66,7 +53,6 @@ def test_the_official_template_is_refused_for_a_pair(pair_args):
     own = re.escape("--reader_template '{sentence1} ? <extra_id_0> , {sentence2}'")
     with pytest.raises(ConfigError, match=f"does not fit task 'rte': .*'text'.* own.*: {own}$"):
         reader_template(task, reader)
-    assert reader_template(load_task("sst2"), reader) == one_text  # the control: one text
 
 
 def test_both_fields_search_and_are_compared_with_each_passage_alone(pair_args):
@@ -88,6 +74,5 @@ def test_both_fields_search_and_are_compared_with_each_passage_alone(pair_args):
     best = found.evidence["test"].candidates
     expected = np.take_along_axis(queries @ passages.T, best.rows, axis=1)
     np.testing.assert_allclose(best.scores, expected, rtol=1e-4)
-    assert (np.diff(best.scores, axis=1) <= 0).all()
     other = np.take_along_axis(encoder.encode(firsts).numpy() @ passages.T, best.rows, axis=1)
     assert np.abs(other - expected).max() > 1e-3  # the control: the second field counts

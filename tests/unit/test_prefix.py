@@ -172,10 +172,9 @@ def test_what_does_not_fit_is_run_in_parts_refused_or_run_otherwise(lm_dirs, mon
     encoder = open_encoder(lm_dirs["opt"], batch_tokens=400)
     truth = encoder.encode(TEXTS * 4)
     room["cascade"] = 250
-    for is_new in (False, False, True):  # the last as of the next run
-        one = PromptedEncoder(encoder.lm, PROMPT, batch_tokens=400) if is_new else encoder
-        torch.testing.assert_close(one.encode(TEXTS * 4), truth, rtol=1e-4, atol=1e-4)
-        assert len(failed) == 1
+    for _ in range(2):
+        torch.testing.assert_close(encoder.encode(TEXTS * 4), truth, rtol=1e-4, atol=1e-4)
+        assert len(failed) == 2  # the first could have been of a moment
     room["cascade"] = 0
     with pytest.raises(ModelError, match=r"one text of \d+ tokens does not fit the memory of cpu"):
         encoder.encode(["a"])

@@ -8,17 +8,16 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
-from conftest import with_rerank, with_retriever
+from conftest import with_rerank
+from planted_runs import plant
 
-from pgra.commands.consistency import main
 from pgra.config import CorpusArguments
-from pgra.core import ALONE, Example, Prediction
+from pgra.core import ALONE
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.experiments.consistency import (
     PseudoLabels,
     compare_evidence,
     label_texts,
-    note_labels,
     open_labeler,
     report_consistency,
     ways_of,
@@ -30,7 +29,7 @@ from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, write_record
-from pgra.report.results import EvidenceLine, load_run, write_results
+from pgra.report.results import load_run
 from pgra.rerank.similarity import SIMILARITIES
 
 LABELS = ("negative", "positive")
@@ -72,29 +71,10 @@ def labeler(t5_dir, tmp_path_factory):
     return folder
 
 
-def write_run(
-    folder, evidence, *, task="reviews", labels=LABELS, train="digest-of-train", seed=0, method=None
-):
+def write_run(folder, evidence, *, task="reviews", **how):
     """Write a run of three queries whose reader is right but for the last one."""
-    examples = [
-        Example(f"test-{i}", {"text": f"query {i}"}, labels[i % 2]) for i in range(len(evidence))
-    ]
-    said = [example.label for example in examples]
-    said[-1] = labels[1]
-    predictions = [
-        Prediction(example.id, label, dict.fromkeys(labels, 0.5))
-        for example, label in zip(examples, said, strict=True)
-    ]
-    lines = [
-        [EvidenceLine(row, text, row + 1, 0.5, 0.5) for row, text in enumerate(texts)]
-        for texts in evidence
-    ]
-    about = {
-        **{"method": method or folder.name, "task": task, "split": "test", "metric": "accuracy"},
-        **{"seed": seed, "seconds": {}, "fingerprints": {"train": train}, "notes": []},
-    }
-    write_results(folder, about, labels, examples, predictions, lines)
-    return folder
+    about = {"method": folder.name, "fingerprints": {"train": "digest-of-train"}, "names": LABELS}
+    return plant(folder, task=task, n=3, wrong=[2], evidence=evidence, **{**about, **how})
 
 
 QUIET = {"device": "cpu", "plots": False, "centre": False}
@@ -124,10 +104,6 @@ def read(monkeypatch):
     return seen
 
 
-def told(report):
-    return " ".join(note for table in report.tables for note in table.notes)
-
-
 def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path, read):
     asked, kept = [*TEXTS[:3], "stop", *TEXTS[3:]], tmp_path / "kept"
     with pytest.raises(KeyboardInterrupt):
@@ -154,29 +130,9 @@ def test_each_distinct_text_is_read_once_and_no_other_labelers_labels_count(
     assert (sorted(read), both.num_read) == (sorted(TEXTS), 2)
     again = report_consistency(runs, out, labelers=[labeler], **QUIET)
     assert (len(read), again.num_read) == (len(TEXTS), 0)
-    assert again.tables == both.tables
     other = shutil.copytree(labeler, tmp_path / "other")
-    layout = SegmentLayout("{text} This is <extra_id_0> .", "query_first", 64)
-    write_record(other / "reader", replace(RECORD, layout=layout))
+    write_record(other / "reader", replace(RECORD, length_normalize=True))
     assert report_consistency(runs[:1], out, labelers=[other], **QUIET).num_read == 4
-    assert len(list((out / "pseudo_labels").glob("reviews-*.jsonl"))) == 2
-
-
-def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs, tmp_path):
-    report = report_consistency(runs, tmp_path / "out", labelers=[labeler], **QUIET)
-    reader = Reader.load(labeler, device="cpu")
-    said = {text: reader.predict([text])[0].label for text in TEXTS}
-    assert set(said.values()) == set(LABELS)  # else nothing could be told
-    for name, run in zip(("fid", "pgra"), report.runs, strict=True):
-        lines = load_run(tmp_path / name).predictions
-        shares = [
-            sum(said[seen["text"]] == line["label"] for seen in line["evidence"]) / 3
-            for line in lines
-        ]
-        assert (run.name, run.shares.tolist()) == (name, shares)
-    markdown = (tmp_path / "out" / "consistency.md").read_text()
-    assert all(table.to_markdown() in markdown for table in report.tables)
-    assert (tmp_path / "out" / "consistency.csv").read_text().startswith("run,task,seeds,d,")
 
 
 def test_a_grid_gives_its_labeler_its_rows_its_baseline_and_what_is_missing(
@@ -197,20 +153,8 @@ def test_a_grid_gives_its_labeler_its_rows_its_baseline_and_what_is_missing(
     assert [(run.name, run.seeds) for run in report.runs] == [("FID", 2), ("PGRA", 1)]
     assert report.runs[0].queries.sum() == 6  # of both seeds
     assert "difference to FID" in report.tables[0].columns
-    assert "Missing: PGRA (seed 1)." in told(report)
+    assert "Missing: PGRA (seed 1)." in " ".join(report.tables[0].notes)
     assert "PLAIN on reviews has no evidence: left out" in caplog.text
-
-
-def test_the_command_writes_tables_and_plots(labeler, runs, tmp_path, capsys):
-    out = tmp_path / "out"
-    words = ["--labeler", str(labeler), "--runs", *map(str, runs), "--output_dir", str(out)]
-    assert main([*words, "--device", "cpu", "--no_centre"]) == 0
-    shown = capsys.readouterr().out
-    for text in ("Label consistency of evidence", "reviews: by number of", "6 texts were read."):
-        assert text in shown
-    for kind, start in (("png", b"\x89PNG\r"), ("svg", b"<?xml")):
-        for name in ("counts", "scores"):
-            assert (out / f"{name}-reviews.{kind}").read_bytes().startswith(start)
 
 
 def test_runs_and_labelers_that_cannot_be_used_are_named(labeler, runs, tmp_path):
@@ -219,18 +163,14 @@ def test_runs_and_labelers_that_cannot_be_used_are_named(labeler, runs, tmp_path
 
     reads = shutil.copytree(labeler, tmp_path / "reads")
     write_record(reads / "reader", replace(RECORD, num_evidence=2))
-    odd, task = other("odd", TEXTS[0], labels=("no", "yes")), other("t", TEXTS[0], task="trec")
+    odd, task = other("odd", TEXTS[0], names=("no", "yes")), other("t", TEXTS[0], task="trec")
     for named, labelers, error, message in (
         ([*runs, task], [labeler], ConfigError, "no labeler is of task 'trec'"),
         ([odd], [labeler], DataError, "odd has the labels no, yes"),
-        ([other("plain")], [labeler], DataError, "no run has evidence to be consistent with"),
-        (runs, [labeler] * 2, ConfigError, "two labelers are of the same task"),
         (runs, [reads], ConfigError, "reads 2 evidence texts a query.*--num_evidence 0"),
     ):
         with pytest.raises(error, match=message):
             report_consistency(named, tmp_path / "out", labelers=labelers, **QUIET)
-    with pytest.raises(ConfigError, match="unknown baseline 'fud'. Did you mean 'fid'"):
-        report_consistency(runs, tmp_path / "out", baseline="fud", labelers=[labeler], **QUIET)
     assert not (tmp_path / "out").exists()
 
 
@@ -259,22 +199,8 @@ def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_
     assert len(set(scores.values())) > 2  # the control
     values = json.loads((tmp_path / "out" / "evidence.json").read_text())
     assert [way["score"] for way in values["ways"]] == [run.score for run in study.runs]
-    centred = compare_evidence(args, labeler, tmp_path / "out", depths=[1, 2])
-    assert [run.score for run in centred.runs] != [run.score for run in study.runs]
-    written = json.loads((tmp_path / "out" / "evidence.json").read_text())["labeler"]
-    assert written["corpus_labels"]["positive"] == pytest.approx(0.5, abs=0.1)
     whole = ways_of(with_rerank(args, bank="full"))
     assert whole["exhaustive cosine"].is_exhaustive
-    # With a prefix a query, the similarities of two states alone.
-    assert list(ways_of(with_rerank(args, exemplars="knn")))[2:] == ["cosine", "dot"]
-
-
-def test_ways_that_cannot_be_compared_are_refused(labeler, args, tmp_path):
-    for change in (with_retriever(args, retriever="exhaustive"), with_rerank(args, num_evidence=0)):
-        with pytest.raises(ConfigError, match="the ways are compared with a first stage"):
-            compare_evidence(change, labeler, tmp_path)
-    with pytest.raises(ConfigError, match="depth is 4: it must lie between 1 and num_evidence, 3"):
-        compare_evidence(args, labeler, tmp_path, depths=[4])
 
 
 # A labeler centred at its corpus.
@@ -285,23 +211,14 @@ def scored(names, *chances):
     return {str(i): dict(zip(names, one, strict=True)) for i, one in enumerate(chances)}
 
 
-def test_a_centred_labeler_calls_half_of_its_corpus_each_label(labeler):
+def test_a_centred_labeler_calls_half_of_its_corpus_each_label():
     # All "pos", as nearly all of Wikipedia is.
     scores = scored(("neg", "pos"), *((1 - c, c) for c in (0.6, 0.7, 0.8, 0.9, 0.95)))
-    texts, sample = ["0", "3"], list(scores)
-    centred, plain = PseudoLabels(scores, 5, sample), PseudoLabels(scores, 5)
+    centred, plain = PseudoLabels(scores, 5, list(scores)), PseudoLabels(scores, 5)
     # The median's own text ties, and goes to the first label.
     assert list(centred.labels.values()) == ["neg", "neg", "neg", "pos", "pos"]
     assert list(plain.labels.values()) == ["pos"] * 5  # the control: the paper's
     assert centred.medians == pytest.approx({"neg": math.log(0.2), "pos": math.log(0.8)})
-    facts = centred.describe(open_labeler(labeler), texts)
-    assert facts["corpus_labels_uncentred"] == {"neg": 0.0, "pos": 1.0}
-    assert facts["corpus_labels"] == {"neg": 0.6, "pos": 0.4}
-    assert facts["evidence_labels_uncentred"] == {"neg": 0.0, "pos": 1.0}
-    assert facts["evidence_labels"] == {"neg": 0.5, "pos": 0.5}
-    assert "pos 100.0 % before, neg 60.0 %, pos 40.0 % after" in note_labels("t", facts)
-    facts = plain.describe(open_labeler(labeler), texts)
-    assert (facts["is_centred"], "corpus_labels" in facts) == (False, False)
 
 
 def test_of_more_labels_each_is_measured_by_its_own_median():
@@ -314,22 +231,17 @@ def test_of_more_labels_each_is_measured_by_its_own_median():
     assert set(PseudoLabels(zero, 2, ["0", "1"]).labels.values()) == {"a"}
 
 
-def with_corpus(folder, path, **changes):
+def with_corpus(folder, path):
     """Have a written run say which corpus its evidence is of, as train.py does."""
-    asked = {**asdict(CorpusArguments(corpus=str(path))), **changes}
+    asked = asdict(CorpusArguments(corpus=str(path)))
     runtime = {"artifacts_dir": str(path.parent / "artifacts")}
     (folder / "arguments.json").write_text(json.dumps({"corpus": asked, "runtime": runtime}))
-    return folder
 
 
-def test_runs_are_measured_with_a_labeler_centred_at_their_corpus(
+def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone_centred_at_the_corpus_or_not(
     labeler, runs, tmp_path, corpus_file
 ):
     how = {**QUIET, "labelers": [labeler], "centre": True}
-    with pytest.raises(
-        DataError, match=r"pgra: the labeler is centred at the corpus.*give --no_centre"
-    ):
-        report_consistency(runs[:1], tmp_path / "out", **how)
     for run in runs:
         with_corpus(run, tmp_path / "gone.txt")
     with pytest.raises(DataError, match=r"gone\.txt.*put it there, or give --no_centre"):
@@ -341,16 +253,13 @@ def test_runs_are_measured_with_a_labeler_centred_at_their_corpus(
     passages = list(dict.fromkeys(corpus_file.read_text().splitlines()))
     reader = Reader.load(labeler, device="cpu")
     chance = {t: reader.predict([t])[0].scores["positive"] for t in (*passages, *TEXTS)}
-    middle = np.median([chance[text] for text in passages])
-    for run in centred.runs:
-        shares = []
-        for line in load_run(tmp_path / run.name).predictions:
-            said = [chance[seen["text"]] > middle for seen in line["evidence"]]
-            shares.append(said.count(line["label"] == "positive") / len(said))
-        assert run.shares.tolist() == pytest.approx(shares)
+    for report, middle in ((plain, 0.5), (centred, np.median([chance[t] for t in passages]))):
+        for run in report.runs:
+            shares = []
+            for line in load_run(tmp_path / run.name).predictions:
+                said = [chance[seen["text"]] > middle for seen in line["evidence"]]
+                shares.append(said.count(line["label"] == "positive") / len(said))
+            assert run.shares.tolist() == pytest.approx(shares)
     assert [r.score for r in centred.runs] != [r.score for r in plain.runs]  # the control
     written = json.loads((tmp_path / "out" / "consistency.json").read_text())["labelers"]["reviews"]
-    assert (written["is_centred"], written["corpus_texts"]) == (True, len(passages))
     assert abs(written["corpus_labels"]["positive"] - 0.5) <= 0.5 / len(passages) + 1e-9
-    assert "the labeler is centred at its medians" in told(centred)
-    assert "the labeler is not centred (the paper's way)" in told(plain)

@@ -17,7 +17,6 @@ from loopback import Fault, LoopbackEndpoint, Written, busy, toy_writer
 from pgra.core import Context, Worker
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.base import CompleterArguments, open_lm
-from pgra.lm.cache import CachedLM
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.remote import Reply, Spending, word_chance
 
@@ -84,31 +83,24 @@ def test_the_request_is_greedy_and_an_answer_on_disk_is_never_asked_for_again(se
         assert complete(again) == TEXTS
         assert sorted(str(body["prompt"]) for body in server.bodies) == sorted(PROMPTS)
         assert (again.spending.num_calls, again.spending.num_kept) == (3, 1)
-        again.complete(PROMPTS[:1], max_new_tokens=4, stop="")  # the control: another question
+        again.complete(PROMPTS[:1], max_new_tokens=4, stop=";")  # the control: another question
     asked = {"model": "toy", "prompt": "Q: red", "temperature": 0, "max_tokens": 4}
-    path = {"path": "/v1/completions"}
-    assert [server.bodies[0], server.bodies[4]] == [path | asked | {"stop": ["\n"]}, path | asked]
+    asked["path"] = "/v1/completions"
+    stops = [{"stop": [stop]} for stop in "\n;"]
+    assert [server.bodies[0], server.bodies[4]] == [asked | stop for stop in stops]
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
 
 
 def test_only_so_many_calls_are_under_way_at_a_time_or_begun_in_a_minute(server, open_at):
     server.seconds = 0.02
-    prompts = [f"Q: {i}" for i in range(6)]
     with server.serve() as url:
-        for most in (3, 1):
-            server.most_at_once = 0
-            complete(
-                open_at(url, max_parallel_calls=most), [f"{prompt} {most}" for prompt in prompts]
-            )
-            assert min(most, 2) <= server.most_at_once <= most
+        complete(open_at(url, max_parallel_calls=3), [f"Q: {i}" for i in range(9)])
+        assert 2 <= server.most_at_once <= 3
         complete(open_at(url, requests_per_minute=60 / 0.1))
     assert server.times[-1] - server.times[-4] >= 0.2
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [busy(), busy(None), Fault(502, "<html>bad gateway</html>"), Fault(503, "{}"), Fault()],
-)
+@pytest.mark.parametrize("fault", [busy(), Fault(502, "<html>bad gateway</html>"), Fault()])
 def test_a_hiccup_is_tried_again_and_counted(server, open_at, fault):
     server.faults = [fault, fault]
     with server.serve() as url:
@@ -123,9 +115,6 @@ def test_an_answer_that_does_not_come_is_asked_for_again(server, open_at):
         lm = open_at(url, request_timeout=0.3)
         assert complete(lm, ["Q: red"]) == [" red"]
         assert lm.spending.num_retries >= 1
-        server.faults = [Fault(seconds=20.0)]
-        with pytest.raises(ModelError, match=r"did not answer in 0.1 s \(--request_timeout\) \(1"):
-            complete(open_at(url, request_timeout=0.1, max_retries=0), ["Q: green"])
 
 
 def test_an_endpoint_that_dies_loses_no_answer(server, open_at):
@@ -144,28 +133,20 @@ def error_of(message, code=None):
     return json.dumps({"error": {"message": message, "code": code}})
 
 
-BARE = '{"choices": [{"text": " yes"}]}'  # without counts, echo and chances
-
-
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
         (Fault(200, "<html>Hi</html>"), r"answered '<html>Hi</html>', which is no completion"),
-        (Fault(200, '{"choices": []}'), "which is no completion"),
-        (Fault(200, '{"choices": [{"message": {"content": "hi"}}]}'), "which is no completion"),
         (Fault(401, error_of("bad key")), "answered 401 'bad key': see that OPENAI_API_KEY is set"),
-        (Fault(404, error_of("no model")), "answered 404 'no model': see --base_url"),
-        (Fault(400, error_of("too long")), "answered 400 'too long': see that --lm_window"),
         (Fault(429, error_of("pay", "insufficient_quota")), "'pay': the account has no money left"),
         (busy("3600"), "answered 429 'slow down', and asks to wait 3600 s"),
     ],
 )
 def test_what_trying_again_does_not_mend_is_told_at_once(server, open_at, fault, told):
     server.faults = [fault]
-    with server.serve() as url, pytest.raises(ModelError, match=told) as caught:
+    with server.serve() as url, pytest.raises(ModelError, match=told):
         complete(open_at(url), ["Q: red"])
     assert len(server.bodies) == 1
-    assert "\n" not in str(caught.value)
 
 
 def test_words_are_scored_from_the_echoed_prompt(server, open_at):
@@ -175,7 +156,7 @@ def test_words_are_scored_from_the_echoed_prompt(server, open_at):
         scores = lm.score(PROMPTS[:2], words, advance=done.append)
         # the toy writer's tokens are words, and their chances minus a quarter of their length
         assert scores == [[-1.5, -(4 + 3 + 5) / 4]] * 2
-        assert done == [1, 1]
+        assert sum(done) == 2
         assert open_at(url).score(PROMPTS[:2], words) == scores
         assert [body["max_tokens"] for body in server.bodies] == [1] * 4
         # one text as two prompts and words is two questions
@@ -183,9 +164,6 @@ def test_words_are_scored_from_the_echoed_prompt(server, open_at):
         assert lm.score(["It was so"], [" good"]) == [[-1.25]]
         server.faults = [Fault(400, error_of("echo is not supported"))]
         with pytest.raises(ModelError, match=r"does not score given words.*--decide_by generation"):
-            lm.score(["It is"], [" good"])
-        server.faults = [Fault(200, BARE)]
-        with pytest.raises(ModelError, match=r"toy at .* does not echo a prompt.*--decide_by gen"):
             lm.score(["It is"], [" good"])
 
 
@@ -198,13 +176,12 @@ def test_tokens_and_their_price_are_counted(server, open_at):
         spent = lm.spending
         assert spent == Spending(2, 1, 0, 5, 2, cost=(5 * 2 + 2 * 8) / 1e6)
         assert open_at(url).spending == Spending()
-        server.faults = [Fault(200, BARE)]
+        server.faults = [Fault(200, '{"choices": [{"text": " yes"}]}')]  # without counts
         other = open_at(url)
-        answer = other.complete(["123456"], max_new_tokens=4, stop="")[0]
+        answer = other.complete(["123456"], max_new_tokens=4, stop="\n")[0]
         assert (answer.num_prompt_tokens, answer.num_new_tokens) == (2, 2)  # a token for 3 bytes
         assert other.spending.is_estimated
         assert "about 2 prompt tokens" in str(other.spending)
-    assert "cost 0.0000" in str(spent)
 
 
 def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd):
@@ -243,24 +220,15 @@ def test_an_endpoint_of_ones_own_needs_no_key(server, open_at, monkeypatch, capl
     assert "the key goes to http://models.invalid/v1 over plain http" in caplog.text
 
 
-NO_KEY = "OPENAI_API_KEY holds characters"
-SECRET = "holds a user name, a password or a query"
-
-
 @pytest.mark.parametrize(
     ("url", "changes", "told"),
     [
         ("127.0.0.1:8000/v1", {}, "'127.0.0.1:8000/v1' is no address: write http"),
-        ("http://there:port/v1", {}, "is no address"),
-        ("https://me:Secret@there/v1", {}, SECRET),
-        ("https://me:Secret@there:port/v1", {}, SECRET),
-        ("https://there/v1?key=Secret", {}, SECRET),
-        (URL, {"key": "Secret key"}, NO_KEY),
-        (URL, {"key": "Secret-ключ"}, NO_KEY),
-        (URL, {"key": "Secret\nlines"}, NO_KEY),
+        ("https://me:Secret@there:port/v1", {}, "holds a user name, a password or a query"),
+        ("https://there/v1?key=Secret", {}, "holds a user name, a password or a query"),
+        (URL, {"key": "Secret\nlines"}, "OPENAI_API_KEY holds characters"),
         (URL, {"lm": "openai:"}, "names no model"),
         (URL, {"lm": "gpt2"}, "is for an endpoint, and --lm gpt2 is none"),
-        (None, {"lm": "gpt2", "tokenizer": "gpt2"}, "is for an endpoint, and --lm gpt2 is none"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_without_its_secrets(
@@ -276,28 +244,20 @@ def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_d
     lm = open_at(f"{URL}/")
     fields = {"lm": "openai:toy", "base_url": URL, "window": 65, "tokens": "estimate"}
     assert (lm.fingerprint, lm.window) == (fields, 64)  # one token is written by scoring
-    assert lm.count_tokens(["", "abc", "abcd", "é!"]) == [0, 1, 2, 1]
     for name in ("tokenizer.json", "tokenizer_config.json"):  # no weights
         (tmp_path / name).write_bytes((lm_dirs["opt"] / name).read_bytes())
-    named, local = open_at(URL, tokenizer=str(tmp_path)), CausalLM.from_name(str(lm_dirs["opt"]))
-    texts = ["The film is", "", "A dull, lifeless story"]
-    assert named.count_tokens(texts) == local.count_tokens(texts)
+    named = open_at(URL, tokenizer=str(tmp_path))
     assert named.fingerprint["tokens"] not in ("estimate", open_at(URL).fingerprint["tokens"])
-    with pytest.raises(ModelError, match="cannot load the tokenizer"):
-        open_at(URL, tokenizer=str(lm_dirs["opt"].parent))
 
 
-def test_a_name_opens_an_lm_here_with_its_window_or_a_smaller_one(lm_dirs, tmp_path):
-    name, here = str(lm_dirs["gpt2"]), Context(artifacts=tmp_path, device="cpu")
-    lm = open_lm(CompleterArguments(lm=name), here)
-    assert isinstance(lm, CachedLM)
-    small, large = (CompleterArguments(lm=name, lm_window=lm.window + by) for by in (-1, 1))
-    assert open_lm(small, here).window == lm.window - 1
-    with pytest.raises(ConfigError, match=f"lm_window is {lm.window + 1}, and .* {lm.window} tok"):
+def test_a_window_is_no_larger_than_the_lms_and_one_process_asks_an_endpoint(lm_dirs, tmp_path):
+    here = Context(Worker(1, 2), artifacts=tmp_path, device="cpu")
+    large = CompleterArguments(lm=str(lm_dirs["gpt2"]), lm_window=9999)
+    with pytest.raises(ConfigError, match="lm_window is 9999, and .* tokens"):
         open_lm(large, here)
     far = CompleterArguments(lm="openai:m", base_url=URL)
     with pytest.raises(ConfigError, match="which one process asks, and there are 2: start it"):
-        open_lm(far, Context(Worker(1, 2), artifacts=tmp_path, device="cpu"))
+        open_lm(far, here)
 
 
 ASKER = """
@@ -342,7 +302,6 @@ def chance(tokens=TOKENS, chances=CHANCES, **changes):
     return word_chance("toy", reply, asked["prompt"], asked["word"])
 
 
-AGAIN = {"tokens": (*TOKENS[:-1], " fun"), "text": f"{PROMPT}{WORD} fun"}
 APART = {"tokens": ("It", " was", " ", "great", "."), "text": "It was great.", "word": " great"}
 
 
@@ -350,11 +309,10 @@ APART = {"tokens": ("It", " was", " ", "great", "."), "text": "It was great.", "
     ("changes", "expected"),
     [
         ({}, -0.75),
-        ({"num_new": None}, -0.75),
         ({"prompt": "It was great", "word": " fun"}, -0.25),  # the control
         ({"tokens": ("<s>", *TOKENS), "chances": (None, -9.0, *CHANCES[1:])}, -0.75),
-        (AGAIN, -0.75),  # what is written may be the word's last token again
-        ({**AGAIN, "num_new": None}, -0.75),
+        # what is written may be the word's last token again
+        ({"tokens": (*TOKENS[:-1], " fun"), "text": f"{PROMPT}{WORD} fun", "num_new": None}, -0.75),
         # a token that is counted and not shown; tokens without their space, and one of its own
         ({"tokens": TOKENS[:-1], "chances": CHANCES[:-1], "text": f"{PROMPT}{WORD}"}, -0.75),
         ({"tokens": ("It", "was", "great", " fun", ".")}, -0.75),
@@ -366,17 +324,12 @@ def test_only_the_words_tokens_count_however_a_server_spells_them(changes, expec
     assert chance(**changes) == expected
 
 
-JOINED = {"tokens": ("It", " was great", " fun", "."), "chances": CHANCES[1:]}
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"text": " ."}, "does not echo a prompt"),
-        ({"tokens": (), "chances": ()}, "gives no log-probabilities"),
         ({"chances": CHANCES[1:]}, "gives no log-probabilities"),
-        (JOINED, "joins ' great fun"),
-        ({"chances": (None, -1.0, None, -0.2, -4.0)}, "gives ' great fun' no finite"),
+        ({"tokens": ("It", " was great", " fun", "."), "chances": CHANCES[1:]}, "joins ' great"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_with_the_way_out(changes, told):
@@ -416,7 +369,7 @@ def lm_writer(lm):
 
 
 @pytest.mark.parametrize(
-    "kind", ["gpt2", "opt", pytest.param("bundled:smollm2-135m", marks=pytest.mark.slow)]
+    "kind", ["opt", pytest.param("bundled:smollm2-135m", marks=pytest.mark.slow)]
 )
 def test_an_lm_answers_the_same_behind_an_endpoint(lm_dirs, server, open_at, kind):
     name = str(lm_dirs.get(kind, kind))

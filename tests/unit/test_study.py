@@ -1,12 +1,10 @@
-"""Optuna's study, and which point wins."""
-
-from pathlib import Path
+"""Optuna's study."""
 
 import pytest
 
 from pgra.config import SeriesArguments
 from pgra.errors import ArtifactError
-from pgra.experiments.search import Point, Study, Tried, choose_winner
+from pgra.experiments.search import Study
 
 SERIES = SeriesArguments(
     search="optuna", search_learning_rates=["1e-5", "1e-2"], search_batch_sizes=["4,8"]
@@ -41,11 +39,3 @@ def test_a_study_of_something_else_is_refused(tmp_path):
     other = SeriesArguments(search="optuna", search_learning_rates=["1e-5", "1e-3"])
     with pytest.raises(ArtifactError, match=r"with search_learning_rates \[1e-05,0.01\], this"):
         Study(tmp_path, other, 1)
-
-
-def test_the_first_of_equals_wins():
-    tried = [
-        Tried(Point(rate, 4), Path(str(rate)), dev, 10)
-        for rate, dev in ((1e-5, 0.5), (2e-5, 0.9), (5e-5, 0.9), (8e-5, 0.7))
-    ]
-    assert choose_winner(tried).point.learning_rate == 2e-5

@@ -11,12 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.config import from_yaml
-from pgra.data.tasks import (
-    generation_task_names,
-    load_generation_task,
-    load_task,
-    task_names,
-)
+from pgra.data.tasks import generation_task_names, load_generation_task, load_task, task_names
 from pgra.errors import ConfigError
 
 MINIMAL = {
@@ -60,30 +55,19 @@ WRITTEN = {
 }
 BAD = {
     "a task has at least two": {"labels": ["no"], "verbalizer": {"no": "a"}},
-    "labels names something twice": {"labels": ["no", "no "]},
     "unknown metric 'acc'": {"metric": "acc"},
-    "prompt holds no field; put {text}": {"prompt": "Is it?"},
     "verbalizer has no word for 'yes'": {"verbalizer": {"no": "wrong"}},
-    "verbalizer has 'right' for both 'no' and 'yes'": {
-        "verbalizer": {"no": "right ", "yes": "right"}
-    },
-    "prompt does not hold {question}, the first input": {
-        "inputs": ["question", "text"],
-        "prompt": "Is it so? {text}",
-    },
+    "verbalizer has 'right' for both": {"verbalizer": {"no": "right ", "yes": "right"}},
+    "prompt does not hold {question}, the first input": {"inputs": ["question", "text"]},
     "'no' is in labels and in ignored_labels too": {"ignored_labels": ["no"]},
-    "an input cannot be named 'label'": {"inputs": ["text", "label"]},
     "hub.labels are no, maybe": {"hub": {"id": "a/b", "labels": ["no", "maybe"]}},
     "unknown key of local.columns 'txt'": {"local": {"columns": {"txt": "claim"}}},
-    "does not say which is the test split": {"local": {"splits": {"train": "train"}}},
     "uses one split twice": {"local": {"splits": {"train": "a", "test": "b", "validation": "b"}}},
 }
 BAD_WRITTEN = {
     "parent compares with a table": {"metrics": ["parent"]},
     "frame ends in a space": {"frame": "Q: {question} "},
     "frame does not show the input {table}": {"inputs": ["question", "table"]},
-    "num_exemplars is 0: it must be at least 1": {"num_exemplars": 0},
-    "hub.labels are for tasks with labels": {"hub": {"id": "a/b", "labels": ["a"]}},
 }
 
 
@@ -102,8 +86,6 @@ def test_contradictory_yaml_is_refused(load, whole, change, message, tmp_path):
     with pytest.raises(ConfigError, match=message) as caught:
         load(str(path))
     assert "mine.yaml" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"unknown task.*Did you mean '.*'\?.*give its path"):
-        load({load_task: "sst3", load_generation_task: "webquestion"}[load])
 
 
 # YAMLs become dataclasses by their type hints: what fits comes back, what does not is named.
@@ -131,10 +113,6 @@ class Whole:
     anything: Any = None
     folder: Path | None = None
     name: str = ""
-
-    def __post_init__(self):
-        if self.number < 0:
-            raise ConfigError(f"number is {self.number}: it must be at least 0")
 
 
 def read(path, values, cls=Whole, **given):
@@ -174,14 +152,9 @@ def test_a_path_and_what_is_not_of_the_file(tmp_path):
     [
         ({}, "'word' is missing"),
         ({"word": "x", "numbr": 1}, "unknown key 'numbr'. Did you mean 'number'"),
-        ({"word": True}, "word is True; it must be text .in quotes"),
         ({"word": "x", "number": True}, "number is True; it must be a whole number"),
-        ({"word": "x", "color": "rad"}, "unknown color 'rad'. Did you mean 'red'"),
         ({"word": "x", "names": "a"}, "names is 'a'; it must be a list"),
-        ({"word": "x", "sizes": {"a": "b"}}, "sizes.a is 'b'; it must be a whole number"),
-        ({"word": "x", "inner": {}}, "'inner.word' is missing"),
         ({"word": "x", "inner": {"word": "x", "share": "1e-4"}}, "inner.share is .* YAML reads 1e"),
-        ({"word": "x", "number": -1}, "number is -1: it must be at least 0"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_file(values, message, tmp_path):
