@@ -220,13 +220,10 @@ def _list(parse: Parse) -> None:
             for event in log.events():
                 show(event, f"{event.kind} ")
         elif args.collisions:
-            entries = list(log.entries())
-            keys, meanings = [e.key for e in entries], [e.feedback for e in entries]
-            found = find_collisions(keys, meanings, is_relative=is_relative)
-            for pair in found:
-                first, second = entries[pair.first], entries[pair.second]
-                say(f"distance {pair.distance}: entry {first.id} {show_entry(first)}")
-                say(f"            entry {second.id} {show_entry(second)}")
+            found = find_collisions(log.entries(), is_relative=is_relative)
+            for entry, near in found:
+                say(f"distance {-near.score:g}: entry {entry.id} {show_entry(entry)}")
+                say(f"            entry {near.entry.id} {show_entry(near.entry)}")
             say(f"{len(found):,} pairs of near keys with different feedback")
         else:
             for entry in log.entries():
@@ -290,11 +287,11 @@ def _import(parse: Parse) -> None:
 def _salvage(parse: Parse) -> None:
     """Read what is left of a damaged memory."""
     (args,) = parse(FileArguments, bare=("file",), needs=("output",))
-    found = salvage(Path(args.file), Path(args.output))
-    say(f"{args.output}: {found.kept:,} events of {args.file} were read whole")
-    if found.lost:
-        shown = ", ".join(map(str, found.lost[:20])) + (", ..." if len(found.lost) > 20 else "")
-        say(f"lost: {len(found.lost):,} events, with these numbers: {shown}")
+    kept, lost = salvage(Path(args.file), Path(args.output))
+    say(f"{args.output}: {kept:,} events of {args.file} were read whole")
+    if lost:
+        shown = ", ".join(map(str, lost[:20])) + (", ..." if len(lost) > 20 else "")
+        say(f"lost: {len(lost):,} events, with these numbers: {shown}")
     say("what was written after the last of them, if anything, is not known of")
 
 
@@ -322,7 +319,6 @@ def _gate(parse: Parse) -> None:
     """
     args, lookup = parse(GateArguments, LookupArguments, needs=("stream",))
     family = load_family(args.family)
-    family.check_has_types("gate")
     lookup = lookup.settle(family)
     steps = read_stream(Path(args.stream), family)
     half = len(steps) // 2
@@ -362,8 +358,6 @@ def _stream(parse: Parse) -> None:
         raise ConfigError("dev_stream chooses the threshold: leave out --threshold or --dev_stream")
     family = load_family(args.family)
     lookup = lookup.settle(family)
-    if args.dev_stream:
-        family.check_has_types("dev_stream")
     few_shot = load_few_shot(args.prompt or family.prompt)
     streams = {seed: args.read_questions(family, seed) for seed in args.seeds}
     dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None

@@ -354,9 +354,8 @@ def _dequantize(path: Path, root: str) -> Arrays:
     for node in graph.node:
         if node.op_type == "MatMulInteger":
             module = node.name.strip("/").removesuffix("/MatMul_quant").replace("/", ".")
-            found[f"{module}.weight"] = value(
-                node.input[1].removesuffix("_quantized")
-            ).T  # (out, in)
+            weight = value(node.input[1].removesuffix("_quantized"))
+            found[f"{module}.weight"] = weight.T  # (out, in)
     for name in raw:
         if name.startswith("onnx::"):
             continue

@@ -493,15 +493,9 @@ def _check_counts(
             where,
             args.passage_words,
         )
-    logger.log(
-        level,
-        "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s",
-        where,
-        counts["rows"],
-        counts["blank"],
-        counts["duplicates"],
-        "dropped" if args.drop_duplicates else "kept",
-    )
+    told = [counts[name] for name in ("rows", "blank", "duplicates")]
+    message = "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s"
+    logger.log(level, message, where, *told, "dropped" if args.drop_duplicates else "kept")
     for source in sources:
         if source.reading.count:
             count, first = source.reading.count, source.reading.first

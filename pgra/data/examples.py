@@ -19,14 +19,7 @@ import numpy as np
 from pgra.config import DataArguments
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
-from pgra.data.read import (
-    Record,
-    check_file,
-    clean_text,
-    load_data_set,
-    read_records,
-    table_rows,
-)
+from pgra.data.read import Record, check_file, clean_text, load_data_set, read_records, table_rows
 from pgra.data.tasks import LABEL, SPLITS, GenerationTask, HubSource, Task
 from pgra.errors import ConfigError, DataError, unknown_name
 

@@ -272,11 +272,7 @@ def attend(
 
 
 def _attend_rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    prefix: tuple[Tensor, Tensor],
-    scaling: float | None,
+    query: Tensor, key: Tensor, value: Tensor, prefix: tuple[Tensor, Tensor], scaling: float | None
 ) -> Tensor:
     """Take a row a text, padded on the right: to the prefix all rows as one, then each its own."""
     R, heads, T, width = query.shape
@@ -438,8 +434,7 @@ Forward = Callable[..., Tensor]
 MANY_TOKENS = 4096
 """Packing takes as long as reading some hundred tokens."""
 _PACKED = Kernel(
-    "oneDNN's packed product",
-    "its weights are laid out anew in every call, and reading is slower",
+    "oneDNN's packed product", "its weights are laid out anew in every call, and reading is slower"
 )
 _SHARE = 0.25  # of the machine's memory, for the packed copies
 _ACTIVATIONS = {  # as oneDNN names them

@@ -30,7 +30,6 @@ from pgra.memory.report import SYSTEMS, StreamResult, Variant, compare_with, mea
 from pgra.memory.stream import (
     GrowPrompt,
     MemPrompt,
-    NoMemory,
     PromptedArguments,
     Simulation,
     Step,
@@ -174,7 +173,7 @@ class Experiment(Simulation):
             "family": self.family.name,
             "family_digest": digest(family)[:12],
             "prompt": self.lm.few_shot.name,
-            "prompt_digest": digest(self.lm.few_shot.fingerprint)[:12],
+            "prompt_digest": digest(asdict(self.lm.few_shot))[:12],
             "lookup": lookup,
             "threshold": self.threshold,
             "max_new_tokens": self.lm.max_new_tokens,
@@ -218,17 +217,16 @@ class Experiment(Simulation):
     def _play(self, folder: Path, variant: Variant, steps: Sequence[Step]) -> list[StepOutcome]:
         shutil.rmtree(folder, ignore_errors=True)  # of a stream that was stopped
         folder.mkdir(parents=True)
-        few_shot, outcomes = self.lm.few_shot, []
+        outcomes = []
         with (
             FeedbackLog.open(folder / MEMORY_FILE) as log,
             (folder / STEPS_FILE).open("w", encoding="utf-8") as file,
         ):
-            system: System = NoMemory(few_shot)
-            if variant.system == "grow":
-                system = GrowPrompt(self.lm, max_added=self.max_added)
-            elif variant.system == "mem":
+            most = 0 if variant.system == "no-mem" else self.max_added
+            system: System = GrowPrompt(self.lm, max_added=most)
+            if variant.system == "mem":
                 lookup = self.open_lookup(log)
-                system = MemPrompt(self.family, few_shot, log, lookup, self.threshold)
+                system = MemPrompt(self.family, self.lm.few_shot, log, lookup, self.threshold)
             played = self.play(steps, system, probability=variant.probability, seed=variant.seed)
             for outcome in tqdm(played, total=len(steps), desc=variant.name, unit="step"):
                 file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")

@@ -173,21 +173,6 @@ class Family:
             wanted = self.released_check.get(kind, wanted)
         return all(word.lower() in output.lower() for word in wanted)
 
-    def check_has_types(self, name: str) -> None:
-        """Refuse to choose a threshold on questions that all mean the same.
-
-        Args:
-            name: Of what would choose it.
-
-        Raises:
-            ConfigError: If it is a family of answers, of which any feedback would count as right.
-        """
-        if self.is_of_answers:
-            raise ConfigError(
-                f"{name} chooses a threshold by the types of questions, and those of '{self.name}' "
-                "have none: give --threshold to what uses it"
-            )
-
 
 def load_family(name: str) -> Family:
     """Read a family by name, or from a YAML.

@@ -11,9 +11,9 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from pgra.artifacts import digest
 from pgra.config import Arguments, arg
@@ -117,7 +117,7 @@ class Correction:
         return {"entry": entry.id, "score": score, "key": entry.key, "feedback": entry.feedback}
 
 
-class LabelMemory:
+class LabelMemory(AbstractContextManager["LabelMemory"]):
     """The corrections of one task, and the look-up among them; a context, which closes the file.
 
     Attributes:
@@ -154,9 +154,8 @@ class LabelMemory:
         self._inputs, self._labels = inputs, labels
         self._log = FeedbackLog.open(Path(args.memory or ""), is_writable=False)
         try:
-            if open_lookup is None:
-                open_lookup = load_lookup(args.lookup(), Context(device=device), task=task)
-            self._lookup = open_lookup(self._log)
+            load = open_lookup or load_lookup(args.lookup(), Context(device=device), task=task)
+            self._lookup = load(self._log)
             entries = list(self._log.entries())
             own = [entry for entry in entries if entry.task == task]
             for entry in own:
@@ -171,9 +170,6 @@ class LabelMemory:
         unused = f"; not used: {counts}" if others else ""
         say = logger.info if own else logger.warning
         say("memory: %s holds %s corrections of task '%s'%s", args.memory, len(own), task, unused)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._log.close()

@@ -8,7 +8,7 @@ its weights; a stream with any of it is refused.
 
 import json
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, islice, pairwise
@@ -127,21 +127,6 @@ class Lessons:
                 raise ConfigError(f"the feedback '{text}' lacks {{meant}}")
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """A question as it is taught.
-
-    Attributes:
-        shown: Question, answer, and a clarification or "".
-        form: The question without its word, as keys are compared.
-        word: Unscrambled.
-    """
-
-    shown: PromptExample
-    form: str
-    word: str
-
-
 def load_lessons(name: str) -> Lessons:
     """Read lessons by name, or from a YAML.
 
@@ -238,8 +223,14 @@ def _read_held_out(paths: Sequence[str], taught: Sequence[Lessons]) -> set[str]:
     return found
 
 
-def draw_lessons(lessons: Lessons, *, seed: int) -> Iterator[Lesson]:
-    """Draw lessons without end: types, kinds of question and words alike often."""
+def draw_lessons(lessons: Lessons, seen: "Seen", *, seed: int) -> Iterator[PromptExample]:
+    """Draw lessons without end: types, kinds of question and words alike often.
+
+    Args:
+        lessons: What they are drawn of.
+        seen: Takes up each lesson's word and question.
+        seed: Of the draws.
+    """
     draw, words = random.Random(seed), lessons.words
     pools = {kind: sorted(own) for kind, own in words.items()}
     while True:
@@ -263,8 +254,9 @@ def draw_lessons(lessons: Lessons, *, seed: int) -> Iterator[Lesson]:
             frame = draw.choice(lessons.feedback)
             feedback = frame.replace("{asked}", asked).replace("{meant}", lessons.meant[kind])
         output = lessons.family.answers[kind].replace("{word}", shown).replace("{answer}", answer)
-        example = PromptExample(question.replace("{word}", shown), output, feedback)
-        yield Lesson(example, normalize_key(question), word.lower())
+        seen.words.add(word.lower())
+        seen.questions.add(normalize_key(question))
+        yield PromptExample(question.replace("{word}", shown), output, feedback)
 
 
 def _make_up_question(draw: random.Random) -> str:
@@ -282,24 +274,17 @@ def _make_up_question(draw: random.Random) -> str:
             return question
 
 
-@dataclass(frozen=True)
-class Pack:
-    """One sequence of lessons, in the form of a few-shot prompt.
+Pack = dict[str, list[int]]
+"""One sequence of lessons, in the form of a few-shot prompt.
 
-    A sequence costs what its tokens cost, and each of its answers is learned from: behind the first
-    few, an answer is read with examples before it, as in a prompt.
-
-    Attributes:
-        input_ids: Its tokens, (T,).
-        labels: The same where they belong to an answer or the word that ends it, else IGNORED.
-    """
-
-    input_ids: list[int]
-    labels: list[int]
+A sequence costs what its tokens cost, and each of its answers is learned from: behind the first
+few, an answer is read with examples before it, as in a prompt. Its `input_ids` are its tokens (T,),
+and its `labels` the same where they belong to an answer or the word that ends it, else IGNORED.
+"""
 
 
 def pack_lessons(
-    lessons: Iterator[Lesson],
+    lessons: Iterator[PromptExample],
     tokenizer: Any,
     few_shot: FewShot,
     *,
@@ -329,16 +314,14 @@ def pack_lessons(
             f"the tokenizer {type(tokenizer).__name__} does not tell where its tokens stand: "
             "finetune an LM with a fast tokenizer"
         )
-
     draw, lead = random.Random(seed), list(lead_ids)
-    pack = Pack(lead, [IGNORED] * len(lead))
-    for lesson in lessons:
-        shown = lesson.shown
+    ids, labels = list(lead), [IGNORED] * len(lead)
+    for shown in lessons:
         text = few_shot.show(shown)
         start = len(few_shot.write(shown.question, feedback=shown.feedback, num_own=0))
         end = len(text) - len(few_shot.separator)
         bounds = (0, len(text)) if draw.random() >= _CUT_SHARE else (0, start, len(text))
-        ids, labels = list[int](), list[int]()
+        begun = len(ids)
         for left, right in pairwise(bounds):
             part = text[left:right]
             cut = tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)
@@ -346,14 +329,14 @@ def pack_lessons(
                 is_learned = start <= left + first < left + last <= end
                 ids.append(token)
                 labels.append(token if is_learned else IGNORED)
-        if len(lead) + len(ids) > pack_tokens:
+        size = len(ids) - begun
+        if len(lead) + size > pack_tokens:
             raise ConfigError(
-                f"pack_tokens is {pack_tokens}, and a lesson has {len(ids)} tokens: raise it"
+                f"pack_tokens is {pack_tokens}, and a lesson has {size} tokens: raise it"
             )
-        if len(pack.input_ids) + len(ids) > pack_tokens:
-            yield pack
-            pack = Pack(lead, [IGNORED] * len(lead))
-        pack = Pack(pack.input_ids + ids, pack.labels + labels)
+        if len(ids) > pack_tokens:
+            yield {"input_ids": ids[:begun], "labels": labels[:begun]}
+            ids, labels = lead + ids[begun:], [IGNORED] * len(lead) + labels[begun:]
 
 
 def draw_packs(
@@ -364,17 +347,10 @@ def draw_packs(
     Raises:
         ConfigError: As `pack_lessons`.
     """
-    words, forms = set[str](), set[str]()
-
-    def noted(drawn: Iterator[Lesson]) -> Iterator[Lesson]:
-        for lesson in drawn:
-            words.add(lesson.word)
-            forms.add(lesson.form)
-            yield lesson
-
+    seen = Seen(set(), set())
     packers = [
         pack_lessons(
-            noted(draw_lessons(course, seed=args.seed)),
+            draw_lessons(course, seen, seed=args.seed),
             lm.tokenizer,
             load_few_shot(course.family.prompt),
             pack_tokens=args.pack_tokens,
@@ -384,7 +360,7 @@ def draw_packs(
         for course in courses
     ]
     count = args.max_steps * args.packs_per_step
-    return [next(packs) for packs in islice(cycle(packers), count)], Seen(words, forms)
+    return [next(packs) for packs in islice(cycle(packers), count)], seen
 
 
 @dataclass(frozen=True)
@@ -396,8 +372,8 @@ class Seen:
         questions: Without their words, as keys are compared.
     """
 
-    words: Collection[str]
-    questions: Collection[str]
+    words: set[str]
+    questions: set[str]
 
     def as_json(self) -> dict[str, Json]:
         """Return what `SEEN_FILE` beside the LM's weights holds."""
@@ -431,7 +407,7 @@ def read_seen(lm: str) -> Seen | None:
         return None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return Seen(frozenset(values["words"]), frozenset(values["questions"]))
+        return Seen(set(values["words"]), set(values["questions"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{path} is damaged ({error}): run pgra memory finetune again, into another folder"

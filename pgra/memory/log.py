@@ -139,7 +139,7 @@ def replay(events: Iterable[Event]) -> list[Event]:
     return list(slots.values())
 
 
-class FeedbackLog:
+class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
     """The log and what is in the memory now; several processes may have it open, and write.
 
     Attributes:
@@ -165,9 +165,6 @@ class FeedbackLog:
         if is_writable:
             db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         return cls(path, db)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -270,9 +267,10 @@ class FeedbackLog:
         found = {event.id: event for event in self._read(sql, json.dumps(list(ids)))}
         return [found[entry_id] for entry_id in ids if entry_id in found]
 
-    def record_of(self, event_id: int) -> bytes:
-        """Read an event's record as it is kept; b"" if there is no such event."""
-        return bytes(self._value("SELECT record FROM event WHERE id = ?", event_id) or b"")
+    def checksum_of(self, event_id: int) -> str:
+        """Read the checksum of an event's record; "" if there is no such event."""
+        record = self._value("SELECT record FROM event WHERE id = ?", event_id) or b""
+        return bytes(record[:_CHECKSUM_CHARS]).decode()
 
     def verify(self) -> None:
         """Read everything, and compare what is in force with the log.
@@ -379,21 +377,7 @@ def import_events(log: FeedbackLog, events: Sequence[Event]) -> int:
 # What is left of a damaged memory, read into a new one; and what is not.
 
 
-@dataclass(frozen=True)
-class Salvaged:
-    """What was found in a damaged file.
-
-    Attributes:
-        kept: Events that were read whole.
-        lost: Ids of those that were not, as far as the ids beside them tell: what was written after
-            the last one found is not known of.
-    """
-
-    kept: int
-    lost: list[int]
-
-
-def salvage(damaged: Path, output: Path) -> Salvaged:
+def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
     """Read what is left of a damaged memory into a new one.
 
     The file's structure is not asked: whole records are looked for in all its bytes, and in those
@@ -402,6 +386,10 @@ def salvage(damaged: Path, output: Path) -> Salvaged:
     Args:
         damaged: The file.
         output: The new memory, which must not be there.
+
+    Returns:
+        How many events were read whole, and the ids of those that were not, as far as the ids
+        beside them tell: what was written after the last one found is not known of.
 
     Raises:
         DataError: If there is no such file, or nothing in it can be read.
@@ -413,21 +401,15 @@ def salvage(damaged: Path, output: Path) -> Salvaged:
         raise ArtifactError(f"{output} is there already: name a new file for what is salvaged")
     found: dict[int, Event] = {}
     # What stands first wins: a write-ahead log may end in frames that never counted.
-    for path in (damaged.with_name(f"{damaged.name}-wal"), damaged):
-        if path.is_file() and path.stat().st_size:
-            found |= _records_in(path)
+    for path in (damaged, damaged.with_name(f"{damaged.name}-wal")):
+        if not path.is_file() or not path.stat().st_size:
+            continue
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for match in _RECORD.finditer(data):
+                if (event := unpack(match.group())) is not None:
+                    found.setdefault(event.id, event)
     if not found:
         raise DataError(f"nothing can be read from {damaged}: no whole record is left in it")
     with write_aside(output) as aside, FeedbackLog.open(aside) as log:
         log.extend(found[number] for number in sorted(found))
-    return Salvaged(len(found), [i for i in range(1, max(found)) if i not in found])
-
-
-def _records_in(path: Path) -> dict[int, Event]:
-    found: dict[int, Event] = {}
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for match in _RECORD.finditer(data):
-            event = unpack(match.group())
-            if event is not None:
-                found.setdefault(event.id, event)
-    return found
+    return len(found), [number for number in range(1, max(found)) if number not in found]

@@ -12,8 +12,7 @@ The combiner C(x, M(x)) is a gate: a threshold on the score lets no far-off feed
 import math
 import re
 import string
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
@@ -49,9 +48,9 @@ MAX_FEEDBACK_TOKENS = 64
 _END_MARKS = " ?.!"
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
 _DROPPED = str.maketrans("", "", string.punctuation)
+_FORMS = {"slotless": {}, "whole": {"key_form": "whole"}, "feedback": {"of": "feedback"}}
 _FIRST_ASKED = 8
 _DEEPER = 8  # times as many are asked for, where those found were forgotten or of other tasks
-_MANY = 100_000  # keys of one length, that are worth a second thread
 _MOST_WRITTEN = 65_536  # generated feedback kept by question
 _COMPARED = 10_000  # entries; of larger memories `pgra memory list --collisions` tells
 
@@ -144,7 +143,10 @@ class LookupArguments(Arguments):
         if self.threshold is not None and self.lookup is not None:  # else `settle` fills it in
             scores = self._scored_by.scores
             if not scores.least <= self.threshold <= scores.most:
-                raise ConfigError(f"threshold is {self.threshold:g}: {scores.about}")
+                raise ConfigError(
+                    f"threshold is {self.threshold:g}: scores of {self.lookup} are from "
+                    f"{scores.least:g} to {scores.most:g}, and its own threshold is {scores.gate:g}"
+                )
 
     def settle(self, family: Family | None = None) -> Self:
         """Return the same with what was left open, as it is for a family of questions.
@@ -201,13 +203,11 @@ class ScoreRange:
         gate: The threshold that counts where none is asked for.
         least: The smallest score.
         most: The largest.
-        about: Both in words, for messages.
     """
 
     gate: float
     least: float
     most: float
-    about: str
 
 
 class Lookup(Protocol):
@@ -264,25 +264,24 @@ def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
 class _KeyLookup:
     """What look-ups by a log's keys share: there is nothing to load."""
 
-    def __init__(self, log: FeedbackLog, *, task: str = "", is_whole: bool = False) -> None:
+    def __init__(self, log: FeedbackLog, *, task: str = "", form: str = "slotless") -> None:
         """Follow a log.
 
         Args:
             log: The memory.
             task: Which questions it is for.
-            is_whole: Whether what stands in <...> is compared too.
+            form: What is compared: keys "slotless" or "whole", or the "feedback" of them.
         """
-        self._log, self._task, self._is_whole = log, task, is_whole
-        self._form: dict[str, Json] = {"key_form": "whole"} if is_whole else {}
+        self._log, self._task, self._form = log, task, form
 
     @classmethod
     def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:  # noqa: ARG003
         """Load nothing; see `Lookup`."""
-        is_whole = args.key_form == "whole"
-        return cast(OpenLookup, lambda log: cls(log, task=task, is_whole=is_whole))
+        form = str(args.key_form)
+        return cast(OpenLookup, lambda log: cls(log, task=task, form=form))
 
     def _normalize(self, text: str) -> str:
-        return normalize_key(text, is_whole=self._is_whole)
+        return normalize_key(text, is_whole=self._form == "whole")
 
 
 class EditLookup(_KeyLookup):
@@ -293,50 +292,28 @@ class EditLookup(_KeyLookup):
     the stored feedback instead, whose texts then are what is called a key here (GUD-IR).
     """
 
-    scores: ClassVar = ScoreRange(
-        -MAX_DISTANCE, -math.inf, 0.0, "an edit distance counts below 0, so that -5 lets 5 through"
-    )
+    scores: ClassVar = ScoreRange(-MAX_DISTANCE, -math.inf, 0.0)
     _equal: ClassVar[float] = 0.0  # the score of equal keys
     _scorer: ClassVar[Any] = staticmethod(Levenshtein.distance)
 
-    def __init__(
-        self, log: FeedbackLog, *, task: str = "", is_whole: bool = False, of_feedback: bool = False
-    ) -> None:
-        """Follow a log; with `of_feedback` a text is compared with the feedback, not the keys."""
-        super().__init__(log, task=task, is_whole=is_whole)
-        self._of_feedback = of_feedback
+    def __init__(self, log: FeedbackLog, *, task: str = "", form: str = "slotless") -> None:
+        super().__init__(log, task=task, form=form)
         self._through = 0
         self._compared: dict[str, str] = {}  # by raw key
-        self._ids: dict[str, dict[str, int]] = {}  # by compared key: entries' ids by raw key
-        self._lengths: dict[int, dict[str, int]] = defaultdict(dict)  # keys: first id, by length
+        # By compared key, the first written first: entries' ids by raw key.
+        self._ids: dict[str, dict[str, int]] = {}
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """See `Lookup`."""
-        of_what = {"of": "feedback"} if self._of_feedback else {}
-        return {"lookup": "edit", **self._form, **of_what}
+        return {"lookup": "edit", **_FORMS[self._form]}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return the nearest k keys' newest entries; see `Lookup`."""
         self._follow()
-        key = self._normalize(question)
-        found: list[tuple[float, int, str]] = []  # distance, first id, key
-        for firsts in self._lengths.values():
-            names = list(firsts)
-            (distances,) = process.cdist(
-                [key],
-                names,
-                scorer=self._scorer,
-                dtype=np.float64,
-                workers=2 if len(names) > _MANY else 1,
-            )
-            # All that tie with the k-th stay: of these the first written counts.
-            bar = np.partition(distances, k - 1)[k - 1] if len(names) > k else np.inf
-            nearest = np.flatnonzero(distances <= bar)
-            found += [(float(distances[i]), firsts[names[i]], names[i]) for i in nearest]
-        scores = {
-            max(self._ids[name].values()): self._equal - d for d, _, name in sorted(found)[:k]
-        }
+        key, names = self._normalize(question), list(self._ids)
+        nearest = process.extract(key, names, scorer=self._scorer, limit=k)  # ties in their order
+        scores = {max(self._ids[name].values()): self._equal - d for name, d, _ in nearest}
         return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
 
     def _follow(self) -> None:
@@ -346,16 +323,15 @@ class EditLookup(_KeyLookup):
                 continue
             old, new = self._compared.pop(event.key, None), None
             if event.kind != "forget":
-                new = self._normalize(event.feedback if self._of_feedback else event.key)
+                new = self._normalize(event.feedback if self._form == "feedback" else event.key)
             if old is not None and old != new:
                 ids = self._ids[old]
                 del ids[event.key]
                 if not ids:
-                    del self._ids[old], self._lengths[len(old)][old]
+                    del self._ids[old]
             if new is not None:
                 self._compared[event.key] = new
                 self._ids.setdefault(new, {})[event.key] = event.id
-                self._lengths[len(new)].setdefault(new, event.id)
 
 
 class RelativeEditLookup(EditLookup):
@@ -366,9 +342,7 @@ class RelativeEditLookup(EditLookup):
     does not; and a short question is far from any other, where the release's distance of 5 is not.
     """
 
-    scores: ClassVar = ScoreRange(
-        MIN_LIKENESS, 0.0, 1.0, "a relative edit distance is from 0 to 1, which is the same"
-    )
+    scores: ClassVar = ScoreRange(MIN_LIKENESS, 0.0, 1.0)
     _equal: ClassVar[float] = 1.0
     _scorer: ClassVar[Any] = staticmethod(Indel.normalized_distance)
 
@@ -387,10 +361,10 @@ class Bm25Lookup(_KeyLookup):
     The index is made again when the log has grown: it is for memories of thousands.
     """
 
-    scores: ClassVar = ScoreRange(1.0, 0.0, math.inf, "BM25's scores are above 0")
+    scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
 
-    def __init__(self, log: FeedbackLog, *, task: str = "", is_whole: bool = False) -> None:
-        super().__init__(log, task=task, is_whole=is_whole)
+    def __init__(self, log: FeedbackLog, *, task: str = "", form: str = "slotless") -> None:
+        super().__init__(log, task=task, form=form)
         self._through = -1
         self._entries: list[Event] = []
         self._index: Any = None
@@ -398,7 +372,7 @@ class Bm25Lookup(_KeyLookup):
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """See `Lookup`."""
-        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene", **self._form}
+        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene", **_FORMS[self._form]}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return the best k entries that share a word with a question; see `Lookup`."""
@@ -428,7 +402,7 @@ class Bm25Lookup(_KeyLookup):
 class EncoderLookup:
     """By the cosine of a sentence encoder's vectors: of keys, or of what the vectors are of."""
 
-    scores: ClassVar = ScoreRange(0.9, -1.0, 1.0, "a cosine is from -1 to 1")
+    scores: ClassVar = ScoreRange(0.9, -1.0, 1.0)
 
     def __init__(self, log: FeedbackLog, vectors: Any, *, task: str = "") -> None:
         """Join a log and its vectors, a `pgra.memory.vectors.KeyVectors`."""
@@ -483,78 +457,70 @@ class GeneratingLookup:
 
     scores: ClassVar = EncoderLookup.scores
 
-    def __init__(self, generator: "FeedbackGenerator", nearest: Lookup) -> None:
-        """Join a generator of rough feedback and a look-up of entries whose feedback is near."""
-        self._generator, self._nearest = generator, nearest
+    def __init__(self, write: Callable[[str], str], identity: Json, nearest: Lookup) -> None:
+        """Join what writes rough feedback and a look-up of entries whose feedback is near."""
+        self._write, self._nearest = write, nearest
+        told = {"generator": identity, "max_new_tokens": MAX_FEEDBACK_TOKENS}
+        self.fingerprint: Mapping[str, Json] = {
+            "lookup": "gud-ir",
+            "generator": told,
+            "nearest": dict(nearest.fingerprint),
+        }
 
     @classmethod
     def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:
         """Load the generator, and the encoder that compares feedback; see `Lookup`."""
-        generator = FeedbackGenerator(str(args.generator), device=context.device)
+        how = load_generator(str(args.generator), device=context.device)
         if args.feedback_by == "edit":
-            return lambda log: cls(generator, EditLookup(log, task=task, of_feedback=True))
+            return lambda log: cls(*how, EditLookup(log, task=task, form="feedback"))
         nearest = EncoderLookup.load(args, task, context, of_feedback=True)
-        return lambda log: cls(generator, nearest(log))
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """See `Lookup`."""
-        return {
-            "lookup": "gud-ir",
-            "generator": dict(self._generator.fingerprint),
-            "nearest": dict(self._nearest.fingerprint),
-        }
+        return lambda log: cls(*how, nearest(log))
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return the k entries with the nearest feedback; see `Lookup`."""
-        rough = self._generator.write(question)
+        rough = self._write(question)
         return self._nearest.find(rough, k) if rough else []
 
 
-class FeedbackGenerator:
-    """GUD-IR's generator: writes a rough feedback for a question, the likeliest token at a time.
+def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], str], str]:
+    """Load GUD-IR's generator: hub id, folder or bundled:NAME; in float32, as it was trained.
 
-    A question that is asked again costs nothing.
+    Returns:
+        What writes a rough feedback for a question, on one line, the likeliest token at a time (""
+        if the model has nothing to say; a question that is asked again costs nothing), and the
+        model's identity.
+
+    Raises:
+        ModelError: If it cannot be found or loaded, or is no encoder-decoder.
     """
+    import torch
+    from transformers import AutoModelForSeq2SeqLM
 
-    def __init__(self, name: str, *, device: str = "auto") -> None:
-        """Load one: hub id, folder or bundled:NAME; in float32, as it was trained.
+    from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
 
-        Raises:
-            ModelError: If it cannot be found or loaded, or is no encoder-decoder.
-        """
-        import torch
-        from transformers import AutoModelForSeq2SeqLM
+    place, source = choose_device(device), find_model(name)
+    load = AutoModelForSeq2SeqLM.from_pretrained
+    model = load_pretrained(load, source, dtype=torch.float32).to(place).eval()
+    tokenizer = load_tokenizer(source)
 
-        from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
-
-        place, source = choose_device(device), find_model(name)
-        load = AutoModelForSeq2SeqLM.from_pretrained
-        self._model = load_pretrained(load, source, dtype=torch.float32).to(place).eval()
-        self._tokenizer, self._identity = load_tokenizer(source), source.identity
-        self.write = lru_cache(_MOST_WRITTEN)(self._write)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """All that its texts depend on, besides the question."""
-        return {"generator": self._identity, "max_new_tokens": MAX_FEEDBACK_TOKENS}
-
-    def _write(self, question: str) -> str:
-        """Write the feedback for a question, on one line; "" if the model has nothing to say."""
-        inputs = self._tokenizer(
+    @lru_cache(_MOST_WRITTEN)
+    def write(question: str) -> str:
+        inputs = tokenizer(
             plain_input(question),
             truncation=True,
             max_length=MAX_QUESTION_TOKENS,
             return_tensors="pt",
-        ).to(self._model.device)
-        (tokens,) = self._model.generate(  # which keeps no gradients
+        ).to(model.device)
+        (tokens,) = model.generate(  # which keeps no gradients
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             max_new_tokens=MAX_FEEDBACK_TOKENS,
             do_sample=False,
             num_beams=1,
         )
-        return " ".join(self._tokenizer.decode(tokens, skip_special_tokens=True).split())
+        return " ".join(tokenizer.decode(tokens, skip_special_tokens=True).split())
+
+    return write, source.identity
 
 
 def plain_input(question: str) -> str:
@@ -568,46 +534,34 @@ def plain_input(question: str) -> str:
 # Keys that are near but mean otherwise: what a look-up may take for each other, wrongly.
 
 
-@dataclass(frozen=True)
-class Collision:
-    """Two near keys whose feedback is not the same: "what is like" and "what is unlike".
-
-    Attributes:
-        first: Place of one in what was given.
-        second: Place of the other, which is larger.
-        distance: Edit distance of the keys as they are compared.
-    """
-
-    first: int
-    second: int
-    distance: int
-
-
 def find_collisions(
-    keys: Sequence[str], meanings: Sequence[str], *, is_relative: bool = False
-) -> list[Collision]:
-    """Find pairs of keys that look-up by edit distance would take for each other, wrongly.
+    entries: Iterable[Event], *, is_relative: bool = False
+) -> list[tuple[Event, Match]]:
+    """Find pairs of entries that look-up by edit distance would take for each other, wrongly.
 
     Args:
-        keys: Questions (n,).
-        meanings: What each is meant as: its feedback, or its type.
+        entries: The oldest first.
         is_relative: Whether the edit distance is held against the keys' lengths, as among questions
             of any kind; else the release's rule decides.
 
     Returns:
-        Pairs of different normalised keys with different meanings, and those of one normalised key
-        with different meanings (distance 0), in the order of keys. A pair of normalised keys is
-        told once, with the last place of each, for the newest is what a look-up would give.
+        Pairs of different normalised keys with different feedback ("what is like" and "what is
+        unlike"), and those of one normalised key with different feedback (distance 0), in the order
+        of entries; the second's score is minus the distance of the keys as they are compared. A
+        pair of normalised keys is told once, with the newest of each, which a look-up would give.
     """
     compared = plain_key if is_relative else normalize_key
-    latest = {(compared(key), meanings[i]): i for i, key in enumerate(keys)}
-    distinct = sorted(latest.items(), key=lambda item: item[1])
-    found = (
-        (first, second, _near_distance(key, other, is_relative=is_relative))
-        for ((key, meaning), first), ((other, other_meaning), second) in combinations(distinct, 2)
-        if meaning != other_meaning
-    )
-    return [Collision(i, j, distance) for i, j, distance in found if distance is not None]
+    latest: dict[tuple[str, str], Event] = {}
+    for entry in entries:
+        slot = (compared(entry.key), entry.feedback)
+        latest.pop(slot, None)
+        latest[slot] = entry
+    found = []
+    for ((key, _), first), ((other, _), second) in combinations(latest.items(), 2):
+        distance = _near_distance(key, other, is_relative=is_relative)
+        if distance is not None and first.feedback != second.feedback:
+            found.append((first, Match(second, -distance)))
+    return found
 
 
 def _near_distance(key: str, other: str, *, is_relative: bool) -> int | None:

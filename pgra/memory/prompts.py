@@ -7,9 +7,8 @@ neither the prompt's separator, nor the word that ends an answer, nor the mark o
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from pgra.config import from_yaml
 from pgra.errors import ConfigError
@@ -114,11 +113,6 @@ class FewShot:
             raise ConfigError("separator must have a line break, and end a word")
         if not {"{question}", "{feedback}"} <= set(re.findall(r"\{\w+\}", self.clarified)):
             raise ConfigError("clarified must have {question} and {feedback}")
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """All that decides a prompt, besides its question."""
-        return asdict(self)
 
     def examples_of(self, question: str) -> Sequence[PromptExample]:
         """Return the examples that stand before a question."""

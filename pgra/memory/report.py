@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import operator
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -330,14 +331,17 @@ def choose_threshold(steps: Sequence[Step], open_lookup: OpenLookup) -> GateRepo
     """Choose the threshold with the largest F1, of equals the strictest.
 
     Raises:
-        DataError: If no look-up ever found a right key.
+        DataError: If no look-up ever found a right key, or any feedback would count as right: so it
+            is of questions of fact, which have no types.
     """
-    reports = judge_thresholds(steps, open_lookup)
+    has_types = len({step.meaning for step in steps}) > 1
+    reports = judge_thresholds(steps, open_lookup) if has_types else []
     best = max(reports, key=lambda report: report.f1, default=None)
     if best is None or not best.f1:
+        why = "no look-up found a key of the same meaning" if has_types else "all mean the same"
         raise DataError(
-            f"no threshold can be chosen from {len(steps)} questions: no look-up found a key of "
-            "the same meaning; give a longer dev stream, or --threshold"
+            f"no threshold can be chosen from {len(steps)} questions: {why}; give a longer dev "
+            "stream, of several types, or --threshold"
         )
     return best
 
@@ -345,22 +349,21 @@ def choose_threshold(steps: Sequence[Step], open_lookup: OpenLookup) -> GateRepo
 # Is one system of a memory better than another?
 
 
-Groups = Mapping[tuple[str, float], Mapping[int, StreamResult]]
-"""Results by system and probability, then by seed."""
-
-
-def compare_methods(groups: Groups) -> list[list[str]]:
+def compare_methods(results: Iterable[StreamResult]) -> list[list[str]]:
     """Compare what the paper does: GROW with NO-MEM, MEM with GROW and NO-MEM, p with a lower p.
 
     Args:
-        groups: Of an experiment; only seeds that both have are compared.
+        results: Of an experiment; only seeds that both have are compared.
 
     Returns:
         Rows of a table: both, what the first has over the second in accuracy of the understanding,
         over all steps and between the areas under the running curves, p of McNemar's tests of all
         seeds together (`combine_p`), and prompt tokens of the first for one of the second.
     """
-    rows = []
+    rows, groups = [], dict[tuple[str, float], dict[int, StreamResult]]()
+    for result in results:
+        variant = result.variant
+        groups.setdefault((variant.system, variant.probability), {})[variant.seed] = result
     for system, p in groups:
         others = [("no-mem", 0.0), *([("grow", p)] if system == "mem" else [])]
         lower = [q for other, q in groups if other == system and q < p]
@@ -384,15 +387,6 @@ def compare_methods(groups: Groups) -> list[list[str]]:
                 ]
             )
     return rows
-
-
-def group_results(results: Iterable[StreamResult]) -> Groups:
-    """Return results by system and probability, then by seed."""
-    groups: dict[tuple[str, float], dict[int, StreamResult]] = {}
-    for result in results:
-        variant = result.variant
-        groups.setdefault((variant.system, variant.probability), {})[variant.seed] = result
-    return groups
 
 
 # Streams beside each other and the paper's numbers, as a table and a figure.
@@ -423,8 +417,7 @@ def write_report(
 
 def render_report(family: Family, results: Sequence[StreamResult], gate: GateReport | None) -> str:
     """Render the tables as Markdown: means over the seeds, and below each what the paper has."""
-    by_variant = group_results(results)
-    groups = _name_groups(by_variant)
+    groups = _name_groups(results)
     parts = [
         f"# A memory of corrections: {family.name}, {results[0].metrics['n']} steps",
         _accuracy_table(family, groups),
@@ -445,7 +438,7 @@ def render_report(family: Family, results: Sequence[StreamResult], gate: GateRep
     rows = [[title, *(_number(means[m - 1]) for m in marks)] for title, means in running.items()]
     parts.append(_markdown(["understood, steps up to", *map(str, marks)], rows))
     head = ["understood, gap of", "all", "area", "p (McNemar)", "prompt tokens, ratio"]
-    parts.append(_markdown(head, compare_methods(by_variant)))
+    parts.append(_markdown(head, compare_methods(results)))
     rows = [
         [
             title,
@@ -474,14 +467,13 @@ def render_report(family: Family, results: Sequence[StreamResult], gate: GateRep
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _name_groups(groups: Groups) -> dict[str, list[StreamResult]]:
+def _name_groups(results: Sequence[StreamResult]) -> dict[str, list[StreamResult]]:
     """Return the results of each variant, whatever the seed, by its title."""
-    named = {}
-    for by_seed in groups.values():
-        group = list(by_seed.values())
-        seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
-        named[f"{group[0].variant.title}{seeds}"] = group
-    return named
+    groups = defaultdict[str, list[StreamResult]](list)
+    for result in results:
+        groups[result.variant.title].append(result)
+    seeds = {title: f" ({len(group)} seeds)" for title, group in groups.items() if len(group) > 1}
+    return {f"{title}{seeds.get(title, '')}": group for title, group in groups.items()}
 
 
 def _accuracy_table(family: Family, groups: Mapping[str, Sequence[StreamResult]]) -> str:
@@ -547,7 +539,7 @@ def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
     panels = figure.subplots(1, 2, sharey=True)
     names = {"understood": "understanding", "answered": "answer"}
     for axes, (name, title) in zip(panels, names.items(), strict=True):
-        for label, group in _name_groups(group_results(results)).items():
+        for label, group in _name_groups(results).items():
             mean = _mean_running(group, name)
             axes.plot(range(1, len(mean) + 1), mean, label=label)
         axes.set(title=f"running accuracy of the {title}", xlabel="step", ylim=(0, 1))

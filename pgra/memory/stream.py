@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from pgra.report.text_metrics import is_exact_match
 _SYMBOLS = "!./- "
 _FIT = re.compile(r"[a-z]{6,14}")
 _MARK = "clarification:"  # what the released streams begin a feedback with
-_LEAST_AHEAD = 2  # where a correction changes every prompt
 _SHOWN_CHARS = 80
 
 
@@ -406,26 +405,6 @@ class BuiltPrompt:
 
 
 @dataclass(frozen=True)
-class NoMemory:
-    """NO-MEM: the few-shot prompt and the question.
-
-    Attributes:
-        few_shot: The prompt.
-        keeps_prompts: Whether a correction leaves most prompts as they are.
-    """
-
-    few_shot: FewShot
-    keeps_prompts: ClassVar[bool] = True
-
-    def ask(self, step: Step) -> BuiltPrompt:
-        """Build the prompt."""
-        return BuiltPrompt(self.few_shot.write(step.question))
-
-    def learn(self, step: Step) -> None:
-        """Forget what the user says of a question that was misunderstood."""
-
-
-@dataclass(frozen=True)
 class GrowPrompt:
     """GROW-PROMPT: the newest corrections as further examples, as many as fit (section 4).
 
@@ -433,14 +412,14 @@ class GrowPrompt:
 
     Attributes:
         lm: Its prompt, its tokens and their budget.
-        max_added: Most corrections shown (the release: 20); None for no limit but the tokens.
+        max_added: Most corrections shown (the release: 20); None for no limit but the tokens. With
+            0 it is NO-MEM: the few-shot prompt and the question.
         added: The corrections, the newest last.
     """
 
     lm: PromptedLM
     max_added: int | None = None
     added: list[PromptExample] = field(default_factory=list)
-    keeps_prompts: ClassVar[bool] = False
 
     def ask(self, step: Step) -> BuiltPrompt:
         """Build the prompt, the newest correction nearest the question."""
@@ -485,14 +464,6 @@ class MemPrompt:
     threshold: float | None
     kinds: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def keeps_prompts(self) -> bool:
-        """Whether a correction leaves most prompts as they are.
-
-        A new error is among the nearest of many questions, of all at first.
-        """
-        return not self.family.is_of_answers
-
     def ask(self, step: Step) -> BuiltPrompt:
         """Build the prompt."""
         question, is_of_answers = step.question, self.family.is_of_answers
@@ -514,7 +485,7 @@ class MemPrompt:
         self.kinds[step.question] = step.kind
 
 
-System = NoMemory | GrowPrompt | MemPrompt
+System = GrowPrompt | MemPrompt
 
 
 @dataclass(frozen=True)
@@ -599,17 +570,16 @@ class Simulation:
             DataError: If a question does not fit the LM's window.
         """
         draws = np.random.default_rng(seed).random(len(steps))
-        least = self.num_ahead if system.keeps_prompts else min(_LEAST_AHEAD, self.num_ahead)
-        size = least
-        answers: dict[str, Completion] = {}
+        answers = dict[str, Completion]()
+        size, asked = 1, 0  # rows that are asked together; and up to this one all were asked
         for row, step in enumerate(steps):
             prompt = system.ask(step)
             if prompt.text not in answers:
+                # Half as many where a correction changed a prompt that was asked ahead.
+                size = min(2 * size, self.num_ahead) if row >= asked else max(1, size // 2)
+                asked = row + size
                 ahead = [system.ask(later).text for later in steps[row + 1 : row + size]]
-                size = min(2 * size, self.num_ahead)  # unless a correction comes before
-                wanted = list(dict.fromkeys([prompt.text, *ahead]))
-                answers = {text: answers[text] for text in wanted if text in answers}
-                new = [text for text in wanted if text not in answers]
+                new = [text for text in dict.fromkeys([prompt.text, *ahead]) if text not in answers]
                 answers |= zip(new, self.lm.complete(new), strict=True)
             completion = answers[prompt.text]
             output = self.lm.few_shot.read_output(completion.text)
@@ -636,5 +606,4 @@ class Simulation:
             )
             if outcome.clarified:
                 system.learn(step)
-                size = least
             yield outcome

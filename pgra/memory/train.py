@@ -142,8 +142,7 @@ def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
             use_cpu=args.device == "cpu",
         )
         trainable = _Trainable(module, lm.tokenizer, pad, (SEEN_FILE, seen.as_json()))
-        rows = [asdict(pack) for pack in packs]
-        fit(trainable, rows, arguments, folder=folder / LM_FOLDER)
+        fit(trainable, packs, arguments, folder=folder / LM_FOLDER)
         for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             shutil.rmtree(path)
     return seen
@@ -309,13 +308,12 @@ def train_encoder(
         )
     kinds = [pair.kind for pair in pairs]
     by_type = arguments.target == "type"
-    if by_type and "" in kinds:
-        question = pairs[kinds.index("")].question
+    if by_type and ("" in kinds or len(set(kinds)) < 2):
+        found = ", ".join(f"'{kind}'" if kind else "none" for kind in dict.fromkeys(kinds))
         raise DataError(
-            f"the question '{question[:80]}' has no type: give each line one, or --target feedback"
+            f"the types of the {len(kinds)} questions are {found}: each needs one, and there must "
+            "be several; or give --target feedback"
         )
-    if by_type and len(set(kinds)) < 2:
-        raise DataError(f"all {len(kinds)} questions are of type '{kinds[0]}': give some of others")
     start = time.monotonic()
     encoder = Encoder.from_name(arguments.encoder, encoder_dtype="float32", device=context.device)
     if encoder.fingerprint["pooling"] == "pooler":

@@ -54,7 +54,7 @@ class _State:
         width: D.
         rows: Vectors.
         through: Events up to this id are followed.
-        record: The beginning of that event's record as the log had it: another log has another.
+        record: The checksum of that event's record as the log had it: another log has another.
         indexed: Rows in the index file; 0 for none.
         index_bytes: Its size.
     """
@@ -77,10 +77,6 @@ class _State:
     def index_name(self) -> str:
         """The index file."""
         return f"index-{self.indexed}.faiss"
-
-    def is_of(self, log: FeedbackLog) -> bool:
-        """Return whether the log is the one that was followed."""
-        return _record(log, self.through) == self.record
 
 
 class KeyVectors:
@@ -124,7 +120,8 @@ class KeyVectors:
             Keys encoded now.
         """
         last, num_encoded = log.last_id, 0
-        if self._state.through == last and self._state.is_of(log) and len(self._ids):
+        checksum = log.checksum_of(last)
+        if (self._state.through, self._state.record) == (last, checksum) and len(self._ids):
             return 0
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
@@ -160,13 +157,8 @@ class KeyVectors:
             Cosines by the events' ids, the nearest first, of equals the newest.
         """
         query = self._encode([question], is_query=True)  # (1, D)
-        scores = self._tail @ query[0]
-        # All that tie with the k-th stay, so that the newest of them can win.
-        bar = np.partition(scores, -k)[-k] if k < len(scores) else -np.inf
-        rows = np.flatnonzero(scores >= bar)
-        scores = scores[rows]
         indexed = self._state.indexed
-        rows = rows + indexed
+        rows, scores = np.arange(indexed, self._state.rows), self._tail @ query[0]
         if indexed:
             first = np.arange(indexed)
             if 4 * k <= indexed:
@@ -175,7 +167,9 @@ class KeyVectors:
             blocks = [first[start : start + _BLOCK] for start in range(0, len(first), _BLOCK)]
             exact = [self._vectors[block].astype(np.float32) @ query[0] for block in blocks]
             rows, scores = np.concatenate([first, rows]), np.concatenate([*exact, scores])
-        ids = self._ids[rows]
+        # All that tie with the k-th stay, so that the newest of them can win.
+        bar = np.partition(scores, -k)[-k] if k < len(scores) else -np.inf
+        ids, scores = self._ids[rows[scores >= bar]], scores[scores >= bar]
         best = np.lexsort((-ids, -scores))[:k]
         return dict(zip(ids[best].tolist(), scores[best].tolist(), strict=True))
 
@@ -191,7 +185,8 @@ class KeyVectors:
             state = _State(**json.loads(path.read_text()))
             sizes = state.sizes.items()
             is_whole = all((self.folder / name).stat().st_size >= size for name, size in sizes)
-            if is_whole and state.fingerprint == self.fingerprint and state.is_of(log):
+            is_same = log.checksum_of(state.through) == state.record
+            if is_whole and is_same and state.fingerprint == self.fingerprint:
                 return state
         except (OSError, ValueError, TypeError):
             pass  # it is not JSON, or not of this layout, or a file is missing
@@ -199,7 +194,7 @@ class KeyVectors:
         return self._fresh
 
     def _save(self, log: FeedbackLog, state: _State, *, through: int) -> _State:
-        state = replace(state, through=through, record=_record(log, through))
+        state = replace(state, through=through, record=log.checksum_of(through))
         write_json(self.folder / _STATE, asdict(state))
         return state
 
@@ -236,10 +231,6 @@ class KeyVectors:
             self._ids = np.memmap(self.folder / _IDS, np.int64, "r", shape=(state.rows,))
         self._tail = np.asarray(self._vectors[state.indexed : state.rows], np.float32)
         self._state = state
-
-
-def _record(log: FeedbackLog, event_id: int) -> str:
-    return log.record_of(event_id)[:32].decode()
 
 
 def _append(path: Path, start: int, array: npt.NDArray[Any]) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -120,11 +121,10 @@ class MemoryPage:
         return _go(f"/chat/{request.path_params['tab']}")
 
     async def _form(self, request: Request) -> Response:
-        if not _is_of_this_page(request):
-            return HTMLResponse("this form is of another page", 403)
+        origin = request.headers.get("origin")  # as far as the browser tells
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            raise HTTPException(403, "this form is of another page")
         typed = await _read_form(request)
-        if isinstance(typed, Response):
-            return typed
         turns, name = self._turns(request), request.path_params["name"]
         acts = {"ask": self._ask, "correct": self._correct, "forget": self._forget}
         if turns is None or name not in acts:
@@ -180,21 +180,19 @@ def _go(address: str) -> Response:
     return RedirectResponse(address, 303)
 
 
-def _is_of_this_page(request: Request) -> bool:
-    """Return whether a form was sent by our own page, as far as the browser tells."""
-    origin = request.headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+async def _read_form(request: Request) -> dict[str, str]:
+    """Return a form's fields.
 
-
-async def _read_form(request: Request) -> dict[str, str] | Response:
-    """Return a form's fields; a refusal where it is none of this page's."""
+    Raises:
+        HTTPException: If it is none of this page's.
+    """
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > _MOST_BYTES:
-            return HTMLResponse("that is more than a question and a correction", 413)
+            raise HTTPException(413, "that is more than a question and a correction")
     try:
         found = parse_qs(body.decode("ascii"), errors="strict", max_num_fields=_MOST_FIELDS)
     except ValueError:  # of the decoding too
-        return HTMLResponse("that is no form of this page", 400)
+        raise HTTPException(400, "that is no form of this page") from None
     return {name: values[-1].replace("\r\n", "\n") for name, values in found.items()}

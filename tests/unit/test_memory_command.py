@@ -57,8 +57,8 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
     [
         (("add", "a", "b", "c"), "'c' is one text too many: put each in quotes"),
         (
-            ("gate", "--stream", "x", "--family", "webquestions"),
-            "gate chooses a threshold by the types of questions, and those of 'webquestions'",
+            ("stream", "--stream", "x", "--dev_stream", "y", "--threshold", "-3"),
+            "dev_stream chooses the threshold",
         ),
         # what is needed is named with how the command is called
         (("salvage", "x"), 'output is missing: pgra memory salvage "FILE" --output OUTPUT'),

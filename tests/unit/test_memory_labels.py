@@ -115,5 +115,7 @@ def test_chances_are_mixed_with_the_shares_of_the_corrections():
 def test_a_gate_without_a_memory_and_one_of_another_look_up_are_refused():
     with pytest.raises(ConfigError, match=r"memory_threshold is 0\.5, and no memory is named"):
         PromptMemoryArguments(memory_threshold=0.5).check_named()
-    with pytest.raises(ConfigError, match="threshold is 5: a relative edit distance is"):
+    with pytest.raises(
+        ConfigError, match="threshold is 5: scores of relative-edit are from 0 to 1"
+    ):
         PromptMemoryArguments(memory="m", memory_threshold=5)

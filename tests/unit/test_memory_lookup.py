@@ -18,10 +18,10 @@ from pgra.memory.families import load_family
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import (
     LOOKUPS,
-    Collision,
     EditLookup,
     EncoderLookup,
     LookupArguments,
+    Match,
     RelativeEditLookup,
     find_collisions,
     load_lookup,
@@ -94,13 +94,15 @@ def test_the_phrasings_collide_as_the_papers_do_and_a_key_of_two_meanings_with_i
     """Pairs within the release's distance, of different types and of one type."""
     for name, counts in COLLISIONS.items():
         ways = load_family(name).phrasings
-        keys = [way.question for way in ways]
-        across = find_collisions(keys, [way.type for way in ways])
-        all_pairs = find_collisions(keys, [way.id for way in ways])
+        across = find_collisions([Event(key=way.question, feedback=way.type) for way in ways])
+        all_pairs = find_collisions([Event(key=way.question, feedback=way.id) for way in ways])
         assert (len(across), len(all_pairs) - len(across)) == counts, name
-    keys, meanings = ["is < a > ?", "is < b >", "is < c >"], ["x", "y", "x"]
-    assert find_collisions(keys, meanings) == [Collision(1, 2, 0)]
-    assert find_collisions(keys, ["x", "x", "x"]) == []  # the control
+    keys = ["is < a > ?", "is < b >", "is < c >"]
+    one, two, three = [
+        Event(key=key, feedback=meant) for key, meant in zip(keys, "xyx", strict=True)
+    ]
+    assert find_collisions([one, two, three]) == [(two, Match(three, 0))]
+    assert find_collisions([one, replace(two, feedback="x"), three]) == []  # the control
 
 
 KEY = st.text("ab cd", min_size=1, max_size=7).filter(str.strip)
@@ -111,14 +113,14 @@ KEY = st.text("ab cd", min_size=1, max_size=7).filter(str.strip)
     changes=st.lists(st.tuples(KEY, KEY, st.booleans()), max_size=12),
     question=KEY,
     k=st.integers(1, 4),
-    of_feedback=st.booleans(),
+    form=st.sampled_from(["slotless", "feedback"]),
 )
 def test_edit_distance_finds_what_comparing_every_entry_finds(
-    tmp_path_factory, changes, question, k, of_feedback
+    tmp_path_factory, changes, question, k, form
 ):
     """Whatever was written, corrected and forgotten before, and between two questions."""
     with FeedbackLog.open(tmp_path_factory.mktemp("log") / "m.sqlite") as log:
-        lookup, first = EditLookup(log, of_feedback=of_feedback), {}
+        lookup, first = EditLookup(log, form=form), {}
         for key, feedback, is_written in changes:
             found = [entry.id for entry in log.entries() if entry.key == key]
             if is_written:
@@ -128,7 +130,8 @@ def test_edit_distance_finds_what_comparing_every_entry_finds(
             lookup.find(question)
             newest = {}
             for entry in log.entries():
-                newest[normalize_key(entry.feedback if of_feedback else entry.key)] = entry.id
+                text = entry.feedback if form == "feedback" else entry.key
+                newest[normalize_key(text)] = entry.id
             first = {c: n for c, n in first.items() if c in newest}
             for c in newest:
                 first.setdefault(c, log.last_id)

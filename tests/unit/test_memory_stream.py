@@ -23,15 +23,14 @@ from pgra.memory.report import (
     compare_methods,
     compare_with,
     correlate,
-    group_results,
     judge_thresholds,
     measure,
     render_report,
     score_file,
 )
 from pgra.memory.stream import (
+    GrowPrompt,
     MemPrompt,
-    NoMemory,
     PromptedLM,
     Simulation,
     Step,
@@ -84,7 +83,7 @@ def test_only_what_was_clarified_is_written_and_then_understood(log, tmp_path, p
     with FeedbackLog.open(tmp_path / "other.sqlite") as other:
         assert play(alone, steps, remembering(other, 0.0), p) == outcomes
     assert len(ahead.lm.completer.calls) < len(alone.lm.completer.calls) / 2
-    bare = play(simulation(), steps, NoMemory(FEW_SHOT), p)
+    bare = play(simulation(), steps, GrowPrompt(simulation().lm, max_added=0), p)
     assert p or bare == outcomes
 
 
@@ -131,7 +130,7 @@ def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_le
 
 @pytest.fixture(scope="module")
 def four():
-    return play(simulation(), stream(4), NoMemory(FEW_SHOT))
+    return play(simulation(), stream(4), GrowPrompt(simulation().lm, max_added=0))
 
 
 def test_measures_are_those_worked_out_by_hand(four):
@@ -223,7 +222,7 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
         result(four, "mem", (0, 0, 0, 1), tokens=15, seed=1),
         result(four, "mem", (1, 1, 1, 1), seed=2),  # the other has no such seed
     ]
-    (row,) = compare_methods(group_results(results))
+    (row,) = compare_methods(results)
     # 3/4 - 1/4 and 1/4 - 0; (0 + 1/2 + 2/3 + 3/4 - 1/3 - 1/4) / 4 and (1/4) / 4.
     # Two steps, then one: the p-values 0.5 and 1 say nothing.
     gaps = ["+0.375 ± 0.177", "+0.198 ± 0.192", "1", "1.50"]

@@ -4,7 +4,6 @@ import json
 import signal
 from dataclasses import replace
 from itertools import islice, repeat
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from pgra.memory.lessons import (
     IGNORED,
     SEEN_FILE,
     FinetuneArguments,
-    Lesson,
     Seen,
     draw_lessons,
     load_lessons,
@@ -64,7 +62,9 @@ LEXICAL, SCRAMBLE = load_lessons("lexical"), load_lessons("scramble")
 
 
 def draw(lessons, count=400, *, seed=0):
-    return list(islice(draw_lessons(lessons, seed=seed), count))
+    """Draw lessons, and tell what was seen of them."""
+    seen = Seen(set(), set())
+    return list(islice(draw_lessons(lessons, seen, seed=seed), count)), seen
 
 
 both_lessons = pytest.mark.parametrize("lessons", [LEXICAL, SCRAMBLE], ids=["words", "scrambles"])
@@ -72,7 +72,7 @@ both_lessons = pytest.mark.parametrize("lessons", [LEXICAL, SCRAMBLE], ids=["wor
 
 @both_lessons
 def test_no_lesson_asks_what_a_family_asks_or_what_is_near_it(lessons):
-    forms = {lesson.form for lesson in draw(lessons)}
+    forms = draw(lessons)[1].questions
     assert len(forms) > 100  # made-up ones are always others
     measured = measured_forms()
     assert process.cdist(list(forms), measured, scorer=Levenshtein.distance).min() > MAX_DISTANCE
@@ -82,7 +82,7 @@ def test_no_lesson_asks_what_a_family_asks_or_what_is_near_it(lessons):
 @both_lessons
 def test_answers_show_the_type_that_the_clarification_names(lessons):
     family = lessons.family
-    drawn = [lesson.shown for lesson in draw(lessons)]
+    drawn, _ = draw(lessons)
     for shown in drawn:
         (kind,) = [kind for kind in family.answers if family.is_understood(kind, shown.answer)]
         named = [k for k, meant in lessons.meant.items() if meant in shown.feedback]
@@ -97,9 +97,9 @@ def test_words_of_measured_streams_are_left_out(tmp_path):
     stream = str(write_stream(tmp_path / "stream.jsonl", shouted))
     held_out = {word_of(step, LEXICAL.family) for step in steps}
     (course,) = read_courses(FinetuneArguments(held_out=[stream]))
-    seen = {lesson.word for lesson in draw(course)}
+    seen = draw(course)[1].words
     assert seen.isdisjoint(held_out)
-    assert not {lesson.word for lesson in draw(LEXICAL)}.isdisjoint(held_out)  # the control
+    assert not draw(LEXICAL)[1].words.isdisjoint(held_out)  # the control
     Seen(seen, set()).check_unseen(steps, LEXICAL.family)
     with pytest.raises(DataError, match="type '.*' is none of the family 'scramble'"):
         read_courses(FinetuneArguments(lessons=["scramble"], held_out=[stream]))
@@ -127,10 +127,10 @@ def test_word_lists_go_to_the_lessons_they_suit(tmp_path):
 def test_a_stream_of_learned_words_or_questions_is_refused(tmp_path):
     steps = make_stream(LEXICAL.family, LEXICAL.words, num_steps=5, seed=0)
     with pytest.raises(DataError, match=f"fine-tuned with the word '{steps[2].word}'"):
-        Seen({steps[2].word}, ()).check_unseen(steps, LEXICAL.family)
+        Seen({steps[2].word}, set()).check_unseen(steps, LEXICAL.family)
     form = normalize_key(steps[0].question)
     with pytest.raises(DataError, match=f"fine-tuned with the question '{form}'"):
-        Seen((), {form}).check_unseen(steps, LEXICAL.family)
+        Seen(set(), {form}).check_unseen(steps, LEXICAL.family)
     (tmp_path / SEEN_FILE).write_text("{}")
     with pytest.raises(ArtifactError, match="is damaged .*: run pgra memory finetune again"):
         read_seen(str(tmp_path))
@@ -150,15 +150,16 @@ def tokenizer(lm):
 
 
 def test_answers_alone_are_learned_and_the_text_is_the_prompters(tokenizer):
-    lessons = draw(LEXICAL, 50)
+    lessons, _ = draw(LEXICAL, 50)
     left = iter(lessons)
     pack = next(pack_lessons(left, tokenizer, FEW_SHOT, pack_tokens=2000, seed=0))
     shown = lessons[: lessons.index(next(left)) - 1]  # one more was drawn that waits
-    assert tokenizer.decode(pack.input_ids) == "".join(FEW_SHOT.show(one.shown) for one in shown)
-    learned = tokenizer.decode([token for token in pack.labels if token != IGNORED])
-    assert learned == "".join(f"{one.shown.answer} END" for one in shown)
+    assert tokenizer.decode(pack["input_ids"]) == "".join(map(FEW_SHOT.show, shown))
+    learned = tokenizer.decode([token for token in pack["labels"] if token != IGNORED])
+    assert learned == "".join(f"{one.answer} END" for one in shown)
     assert all(
-        label in (IGNORED, token) for token, label in zip(pack.input_ids, pack.labels, strict=True)
+        label in (IGNORED, token)
+        for token, label in zip(pack["input_ids"], pack["labels"], strict=True)
     )
 
 
@@ -171,23 +172,23 @@ def test_separators_are_cut_as_at_a_prompts_end_and_as_within_it():
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[("Ċ", "Ċ")], unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    lesson = Lesson(PromptExample("x", "x"), "x", "x")
+    lesson = PromptExample("x", "x")
     alone = tokenizer(FEW_SHOT.write("x", num_own=0)).input_ids
-    whole = tokenizer(FEW_SHOT.show(lesson.shown)).input_ids
+    whole = tokenizer(FEW_SHOT.show(lesson)).input_ids
     assert whole[: len(alone)] != alone
     found = []
     for seed in range(8):
         how = {"pack_tokens": len(whole) + 2, "seed": seed, "lead_ids": [9]}
-        lead, *ids = next(pack_lessons(repeat(lesson), tokenizer, FEW_SHOT, **how)).input_ids
+        lead, *ids = next(pack_lessons(repeat(lesson), tokenizer, FEW_SHOT, **how))["input_ids"]
         assert lead == 9
         found.append((ids[: len(alone)] == alone, ids == whole))
     assert set(found) == {(True, False), (False, True)}
 
 
 def test_a_sequence_is_never_longer_than_asked(tokenizer):
-    drawn = draw_lessons(LEXICAL, seed=0)
+    drawn = draw_lessons(LEXICAL, Seen(set(), set()), seed=0)
     packs = pack_lessons(drawn, tokenizer, FEW_SHOT, pack_tokens=250, seed=0)
-    assert all(100 < len(pack.input_ids) <= 250 for pack in islice(packs, 10))
+    assert all(100 < len(pack["input_ids"]) <= 250 for pack in islice(packs, 10))
 
 
 def test_what_fills_a_shorter_sequence_is_not_learned():
@@ -259,8 +260,8 @@ def test_gud_ir_finds_the_feedback_nearest_to_the_one_that_is_written(log):
     log.write("tom hated skating because he had no balance", "practicing to improve your skills")
     log.write("jordyn hated soccer", "saying what you like")
     asked, rough = "jordyn was trying to improve her soccer", "practising to improve skills"
-    table = SimpleNamespace(write=lambda question: rough if question == asked else "")
-    lookup = GeneratingLookup(table, EditLookup(log, of_feedback=True))
+    nearest = EditLookup(log, form="feedback")
+    lookup = GeneratingLookup(lambda text: rough if text == asked else "", "a table", nearest)
     assert found(lookup, asked) == "practicing to improve your skills"
     assert found(EditLookup(log), asked) == "saying what you like"  # by the key
     assert lookup.find("another") == []  # nothing is written for it
@@ -371,8 +372,8 @@ def test_pairs_come_from_streams_memories_and_exports(tmp_path, log):
     ("pairs", "message"),
     [
         (PAIRS[:1], "there are 1 questions to learn from"),
-        ([Step("", "", "q", "f")] * 4, "the question 'q' has no type"),
-        (PAIRS[:2] * 2, "all 4 questions are of type 'syn'"),
+        ([Step("", "", "q", "f")] * 4, "the types of the 4 questions are none: each needs one"),
+        (PAIRS[:2] * 2, "the types of the 4 questions are 'syn'"),
     ],
 )
 def test_what_cannot_be_learned_from_is_refused(tmp_path, pairs, message):
