@@ -189,22 +189,8 @@ def open_target(target: HubTarget) -> HubTarget:
         ConfigError: In offline mode, without a token, with an id that cannot be one, or if the hub
             refuses the token or the right to write.
     """
-    from huggingface_hub import HfApi, constants, get_token
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+    from huggingface_hub import HfApi, get_token
 
-    try:
-        validate_repo_id(target.repo)
-    except HFValidationError as error:
-        raise ConfigError(
-            f"hub_model_id '{target.repo}' is no hub id: {hub_reason(error)} "
-            "Give --hub_model_id OWNER/NAME."
-        ) from None
-    if constants.is_offline_mode():
-        raise ConfigError(
-            f"cannot push to '{target.repo}' in offline mode: unset HF_HUB_OFFLINE, or leave "
-            "--push_to_hub out and push later with pgra push --run DIR"
-        )
     if not (target.token or get_token()):
         raise ConfigError(
             f"cannot push to '{target.repo}' without a token: log in with 'hf auth login', set "
@@ -217,8 +203,9 @@ def open_target(target: HubTarget) -> HubTarget:
             api.create_branch(made.repo_id, branch=target.revision, exist_ok=True)
     except hub_errors() as error:
         raise ConfigError(
-            f"cannot push to '{target.repo}': the hub says: {hub_reason(error)} "
-            "Check the id and that the token may write there."
+            f"cannot push to '{target.repo}': the hub says: {hub_reason(error)} Check that the id "
+            "is OWNER/NAME and that the token may write there, or leave --push_to_hub out and push "
+            "later with pgra push --run DIR"
         ) from None
     return replace(target, repo=made.repo_id)
 

@@ -13,10 +13,10 @@ writes `rank`; the leak guard, the number of exemplars and what is stored are th
 This module is light, for the command line reads it.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from pgra.config import LEAK_JACCARD, EncoderArguments, RetrieverArguments, arg, find_class
+from pgra.config import LEAK_JACCARD, EncoderArguments, arg, find_class
 from pgra.errors import ConfigError
 
 SELECTORS = {
@@ -135,8 +135,3 @@ class SelectionArguments(EncoderArguments):
     def draws(self) -> bool:
         """Whether the seed decides anything."""
         return "exemplar_seed" in self.selector.uses or self.order == "random"
-
-    def encoder_arguments(self) -> RetrieverArguments:
-        """Return what `load_encoder` takes; vectors keep their lengths, which the metric reads."""
-        values = {f.name: getattr(self, f.name) for f in fields(EncoderArguments)}
-        return RetrieverArguments(normalize=False, **values)

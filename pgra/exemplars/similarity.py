@@ -6,14 +6,15 @@ plain RoBERTa, and by cosine where it is trained on sentence pairs.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from pgra.config import find_class
+from pgra.config import EncoderArguments, RetrieverArguments, find_class
 from pgra.core import Candidates, Example, Json, Rows
 from pgra.encoders.encoder import load_encoder
 from pgra.errors import ConfigError
@@ -101,10 +102,7 @@ class DotSimilarity(Similarity):
 
     def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
         vectors = self._shape(self._neighbors.encode(queries))
-        return self._compare(vectors, rows, depth, sign)
-
-    def _compare(self, queries: Vectors, rows: Rows, depth: int, sign: int) -> Candidates:
-        return nearest(sign * queries, self._of(rows), depth, rows=rows)
+        return nearest(sign * vectors, self._of(rows), depth, rows=rows)
 
     def among(self, rows: Rows) -> npt.NDArray[np.float32]:
         """Return the similarity of rows with each other; see `Similarity`."""
@@ -137,18 +135,19 @@ class EuclideanSimilarity(DotSimilarity):
     def _shape(self, vectors: Vectors) -> Vectors:
         return vectors - self._middle
 
-    def _compare(self, queries: Vectors, rows: Rows, depth: int, sign: int) -> Candidates:
+    def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
+        vectors = self._shape(self._neighbors.encode(queries))
         # -|q - x|^2 / 2 = qx - |x|^2 / 2 - |q|^2 / 2, where the last part is the query's alone.
         pool = self._of(rows)
         halves = -0.5 * np.square(pool).sum(axis=1, keepdims=True)
-        wide = np.hstack([queries, np.ones((len(queries), 1), np.float32)])
+        wide = np.hstack([vectors, np.ones((len(vectors), 1), np.float32)])
         found = nearest(sign * wide, np.hstack([pool, halves]), depth, rows=rows).rows
         # The distances themselves: their squares lose digits in the product.
         distances = np.empty(found.shape, dtype=np.float32)
-        step = max(1, _GATHERED // max(1, found.shape[1] * queries.shape[1]))
-        for start in range(0, len(queries), step):
+        step = max(1, _GATHERED // max(1, found.shape[1] * vectors.shape[1]))
+        for start in range(0, len(vectors), step):
             part = slice(start, start + step)
-            gaps = self._pool[found[part]] - queries[part, None, :]  # (b, K, D)
+            gaps = self._pool[found[part]] - vectors[part, None, :]  # (b, K, D)
             distances[part] = np.sqrt(np.square(gaps).sum(axis=2))
         return Candidates.best(found, -sign * distances, depth)
 
@@ -199,7 +198,7 @@ def open_similarity(
     *,
     device: str,
     key: Key | None = None,
-    open_encoder: Callable[[], ExampleEncoder] | None = None,
+    encoder: ExampleEncoder | None = None,
 ) -> Similarity:
     """Open what `--encoder` and `--likeness` name; the encoder is loaded when it is first needed.
 
@@ -209,12 +208,14 @@ def open_similarity(
         root: Folder of the pool's vectors, which are stored.
         device: Where the encoder runs.
         key: What of examples is compared, such as questions without what they are about.
-        open_encoder: Loads what gives vectors; None: `--encoder`.
+        encoder: What gives vectors; None: `--encoder`.
 
     Raises:
         ModelError: If the encoder cannot be found or loaded.
     """
-    load = open_encoder or partial(load_encoder, args.encoder_arguments(), device)
-    neighbors = Neighbors(load, examples if key is None else key(examples), root)
+    asked = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
+    plain = RetrieverArguments(normalize=False, **asked)  # lengths stay: the metric reads them
+    pool = examples if key is None else key(examples)
+    neighbors = Neighbors(lambda: encoder or load_encoder(plain, device), pool, root)
     name = BM25 if args.encoder == BM25 else args.likeness
     return cast(Similarity, find_class("similarity", name, SIMILARITIES)(neighbors, key=key))

@@ -242,11 +242,6 @@ class Method(Timed, ABC):
         """Return a prompt as the LM sees it, for `prompt.txt`; None without one."""
         return None
 
-    def split_of(self, examples: Sequence[Example]) -> str | None:
-        """Return the split that these examples are; None of new ones."""
-        splits = [name for name in SPLITS if self.data.examples(name) == list(examples)]
-        return splits[0] if examples and splits else None
-
     @classmethod
     def restore(
         cls,

@@ -11,7 +11,7 @@ was stopped goes on where it was.
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -280,7 +280,7 @@ class Kate(Method):
         if not args.compares:
             return None
         kind, _, name = args.encoder.partition(":")
-        open_encoder: Callable[[], PromptedEncoder] | None = None
+        encoder = None
         if kind == PROMPTED:  # an LM under the task's prompt, whose states are compared
             if not name and completer.is_remote:
                 raise ConfigError(
@@ -291,11 +291,8 @@ class Kate(Method):
             lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
             prompt = self._encoder_prompt(args.prompt_exemplars)
             encoder = PromptedEncoder.open(lm, prompt, self.context.device)
-            open_encoder = lambda: encoder  # noqa: E731
         device = self.context.device
-        return open_similarity(
-            args, self.data.train, root, device=device, open_encoder=open_encoder
-        )
+        return open_similarity(args, self.data.train, root, device=device, encoder=encoder)
 
     def _encoder_prompt(self, count: int) -> FewShotPrompt:
         """Write the one prompt under which all examples are compared, as the reranker's."""
@@ -518,10 +515,6 @@ class Kate(Method):
             asked = clarify(asked, as_data(one.entry.feedback))
         return replace(query, fields={**query.fields, last: asked})
 
-    def _is_shown(self, one: Correction, rows: Sequence[int]) -> bool:
-        is_behind = self.args["memory"].memory_as == "clarification"
-        return is_behind or len(self.data.train) + one.entry.id in rows
-
     def _report(
         self, examples: Sequence[Example], prompts: Prompts, answers: Sequence[Answer]
     ) -> Decisions:
@@ -530,6 +523,7 @@ class Kate(Method):
         exemplars = [[self._example(row) for row in rows] for rows in prompts.rows]
         predictions = [answer.prediction for answer in answers]
         used = [0, 0]  # queries with a correction, and those that are its very text
+        is_behind, size = self.args["memory"].memory_as == "clarification", len(self.data.train)
         details: list[dict[str, Json]] = []
         for i, (query, rows) in enumerate(zip(examples, prompts.rows, strict=True)):
             near = dict(zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False))
@@ -543,7 +537,7 @@ class Kate(Method):
                 line["prompt_tokens"] = int(fit.num_tokens[i])
             if self._memory:
                 found = prompts.corrections[i]
-                is_shown = [self._is_shown(one, rows) for one in found]
+                is_shown = [is_behind or size + one.entry.id in rows for one in found]
                 pairs = zip(found, is_shown, strict=True)
                 line["memory"] = [{**one.as_json(), "is_shown": there} for one, there in pairs]
                 if any(is_shown):

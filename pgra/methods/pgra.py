@@ -118,8 +118,6 @@ class Pgra(Method):
     def open(self) -> None:
         """Read task and models' names, and refuse what cannot work."""
         args = self.pgra.reader
-        if self.args.trains:
-            check_training(self.pgra, self.training)
         self.source = find_model(args.model_name_or_path)
         check_adapters(args, self.source, self.MODELS)
         self.read_data()
@@ -331,7 +329,8 @@ class Pgra(Method):
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide a split's examples, or new ones, for which evidence is found now."""
-        split = self.split_of(examples)
+        splits = [name for name in SPLITS if self.data.examples(name) == list(examples)]
+        split = splits[0] if examples and splits else None
         if split is not None:
             inputs, lines = self.inputs(split), self.stages.evidence_lines(split)
         else:

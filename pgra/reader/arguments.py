@@ -3,8 +3,7 @@
 import dataclasses
 import json
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
@@ -283,12 +282,6 @@ def check_trainer(arguments: ReaderTrainingArguments) -> None:
             shown = ", ".join(f"{name} {getattr(v, 'value', v)}" for name, v in values)
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(f"{shown} cannot be used: {reason}") from None
-
-
-def finish_trackers(names: Sequence[str] | None) -> None:
-    """Close what a training leaves open, so that the next one in this process is one of its own."""
-    if "wandb" in (names or ()) and "wandb" in sys.modules:
-        sys.modules["wandb"].finish()
 
 
 def _check_accelerator(value: AcceleratorConfig | Mapping[str, Any] | None) -> None:

@@ -142,7 +142,12 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
                 f"{path} has format {made_as}, this pgra ({__version__}) reads {FORMAT}: "
                 "update pgra, or train again"
             )
-        record = _parse(values)
+        known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
+        record = from_values(ReaderRecord, known)
+        if list(record.labels) != values["labels"]:
+            raise ValueError("words and labels differ")
+        if not record.calibration.temperature > 0:
+            raise ValueError(f"temperature is {record.calibration.temperature}")
         for name, what in find_damage(home, values["files"]) if verify else ():
             raise ArtifactError(f"{home / name} {what}: {_AGAIN}")
     except ArtifactError:
@@ -150,16 +155,6 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
     except (OSError, AttributeError, KeyError, TypeError, ValueError, PgraError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ArtifactError(f"{path} is damaged ({why}): {_AGAIN}") from None
-    return record
-
-
-def _parse(values: Mapping[str, Any]) -> ReaderRecord:
-    known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
-    record = from_values(ReaderRecord, known)
-    if list(record.labels) != values["labels"]:
-        raise ValueError("words and labels differ")
-    if not record.calibration.temperature > 0:
-        raise ValueError(f"temperature is {record.calibration.temperature}")
     return record
 
 

@@ -42,7 +42,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from pgra.artifacts import sync_folder, write_text
 from pgra.core import Context, Worker
 from pgra.errors import ConfigError, ModelError, Stopped
-from pgra.reader.arguments import ReaderTrainingArguments, finish_trackers
+from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.calibrate import decide
 from pgra.reader.module import Classifier, ReaderModule, Trainable
 from pgra.reader.record import READER_FOLDER
@@ -187,7 +187,8 @@ def fit(
         trainer.accelerator.wait_for_everyone()
         trainer.stopper.after_training()
     trainable.module.merge()  # on every process as in the folder
-    finish_trackers(arguments.report_to)
+    if "wandb" in (arguments.report_to or ()):  # or the next training would go on in its run
+        sys.modules["wandb"].finish()
     return TrainResult(
         folder=folder,
         steps=trainer.state.global_step,

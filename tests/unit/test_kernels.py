@@ -7,17 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import AttentionInterface, AutoModel, LlamaConfig
+from transformers import AttentionInterface, AutoModel
 
 from pgra.lm import kernels
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.kernels import (
     MANY_TOKENS,
     Cascade,
-    LastLayer,
     Packer,
     attend,
-    attend_in_blocks,
     find_fault,
     in_blocks,
     packed_for,
@@ -54,11 +52,9 @@ TRUTH = torch.tensor([[10.0, 1.0], [10.0, -1.0]])
     [
         (0.0009, torch.float32, 0.0, True),
         (0.0012, torch.float32, 0.0, False),  # 1e-4 of the length
-        (0.25, torch.bfloat16, 0.0, True),
         (0.5, torch.float16, 0.0, False),  # a third of its own; 0.05 of the length is 0.5
         (0.5, torch.bfloat16, 0.25, True),  # an error of the dtype itself is no fault of a way
         (0.5, torch.bfloat16, 0.2, False),
-        (0.75, torch.bfloat16, 9.0, False),  # the length's
         (float("nan"), torch.bfloat16, 9.0, False),
     ],
 )
@@ -95,8 +91,6 @@ def test_two_parts_are_softmax_over_all_keys(rows, tokens, scale):
     key[:, :, -1] += 9  # a later token moves nothing before it
     found = in_two_parts(query, key, value)[:, :-1]
     torch.testing.assert_close(found, truth[:, :-1], rtol=1e-4, atol=1e-4)
-    moved = (PREFIX[0] + 1, PREFIX[1] * 2)  # the control
-    assert not torch.allclose(in_two_parts(query, key, value, moved), truth, atol=1e-3)
     for name in ("sliding_window", "softcap", "s_aux"):
         with pytest.raises(ValueError, match=f"with {name} cannot be taken in two parts"):
             in_two_parts(query, key, value, **{name: 4})
@@ -118,17 +112,6 @@ def lengths(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(("tokens", "scaling"), [(65, None), (128, 0.7), (200, None)])
-def test_blocks_are_the_whole(tokens, scaling, lengths):
-    query, key, value = draw_all(3, tokens)
-    for values in (value, value[..., :5]):  # which may be narrower than keys
-        whole = STOCK(LAYER, query, key, values, None, scaling=scaling)[0]
-        lengths.clear()
-        found = attend_in_blocks(query, key, values, scaling)
-        assert (sum(lengths), max(lengths)) == (tokens, 64)
-        torch.testing.assert_close(found, whole)
-
-
 def read(lm, ids):
     with torch.inference_mode(), in_blocks(lm.model):
         return lm.model(input_ids=ids, use_cache=False).last_hidden_state
@@ -141,18 +124,13 @@ def test_an_lm_reads_the_same_in_blocks_and_attends_as_before_afterwards(lm_dir,
     lengths.clear()
     torch.testing.assert_close(read(lm, ids), truth, atol=1e-4, rtol=1e-4)
     assert lengths[:3] == [64, 64, 42]
-    with pytest.raises(KeyError), in_blocks(lm.model):
-        raise KeyError
     assert lm.model.config._attn_implementation == "sdpa"
-    padded = (torch.arange(170) < 150).long()[None]
-    for seen, mask in ((ids[:, :64], None), (ids, padded)):  # left to the stock attention
-        how = {"use_cache": False, "attention_mask": mask}
-        truth = lm.model(input_ids=seen, **how).last_hidden_state
-        lengths.clear()
-        with in_blocks(lm.model):
-            found = lm.model(input_ids=seen, **how).last_hidden_state
-        assert set(lengths) == {seen.shape[1]}
-        torch.testing.assert_close(found, truth)
+    how = {"use_cache": False, "attention_mask": (torch.arange(170) < 150).long()[None]}
+    truth = lm.model(input_ids=ids, **how).last_hidden_state
+    lengths.clear()
+    with in_blocks(lm.model):
+        torch.testing.assert_close(lm.model(input_ids=ids, **how).last_hidden_state, truth)
+    assert set(lengths) == {170}  # padding is left to the stock attention
 
 
 # The last layer.
@@ -168,10 +146,6 @@ def test_the_last_layer_works_only_where_it_is_wanted_and_only_inside(lm_dirs):
     torch.testing.assert_close(short[0, 3], truth[0, 3])
     assert not torch.allclose(short[0, 4], truth[0, 4])
     torch.testing.assert_close(lm.model(input_ids=ids).last_hidden_state, truth)
-    bare = nn.Identity()
-    bare.config = SimpleNamespace(num_hidden_layers=2)
-    with LastLayer(bare, "bare").only_at(torch.tensor([0])):  # of unknown parts: it runs whole
-        assert bare(torch.ones(1)).item() == 1
 
 
 # Packed weights.
@@ -193,56 +167,32 @@ def test_packed_layers_read_a_copy_of_their_weights_for_many_tokens_in_all(modul
     with packer.packed(MANY_TOKENS - 1):
         assert not is_packed(module[0])
     with packer.packed(1):
-        forward = vars(module[0])["forward"]
         torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
         with torch.no_grad():
             module[0].weight.zero_()  # the control: were they not packed, it would show
         torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
     assert (module(x) - plain).abs().max() > 1e-2
-    with packer.packed(1):
-        assert vars(module[0])["forward"] is forward
-    with pytest.raises(KeyError), packer.packed(1):
-        raise KeyError
     module(x).sum().backward()  # plain layers, which learn
     assert module[2].weight.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize(("spare", "holds"), [(-4, False), (0, True)])
-def test_layers_are_packed_where_memory_holds_the_copies(module, monkeypatch, spare, holds):
-    size = 4 * (16 * 24 + 24 * 8)
-    monkeypatch.setattr("pgra.lm.kernels.machine_memory", lambda: 4 * size + spare)
-    with packed_for(module):
-        assert is_packed(module[0]) == holds
-
-
-def llama(act, bias):
-    size = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    config = LlamaConfig(**size, vocab_size=50, num_hidden_layers=2, hidden_act=act, mlp_bias=bias)
-    model = AutoModel.from_config(config).eval()
-    for part in model.parameters():  # biases begin at 0, and weights so small nothing bends
-        torch.nn.init.normal_(part, std=0.5)
-    return model
 
 
 @pytest.mark.parametrize(
     ("kind", "block", "is_fused"),
     [
-        *((("silu", bias), "layers.0.mlp", True) for bias in (False, True)),
-        (("gelu", True), "layers.0.mlp", True),
-        (("gelu_pytorch_tanh", False), "layers.0.mlp", True),
-        (("relu", False), "layers.0.mlp", False),
-        *((kind, "encoder.layer.0.intermediate", True) for kind in ("bert", "roberta")),
-        *((kind, "block.0.layer.1", kind != "t5") for kind in ("t5", "t5-v1.1")),
+        ("llama", "layers.0.mlp", True),
+        ("opt", "decoder.layers.0", False),
+        ("bert", "encoder.layer.0.intermediate", True),
+        ("t5", "block.0.layer.1", False),
+        ("t5-v1.1", "block.0.layer.1", True),
     ],
 )
-def test_models_give_the_same_with_packed_weights(kind, block, is_fused, encoder_dirs, t5_dirs):
-    torch.manual_seed(3)
+def test_models_give_the_same_with_packed_weights(
+    kind, block, is_fused, lm_dirs, encoder_dirs, t5_dirs
+):
     if kind in t5_dirs:
         model = FusionReader.from_name(str(t5_dirs[kind])).model.get_encoder()
-    elif kind in encoder_dirs:
-        model = AutoModel.from_pretrained(encoder_dirs[kind]).eval()
     else:
-        model = llama(*kind)
+        model = AutoModel.from_pretrained({**lm_dirs, **encoder_dirs}[kind]).eval()
     how = {"input_ids": torch.arange(3, 27).view(3, 8), "attention_mask": torch.ones(3, 8).long()}
     how["attention_mask"][1, 5:] = 0
     with torch.inference_mode():
@@ -252,18 +202,6 @@ def test_models_give_the_same_with_packed_weights(kind, block, is_fused, encoder
         packed = model(**how).last_hidden_state
     torch.testing.assert_close(packed, plain, atol=1e-4, rtol=1e-4)
     assert not is_packed(model.get_submodule(block))
-
-
-def test_what_only_looks_like_a_known_layer_is_not_packed(module):
-    class Scaled(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    for layer in (Scaled(4, 4), nn.Linear(4, 4, dtype=torch.bfloat16)):
-        with packed_for(layer):
-            assert not is_packed(layer)
-    with torch.autocast("cpu", torch.bfloat16), packed_for(module):
-        assert not is_packed(module[0])
 
 
 # The switch, and what happens where a kernel is wrong, missing or raises. That cross-attention to
@@ -319,4 +257,3 @@ def test_a_kernel_that_fails_is_dropped_with_one_warning(
     ]
     assert all(way in message for message in told)
     assert "and more" not in caplog.text
-    assert told[0].endswith("its weights are laid out anew in every call, and reading is slower")

@@ -25,11 +25,10 @@ PREFIX = (
 )
 PROMPT = FewShotPrompt(TEMPLATE, PREFIX)
 TEXTS = [*SENTENCES, "a", "éa 中!", "x" * 90]
-WHOLE = (tuple(TEXTS), PREFIX)
 
 
 @functools.cache
-def read_whole(folder, texts, prefix):
+def read_whole(folder, texts=tuple(TEXTS), prefix=PREFIX):
     """Equation 2 of the paper with nothing of ours: one unpadded prompt at a time."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
@@ -59,15 +58,13 @@ def lm(lm_dir):
 
 def test_every_way_gives_the_states_of_whole_prompts_in_any_batch_and_order(lm, lm_dir):
     order = [5, 1, 14, 0, 3, 2, 4, 13, 6, 12, 11, 7, 9, 10, 8]
-    for sharing, batch_tokens in zip((*WAYS, "none", "auto"), (70, 1, 70, 1, 512), strict=True):
+    for sharing, batch_tokens in zip((*WAYS, "auto"), (70, 1, 70, 512), strict=True):
         encoder = PromptedEncoder(lm, PROMPT, sharing, batch_tokens)
         states = encoder.encode([TEXTS[i] for i in order])[torch.tensor(order).argsort()]
         assert error_of(states, lm_dir) < 1e-4
     assert encoder.way == "cascade"
     assert len(encoder.shared_ids) > 50
     assert lm.model.config._attn_implementation == "sdpa"  # as before
-    other = PREFIX.replace("negative", "positive")
-    assert error_of(states, lm_dir, prefix=other) > 1e-2  # the control
     assert encoder.encode([]).shape == (0, lm.width)
     assert lm.width == (16 if lm_dir.name == "opt-350m" else 32)  # which is projected
     bare = PromptedEncoder(lm, FewShotPrompt(TEMPLATE))  # shares the head of its template
@@ -88,12 +85,10 @@ def test_an_odd_attention_takes_the_way_that_it_can(tmp_path, caplog, kind):
     """BLOOM counts places by the mask; behind others GPT-Neo's window loses the prefix."""
     folder = build_odd_lm(tmp_path, kind)
     encoder = open_encoder(folder)
-    with caplog.at_level("WARNING", "pgra"):
-        assert encoder.way == "expanded"
+    assert encoder.way == "expanded"
     assert error_of(encoder.encode(TEXTS), folder) < 1e-4
     assert "'expanded' costs a mask, and a copy of the prefix's" in caplog.text
     if kind == "bloom":
-        assert "'packed' does not work here (ValueError: too many values" in caplog.text
         with pytest.raises(ModelError, match=r"'cascade' does not work .*: use auto or none"):
             open_encoder(folder, sharing="cascade").encode(["a"])
 
@@ -121,8 +116,6 @@ def test_a_way_that_errs_by_half_of_what_a_text_has_of_its_own_is_refused(lm_dir
 
 def test_a_long_text_is_cut_in_the_text_and_counted(lm_dirs):
     encoder = open_encoder(lm_dirs["gpt2"], max_prompt_tokens=250)
-    encoder.tokenize([{"text": "a"}])
-    assert encoder.num_cut == 0
     (ids,) = encoder.tokenize([{"text": "The film is warm. " * 100}]).ids
     assert encoder.num_cut == 1
     assert 240 < len(ids) <= 250
@@ -130,8 +123,6 @@ def test_a_long_text_is_cut_in_the_text_and_counted(lm_dirs):
     assert encoder.lm.tokenizer.decode(ids).endswith("\nThe answer is")
     with pytest.raises(ConfigError, match=r"the prompt has \d+ tokens .* may read 64: use fewer"):
         open_encoder(lm_dirs["opt"], max_prompt_tokens=64)
-    with pytest.raises(ConfigError, match=r"max_prompt_tokens is 9999, .* at most 512"):
-        open_encoder(lm_dirs["opt"], max_prompt_tokens=9999)
 
 
 def test_a_state_that_is_not_finite_names_the_text(lm_dirs):
@@ -198,9 +189,9 @@ def test_the_prefix_is_not_copied_behind_texts(lm_dirs):
     assert [ref for ref in left if ref() is not None] == []
 
 
-def test_bfloat16_errs_no_more_than_whole_prompts_in_bfloat16(lm_dir):
-    lm, truth = CausalLM.from_name(str(lm_dir), dtype="bfloat16"), read_whole(lm_dir, *WHOLE)
-    errors = {}
+def test_bfloat16_errs_no_more_than_whole_prompts_in_bfloat16(lm_dirs):
+    folder, errors = lm_dirs["llama"], {}
+    lm, truth = CausalLM.from_name(str(folder), dtype="bfloat16"), read_whole(folder)
     for sharing in ("cascade", "none"):
         states = PromptedEncoder(lm, PROMPT, sharing).encode(TEXTS)
         assert states.dtype == torch.bfloat16
@@ -262,7 +253,9 @@ def kernel(monkeypatch):
         yield kernel
 
 
-def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, caplog):
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])  # as many key heads as heads, and fewer
+def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(kind, lm_dirs, kernel, caplog):
+    lm_dir = lm_dirs[kind]
     with caplog.at_level("WARNING", "pgra"):
         encoder = open_encoder(lm_dir, dtype="bfloat16")
         assert error_of(encoder.encode(TEXTS), lm_dir) < 0.1
