@@ -41,6 +41,25 @@ def config_root() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
 
 
+def list_yamls(folder: str) -> list[str]:
+    """Return the names of the YAMLs in a folder of configs/."""
+    return sorted(path.stem for path in (config_root() / folder).glob("*.yaml"))
+
+
+def find_yaml(kind: str, folder: str, name: str) -> Path:
+    """Find a YAML of a folder of configs/ by its name; a path, which ends in .yaml, is itself.
+
+    Raises:
+        ConfigError: If none has that name; `kind` is what it would hold.
+    """
+    if Path(name).suffix in (".yaml", ".yml"):
+        return Path(name)
+    if name not in (known := list_yamls(folder)):
+        message = unknown_name(kind, name, known)
+        raise ConfigError(f"{message} A new {kind} is one YAML: give its path.")
+    return config_root() / folder / f"{name}.yaml"
+
+
 def choose(kind: str, name: str, known: Collection[str]) -> None:
     """Refuse a name that is not in a table.
 

@@ -148,14 +148,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     choose("word after pgra index", word, ["build", *_WORDS])
     if word == "build":
         return build(words)
-    run, classes, told = _WORDS[word]
+    run, classes = _WORDS[word]
     is_named = words and not words[0].startswith("-")
     if is_named and (word != "search" or Path(words[0]).is_dir()):  # a folder may stand first
         words = ["--index_dir", words[0], *name_leading_texts(words[1:])]
     elif is_named:
         words = name_leading_texts(words)
-    help = {**about(main), "prog": f"pgra index {word}", "description": told}
-    return run(*parse_arguments(classes, words, **help))
+    texts = {**about(main), "description": about(run)["description"]}
+    return run(*parse_arguments(classes, words, prog=f"pgra index {word}", **texts))
 
 
 def build(argv: Sequence[str] | None = None) -> int:
@@ -223,6 +223,7 @@ def _search_index(
     corpus_args: CorpusArguments,
     args: SearchArguments,
 ) -> int:
+    """Look up the passages near a text."""
     if not texts.text:
         raise ConfigError('there is nothing to search with: pgra index search DIR "a text"')
     from pgra.artifacts import load_manifest
@@ -251,6 +252,7 @@ def _show(texts: Sequence[str], request: "IndexRequest") -> int:
 
 
 def _info(*found_by: Any) -> int:
+    """Say what an index is."""
     from pgra.artifacts import load_manifest
 
     for folder in _find(*found_by):
@@ -292,6 +294,7 @@ def _info(*found_by: Any) -> int:
 
 
 def _verify(*found_by: Any) -> int:
+    """Compare every byte of an index with what was written."""
     from pgra.retrieval.dense import verify_index
 
     verdicts = {folder: verify_index(folder) for folder in _find(*found_by)}
@@ -304,6 +307,7 @@ def _verify(*found_by: Any) -> int:
 
 
 def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
+    """Append the passages of further files to an index."""
     from pgra.artifacts import load_manifest
     from pgra.retrieval.dense import add_passages
 
@@ -319,6 +323,7 @@ def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
 
 
 def _remove(args: RemoveArguments) -> int:
+    """Remove rows from an index."""
     from pgra.retrieval.dense import remove_rows
 
     rows = list(args.rows)
@@ -338,16 +343,12 @@ def _remove(args: RemoveArguments) -> int:
     return 0
 
 
-_WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], str]] = {
-    "info": (_info, _FIND, "Say what an index is."),
-    "verify": (_verify, _FIND, "Compare every byte of an index with what was written."),
-    "search": (_search_index, _SEARCH, "Look up the passages near a text."),
-    "add": (
-        _add,
-        (RuntimeArguments, AddArguments),
-        "Append the passages of further files to an index.",
-    ),
-    "remove": (_remove, (RemoveArguments,), "Remove rows from an index."),
+_WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type]]] = {
+    "info": (_info, _FIND),
+    "verify": (_verify, _FIND),
+    "search": (_search_index, _SEARCH),
+    "add": (_add, (RuntimeArguments, AddArguments)),
+    "remove": (_remove, (RemoveArguments,)),
 }
 
 

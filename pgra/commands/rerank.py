@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import about, parse_stages, quiet_libraries, say
+from pgra.commands.common import about, given_names, parse_stages, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import Arguments, PgraArguments, ReaderArguments, arg
 from pgra.core import MISSING_ROW
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pgra.core import Candidates, Context
     from pgra.data.corpus import Corpus
 
-_DEPTH_FLAGS = ("--num_evidence", "--num-evidence")
 _SCORE = "{:>10.4f}  "
 
 
@@ -79,8 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts, (texts, show) = parse_stages(
         words, [TextArguments, ShowArguments], without=["reader"], prog="pgra rerank", **about(main)
     )
-    names_depth = any(word.split("=")[0] in _DEPTH_FLAGS for word in words)
-    if texts.text and not names_depth:  # all candidates are ordered and shown
+    if texts.text and "num_evidence" not in given_names(
+        words
+    ):  # all candidates are ordered and shown
         most = parts["retriever"].num_candidates
         kept = min(parts["rerank"].num_evidence, most)
         parts["rerank"] = replace(parts["rerank"], num_evidence=kept)

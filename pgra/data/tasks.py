@@ -6,11 +6,10 @@ A YAML's keys are the fields of `Task` or `GenerationTask`; its name is the file
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
-from pgra.config import at_least, choose, config_root, find_class, from_yaml
-from pgra.errors import ConfigError, unknown_name
+from pgra.config import at_least, choose, find_class, find_yaml, from_yaml, list_yamls
+from pgra.errors import ConfigError
 
 WrittenMetric = Literal["exact_match", "bleu", "parent"]
 SPLITS = ("train", "validation", "test")
@@ -233,32 +232,14 @@ def check_slots(key: str, template: str, inputs: Sequence[str]) -> list[str]:
     return names
 
 
-_T = TypeVar("_T", Task, GenerationTask)
-_FOLDERS = {Task: "tasks", GenerationTask: "generation"}
-
-
-def _names(cls: type) -> list[str]:
-    return sorted(path.stem for path in (config_root() / _FOLDERS[cls]).glob("*.yaml"))
-
-
-def _load(cls: type[_T], kind: str, name_or_path: str) -> _T:
-    path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
-        if name_or_path not in _names(cls):
-            message = unknown_name(kind, name_or_path, _names(cls))
-            raise ConfigError(f"{message} A new task is one YAML: give its path.")
-        path = config_root() / _FOLDERS[cls] / f"{name_or_path}.yaml"
-    return from_yaml(cls, path, name=path.stem)
-
-
 def task_names() -> list[str]:
     """Return the names of the shipped tasks."""
-    return _names(Task)
+    return list_yamls("tasks")
 
 
 def generation_task_names() -> list[str]:
     """Return the names of the shipped tasks whose answers are written."""
-    return _names(GenerationTask)
+    return list_yamls("generation")
 
 
 def load_task(name_or_path: str) -> Task:
@@ -268,9 +249,11 @@ def load_task(name_or_path: str) -> Task:
         ConfigError: If there is no such task, or its YAML has an unknown key, lacks one, or
             contradicts itself.
     """
-    return _load(Task, "task", name_or_path)
+    path = find_yaml("task", "tasks", name_or_path)
+    return from_yaml(Task, path, name=path.stem)
 
 
 def load_generation_task(name_or_path: str) -> GenerationTask:
     """Read a task by its name in `configs/generation`, or from a path; see `load_task`."""
-    return _load(GenerationTask, "task of generation", name_or_path)
+    path = find_yaml("task of generation", "generation", name_or_path)
+    return from_yaml(GenerationTask, path, name=path.stem)

@@ -9,11 +9,10 @@ ERT-NL were never released.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from pgra.config import config_root, from_yaml
-from pgra.errors import ConfigError, unknown_name
+from pgra.config import config_root, find_yaml, from_yaml
+from pgra.errors import ConfigError
 
 SITUATION = "situation"
 """The one type of a family whose situations have no categories."""
@@ -23,23 +22,6 @@ _OUTER = " .,;:!?\"'"
 _OUTPUT = re.compile(
     r"about\s*:?(?P<about>.*?)\.?\s*(?:\bthe answer is\b(?P<label>.*)|\Z)", re.I | re.S
 )
-
-
-def list_yamls(folder: str) -> list[str]:
-    """Return the names of the YAMLs in a folder of configs/."""
-    return sorted(path.stem for path in (config_root() / folder).glob("*.yaml"))
-
-
-def find_yaml(kind: str, folder: str, name: str) -> Path:
-    """Find a YAML of a folder of configs/ by its name, or one by its path, which ends in .yaml.
-
-    Raises:
-        ConfigError: If there is none; `kind` is what it would hold.
-    """
-    path = Path(name) if name.endswith(".yaml") else config_root() / folder / f"{name}.yaml"
-    if not path.is_file():
-        raise ConfigError(unknown_name(kind, name, list_yamls(folder)))
-    return path
 
 
 @dataclass(frozen=True)

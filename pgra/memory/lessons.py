@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING, Any
 from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
 
-from pgra.config import Arguments, arg, from_values, read_yaml, typed_value
+from pgra.config import (
+    Arguments,
+    arg,
+    find_yaml,
+    from_values,
+    list_yamls,
+    read_yaml,
+    typed_value,
+)
 from pgra.core import Json
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.memory.families import Family, find_yaml, list_yamls, load_family
+from pgra.memory.families import Family, load_family
 from pgra.memory.lookup import MAX_DISTANCE, normalize_key, strip_slot
 from pgra.memory.prompts import FewShot, PromptExample, load_few_shot
 from pgra.memory.stream import Step, Words, can_scramble, read_stream, read_words, scramble

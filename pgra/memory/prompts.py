@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pgra.config import from_yaml
+from pgra.config import find_yaml, from_yaml
 from pgra.errors import ConfigError
-from pgra.memory.families import find_yaml
 
 CLARIFIED = "{question} | clarification: {feedback}"
 """How the paper shows a question with its clarification."""

@@ -12,11 +12,11 @@ from following_lm import FollowingLM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgra.config import config_root
+from pgra.config import config_root, list_yamls
 from pgra.errors import ConfigError, DataError
 from pgra.lm.base import Completion
 from pgra.memory.experiment import Experiment
-from pgra.memory.families import judge_situation, list_yamls, load_family, read_verdict
+from pgra.memory.families import judge_situation, load_family, read_verdict
 from pgra.memory.lookup import EditLookup, Match, normalize_key
 from pgra.memory.prompts import PromptExample, as_data, clarify, load_few_shot
 from pgra.memory.report import Variant, judge_thresholds, render_report
