@@ -203,7 +203,7 @@ class Kate(Method):
         """Return icl-knn, icl-farthest, ...; the vote is its own."""
         kind = "vote" if args["icl"].decide_by == "vote" else "icl"
         selection = args["selection"]
-        who = "farthest" if selection.farthest else selection.exemplars
+        who = "farthest" if selection.farthest else selection.exemplars.rpartition(":")[2]
         return f"{kind}-{who}{'' if args['memory'].memory is None else '-memory'}"
 
     def open(self) -> None:

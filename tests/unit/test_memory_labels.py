@@ -35,17 +35,8 @@ def test_a_near_text_and_the_very_same_recall_a_correction_and_a_far_one_does_no
     near = 1 - 3 / 47  # " i" goes, "'" comes, of 24 and 23 letters
     assert recalled(filled, NEAR) == [("memory-1", pytest.approx(near))]
     assert recalled(filled, NEAR, memory_threshold=0.94) == []
-    assert recalled(filled, FAR) == []
+    assert recalled(filled, FAR) == []  # of another task
     assert recalled(filled, FAR, task="mr") == [("memory-2", 1)]
-
-
-def test_entries_of_other_tasks_are_counted_and_none_of_the_task_is_a_warning(filled, caplog):
-    with opened(filled) as memory:
-        assert (memory.num_entries, memory.num_others) == (1, 1)
-    assert not [one for one in caplog.records if one.levelname == "WARNING"]
-    assert recalled(filled, GOOD, task="cr") == []
-    assert caplog.records[-1].levelname == "WARNING"
-    assert "holds 0 corrections of task 'cr'; not used: 1 of 'mr', 1 of 'sst2'" in caplog.text
 
 
 def test_a_label_that_the_task_does_not_have_is_refused_by_name(filled):
@@ -89,9 +80,6 @@ def test_inputs_of_several_fields_are_keys_as_json(log):
     with opened(log, **args) as memory:
         (one,) = memory.recall(fields)
     assert one.example.fields == {"question": "Who?", "sentence": 'A "man" came.'}
-    log.write("Who? A man came.", "yes", task="qnli")
-    with pytest.raises(DataError, match=r"entry 2: the key 'Who\? A man came\.' is no JSON object"):
-        opened(log, **args)
 
 
 def corrections(*labels):
@@ -112,10 +100,6 @@ def test_chances_are_mixed_with_the_shares_of_the_corrections():
     assert mix_labels(sure, [], weight=1) is sure
 
 
-def test_a_gate_without_a_memory_and_one_of_another_look_up_are_refused():
+def test_a_gate_without_a_memory_is_refused():
     with pytest.raises(ConfigError, match=r"memory_threshold is 0\.5, and no memory is named"):
         PromptMemoryArguments(memory_threshold=0.5).check_named()
-    with pytest.raises(
-        ConfigError, match="threshold is 5: scores of relative-edit are from 0 to 1"
-    ):
-        PromptMemoryArguments(memory="m", memory_threshold=5)

@@ -11,15 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
-from pgra.config import config_root, read_yaml
 from pgra.core import Context
-from pgra.errors import ConfigError
 from pgra.memory.families import load_family
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import (
     LOOKUPS,
     EditLookup,
-    EncoderLookup,
     LookupArguments,
     Match,
     RelativeEditLookup,
@@ -70,20 +67,17 @@ def test_every_look_up_keeps_the_contract(name, log, encoder_dir, t5_dir):
     assert {match.entry.task for match in before} <= {"t"}
     assert lookup.find("the film is warm", 1) == before[:1]
     assert load_lookup(args, CPU, task="t")(log).find("the film is warm", 5) == before
-    assert lookup.scores.least <= lookup.scores.gate <= lookup.scores.most
+    log.write("the film is warm", "three", task="t")
     if name != "gud-ir":  # which compares what an untrained model writes
-        assert before[0].entry.feedback == "one"
-        log.write("the film is warm", "three", task="t")
-        assert lookup.find("the film is warm")[0].entry.feedback == "three"
+        feedback = [match.entry.feedback for match in before + lookup.find("the film is warm")]
+        assert (feedback[0], feedback[-1]) == ("one", "three")
     log.forget(*(entry.id for entry in log.entries()))
     assert lookup.find("the film is warm", 5) == []
-    assert lookup.fingerprint["lookup"] in (name, "edit")
     assert json.dumps(dict(lookup.fingerprint))
 
 
 def test_a_key_is_what_stands_around_the_slot():
     assert normalize_key("< pot >  Can be used, how?") == "can be used how"
-    assert normalize_key("Find it in < p<i o/n>e! >") == "find it in"  # from first < to last >
     assert strip_slot("Find it in < p<i o/n>e! > ?") == "Find it in ?"
 
 
@@ -149,24 +143,10 @@ def test_a_relative_distance_is_that_worked_out_by_hand(log):
     assert found(lookup, "why") == [("reason", 1.0)]
     assert found(lookup, "who") == [("reason", round(1 - 2 / 6, 3))]  # y goes, o comes
     assert found(lookup, "WHAT  is c#?") == [("language", round(1 - 3 / 21, 3))]
-    log.write("?!", "marks")
-    assert found(lookup, "?!") == [("marks", 1.0)]
 
 
-def test_the_encoder_finds_by_cosine_and_of_equals_the_newest(log, tmp_path):
-    vectors = KeyVectors(tmp_path / "v", LetterEncoder())
-    lookup, others = EncoderLookup(log, vectors), EncoderLookup(log, vectors, task="other")
-    for key in ("ab", "aabb", "cd", "ab"):  # the first two have one direction
-        log.write(key, f"{key} as {log.last_id + 1}")
-    assert found(lookup, "ab", 9) == [("ab as 4", 1.0), ("aabb as 2", 1.0), ("cd as 3", 0.0)]
-    ids = [log.write("ab" * (i + 1), f"no {i}", task="other").id for i in range(20)]
-    assert found(lookup, "ab") == [("ab as 4", 1.0)]  # others are looked past
-    log.forget(*ids[:19])
-    assert found(others, "ab") == [("no 19", 1.0)]
-
-
-def open_with(log, folder, **more):
-    vectors = KeyVectors(folder, LetterEncoder(), **more)
+def open_with(log, folder, name="letters", **more):
+    vectors = KeyVectors(folder, LetterEncoder(name), **more)
     return vectors, vectors.follow(log)
 
 
@@ -182,14 +162,11 @@ def test_vectors_follow_the_log_also_behind_what_a_killed_job_left(log, tmp_path
     again, count = open_with(log, folder)
     assert (count, again.follow(log), len(again)) == (1, 0, 2)
     assert list(again.search("cd", 2)) == [2, 1]
-    by_feedback, _ = open_with(log, tmp_path / "f", form="feedback")
-    assert list(by_feedback.search("two", 1)) == [2]
 
 
 HARMS = {
     "torn state": lambda path: (path / "state.json").write_text("{"),
     "torn vectors": lambda path: (path / "vectors.f16").write_bytes(b"1"),
-    "no ids": lambda path: (path / "ids.i64").unlink(),
     "another encoder": lambda path: open_other(path, "another"),
     "another log": lambda path: open_other(path, "letters"),
 }
@@ -198,7 +175,7 @@ HARMS = {
 def open_other(folder, encoder):
     with FeedbackLog.open(folder.with_name("other.sqlite")) as other:
         other.write("xy", "one")
-        KeyVectors(folder, LetterEncoder(encoder)).follow(other)
+        open_with(other, folder, encoder)
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -218,14 +195,11 @@ def test_an_index_and_the_tail_behind_it_give_what_exact_search_gives(log, tmp_p
     log.extend(Event(key=key, feedback=key) for key in keys[:280])
     exact, _ = open_with(log, tmp_path / "exact")
     indexed, _ = open_with(log, tmp_path / "indexed", index_rows=100)
-    assert (tmp_path / "indexed" / "index-280.faiss").exists()
-    assert not list((tmp_path / "exact").glob("*.faiss"))
+    assert (tmp_path / "indexed" / "index-280.faiss").exists()  # the control
     log.extend(Event(key=key, feedback=key) for key in keys[280:])
     assert exact.follow(log) == indexed.follow(log) == 20
     same = [list(indexed.search(key, 1)) == list(exact.search(key, 1)) for key in keys[::10]]
     assert sum(same) >= 28  # of 30; an index of lists may miss one
-    deep = [list(vectors.search(keys[0], 200)) for vectors in (indexed, exact)]
-    assert deep[0] == deep[1]  # so many are compared one by one
     again, count = open_with(log, tmp_path / "indexed", index_rows=100)
     assert (count, list(again.search(keys[295], 1))) == (0, [296])
 
@@ -239,27 +213,21 @@ def test_a_real_encoder_reads_the_slot_where_keys_are_whole(log, encoder_dir):
     )
     assert found(slotless, question) == [("a synonym", 1.0)]
     assert whole.find(question)[0].score < 0.9999
-    folders = log.path.with_name("memory.sqlite.vectors").iterdir()
-    assert all(folder.name.startswith(encoder_dir.name) for folder in folders)
 
 
-def test_a_look_up_that_cannot_be_is_refused():
-    with pytest.raises(ConfigError, match="name it with --generator FOLDER"):
-        LookupArguments(lookup="gud-ir")
-    with pytest.raises(ConfigError, match="compares whole questions"):
-        LookupArguments(lookup="relative-edit", key_form="slotless")
-
-
-@pytest.mark.parametrize("name", ["lexical", "webquestions", "ert_cat", "own facts", "own slots"])
-def test_the_papers_rule_is_for_the_papers_families_and_for_slots(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "lookup", "key_form", "gate"),
+    [
+        ("lexical", "edit", "slotless", -5),
+        ("webquestions", "edit", "whole", None),
+        ("ert_cat", "edit", "whole", -5),
+        ("own", "relative-edit", "whole", 0.85),
+    ],
+)
+def test_the_papers_rule_is_for_the_papers_families(name, lookup, key_form, gate, tmp_path):
     own = tmp_path / "own.yaml"
-    facts = {"prompt": "webquestions", "words": "answers", "num_remembered": 8}
-    slots = read_yaml(config_root() / "memory" / "lexical.yaml")
-    own.write_text(json.dumps(facts if name == "own facts" else slots))
-    family = load_family(str(own) if name.startswith("own") else name)
-    args, is_released = LookupArguments().settle(family), name != "own facts"
-    assert args.lookup == ("edit" if is_released else "relative-edit")
-    assert args.key_form == ("slotless" if family.phrasings else "whole")
-    gate = None if name == "webquestions" else -5 if is_released else 0.85
-    assert args.gate_of(family) == gate
+    own.write_text(json.dumps({"prompt": "webquestions", "words": "answers", "num_remembered": 8}))
+    family = load_family(str(own) if name == "own" else name)
+    args = LookupArguments().settle(family)
+    assert (args.lookup, args.key_form, args.gate_of(family)) == (lookup, key_form, gate)
     assert LookupArguments(threshold=0.0).settle(family).gate_of(family) == 0  # given: it counts

@@ -1,8 +1,6 @@
 """What a memory's models learn, that none of it is measured, and that a stop changes nothing."""
 
-import json
 import signal
-from dataclasses import replace
 from itertools import islice, repeat
 
 import numpy as np
@@ -17,18 +15,16 @@ from small_training import at_batch, signal_self
 
 from pgra.core import Context
 from pgra.encoders.encoder import DenseLayer, Encoder
-from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
+from pgra.errors import ArtifactError, DataError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.families import load_family
 from pgra.memory.lessons import (
     IGNORED,
-    SEEN_FILE,
     FinetuneArguments,
     Seen,
     draw_lessons,
     load_lessons,
     measured_forms,
-    nearest_form,
     pack_lessons,
     read_courses,
     read_seen,
@@ -76,7 +72,6 @@ def test_no_lesson_asks_what_a_family_asks_or_what_is_near_it(lessons):
     assert len(forms) > 100  # made-up ones are always others
     measured = measured_forms()
     assert process.cdist(list(forms), measured, scorer=Levenshtein.distance).min() > MAX_DISTANCE
-    assert nearest_form(measured[0] + "x") == measured[0]  # the control
 
 
 @both_lessons
@@ -93,47 +88,22 @@ def test_answers_show_the_type_that_the_clarification_names(lessons):
 
 def test_words_of_measured_streams_are_left_out(tmp_path):
     steps = make_stream(LEXICAL.family, LEXICAL.words, num_steps=20, seed=0)
-    shouted = [replace(one, word=one.word.upper()) for one in steps]  # letters of any case
-    stream = str(write_stream(tmp_path / "stream.jsonl", shouted))
+    stream = str(write_stream(tmp_path / "stream.jsonl", steps))
     held_out = {word_of(step, LEXICAL.family) for step in steps}
     (course,) = read_courses(FinetuneArguments(held_out=[stream]))
     seen = draw(course)[1].words
     assert seen.isdisjoint(held_out)
     assert not draw(LEXICAL)[1].words.isdisjoint(held_out)  # the control
     Seen(seen, set()).check_unseen(steps, LEXICAL.family)
-    with pytest.raises(DataError, match="type '.*' is none of the family 'scramble'"):
-        read_courses(FinetuneArguments(lessons=["scramble"], held_out=[stream]))
-    every = [replace(steps[0], kind="syn", word=word) for word in LEXICAL.words["syn"]]
-    write_stream(tmp_path / "stream.jsonl", every)
-    with pytest.raises(DataError, match="no word of type 'syn' is left to learn with"):
-        read_courses(FinetuneArguments(held_out=[stream]))
 
 
-def test_a_scrambled_word_is_held_out_by_what_it_was():
-    steps = make_stream(SCRAMBLE.family, SCRAMBLE.words, num_steps=30, seed=0)
-    assert {word_of(step, SCRAMBLE.family) for step in steps} <= set(SCRAMBLE.words[""])
-    assert not any(step.word in SCRAMBLE.words[""] for step in steps)
-
-
-def test_word_lists_go_to_the_lessons_they_suit(tmp_path):
-    words = tmp_path / "words.txt"
-    words.write_text("stonework\nab\n")
-    (course,) = read_courses(FinetuneArguments(lessons=["scramble"], words=[str(words)]))
-    assert set(course.words[""]) == {*SCRAMBLE.words[""], "stonework"}
-    with pytest.raises(ConfigError, match="words.txt, which suits none of the lessons lexical"):
-        read_courses(FinetuneArguments(words=[str(words)]))
-
-
-def test_a_stream_of_learned_words_or_questions_is_refused(tmp_path):
+def test_a_stream_of_learned_words_or_questions_is_refused():
     steps = make_stream(LEXICAL.family, LEXICAL.words, num_steps=5, seed=0)
     with pytest.raises(DataError, match=f"fine-tuned with the word '{steps[2].word}'"):
         Seen({steps[2].word}, set()).check_unseen(steps, LEXICAL.family)
     form = normalize_key(steps[0].question)
     with pytest.raises(DataError, match=f"fine-tuned with the question '{form}'"):
         Seen(set(), {form}).check_unseen(steps, LEXICAL.family)
-    (tmp_path / SEEN_FILE).write_text("{}")
-    with pytest.raises(ArtifactError, match="is damaged .*: run pgra memory finetune again"):
-        read_seen(str(tmp_path))
 
 
 FEW_SHOT = load_few_shot("lexical")
@@ -153,6 +123,7 @@ def test_answers_alone_are_learned_and_the_text_is_the_prompters(tokenizer):
     lessons, _ = draw(LEXICAL, 50)
     left = iter(lessons)
     pack = next(pack_lessons(left, tokenizer, FEW_SHOT, pack_tokens=2000, seed=0))
+    assert 1000 < len(pack["input_ids"]) <= 2000
     shown = lessons[: lessons.index(next(left)) - 1]  # one more was drawn that waits
     assert tokenizer.decode(pack["input_ids"]) == "".join(map(FEW_SHOT.show, shown))
     learned = tokenizer.decode([token for token in pack["labels"] if token != IGNORED])
@@ -185,12 +156,6 @@ def test_separators_are_cut_as_at_a_prompts_end_and_as_within_it():
     assert set(found) == {(True, False), (False, True)}
 
 
-def test_a_sequence_is_never_longer_than_asked(tokenizer):
-    drawn = draw_lessons(LEXICAL, Seen(set(), set()), seed=0)
-    packs = pack_lessons(drawn, tokenizer, FEW_SHOT, pack_tokens=250, seed=0)
-    assert all(100 < len(pack["input_ids"]) <= 250 for pack in islice(packs, 10))
-
-
 def test_what_fills_a_shorter_sequence_is_not_learned():
     rows = [{"input_ids": [5, 6, 7], "labels": [IGNORED, 6, 7]}]
     both = pad([*rows, {"input_ids": [8], "labels": [8]}])
@@ -221,22 +186,11 @@ def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_pa
         load_file(f / "model.safetensors") for f in (one / "lm", other / "lm", lm)
     )
     assert all(torch.equal(ours[name], others[name]) for name in ours)
-    assert {path.name for path in other.iterdir()} == {"lm", "losses.jsonl", "run.json"}
     frozen = {name for name in start if torch.equal(start[name], ours[name])}
     assert any(".layers.0." in name for name in frozen)
     assert not any(".layers.1.mlp" in name for name in frozen)
-    assert train(lm, one) == whole  # done: nothing is trained
     with pytest.raises(ArtifactError, match="was made with max_steps 4, this run asks for 5"):
         train(lm, one, max_steps=5)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("frozen_layers", 2), ("pack_tokens", 9), ("pack_tokens", 99_999)]
-)
-def test_what_cannot_be_trained_is_refused_and_leaves_nothing(lm, tmp_path, name, value):
-    with pytest.raises(ConfigError, match=f"{name} is {value}, and"):
-        train(lm, tmp_path / "new", **{name: value})
-    assert not (tmp_path / "new").exists()
 
 
 # What looks feedback up and is trained.
@@ -293,19 +247,7 @@ def test_a_killed_training_goes_on_to_the_same_model_folder(trained, t5_dir, tmp
     assert not folder.exists()
     assert train_generator(PAIRS, folder, arguments, CPU).steps == trained.steps == 4
     assert weights(folder) == weights(trained.folder) != weights(t5_dir)
-    about = json.loads((folder / "trained_on.json").read_text())
-    assert (about["num_pairs"], about["seed"]) == (4, 1)
     assert list(tmp_path.iterdir()) == [folder]  # the work is gone
-
-
-def test_gud_ir_is_opened_with_its_models_and_vectors_of_its_own(trained, t5_dir, encoder_dir, log):
-    names = {"lookup": "gud-ir", "encoder": str(encoder_dir)}
-    args = LookupArguments(**names, generator=str(trained.folder))
-    by_edit = LookupArguments(**names, generator=str(t5_dir), feedback_by="edit")
-    assert (args.gate, by_edit.gate) == (0.9, -5)
-    first, second = (load_lookup(each, CPU)(log).fingerprint for each in (args, by_edit))
-    assert first["generator"] != second["generator"]
-    assert (first["nearest"]["key_form"], second["nearest"]["of"]) == ("feedback", "feedback")
 
 
 def test_a_layer_learns_what_a_target_asks_for():
@@ -324,16 +266,14 @@ def test_a_layer_learns_what_a_target_asks_for():
     assert loss == pytest.approx(after.item(), rel=1)
 
 
-@pytest.mark.parametrize("target", ["feedback", "type"])
-def test_a_trained_encoder_is_one_that_any_look_up_takes(target, encoder_dir, tmp_path, log):
-    how = SimilarityArguments(target=target, encoder=str(encoder_dir), width=8, num_steps=20)
+def test_a_trained_encoder_is_one_that_any_look_up_takes(encoder_dir, tmp_path, log):
+    how = SimilarityArguments(target="type", encoder=str(encoder_dir), width=8, num_steps=20)
     done = train_encoder(PAIRS, tmp_path / "similar", how, CPU)
     vectors = Encoder.from_name(str(done.folder), device="cpu").encode(["one", "two and three"])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1], atol=1e-5)
     args = LookupArguments(lookup="encoder", encoder=str(done.folder))
     log.write(PAIRS[0].question, PAIRS[0].feedback)
     assert load_lookup(args, CPU)(log).find(PAIRS[0].question)[0].score > 0.99
-    assert json.loads((done.folder / "trained_on.json").read_text())["target"] == target
 
 
 def test_a_head_stands_behind_what_the_encoder_had_before(encoder_dir, tmp_path):
@@ -361,21 +301,6 @@ def test_pairs_come_from_streams_memories_and_exports(tmp_path, log):
     whole = write_jsonl(tmp_path / "w.jsonl", [row | {"expected_answer": "x"}])
     assert pairs(whole, load_family("lexical")) == [("q", "f", "syn")]
     log.write("q", "f")
-    log.write("gone", "f")
-    log.forget(2)
     assert pairs(log.path) == [("q", "f", "")]
     export_log(log, tmp_path / "log.jsonl")
     assert pairs(tmp_path / "log.jsonl") == [("q", "f", "")]
-
-
-@pytest.mark.parametrize(
-    ("pairs", "message"),
-    [
-        (PAIRS[:1], "there are 1 questions to learn from"),
-        ([Step("", "", "q", "f")] * 4, "the types of the 4 questions are none: each needs one"),
-        (PAIRS[:2] * 2, "the types of the 4 questions are 'syn'"),
-    ],
-)
-def test_what_cannot_be_learned_from_is_refused(tmp_path, pairs, message):
-    with pytest.raises(DataError, match=message):
-        train_encoder(pairs, tmp_path / "out", SimilarityArguments(target="type"), CPU)

@@ -1,6 +1,7 @@
 import copy
 import re
 from dataclasses import dataclass, fields
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import TrainingArguments
 from pgra.artifacts import canonical_json
 from pgra.config import parse_arguments
 from pgra.errors import ConfigError
-from pgra.lm.load import choose_device
+from pgra.lm.load import ready_device
 from pgra.methods.pgra import training_identity
 from pgra.reader.arguments import (
     REFUSED,
@@ -198,8 +199,8 @@ def test_whoever_takes_a_gpu_goes_without_cudnns_attention(monkeypatch):
             monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
             monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda", 0))
         for take in (
-            lambda: choose_device("auto"),
-            lambda: ReaderTrainingArguments(use_cpu=True),
+            partial(ready_device, torch.device("cuda" if is_there else "cpu")),
+            partial(ReaderTrainingArguments, use_cpu=True),
         ):
             take()
             assert torch.backends.cuda.cudnn_sdp_enabled() != is_there
