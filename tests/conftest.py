@@ -204,6 +204,12 @@ def largest_file(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Give every file below a folder, by its path."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
 def write_jsonl(path: Path, rows: list[dict[str, object]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -247,6 +253,22 @@ def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs, t5_dir) -> P
         rerank=RerankArguments(lm=str(lm_dirs["gpt2"]), num_evidence=3, num_exemplars=4),
         reader=ReaderArguments(model_name_or_path=str(t5_dir)),
     )
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
+    """A folder in which all tests of a file call our scripts, on tiny models."""
+    from scripted import Bench
+
+    return Bench(tmp_path_factory.mktemp("bench"), lm_dirs["gpt2"], encoder_dir, t5_dir)
+
+
+@pytest.fixture
+def new_bench(tmp_path, lm_dirs, encoder_dir, t5_dir):
+    """Such a folder for one test alone."""
+    from scripted import Bench
+
+    return Bench(tmp_path, lm_dirs["gpt2"], encoder_dir, t5_dir)
 
 
 def with_rerank(args: PgraArguments, **changes: object) -> PgraArguments:

@@ -101,11 +101,6 @@ def blob_id(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_folder(folder: Path) -> dict[str, bytes]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
-
 class LoopbackHub(Loopback):
     """Repositories by "models/OWNER/NAME" or "datasets/OWNER/NAME", and what was asked of them.
 
@@ -185,11 +180,8 @@ class HubHandler(Handler):
             return {"errors": [], "warnings": []}
         if kind not in ("repos/create", "preupload", "commit"):
             return None
-        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        if token == READ_TOKEN:
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise Refusal(403, "Forbidden", "You don't have the rights to create a model.")
-        if token != TOKEN:
-            raise Refusal(401, "", "Invalid username or password.")
         if kind == "commit":
             if owner.is_broken:
                 raise Refusal(403, "", "Your storage is full.")

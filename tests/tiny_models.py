@@ -31,6 +31,12 @@ _WORDS = (
 _TEXTS = [*SENTENCES, _WORDS, "0123456789 ,.;:!?'\"-()\n\n" + "abcdefghijklmnopqrstuvwxyz" * 2]
 
 
+def _saved(folder: Path, tokenizer: Tokenizer, **special: object) -> PreTrainedTokenizerFast:
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    fast.save_pretrained(folder)
+    return fast
+
+
 def _byte_level(folder: Path, *, bos: str | None, eos: str, pad: str) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -47,11 +53,7 @@ def _byte_level(folder: Path, *, bos: str | None, eos: str, pad: str) -> PreTrai
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
         )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, pad_token=pad
-    )
-    fast.save_pretrained(folder)
-    return fast
+    return _saved(folder, tokenizer, bos_token=bos, eos_token=eos, pad_token=pad)
 
 
 def _word_piece(folder: Path) -> PreTrainedTokenizerFast:
@@ -70,16 +72,8 @@ def _word_piece(folder: Path) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=ends
     )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="[UNK]",
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-    )
-    fast.save_pretrained(folder)
-    return fast
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return _saved(folder, tokenizer, **dict(zip(names, special, strict=True)))
 
 
 def _unigram(folder: Path, *, plain_slots: bool = False) -> PreTrainedTokenizerFast:
@@ -107,15 +101,8 @@ def _unigram(folder: Path, *, plain_slots: bool = False) -> PreTrainedTokenizerF
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
     )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        **({} if plain_slots else {"extra_special_tokens": slots}),
-    )
-    fast.save_pretrained(folder)
-    return fast
+    more = {} if plain_slots else {"extra_special_tokens": slots}
+    return _saved(folder, tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", **more)
 
 
 def _reader_tokenizer(folder: Path, kind: str) -> PreTrainedTokenizerBase:

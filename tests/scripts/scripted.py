@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conftest import SENTENCES, review_rows, write_jsonl
+from conftest import SENTENCES, contents, review_rows, write_jsonl
 
 from pgra.cli import run
 from pgra.commands.train import evaluate as evaluate_main
@@ -95,6 +95,12 @@ class Bench:
     def train(self, name: str, **changes: object) -> Called:
         return call(train_main, self.argv(name, **changes))
 
+    def make(self, name: str, **changes: object) -> Called:
+        """Train, which must succeed."""
+        called = self.train(name, **changes)
+        assert called.code == 0, called.err
+        return called
+
     def evaluate(self, name: str, *words: object) -> Called:
         return call(evaluate_main, ["--run", str(self.run(name)), *map(str, words)])
 
@@ -113,15 +119,6 @@ class Bench:
 
 def read_json(path: Path) -> dict:
     return json.loads(path.read_text())
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Give every file below a folder, by its path."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def half_written(folder: Path) -> list[str]:
@@ -145,12 +142,6 @@ def write_passages(path: Path, count: int) -> Path:
     lines = [f"{number} {' '.join(draw.sample(words, 12))}\n" for number in range(count)]
     path.write_text("".join(lines))
     return path
-
-
-def flip_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    path.write_bytes(data)
 
 
 def environment() -> dict[str, str]:

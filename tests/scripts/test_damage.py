@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from scripted import Bench, flip_byte
+from small_index import flip_byte
 
 DAMAGED = [
     "indexes/bert-*/index.faiss",
@@ -26,9 +26,8 @@ def restored(path):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
-    bench = Bench(tmp_path_factory.mktemp("whole"), lm_dirs["gpt2"], encoder_dir, t5_dir)
-    assert bench.train("whole").code == 0
+def whole(bench):
+    bench.make("whole")
     return bench
 
 
@@ -57,26 +56,27 @@ def test_damaged_states_are_named_when_they_are_used(whole):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("run.json", b"{"), ("arguments.json", b"[]"), ("metrics.json", b"\xff")],
+    ("name", "damage", "told", "more"),
+    [
+        ("run.json", lambda good: b"{", "is damaged", "delete {}"),
+        ("arguments.json", lambda good: b"[]", "is damaged", "delete {}"),
+        ("metrics.json", lambda good: b"\xff", "is damaged", "delete {}"),
+        (
+            "arguments.json",
+            lambda good: good.replace(b'"num_candidates"', b'"num_kandidates"'),
+            "holds arguments that this version of pgra does not know",
+            "num_kandidates",
+        ),
+    ],
 )
-def test_a_damaged_run_is_named(whole, name, text):
+def test_a_damaged_run_or_one_of_another_version_is_named(whole, name, damage, told, more):
     path = whole.run("whole") / name
-    with restored(path):
-        path.write_bytes(text)
-        told = whole.evaluate("whole").error
-        assert f"{path} is damaged" in told
-        assert f"delete {whole.run('whole')}" in told
-    assert whole.evaluate("whole").code == 0
-
-
-def test_arguments_of_another_version_are_named(whole):
-    path = whole.run("whole") / "arguments.json"
     with restored(path) as good:
-        path.write_bytes(good.replace(b'"num_candidates"', b'"num_kandidates"'))
+        path.write_bytes(damage(good))
         error = whole.evaluate("whole").error
-    assert f"{path} holds arguments that this version of pgra does not know" in error
-    assert "num_kandidates" in error
+    assert f"{path} {told}" in error
+    assert more.format(whole.run("whole")) in error
+    assert whole.evaluate("whole").code == 0
 
 
 def test_damaged_weights_of_a_run_are_named(whole):

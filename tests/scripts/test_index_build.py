@@ -5,13 +5,12 @@ What the words print of a small index stands in the golden records.
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from conftest import SENTENCES
-from scripted import Bench, call, contents, environment, flip_byte
+from scripted import call, contents, finish
+from small_index import flip_byte
 
 from index_build.__main__ import main
 from pgra.cli import main as pgra
@@ -19,11 +18,9 @@ from pgra.commands.train import main as train_main
 
 
 @pytest.fixture
-def bench(tmp_path, lm_dirs, encoder_dir, t5_dir):
-    bench = Bench(tmp_path, lm_dirs["gpt2"], encoder_dir, t5_dir)
-    bench.corpus.write_text("\n".join(SENTENCES[:9]) + "\n")
-    (tmp_path / "more.txt").write_text("\n".join(SENTENCES[8:]) + "\n")
-    return bench
+def bench(new_bench):
+    new_bench.corpus.write_text("\n".join(SENTENCES[:9]) + "\n")
+    return new_bench
 
 
 @pytest.fixture
@@ -102,6 +99,7 @@ def test_a_mistake_is_one_line_before_anything_is_encoded(
 @pytest.mark.slow
 def test_a_grown_index_serves_train_and_old_candidates_are_not_used(flags, bench, tmp_path):
     folder, more, rows = (tmp_path / name for name in ("index", "more.txt", "rows.txt"))
+    more.write_text("\n".join(SENTENCES[8:]) + "\n")
     made = set()
     index(*flags, "--output_dir", folder)
 
@@ -126,14 +124,9 @@ def test_a_grown_index_serves_train_and_old_candidates_are_not_used(flags, bench
 @pytest.mark.slow
 def test_two_processes_build_what_one_builds(flags, tmp_path):
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    said = {}
-    for name, words in (("two", launch), ("one", [])):
-        job = [sys.executable, *words, "-m", "index_build", *flags, "--output_dir", name]
-        done = subprocess.run(
-            job, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-        said[name] = done.stdout
-    assert said["two"].count("index: ") == 1  # only the main process speaks
+    for words, name in ((launch, "two"), ([], "one")):
+        said = finish([*words, "-m", "index_build", *flags, "--output_dir", str(tmp_path / name)])
+        assert said.count("index: ") == 1  # only the main process speaks
     one, two = (contents(tmp_path / name) for name in ("one", "two"))
     assert {**one, "manifest.json": b""} == {**two, "manifest.json": b""}
     assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two")

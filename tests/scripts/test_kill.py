@@ -1,28 +1,14 @@
 """`kill -9`, then the same command: it goes on, and leaves what an unbroken run leaves."""
 
 import pytest
-from scripted import (
-    Bench,
-    finish,
-    half_written,
-    kill_when,
-    products,
-    write_passages,
-    written_at,
-)
+from scripted import finish, half_written, kill_when, products, write_passages, written_at
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def bench(tmp_path, lm_dirs, encoder_dir, t5_dir):
-    """A corpus so large, and shards so small, that there is time to kill."""
-    bench = Bench(tmp_path, lm_dirs["gpt2"], encoder_dir, t5_dir)
-    write_passages(bench.corpus, 1000)
-    return bench
-
-
 def test_train_goes_on_from_the_shards_and_from_the_checkpoint_of_killed_jobs(bench):
+    """With a corpus so large, and shards so small, that there is time to kill."""
+    write_passages(bench.corpus, 1000)
     flags = {"num_candidates": 100, "bank_shard_rows": 2, "max_segment_tokens": 64}
     flags |= {"max_steps": 100, "eval_steps": 10}
     one, two = bench.root / "one", bench.root / "two"

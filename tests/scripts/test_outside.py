@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scripted import Bench, call, read_json
+from scripted import call, contents, read_json
 
 from pgra.cli import main
+from pgra.commands.rerank import evidence as evidence_main
 
 OUTSIDE = Path(__file__).parents[1] / "outside"
 TASK = """
@@ -19,6 +20,7 @@ reader_template: "{text} It was <extra_id_0> ."
 verbalizer: {negative: terrible, positive: great}
 metric: toys:positives
 """
+STAGES = ("corpus", "encoder", "lm", "num_candidates", "num_evidence", "num_exemplars")
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +32,10 @@ def toys(monkeypatch):
 
 
 @pytest.fixture
-def bench(tmp_path, lm_dirs, encoder_dir, t5_dir):
-    bench = Bench(tmp_path, lm_dirs["gpt2"], encoder_dir, t5_dir)
-    task = tmp_path / "reviews.yaml"
-    task.write_text(TASK)
-    bench.flags["task"] = task
-    return bench
+def bench(new_bench):
+    new_bench.flags["task"] = new_bench.root / "reviews.yaml"
+    new_bench.flags["task"].write_text(TASK)
+    return new_bench
 
 
 def pgra(*words):
@@ -51,11 +51,10 @@ def words_of(bench, *names, **more):
 
 
 def test_a_retriever_and_a_reranker_have_flags_of_their_own(bench):
-    """By the names of their entry points; by their classes test_own_rerankers has them."""
+    """By the names of their entry points; by their classes they are called below."""
     toys = {"retriever": "stride", "stride": 2, "reranker": "length"}
     for name, is_shortest in (("longest", False), ("shortest", True)):
-        called = bench.train(name, **toys, shortest=is_shortest)
-        assert called.code == 0, called.err
+        bench.make(name, **toys, shortest=is_shortest)
         for line in bench.predictions(name):
             lengths = [len(one["text"]) for one in line["evidence"]]
             assert lengths == sorted(lengths, reverse=not is_shortest)
@@ -73,9 +72,8 @@ def test_a_retriever_and_a_reranker_have_flags_of_their_own(bench):
 
 
 def test_a_similarity_and_a_selector_and_a_metric(bench):
-    called = bench.train("halves", similarity="toys:Halves")
-    assert called.code == 0, called.err
-    assert bench.train("dot").code == 0
+    bench.make("halves", similarity="toys:Halves")
+    bench.make("dot")
     scores = [
         [[e["score"] for e in line["evidence"]] for line in bench.predictions(name)]
         for name in ("halves", "dot")
@@ -123,3 +121,93 @@ def test_a_method_that_is_not_there_is_refused(bench):
     error = bench.train("never", method="toys:OneLable").error
     assert "method 'toys:OneLable' cannot be imported" in error
     assert not bench.run("never").exists()
+
+
+# Rerankers with arguments of their own, in every command.
+
+
+@pytest.fixture(params=["cross-encoder", "own"])
+def named(request, cross_encoder_dir):
+    if request.param == "cross-encoder":
+        return {"reranker": "cross-encoder", "cross_encoder": str(cross_encoder_dir)}
+    return {"reranker": "toys:ByLength", "retriever": "toys:Stride", "stride": 5, "shortest": True}
+
+
+def test_it_is_planned_and_finds_the_evidence_of_a_reader_that_predicts(bench, named, tmp_path):
+    """Its arguments may stand in a YAML; a finished run knows them."""
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(named))
+    plan = ["plan", *words_of(bench, *STAGES, config=config)]
+    told = pgra(*plan, "--calibration_seconds", "0.2").out
+    is_ours = "cross_encoder" in named
+    assert (f"with {named['cross_encoder']} on cpu" if is_ours else "is not known") in told
+    assert ("tokens/s" in told) == is_ours
+    bench.make("run", config=config)
+    kept = read_json(bench.run("run") / "arguments.json")
+    options = {**kept["rerank_options"], **kept.get("retriever_options", {})}
+    assert {name: options[name] for name in named if name in options}.items() <= named.items()
+    asked = ["predict", "A warm film.", "--run", str(bench.run("run")), "--device", "cpu", "--json"]
+    first = pgra(*asked).out
+    (line,) = [json.loads(row) for row in first.splitlines() if row.startswith("{")]
+    assert len({found["text"] for found in line["evidence"]}) == 2
+    before = contents(bench.artifacts)
+    assert pgra(*asked).out == first  # and nothing is scored twice
+    assert contents(bench.artifacts) == before
+
+
+def test_a_grids_dry_run_says_what_each_reranker_reads(bench, cross_encoder_dir, tmp_path):
+    own, few = "toys:ByLength", {"max_train_samples": 8, "max_test_samples": 4}
+    cross = {"reranker": "cross-encoder", "cross_encoder": str(cross_encoder_dir)}
+    grid = {
+        "base": {
+            **{name: str(value) for name, value in bench.flags.items() if isinstance(value, Path)},
+            **{name: value for name, value in bench.flags.items() if isinstance(value, int)},
+            **{"task": "sst2", "device": "cpu", "retriever": "random", **few},
+        },
+        "points": [
+            {"name": "neighbors", "exemplars": "knn"},
+            {**cross, "name": "cross"},
+            {"name": "own", "reranker": own, "shortest": True},
+            {"name": "chance", "method": "random"},
+        ],
+        "seeds": [0],
+    }
+    path = tmp_path / "grid.yaml"
+    path.write_text(yaml.safe_dump(grid))
+    told = pgra("ablate", path, "--dry-run", "--output_dir", tmp_path / "grid").out
+    lines = {line.split()[0]: line for line in told.splitlines() if " sst2 " in line}
+    # 8 to train on, 4 to choose on, 4 to test; one prompt for all has 2 of the 8.
+    each = "each passage with each query, about "
+    assert lines["neighbors"].split()[5] == str((8 + 4 + 4) * (6 + 1))
+    assert lines["cross"].split()[5] == str((6 + 4 + 4) * 6)
+    assert all(each in lines[name] for name in ("neighbors", "cross"))
+    assert f"what reranker {own} reads is not known" in lines["own"]
+    assert "the LM reads nothing" in lines["chance"]
+    assert not (tmp_path / "grid").exists()
+
+
+@pytest.mark.slow
+def test_its_evidence_is_measured_beside_chance_and_the_first_stages(bench, tmp_path):
+    bench.make("plain", num_evidence=0)
+    words = ["--labeler", str(bench.run("plain")), "--output_dir", str(tmp_path / "evidence")]
+    words += words_of(bench, *STAGES, reranker="toys:ByLength")
+    done = call(evidence_main, words)
+    assert done.code == 0, done.err
+    rows = {line.split("  ")[0].strip() for line in done.out.splitlines()}
+    assert {"random", "first stage", "toys:ByLength"} <= rows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reranker": "crossencoder"}, "unknown reranker 'crossencoder'. Did you mean 'cross-enc"),
+        ({"reranker": "nope:Reranker"}, "reranker 'nope:Reranker' cannot be imported: No module"),
+        ({"reranker": "pgra.rerank.bank:Bank"}, "is no subclass of pgra.rerank.Reranker"),
+        ({"cross_encoder": "x"}, "--cross_encoder is an argument of --reranker cross-encoder: add"),
+        ({"reranker": "toys:ByLength", "stride": 1}, "unknown argument '--stride'"),
+    ],
+)
+def test_a_mistake_is_one_line(bench, change, message):
+    for command in ("rerank", "plan"):
+        assert message in call(main, [command, *words_of(bench, *STAGES, **change)]).error
+    assert not (bench.artifacts / "indexes").exists()

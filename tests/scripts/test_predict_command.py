@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from conftest import write_jsonl
-from scripted import Bench, call, read_json, review_rows
+from scripted import call, read_json, review_rows
 
 import pgra
 from pgra.commands.predict import main as predict_main
@@ -15,25 +15,14 @@ from pgra.memory.log import FeedbackLog
 TEXTS = ["A warm film by the sea.", "A dull story."]
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
-    made = Bench(tmp_path_factory.mktemp("predict"), lm_dirs["gpt2"], encoder_dir, t5_dir)
-    made.flags["validation_file"] = write_jsonl(made.root / "dev.jsonl", review_rows(60, start=40))
-    made.flags["eval_strategy"] = "no"
-    made.flags["load_best_model_at_end"] = "false"
-    made.flags["save_strategy"] = "no"
-    return made
-
-
-def trained(bench, name, **changes):
-    called = bench.train(name, **changes)
-    assert called.code == 0, called.err
-    return bench.run(name)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def run(bench):
-    return trained(bench, "pgra", evidence_attention=True)
+    """A run that calibrates on sixty examples."""
+    dev = write_jsonl(bench.root / "dev.jsonl", review_rows(60, start=40))
+    bench.flags |= {"validation_file": dev, "eval_strategy": "no", "save_strategy": "no"}
+    bench.flags["load_best_model_at_end"] = "false"
+    bench.make("pgra", evidence_attention=True)
+    return bench.run("pgra")
 
 
 def ask(run, *words):
@@ -84,7 +73,7 @@ def test_a_moved_reader_gives_new_texts_what_the_test_set_got(bench, run, tmp_pa
 
 def test_attention_is_added_later(bench, run, tmp_path):
     flags = {"num_evidence": 1, "max_dev_samples": 8, "validation_file": None}
-    trained(bench, "without", **flags)
+    bench.make("without", **flags)
     called = bench.train("without", evidence_attention=True, **flags)
     assert "pgra evaluate --run" in called.err
     assert bench.evaluate("without", "--evidence_attention").code == 0
@@ -97,7 +86,8 @@ def test_attention_is_added_later(bench, run, tmp_path):
 
 def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench):
     changes = {"similarity": "whitened_cosine", "max_steps": 1, "max_dev_samples": 4}
-    fitted = trained(bench, "fitted", **changes)
+    bench.make("fitted", **changes)
+    fitted = bench.run("fitted")
     row = bench.predictions("fitted")[3]
     (answer,) = answers(fitted, row["text"])  # alone, and without the training data
     assert answer["prediction"] == row["prediction"]
@@ -108,25 +98,11 @@ def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench):
     refused = ask(fitted, row["text"])
     assert not (bench.artifacts / "indexes").exists()  # refused before anything long
     assert "is missing, what similarity 'whitened_cosine' was fitted to: " in refused.error
-    again = bench.train("fitted", **changes)  # as the message says
-    assert again.code == 0, again.err
+    bench.make("fitted", **changes)  # as the message says
     assert answers(fitted, row["text"]) == [answer]
 
 
-def test_a_person_sees_label_probabilities_and_evidence(run):
-    (answer,) = answers(run, TEXTS[0], "--attention")
-    told = ask(run, *TEXTS, "--num_shown", 1, "--attention").out
-    query, label, head, columns, line, _, second, *_ = told.splitlines()
-    assert (query, second) == (f"query: {TEXTS[0]}", f"query: {TEXTS[1]}")
-    assert label.startswith("label: {0}  (probabilities: {0}".format(answer["prediction"]))
-    assert head == "evidence, 1 of 2, best first:"
-    assert " ".join(columns.split()) == "stage-1 rank score stage-2 score attention passage"
-    best = answer["evidence"][0]
-    assert line.split()[0] == str(best["stage1_rank"])
-    assert line.endswith(f"{best['attention']:.3f}  {best['text']}")
-
-
-def test_a_task_of_two_inputs_takes_one_text_or_both_fields(bench, t5_dir, tmp_path):
+def test_a_task_of_two_inputs_takes_one_text_or_both_fields(bench, tmp_path):
     task = tmp_path / "pairs.yaml"
     task.write_text(
         "inputs: [claim, source]\nlabels: ['no', 'yes', maybe]\nprompt: '{claim} {source}'\n"
@@ -139,7 +115,8 @@ def test_a_task_of_two_inputs_takes_one_text_or_both_fields(bench, t5_dir, tmp_p
     ]
     names = ("train_file", "validation_file", "test_file")
     files = {name: write_jsonl(tmp_path / f"{name}.jsonl", rows) for name in names}
-    run = trained(bench, "pairs", task=task, num_evidence=0, **files)
+    bench.make("pairs", task=task, num_evidence=0, **files)
+    run = bench.run("pairs")
     elsewhere = ("--artifacts_dir", tmp_path / "none")  # it searches nothing
     assert read_json(run / "metrics.json")["metric"] == "macro_f1"
     pair = {"claim": TEXTS[0], "source": "a town on a hill"}

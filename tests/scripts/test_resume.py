@@ -4,17 +4,15 @@ import shutil
 
 import pytest
 from conftest import write_jsonl
-from scripted import Bench, contents, review_rows
+from scripted import contents, review_rows
 
 PLAIN = {"num_evidence": 0, "max_segment_tokens": 64}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
+def made(bench):
     """A plain run of four steps, and its bench."""
-    bench = Bench(tmp_path_factory.mktemp("made"), lm_dirs["gpt2"], encoder_dir, t5_dir)
-    called = bench.train("one", **PLAIN, max_steps=4)
-    assert called.code == 0, called.err
+    bench.make("one", **PLAIN, max_steps=4)
     return bench
 
 

@@ -4,21 +4,14 @@ import shutil
 import statistics
 
 import pytest
-from scripted import Bench, contents, read_json
+from scripted import contents, read_json
 
 STEPS = {"num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
-    return Bench(tmp_path_factory.mktemp("seeds"), lm_dirs["gpt2"], encoder_dir, t5_dir)
-
-
-@pytest.fixture(scope="module")
 def three(bench):
-    called = bench.train("three", seed=None, seeds="0,1,2", **STEPS)
-    assert called.code == 0, called.err
-    return called
+    return bench.make("three", seed=None, seeds="0,1,2", **STEPS)
 
 
 def test_each_seed_is_the_run_with_that_seed_alone_and_the_summary_is_theirs(bench, three):
@@ -31,7 +24,7 @@ def test_each_seed_is_the_run_with_that_seed_alone_and_the_summary_is_theirs(ben
     last = three.out.splitlines()[-1]
     assert f"accuracy {mean:.4f} ± {sd:.4f} (mean ± sample sd of 3 seeds of the reader" in last
     pattern = bench.run("p-{seed}")
-    assert bench.train("", output_dir=pattern, seed=None, seeds="2", **STEPS).code == 0
+    bench.make("", output_dir=pattern, seed=None, seeds="2", **STEPS)
     one, two, alone = (
         (folder / "reader/model.safetensors").read_bytes()
         for folder in (*(bench.run("three") / f"seed-{s}" for s in (1, 2)), bench.run("p-2"))
@@ -58,8 +51,7 @@ def test_a_seed_that_was_stopped_goes_on_and_one_that_was_measured_is_not_traine
         (broken / "seed-1" / name).unlink()
     shutil.rmtree(broken / "seed-1/reader")
     shutil.rmtree(broken / "seed-2")
-    called = bench.train("broken", seed=None, seeds="0,1,2", **STEPS)
-    assert called.code == 0, called.err
+    called = bench.make("broken", seed=None, seeds="0,1,2", **STEPS)
     assert f"run: {broken / 'seed-0'} is trained (reused)" in called.err
     assert f"going on from {broken / 'seed-1/checkpoint-2'}" in called.err
     for seed in (0, 1, 2):
@@ -83,8 +75,7 @@ def test_what_several_seeds_cannot_do_is_refused(bench, three):
 
 def test_tensorboard_gets_the_loss_and_the_dev_metric(bench):
     words = {**STEPS, "max_steps": 4}
-    called = bench.train("watched", report_to="tensorboard", logging_steps=1, **words)
-    assert called.code == 0, called.err
+    bench.make("watched", report_to="tensorboard", logging_steps=1, **words)
     (path,) = bench.run("watched").rglob("events.out.tfevents.*")  # none unless asked for
     events = path.read_bytes()
     assert (events.count(b"train/loss"), events.count(b"eval/accuracy")) == (4, 1)

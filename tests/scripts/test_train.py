@@ -1,21 +1,14 @@
 import pytest
 from conftest import SENTENCES, write_jsonl
-from scripted import Bench, contents, finish, read_json, review_rows
+from scripted import contents, finish, read_json, review_rows
 
 EVIDENCE_KEYS = ["row", "text", "stage1_rank", "stage1_score", "score"]
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
-    return Bench(tmp_path_factory.mktemp("train"), lm_dirs["gpt2"], encoder_dir, t5_dir)
-
-
-@pytest.fixture(scope="module")
 def first(bench):
     """The run that most tests look at."""
-    called = bench.train("first")
-    assert called.code == 0, called.err
-    return called
+    return bench.make("first")
 
 
 def test_predictions_show_each_query_with_its_evidence(bench, first):
@@ -30,41 +23,33 @@ def test_predictions_show_each_query_with_its_evidence(bench, first):
 
 def test_a_second_run_reuses_all_and_changes_nothing(bench, first):
     before = contents(bench.root)
-    again = bench.train("first")
-    assert again.code == 0
-    assert "(reused)" in again.out
+    assert "(reused)" in bench.make("first").out
     assert contents(bench.root) == before
 
 
 def test_no_evidence_opens_no_corpus(bench):
-    called = bench.train("t5", num_evidence=0, corpus="nowhere.txt", encoder="none", lm="none")
-    assert called.code == 0, called.err
+    bench.make("t5", num_evidence=0, corpus="nowhere.txt", encoder="none", lm="none")
     assert all(line["evidence"] == [] for line in bench.predictions("t5"))
     assert read_json(bench.run("t5") / "run.json")["method"] == "plain"
 
 
 @pytest.mark.parametrize("kind", ["t5-v1.1", "mt5", "byt5"])
 def test_every_kind_of_t5_trains_and_is_read_again(bench, first, t5_dirs, kind):
-    called = bench.train(f"kind-{kind}", model_name_or_path=t5_dirs[kind])
-    assert called.code == 0, called.err
-    folder = bench.run(f"kind-{kind}")
-    predictions = bench.predictions(f"kind-{kind}")
-    (folder / "predictions.jsonl").unlink()
-    assert bench.evaluate(f"kind-{kind}").code == 0
-    assert bench.predictions(f"kind-{kind}") == predictions
+    bench.make(kind, model_name_or_path=t5_dirs[kind])
+    predictions = bench.predictions(kind)
+    (bench.run(kind) / "predictions.jsonl").unlink()
+    assert bench.evaluate(kind).code == 0
+    assert bench.predictions(kind) == predictions
 
 
 def test_evaluate_measures_the_same_again(bench, first):
-    before, lines = bench.metrics("first"), bench.predictions("first")
-    called = bench.evaluate("first")
-    assert called.code == 0, called.err
-    assert called.out.splitlines()[-1] == first.out.splitlines()[-1]
-    after = bench.metrics("first")
-    assert bench.predictions("first") == lines
-    for name in before:
-        if name not in ("seconds", "git_commit"):
-            assert after[name] == before[name], name
+    before, files = bench.metrics("first"), contents(bench.run("first"))
+    assert bench.evaluate("first").out.splitlines()[-1] == first.out.splitlines()[-1]
+    after, changing = bench.metrics("first"), dict.fromkeys(("seconds", "git_commit"))
+    assert {**after, **changing} == {**before, **changing}
     assert after["seconds"]["training"] == before["seconds"]["training"]
+    changed = files.items() ^ contents(bench.run("first")).items()
+    assert {name for name, _ in changed} <= {"metrics.json"}
 
 
 def test_evaluate_measures_another_file_elsewhere(bench, first):

@@ -8,9 +8,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import SENTENCES
+from conftest import SENTENCES, contents
 from huggingface_hub import hf_hub_download
-from loopback import BOT, LoopbackHub, Repo, commit_of, point_client, read_folder
+from loopback import BOT, LoopbackHub, Repo, commit_of, point_client
 
 from pgra.config import CorpusArguments
 from pgra.data.corpus import open_corpus
@@ -160,7 +160,7 @@ REVIEW = b'{"text": "A %s film.", "label": 1, "label_text": "positive"}'
 
 @pytest.fixture
 def whole_hub(lm_dirs, encoder_dirs):
-    bert, opt = read_folder(encoder_dirs["bert"]), read_folder(lm_dirs["opt"])
+    bert, opt = contents(encoder_dirs["bert"]), contents(lm_dirs["opt"])
     old = {name: data for name, data in opt.items() if name != "model.safetensors"}
     old["pytorch_model.bin"] = b"never read"
     cls = {"1_Pooling/config.json": json.dumps({"pooling_mode_cls_token": True}).encode()}
