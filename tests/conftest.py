@@ -173,6 +173,14 @@ def corpus_file(tmp_path) -> Path:
 
 
 @pytest.fixture
+def corpus(corpus_file, tmp_path):
+    """The sentences, opened."""
+    from pgra.data.corpus import open_corpus
+
+    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
+
+
+@pytest.fixture
 def log(tmp_path):
     """A memory, empty."""
     from pgra.memory.log import FeedbackLog

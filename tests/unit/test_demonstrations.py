@@ -42,10 +42,6 @@ def build(tokenizer, drawn, queries=(QUERY,), *, verbalizer=VERBALIZER, max_toke
     )
 
 
-def texts(tokenizer, inputs, row=0):
-    return [tokenizer.decode(segment) for segment in inputs[row].segments]
-
-
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(seed=st.integers(0, 99), rows=st.lists(st.integers(0, 3), min_size=1, unique=True))
 def test_a_set_is_one_example_of_each_label_and_never_the_query_itself(seed, rows):
@@ -66,7 +62,7 @@ def test_demonstrations_come_from_the_nearer_half():
     assert len(set(map(tuple, draw([QUERY], near=near)[0].tolist()))) > 1  # the control
 
 
-def test_the_query_keeps_its_slot_and_demonstrations_have_their_word(tokenizer):
+def test_the_query_keeps_its_slot_if_any_and_demonstrations_have_their_word(tokenizer):
     inputs = build(tokenizer, [[[0, 1], [2, 3]]])
     whole = [
         tokenizer(f"The sea. <extra_id_0> {first} terrible {second} great success").input_ids
@@ -76,11 +72,8 @@ def test_the_query_keeps_its_slot_and_demonstrations_have_their_word(tokenizer):
         )
     ]
     assert [segment.tolist() for segment in inputs[0].segments] == whole
-
-
-def test_a_template_without_a_slot_has_the_word_behind(tokenizer):
-    plain = Verbalizer(VERBALIZER.words, "{text} Review:")
-    (text,) = texts(tokenizer, build(tokenizer, [[[0, 1]]], verbalizer=plain))
+    plain = build(tokenizer, [[[0, 1]]], verbalizer=Verbalizer(VERBALIZER.words, "{text} Review:"))
+    text = tokenizer.decode(plain[0].segments[0])
     assert text.startswith("The sea. Review: A dull story. Review: terrible A warm")
 
 
