@@ -32,11 +32,6 @@ SOME = settings(derandomize=True, deadline=None, max_examples=40)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(t5_dir):
-    return load_tokenizer(find_model(str(t5_dir)))
-
-
-@pytest.fixture(scope="module")
 def build(tokenizer):
     def run(examples, evidence, template=TEMPLATE, **layout):
         chosen = SegmentLayout(template, **layout)
