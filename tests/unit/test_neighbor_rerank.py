@@ -18,7 +18,6 @@ from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import PromptFormat
 from pgra.rerank import RerankRequest, open_reranker
-from pgra.rerank.neighbors import NeighborReranker
 from pgra.retrieval.neighbors import Neighbors
 
 
@@ -166,11 +165,3 @@ def test_new_queries_rank_as_the_runs_do(args):
 def test_a_full_bank_needs_one_prompt_for_all():
     with pytest.raises(ConfigError, match="reads the corpus once under one prompt.* --bank lazy"):
         RerankArguments(exemplars="knn", bank="full")
-
-
-def test_neighbors_must_be_given(args):
-    found = Stages.read(with_rerank(args, exemplars="knn"), ALONE)
-    assert isinstance(found.reranker, NeighborReranker)
-    request = RerankRequest(args=found.args.rerank, prompt=found.prompt, corpus=found.corpus)
-    with pytest.raises(ConfigError, match="chosen from training examples"):
-        open_reranker(request)
