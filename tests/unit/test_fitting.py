@@ -1,30 +1,24 @@
 """Similarities that are fitted: to which texts, how often, and what a later run takes up."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from conftest import SENTENCES
+from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, run
 
 from pgra.config import RerankArguments
-from pgra.core import Candidates, Context, Example
+from pgra.core import Context
 from pgra.errors import ConfigError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.template import PromptTemplate
 from pgra.rerank import Reference
 from pgra.rerank.prompted import PromptedReranker
 
 FITTED = ["label_words", "whitened", "whitened_cosine"]
-TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
-WORDS = {"negative": "negative", "positive": "positive"}
-TRAIN = [
-    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
-    for i, label in enumerate(["negative", "positive"] * 6)
-]
-QUERIES = [Example(f"test-{i}", {"text": text}) for i, text in enumerate(["A warm film.", "Dull!"])]
-CANDIDATES = Candidates(
-    np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]]), np.zeros((2, 5), np.float32)
-)
+CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])
+rerank = partial(run, queries=TWO, rows=CANDIDATES)
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +44,6 @@ def start(lm_dirs, corpus, tmp_path):
     return start
 
 
-def rerank(reranker, queries=QUERIES, candidates=CANDIDATES):
-    work = reranker.prepare(queries, candidates.rows)
-    return reranker.rerank(queries, candidates), work
-
-
 def by_row(found):
     """Give scores in the order of rows, which near ties cannot change."""
     return np.take_along_axis(found.scores, np.argsort(found.rows, axis=1), 1)
@@ -71,9 +60,9 @@ def test_scores_by_hand_from_the_states(start):
     assert len(drawn) == 5
     passages, queries, train = (
         reranker.encoder.encode(texts).numpy()
-        for texts in (SENTENCES, [query.text for query in QUERIES], drawn)
+        for texts in (SENTENCES, [query.text for query in TWO], drawn)
     )
-    left, order = standard(passages, passages[rows]).T, np.sort(CANDIDATES.rows, axis=1)
+    left, order = standard(passages, passages[rows]).T, np.sort(CANDIDATES, axis=1)
     truth = np.take_along_axis(standard(queries, train) @ left, order, 1)
     np.testing.assert_allclose(by_row(found), truth, rtol=1e-3, atol=1e-3)
     # the control: queries have their own mean
@@ -87,7 +76,7 @@ def test_a_full_bank_scores_as_a_lazy_one_and_its_fingerprint_is_enough(start, s
     lazy, work = rerank(reranker)
     full, whole = rerank(start(similarity, "full", bank="full"))
     drawn = {*start("whitened").fitting.rows()}
-    assert work.num_passages == len({*CANDIDATES.rows.ravel().tolist()} | drawn)
+    assert work.num_passages == len({*CANDIDATES.ravel().tolist()} | drawn)
     assert work.num_passages < whole.num_passages == len(SENTENCES)
     np.testing.assert_allclose(by_row(lazy), by_row(full), rtol=1e-3, atol=1e-3)
     taken_up = start(similarity, "lazy", train=(), words={}, made=reranker.fingerprint)

@@ -5,31 +5,17 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, plain_lm, run
 
 from pgra.config import RerankArguments
-from pgra.core import Candidates, Context, Example
+from pgra.core import Candidates, Context
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.prompts.fewshot import PromptFormat
-from pgra.prompts.template import PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.retrieval.neighbors import Neighbors
-
-TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
-WORDS = {"negative": "negative", "positive": "positive"}
-TRAIN = [
-    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
-    for i, label in enumerate(["negative", "positive"] * 4)
-]
-QUERIES = [
-    Example("test-0", {"text": "A warm film."}),
-    Example("test-1", {"text": "Dull!"}),
-    TRAIN[3],
-]
-ROWS = np.array([[3, 0, 7, 11], [2, 5, 0, -1], [1, 0, 9, 4]])
 
 
 @pytest.fixture
@@ -54,16 +40,6 @@ def open_one(corpus, encoder_dir, tmp_path):
         return open_reranker(request)
 
     return build
-
-
-def run(reranker, queries=QUERIES, rows=ROWS):
-    work = reranker.prepare(queries, rows)
-    return reranker.rerank(queries, Candidates(rows, np.zeros(rows.shape, np.float32))), work
-
-
-@cache
-def plain_lm(lm_dir):
-    return AutoModel.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)
 
 
 @cache
