@@ -12,7 +12,7 @@ from pgra.core import MISSING_ROW, Example
 from pgra.errors import ArtifactError
 from pgra.retrieval import open_retriever
 from pgra.retrieval.base import candidates_fields, store_candidates
-from pgra.retrieval.survey import Survey, expect_distinct
+from pgra.retrieval.survey import Survey, expect_distinct, trial_size
 
 KINDS = ["bm25", "dense", "hybrid"]
 SPLITS = {
@@ -116,6 +116,12 @@ def test_a_given_index_of_something_else_is_refused(survey, tmp_path):
     elsewhere = replace(given.request.context, artifacts=tmp_path / "elsewhere")
     moved = replace(given, request=replace(given.request, context=elsewhere)).run()
     assert (moved.basis, moved.num_to_encode) == ("searched", 0)
+
+
+def test_a_trial_shrinks_passages_and_candidates_alike():
+    assert trial_size(1000, 20, 5000) == (1000, 20)
+    assert trial_size(1_000_000, 150, 16384) == (13333, 2)
+    assert trial_size(1_000_000, 20, 16384) == (0, 0)  # one candidate needs 50,000
 
 
 def test_what_is_expected_of_all_queries_by_hand():
