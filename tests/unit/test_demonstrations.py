@@ -7,7 +7,6 @@ from small_training import VERBALIZER
 
 from pgra.core import ALONE, Example
 from pgra.errors import ConfigError
-from pgra.lm.load import find_model, load_tokenizer
 from pgra.methods.lm_bff import LmBffArguments, build_demonstrated, draw_demonstrations
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.inputs import SegmentLayout
@@ -22,11 +21,6 @@ SUPPORT = [
 ]
 VECTORS = np.eye(4, dtype=np.float32)
 QUERY = Example("test-0", {"text": "The sea."})
-
-
-@pytest.fixture
-def tokenizer(t5_dir):
-    return load_tokenizer(find_model(str(t5_dir)))
 
 
 def draw(queries, *, near=None, share=1.0, seed=0):

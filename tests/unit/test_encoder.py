@@ -1,6 +1,5 @@
 """Encoders: poolings, invariances, and sentence-transformers folders as that library reads them."""
 
-import json
 import shutil
 import weakref
 from functools import partial
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from tiny_models import build_encoder
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
+from pgra.artifacts import write_json
 from pgra.config import POOLINGS
 from pgra.data.bundled import bundled_model_dir
 from pgra.encoders.encoder import Encoder
@@ -142,11 +142,6 @@ def test_a_gpu_gives_the_same_vectors(encoder_dir):
 PARTS = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense", "Normalize": "3_Normalize"}
 PROMPTS = {"query": "the town: ", "document": "a film: "}
 MODELS, WIDE = "sentence_transformers.models", 6
-
-
-def write_json(path, value):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(value))
 
 
 def sentence_dir(source, folder, *parts, modules=None, **files):

@@ -1,34 +1,26 @@
 """Similarities that are fitted: to which texts, how often, and what a later run takes up."""
 
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever
+from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, run
 
-from pgra.config import CorpusArguments, RerankArguments
-from pgra.core import ALONE, Candidates, Context, Example
-from pgra.data.corpus import open_corpus
+from pgra.config import RerankArguments
+from pgra.core import ALONE, Context
 from pgra.errors import ArtifactError, ConfigError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.prompts.template import PromptTemplate
 from pgra.rerank import Reference
 from pgra.rerank.prompted import PromptedReranker
 
 FITTED = ["label_words", "whitened", "whitened_cosine"]
-TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
-WORDS = {"negative": "negative", "positive": "positive"}
-TRAIN = [
-    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
-    for i, label in enumerate(["negative", "positive"] * 6)
-]
-QUERIES = [Example(f"test-{i}", {"text": text}) for i, text in enumerate(["A warm film.", "Dull!"])]
-CANDIDATES = Candidates(
-    np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]]), np.zeros((2, 5), np.float32)
-)
+CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])
+rerank = partial(run, queries=TWO, rows=CANDIDATES)
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +28,6 @@ def small_draws(tmp_path, monkeypatch):
     """Draws that are smaller than corpus and training set, as they are in earnest."""
     monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 5)
     monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def corpus(corpus_file, tmp_path):
-    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
 
 
 @pytest.fixture
@@ -59,11 +46,6 @@ def start(lm_dirs, corpus, tmp_path):
     return start
 
 
-def rerank(reranker, queries=QUERIES, candidates=CANDIDATES):
-    work = reranker.prepare(queries, candidates.rows)
-    return reranker.rerank(queries, candidates), work
-
-
 def by_row(found):
     """Give scores in the order of rows, which near ties cannot change."""
     return np.take_along_axis(found.scores, np.argsort(found.rows, axis=1), 1)
@@ -80,9 +62,9 @@ def test_scores_by_hand_from_the_states(start):
     assert len(drawn) == 5
     passages, queries, train = (
         reranker.encoder.encode(texts).numpy()
-        for texts in (SENTENCES, [query.text for query in QUERIES], drawn)
+        for texts in (SENTENCES, [query.text for query in TWO], drawn)
     )
-    left, order = standard(passages, passages[rows]).T, np.sort(CANDIDATES.rows, axis=1)
+    left, order = standard(passages, passages[rows]).T, np.sort(CANDIDATES, axis=1)
     truth = np.take_along_axis(standard(queries, train) @ left, order, 1)
     np.testing.assert_allclose(by_row(found), truth, rtol=1e-3, atol=1e-3)
     # the control: queries have their own mean
@@ -95,7 +77,7 @@ def test_a_lazy_bank_scores_as_a_full_one_and_a_second_run_reads_nothing(start, 
     lazy, work = rerank(start(similarity, "lazy"))
     full, whole = rerank(start(similarity, "full", bank="full"))
     drawn = {*start("whitened").fitting.rows()}
-    assert work.num_passages == len({*CANDIDATES.rows.ravel().tolist()} | drawn)
+    assert work.num_passages == len({*CANDIDATES.ravel().tolist()} | drawn)
     assert work.num_passages < whole.num_passages == len(SENTENCES)
     np.testing.assert_allclose(by_row(lazy), by_row(full), rtol=1e-3, atol=1e-3)
     again, work = rerank(start(similarity, "lazy"))
@@ -120,8 +102,7 @@ def test_an_earlier_run_is_taken_up_by_its_fingerprint_alone(start, similarity, 
     found, _ = rerank(reranker)
     again = start(similarity, train=(), words={}, made=reranker.fingerprint)
     assert again.fingerprint == reranker.fingerprint
-    last = Candidates(CANDIDATES.rows[1:], CANDIDATES.scores[1:])
-    alone, work = rerank(again, QUERIES[1:], last)
+    alone, work = rerank(again, queries=TWO[1:], rows=CANDIDATES[1:])
     assert work.num_new == 0
     np.testing.assert_array_equal(alone.rows[0], found.rows[1])
     np.testing.assert_array_equal(alone.scores[0], found.scores[1])

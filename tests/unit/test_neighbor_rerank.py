@@ -7,39 +7,18 @@ import numpy as np
 import pytest
 import torch
 from conftest import with_rerank, with_retriever
-from transformers import AutoModel, AutoTokenizer
+from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, plain_lm, run
 
-from pgra.config import CorpusArguments, RerankArguments
-from pgra.core import ALONE, Candidates, Context, Example
-from pgra.data.corpus import open_corpus
+from pgra.config import RerankArguments
+from pgra.core import ALONE, Candidates, Context
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import PromptFormat
-from pgra.prompts.template import PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
-from pgra.rerank.neighbors import NeighborReranker
 from pgra.retrieval.neighbors import Neighbors
-
-TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
-WORDS = {"negative": "negative", "positive": "positive"}
-TRAIN = [
-    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
-    for i, label in enumerate(["negative", "positive"] * 4)
-]
-QUERIES = [
-    Example("test-0", {"text": "A warm film."}),
-    Example("test-1", {"text": "Dull!"}),
-    TRAIN[3],
-]
-ROWS = np.array([[3, 0, 7, 11], [2, 5, 0, -1], [1, 0, 9, 4]])
-
-
-@pytest.fixture
-def corpus(corpus_file, tmp_path):
-    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
 
 
 @pytest.fixture
@@ -64,16 +43,6 @@ def open_one(corpus, encoder_dir, tmp_path):
         return open_reranker(request)
 
     return build
-
-
-def run(reranker, queries=QUERIES, rows=ROWS):
-    work = reranker.prepare(queries, rows)
-    return reranker.rerank(queries, Candidates(rows, np.zeros(rows.shape, np.float32))), work
-
-
-@cache
-def plain_lm(lm_dir):
-    return AutoModel.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)
 
 
 @cache
@@ -196,11 +165,3 @@ def test_new_queries_rank_as_the_runs_do(args):
 def test_a_full_bank_needs_one_prompt_for_all():
     with pytest.raises(ConfigError, match="reads the corpus once under one prompt.* --bank lazy"):
         RerankArguments(exemplars="knn", bank="full")
-
-
-def test_neighbors_must_be_given(args):
-    found = Stages.read(with_rerank(args, exemplars="knn"), ALONE)
-    assert isinstance(found.reranker, NeighborReranker)
-    request = RerankRequest(args=found.args.rerank, prompt=found.prompt, corpus=found.corpus)
-    with pytest.raises(ConfigError, match="chosen from training examples"):
-        open_reranker(request)

@@ -157,4 +157,5 @@ def test_a_wrong_index_factory_is_refused_as_by_the_run(args, retriever):
     with pytest.raises(ConfigError) as ran:
         Stages.read(wrong, ALONE).find()
     assert str(planned.value) == str(ran.value)
+    assert {path.name for path in args.artifacts.iterdir()} == {"corpora"}  # nothing was read
     make_plan(with_retriever(wrong, index_factory="IVF2,Flat"), seconds=0)

@@ -16,7 +16,6 @@ from pgra.methods.stages import Stages
 from pgra.report.results import read_object
 from pgra.rerank.similarity import SIMILARITIES
 from pgra.run_folder import check_same_run
-from pgra.runs import read_arguments
 
 
 def found_for(args, splits=SPLITS):
@@ -148,5 +147,3 @@ def test_a_run_is_known_by_what_decides_it(tmp_path):
         check_same_run(tmp_path, {"seed": 2}, is_whole=False)
     with pytest.raises(ArtifactError, match='with evidence/test "ab", this run asks for null'):
         check_same_run(tmp_path, {"seed": 1})
-    with pytest.raises(ArtifactError, match="is no run: give the folder of a finished run"):
-        read_arguments(tmp_path, {})

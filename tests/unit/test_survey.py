@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import SENTENCES
+from small_index import World
 
-from pgra.config import CorpusArguments, RetrieverArguments
-from pgra.core import MISSING_ROW, Context, Example
-from pgra.data.corpus import open_corpus
+from pgra.core import MISSING_ROW, Example
 from pgra.errors import ArtifactError
-from pgra.retrieval import IndexRequest, open_retriever
+from pgra.retrieval import open_retriever
 from pgra.retrieval.base import candidates_fields, store_candidates
 from pgra.retrieval.survey import Survey, expect_distinct, trial_size
 
@@ -23,13 +22,8 @@ SPLITS = {
 
 
 @pytest.fixture
-def survey(tmp_path, corpus_file, encoder_dir):
-    context = Context(artifacts=tmp_path / "artifacts", device="cpu", progress=False)
-    request = IndexRequest(
-        args=RetrieverArguments(encoder=str(encoder_dir), num_candidates=3),
-        corpus=open_corpus(CorpusArguments(corpus=str(corpus_file)), context.artifacts),
-        context=context,
-    )
+def survey(tmp_path, encoder_dir):
+    request = World(tmp_path, encoder_dir).request(num_candidates=3)
     return Survey(request=request, task="sst2", splits=SPLITS)
 
 
