@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import entry_points
+from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -26,12 +27,9 @@ import yaml
 
 from pgra.errors import ConfigError, unknown_name
 
-# Small checks of arguments, and the reading of YAMLs: what `pgra.config` is made of.
-
-
-# libyaml's, where PyYAML was built with it, as its wheels are: a tenth of the time.
 logger = logging.getLogger(__name__)
 
+# libyaml's, where PyYAML was built with it, as its wheels are: a tenth of the time.
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -143,21 +141,14 @@ class Rule:
         if self.choices is not None and not (self.is_open and ":" in str(value)):
             kind = self.is_open if isinstance(self.is_open, str) else name
             choose(name, value, [*self.choices, *(_installed(kind) if self.is_open else ())])
-        if self.least is not None and not value >= self.least:
-            raise ConfigError(f"{name} is {value}: it must be at least {self.least:g}")
-        if self.most is not None and not value <= self.most:
-            raise ConfigError(f"{name} is {value}: it must be at most {self.most:g}")
-        low, high = self.above, self.below
-        if (low is not None and not value > low) or (high is not None and not value < high):
-            raise ConfigError(f"{name} is {value}: it must be {self._range()}")
-
-    def _range(self) -> str:
-        low = f"at least {self.least:g}" if self.least is not None else f"above {self.above}"
-        if self.below is None:
-            return low
-        if self.least is None and self.above is None:
-            return f"below {self.below:g}"
-        return f"{low} and below {self.below:g}"
+        bounds: list[tuple[str, Any, Callable[[Any, Any], bool]]] = [
+            *(("at least", self.least, ge), ("above", self.above, gt)),
+            *(("at most", self.most, le), ("below", self.below, lt)),
+        ]
+        asked = [each for each in bounds if each[1] is not None]
+        if not all(holds(value, bound) for _, bound, holds in asked):
+            wanted = " and ".join(f"{words} {bound}" for words, bound, _ in asked)
+            raise ConfigError(f"{name} is {value}: it must be {wanted}")
 
 
 class _Help(str):
@@ -257,19 +248,16 @@ class Arguments:
             return
         for other, wanted in rule.needs.items():
             given = getattr(self, other)
-            if wanted is True:
-                is_there = given is not None and given is not False
-            else:
-                is_there = given in (wanted if isinstance(wanted, tuple) else (wanted,))
-            if not is_there:
-                first = wanted[0] if isinstance(wanted, tuple) else wanted
-                way = f"--{other}" if wanted is True else f"--{other} {first}"
+            enough = wanted if isinstance(wanted, tuple) else (wanted,)
+            is_set = given is not None and given is not False
+            if not (is_set if wanted is True else given in enough):
+                way = f"--{other}" if wanted is True else f"--{other} {enough[0]}"
                 raise ConfigError(
                     f"{name} is {value}, and {other} is {given}: add {way}, or leave {name} out"
                 )
 
 
-# Arguments of the first stage; `pgra.config` gives them with the others.
+# Arguments of the first stage.
 
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -376,7 +364,7 @@ class RetrieverArguments(EncoderArguments):
     )
 
 
-# Arguments of the second stage; `pgra.config` gives them on.
+# Arguments of the second stage.
 
 
 PAIR_SIMILARITIES = ("cosine", "dot")
@@ -760,16 +748,11 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
             first stage and something asks for one.
     """
     name = retriever.retriever
-    if name == "exhaustive" and rerank.per_query:
+    if name == "exhaustive" and (rerank.per_query or rerank.num_prefixes > 1):
         raise ConfigError(
-            f"exhaustive search compares states of one prompt, and with exemplars "
-            f"'{rerank.exemplars}' each query has its own: use another --retriever (or --method "
-            "pgra), or other --exemplars"
-        )
-    if name == "exhaustive" and rerank.num_prefixes > 1:
-        raise ConfigError(
-            f"exhaustive search compares states of one prompt, and num_prefixes is "
-            f"{rerank.num_prefixes}: use another --retriever (or --method pgra), or one prefix"
+            f"exhaustive search compares states of one prompt, and exemplars '{rerank.exemplars}' "
+            f"with num_prefixes {rerank.num_prefixes} make several: use another --retriever (or "
+            "--method pgra), or one draw of exemplars"
         )
     if name in ("exhaustive", "random") and retriever.index_dir is not None:
         raise ConfigError(
@@ -944,7 +927,6 @@ class RunArguments:
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 8e-5, 1e-4)
 PAPER_BATCH_SIZES = (4, 8)
 SEARCHES = ("grid", "none", "optuna")
-_MOST_SEED = (1 << 32) - 1
 _Number = TypeVar("_Number", int, float)
 
 
@@ -967,11 +949,15 @@ class SeriesArguments(Arguments):
         decides=False,
     )
     search_learning_rates: list[str] | None = arg(
-        None, "Learning rates to try; default: the paper's 1e-5 2e-5 5e-5 8e-5 1e-4.", decides=False
+        None,
+        "Learning rates to try; default: the paper's 1e-5 2e-5 5e-5 8e-5 1e-4.",
+        needs={"search": ("grid", "optuna")},
+        decides=False,
     )
     search_batch_sizes: list[str] | None = arg(
         None,
         "Values of per_device_train_batch_size to try; default: the paper's 4 8.",
+        needs={"search": ("grid", "optuna")},
         decides=False,
     )
     num_trials: int | None = arg(
@@ -983,14 +969,10 @@ class SeriesArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse what is no list of numbers, and what nothing asks for."""
+        """Refuse what is no list of numbers."""
         self.seed_list()
         self.learning_rates()
         self.batch_sizes()
-        if self.search == "none":
-            for name in ("search_learning_rates", "search_batch_sizes"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(f"{name} needs a search: add --search grid, or leave it out")
 
     def seed_list(self) -> list[int]:
         """Return the seeds; none if one training is asked for.
@@ -998,11 +980,7 @@ class SeriesArguments(Arguments):
         Raises:
             ConfigError: If one is no seed, or stands twice.
         """
-        seeds = _numbers("seeds", self.seeds or (), int)
-        for seed in seeds:
-            if not 0 <= seed <= _MOST_SEED:
-                raise ConfigError(f"seeds holds {seed}: each must lie between 0 and {_MOST_SEED}")
-        return seeds
+        return _numbers("seeds", self.seeds, int, Rule(least=0, most=(1 << 32) - 1))
 
     def learning_rates(self) -> list[float]:
         """Return the learning rates to try.
@@ -1011,11 +989,7 @@ class SeriesArguments(Arguments):
             ConfigError: If one is not above 0, or stands twice.
         """
         given = self.search_learning_rates or PAPER_LEARNING_RATES
-        rates = _numbers("search_learning_rates", given, float)
-        for rate in rates:
-            if not 0 < rate < math.inf:
-                raise ConfigError(f"search_learning_rates holds {rate}: each must be above 0")
-        return rates
+        return _numbers("search_learning_rates", given, float, Rule(above=0, below=math.inf))
 
     def batch_sizes(self) -> list[int]:
         """Return the batch sizes to try.
@@ -1023,16 +997,16 @@ class SeriesArguments(Arguments):
         Raises:
             ConfigError: If one is below 1, or stands twice.
         """
-        sizes = _numbers("search_batch_sizes", self.search_batch_sizes or PAPER_BATCH_SIZES, int)
-        for size in sizes:
-            at_least("search_batch_sizes", size, 1)
-        return sizes
+        given = self.search_batch_sizes or PAPER_BATCH_SIZES
+        return _numbers("search_batch_sizes", given, int, Rule(least=1))
 
 
-def _numbers(name: str, given: Sequence[object], kind: Callable[[str], _Number]) -> list[_Number]:
+def _numbers(
+    name: str, given: Sequence[object] | None, kind: Callable[[str], _Number], rule: Rule
+) -> list[_Number]:
     """Read "0 1 2", "0,1,2" and a YAML's list alike."""
     found: list[_Number] = []
-    for word in ",".join(str(item) for item in given).split(",") if given else ():
+    for word in ",".join(map(str, given)).split(",") if given else ():
         try:
             value = kind(word)
         except ValueError:
@@ -1041,6 +1015,7 @@ def _numbers(name: str, given: Sequence[object], kind: Callable[[str], _Number])
             ) from None
         if value in found:
             raise ConfigError(f"{name} holds {word} twice: leave one out")
+        rule.check(name, value)
         found.append(value)
     return found
 

@@ -112,7 +112,7 @@ class Candidates:
 
 
 def _are_best_first(rows: Rows, scores: Scores) -> npt.NDArray[np.bool_]:
-    """Say which lines are whole and strictly falling, as a search mostly gives them: (B,)."""
+    """Return which lines are whole and strictly falling, as a search mostly gives them: (B,)."""
     falls = (scores[:, :-1] > scores[:, 1:]).all(axis=1)
     is_whole = (rows != MISSING_ROW).all(axis=1) & np.isfinite(scores).all(axis=1)
     both: npt.NDArray[np.bool_] = falls & is_whole
@@ -150,11 +150,11 @@ class Worker:
 
     @property
     def is_main(self) -> bool:
-        """Say whether this process writes manifests and speaks."""
+        """Return whether this process writes manifests and speaks."""
         return self.rank == 0
 
     def share(self, units: Sequence[Unit]) -> list[Unit]:
-        """Give this process its units: every `world`-th, from `rank`."""
+        """Return this process's units: every `world`-th, from `rank`."""
         return list(units[self.rank :: self.world])
 
 
@@ -217,7 +217,7 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
 
 
 def cpu_group() -> "ProcessGroup":
-    """Give the group in which these processes exchange what lies on the CPU.
+    """Return the group in which these processes exchange what lies on the CPU.
 
     The default group cannot be counted on for that: on GPUs accelerate makes it with NCCL alone,
     which refuses such tensors. The first call makes the group, so all processes must make it.
@@ -236,7 +236,7 @@ def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG00
 
 
 def machine_memory() -> int:
-    """Give the bytes of memory of this machine, or of the container this runs in."""
+    """Return the bytes of memory of this machine, or of the container this runs in."""
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -165,11 +165,26 @@ def t5_dir(t5_dirs) -> Path:
     return t5_dirs["t5"]
 
 
+@pytest.fixture(scope="session")
+def tokenizer(t5_dir):
+    from pgra.lm.load import find_model, load_tokenizer
+
+    return load_tokenizer(find_model(str(t5_dir)))
+
+
 @pytest.fixture
 def corpus_file(tmp_path) -> Path:
     path = tmp_path / "corpus.txt"
     path.write_text("\n".join(SENTENCES) + "\n")
     return path
+
+
+@pytest.fixture
+def corpus(corpus_file, tmp_path):
+    """The corpus of that file, read."""
+    from pgra.data.corpus import open_corpus
+
+    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 from dataclasses import fields, replace
 from pathlib import Path
 
+from pgra.commands.common import parse_run
 from pgra.config import (
     DataArguments,
     FolderArguments,
@@ -83,6 +84,12 @@ def having(run: RunArguments, **changes: object) -> RunArguments:
             del changes[name]
     assert not changes, changes
     return RunArguments(sections)
+
+
+def parse(*flags: str) -> RunArguments:
+    """Arguments as of a command line, the task and the folder given."""
+    words = ["--task", "sst2", "--output_dir", "x", "--device", "cpu", *flags]
+    return parse_run(words, prog="test", description="", epilog="")[0]
 
 
 def lines_of(folder: Path) -> list[dict]:

@@ -24,7 +24,7 @@ SECTIONS: dict[str, Any] = {
 """The argument dataclasses of PGRA's stages and readers by their name in `PgraArguments`."""
 
 
-def about(command: Callable[..., int]) -> dict[str, Any]:
+def about(command: Callable[..., object]) -> dict[str, Any]:
     """Return what a command's help says above and below its flags: its function's docstring."""
     first, _, rest = (getdoc(command) or "").partition("\n\n")
     return {"description": first, "epilog": rest}

@@ -5,7 +5,6 @@ loads none.
 """
 
 import contextlib
-import inspect
 import io
 import socket
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_lines
-from pgra.commands.common import quiet_libraries, say
+from pgra.commands.common import about, quiet_libraries, say
 from pgra.config import Arguments, KernelArguments, arg, choose, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError
@@ -39,13 +38,6 @@ from pgra.memory.prompts import load_few_shot
 from pgra.memory.report import choose_threshold, judge_thresholds, score_file, write_report
 from pgra.memory.stream import read_pairs, read_stream
 
-EXAMPLES = """examples:
-  pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
-  pgra memory lookup "what is akin to < pretty > ?" --family lexical
-  pgra memory add "So bad it is good." positive --task sst2
-  pgra memory list --memory memory.sqlite
-  pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
-  pgra memory chat --lm bundled:smollm2-135m"""
 _AHEAD = 16  # questions that an LM here is asked together
 _LOOPBACK = ("127.0.0.1", "localhost")
 _PATIENCE = 10  # seconds that a question which is under way has after Ctrl-C
@@ -57,12 +49,21 @@ Parse = Callable[..., Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the words after `pgra memory`."""
+    """Run one of the words after `pgra memory`.
+
+    Examples:
+      pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
+      pgra memory lookup "what is akin to < pretty > ?" --family lexical
+      pgra memory add "So bad it is good." positive --task sst2
+      pgra memory list --memory memory.sqlite
+      pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
+      pgra memory chat --lm bundled:smollm2-135m
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        about = {word: (run.__doc__ or "").splitlines()[0] for word, run in _WORDS.items()}
-        commands = "\n".join(f"  {word:<17} {text}" for word, text in about.items())
-        say(f"usage: pgra memory COMMAND [--help]\n\ncommands:\n{commands}\n\n{EXAMPLES}")
+        lines = [f"  {word:<17} {about(run)['description']}" for word, run in _WORDS.items()]
+        usage = "usage: pgra memory COMMAND [--help]\n\ncommands:"
+        say("\n".join([usage, *lines, "", about(main)["epilog"]]))
         return 0
     choose("word after pgra memory", words[0], _WORDS)
     _WORDS[words[0]](partial(_parse, words[0], words[1:]))
@@ -91,14 +92,10 @@ def _parse(
     if count > len(bare):
         raise ConfigError(f"'{words[len(bare)]}' is one text too many: put each in quotes")
     named = [f"--{name}={text}" for name, text in zip(bare, words[:count], strict=False)]
-    about, _, example = inspect.cleandoc(_WORDS[word].__doc__ or "").partition("\n\n")
-    parsed = parse_arguments(
-        list(classes),
-        [*named, *words[count:]],
-        prog=f"pgra memory {word}",
-        description=about,
-        epilog=example or EXAMPLES,
-    )
+    texts = about(_WORDS[word])
+    texts["epilog"] = texts["epilog"] or about(main)["epilog"]
+    given = [*named, *words[count:]]
+    parsed = parse_arguments(list(classes), given, prog=f"pgra memory {word}", **texts)
     values = {name: value for group in parsed for name, value in vars(group).items()}
     for name in (*bare, *needs):
         if not str(values[name] or "").strip():
@@ -313,7 +310,7 @@ class GateArguments(Arguments):
 def _gate(parse: Parse) -> None:
     r"""Say how often a look-up's gate lets right and wrong feedback through.
 
-    for example:
+    Examples:
       pgra memory gate --family lexical --stream linguistic_300.jsonl \
           --lookup encoder --encoder bundled:minilm-l6
     """
@@ -344,7 +341,7 @@ def _gate(parse: Parse) -> None:
 def _stream(parse: Parse) -> None:
     r"""Ask a stream of questions with a simulated user, with and without a memory.
 
-    for example:
+    Examples:
       pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m \
           --clarification_probabilities 0.5 1 --seeds 0 1 2
       pgra memory stream --family scramble --words words.txt --num_steps 300 --lm MODEL
@@ -405,7 +402,7 @@ class ScoreArguments(Arguments):
 def _score(parse: Parse) -> None:
     """Say how many outputs in a file understood their question, by type.
 
-    for example:
+    Examples:
       pgra memory score results.csv --family lexical --released_check
       pgra memory score runs/memory-lexical/mem-p0.5-seed0/steps.jsonl
     """
@@ -434,7 +431,7 @@ class StudyArguments(KernelArguments):
 def _labels(parse: Parse) -> None:
     r"""Say what corrected labels are worth to a finished run.
 
-    for example:
+    Examples:
       pgra memory labels --run runs/sst2-pgra-seed42 --correction_probabilities 0.5 1 --seeds 0 1 2
       pgra memory labels --run runs/sst2-icl-knn --memory_lookup encoder --memory_threshold 0.8 \
           --memory_encoder bundled:minilm-l6
@@ -481,7 +478,7 @@ class PairsArguments(FamilyArguments):
 def _finetune(parse: Parse) -> None:
     r"""Teach a small LM to do what clarifications ask for.
 
-    for example:
+    Examples:
       pgra memory finetune --words lexical.jsonl --held_out linguistic_300.jsonl \
           --output_dir runs/lm
       pgra memory finetune --lessons lexical scramble --max_steps 100 --bf16 --frozen_layers 10
@@ -506,7 +503,7 @@ def _finetune(parse: Parse) -> None:
 def _train_gud_ir(parse: Parse) -> None:
     """Train a seq2seq model to write the feedback that a question may need.
 
-    for example:
+    Examples:
       pgra memory train-gud-ir pairs.jsonl --model bundled:t5-small-titles --output_dir gud-ir
       pgra memory lookup "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
     """
@@ -520,7 +517,7 @@ def _train_gud_ir(parse: Parse) -> None:
 def _train_similarity(parse: Parse) -> None:
     r"""Train an encoder whose cosines of questions follow those of their feedback.
 
-    for example:
+    Examples:
       pgra memory train-similarity pairs.jsonl --encoder bundled:minilm-l6 --output_dir similar
       pgra memory lookup "what is akin to < pretty > ?" --family lexical --lookup encoder \
           --encoder similar
@@ -556,8 +553,9 @@ class WebArguments(Arguments):
 def _chat(parse: Parse) -> None:
     r"""Ask an LM, see what it understood, correct it, and ask again.
 
-    What is typed is a question, or one of the words that /help tells;
-    for example:
+    What is typed is a question, or one of the words that /help tells.
+
+    Examples:
       pgra memory chat --lm bundled:smollm2-135m
       printf 'what is akin to < pretty > ?\n/correct I want a synonym\n' | \
           pgra memory chat --lm MODEL
@@ -594,7 +592,7 @@ def read_lines() -> Iterator[str]:
 def _web(parse: Parse) -> None:
     """Ask an LM in a browser, see what it understood, correct it, and ask again.
 
-    for example:
+    Examples:
       pgra memory web --lm bundled:smollm2-135m
     """
     classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments, WebArguments)

@@ -286,7 +286,7 @@ def split_sentences(paragraph: str) -> Iterator[str]:
 
 
 def is_sentence(text: str) -> bool:
-    """Say whether a text is a whole sentence without traces of markup."""
+    """Return whether a text is a whole sentence without traces of markup."""
     return (
         5 <= len(text.split()) <= 60
         and _BEGINS_WELL.match(text) is not None

@@ -186,7 +186,7 @@ def _unpack(raw: BinaryIO, codec: str) -> BinaryIO:
 
 
 def is_utf8(text: str) -> bool:
-    """Say whether a text can be kept as UTF-8 text: without NUL and half surrogate pairs."""
+    """Return whether a text can be kept as UTF-8 text: without NUL and half surrogate pairs."""
     try:
         text.encode()
     except UnicodeEncodeError:

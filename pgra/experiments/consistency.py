@@ -660,7 +660,7 @@ def _rows_with_evidence(study: Study) -> dict[Row, list[Run]]:
 def _choose_labelers(
     study: Study, folders: Sequence[Path], rows: Mapping[Row, Sequence[Run]]
 ) -> dict[str, Labeler]:
-    """Give each task its labeler, as named or the task's own plain run."""
+    """Return each task's labeler, as named or the task's own plain run."""
     named = [open_labeler(folder) for folder in folders]
     by_task = {labeler.record.task: labeler for labeler in named}
     if len(by_task) < len(named):

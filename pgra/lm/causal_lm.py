@@ -204,11 +204,11 @@ class CausalLM:
 
     @cached_property
     def width(self) -> int:
-        """Give H, the width of a state. It may differ from the config's: OPT-350m projects."""
+        """Return H, the width of a state. It may differ from the config's: OPT-350m projects."""
         return int(self.states_of([[0]])[0].shape[-1])
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Give each text's token ids, without special tokens."""
+        """Return each text's token ids, without special tokens."""
         if not texts:
             return []
         ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)[
@@ -218,7 +218,7 @@ class CausalLM:
 
     @cached_property
     def lead_ids(self) -> list[int]:
-        """Give the special tokens that open every input, such as OPT's </s>; empty for GPT-2."""
+        """Return the special tokens that open every input, such as OPT's </s>; empty for GPT-2."""
         probe = "The answer is"
         full, bare = self.tokenizer(probe)["input_ids"], self.tokenize([probe])[0]
         starts = (i for i in range(len(full)) if full[i : i + len(bare)] == bare)

@@ -222,7 +222,7 @@ def takes_one_row(device: torch.device) -> bool:
 def prepare_prefix(
     prefix: Sequence[tuple[Tensor, Tensor]], heads: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Give a prefix's keys and values as the kernel of their device wants them.
+    """Return a prefix's keys and values as the kernel of their device wants them.
 
     A GPU's takes fewer key heads than query heads; for a CPU's they are repeated, once.
     """
@@ -840,6 +840,6 @@ def _attend_encoded(self: Any, hidden_states: Tensor, mask: Tensor | None, encod
 
 
 def _split_heads(states: Tensor, heads: int) -> Tensor:
-    """Give (B, H, L, W) of (B, L, H W)."""
+    """Return (B, H, L, W) of (B, L, H W)."""
     B, L, _ = states.shape
     return states.view(B, L, heads, -1).transpose(1, 2)

@@ -210,7 +210,7 @@ def _has_weights(files: Iterable[str]) -> bool:
 
 
 def find_model_file(source: ModelSource, name: str) -> Path | None:
-    """Give a file that a model may have beside its weights, or None where it has none.
+    """Return a file that a model may have beside its weights, or None where it has none.
 
     Where the hub cannot be asked and the cache does not know, that is told.
     """
@@ -294,7 +294,7 @@ def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
 
 
 def tokenizer_identity(tokenizer: Any) -> str:
-    """Give a digest of all that decides a tokenizer's tokens: a trained copy's is the same."""
+    """Return a digest of all that decides a tokenizer's tokens: a trained copy's is the same."""
     state = (
         tokenizer.backend_tokenizer.to_str()
         if tokenizer.is_fast
@@ -304,7 +304,7 @@ def tokenizer_identity(tokenizer: Any) -> str:
 
 
 def choose_device(name: str) -> torch.device:
-    """Give the device of that name, made ready; "auto" is the current GPU if there is one.
+    """Return the device of that name, made ready; "auto" is the current GPU if there is one.
 
     Raises:
         ModelError: If there is no such device.
@@ -333,7 +333,7 @@ def ready_device(device: torch.device) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Give the dtype of that name; "auto" is bfloat16 on a GPU and float32 elsewhere."""
+    """Return the dtype of that name; "auto" is bfloat16 on a GPU and float32 elsewhere."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, name)
@@ -351,7 +351,7 @@ def batch_budget(tokens: int, device: torch.device) -> int:
 
 
 def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:
-    """Give what a fingerprint holds of a loaded model."""
+    """Return what a fingerprint holds of a loaded model."""
     return {"model": source.identity, "dtype": dtype_name(dtype)}
 
 
@@ -363,7 +363,7 @@ _4BIT_BLOCK = 64  # weights that share a scale
 
 
 def first_device(name: str, device_map: str) -> torch.device:
-    """Give the device that token ids go to: with a device map, the first of all GPUs.
+    """Return the device that token ids go to: with a device map, the first of all GPUs.
 
     Raises:
         ConfigError: If a map is asked for together with one GPU, or in one of several processes.
@@ -387,7 +387,7 @@ def first_device(name: str, device_map: str) -> torch.device:
 
 
 def placement(device: torch.device, device_map: str) -> Any:
-    """Give `from_pretrained`'s device_map; weights go to their place without a copy elsewhere."""
+    """Return `from_pretrained`'s device_map; weights go to their place without a copy elsewhere."""
     # Asked for the CPU, accelerate would still take the GPUs that it sees.
     spreads = device_map != "none" and (device.type == "cuda" or not torch.cuda.is_available())
     return device_map if spreads else {"": device}
@@ -447,7 +447,7 @@ def check_quantization(quantization: str, dtype: torch.dtype) -> None:
 
 
 def quantization_kwargs(quantization: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Give `from_pretrained`'s arguments for 8-bit, 4-bit or ("none") plain weights.
+    """Return `from_pretrained`'s arguments for 8-bit, 4-bit or ("none") plain weights.
 
     Both round weights only, and make them `dtype` again for each product, so that a state depends
     on its own text alone. 8bit gives each row of a matrix a scale; 4bit is NF4 (Dettmers et al.

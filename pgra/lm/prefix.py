@@ -101,7 +101,7 @@ class SharedPrefix:
         return states
 
     def cost_of(self, way: str) -> str:
-        """Say what a way costs that the first of `WAYS` does not."""
+        """Return what a way costs that the first of `WAYS` does not."""
         size = sum(keys.nbytes + values.nbytes for keys, values in self._prefix) / 1e6
         batch = f"{ROW_TOKENS} tokens" if way == "packed" else "text"
         return f"a mask, and a copy of the prefix's {size:.3g} MB for every {batch}"
@@ -246,12 +246,12 @@ class PromptedEncoder:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that a state depends on, besides the text."""
+        """Return all that a state depends on, besides the text."""
         return {**self.lm.fingerprint, **self.prompt.fingerprint, "max_prompt_tokens": self.limit}
 
     @property
     def limit(self) -> int:
-        """Give the longest prompt in tokens."""
+        """Return the longest prompt in tokens."""
         return min(self.max_prompt_tokens or self.lm.window, self.lm.window)
 
     @cached_property
@@ -260,7 +260,7 @@ class PromptedEncoder:
 
     @cached_property
     def _splits_cleanly(self) -> bool:
-        """Say whether prefix and suffix can be tokenised apart."""
+        """Return whether prefix and suffix can be tokenised apart."""
         suffixes = [self.prompt.suffix(self.prompt.template.passage_fields(p)) for p in _PROBES]
         joint = self.lm.tokenize([self.prompt.prefix + suffix for suffix in suffixes])
         apart = self.lm.tokenize(suffixes)
@@ -269,7 +269,7 @@ class PromptedEncoder:
 
     @cached_property
     def shared_ids(self) -> list[int]:
-        """Give the tokens that the prompts of all ordinary texts begin with."""
+        """Return the tokens that the prompts of all ordinary texts begin with."""
         first, *others = (self._prompt_ids(self.prompt.template.passage_fields(p)) for p in _PROBES)
         shared = min(batching.count_joint(first, ids) for ids in others)
         return first[: min(shared, *(len(ids) - 1 for ids in (first, *others)))]  # of its own: 1
@@ -298,7 +298,7 @@ class PromptedEncoder:
             )
 
     def encode(self, texts: Sequence[str], *, advance: Advance = int) -> Tensor:
-        """Give the states of passages.
+        """Return the states of passages.
 
         Args:
             texts: Any number, in any order.

@@ -41,7 +41,7 @@ class Verbalizer:
 
     @property
     def has_slot(self) -> bool:
-        """Say whether the template holds `<extra_id_0>`."""
+        """Return whether the template holds `<extra_id_0>`."""
         return SLOT in self.template
 
     def target_text(self, label: str) -> str:

@@ -298,7 +298,7 @@ def _check_accelerator(value: AcceleratorConfig | Mapping[str, Any] | None) -> N
 
 
 def _is_finite(value: object) -> bool:
-    """Say whether all numbers in a value are finite; JSON's NaN may stand in a mapping."""
+    """Return whether all numbers in a value are finite; JSON's NaN may stand in a mapping."""
     if isinstance(value, Mapping):
         return all(_is_finite(part) for part in value.values())
     return not isinstance(value, float) or math.isfinite(value)

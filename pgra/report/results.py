@@ -585,7 +585,7 @@ def _refuse(a: Run, b: Run, why: str | None) -> None:
 
 
 def _other_test(a: Run, b: Run) -> str | None:
-    """Say why two runs of a task were not measured alike; None if they were."""
+    """Return why two runs of a task were not measured alike; None if they were."""
     for name in ("metric", "split"):
         if a.metrics.get(name) != b.metrics.get(name):
             return f"another {name} ({a.metrics.get(name)}, {b.metrics.get(name)})"
@@ -598,7 +598,7 @@ def _other_test(a: Run, b: Run) -> str | None:
 
 
 def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
-    """Say why two methods do not stand on one division of the data; None if they do.
+    """Return why two methods do not stand on one division of the data; None if they do.
 
     What a grid varies may differ. The examples that stand in the prompt are left out of train, so
     training examples are compared only where the prompt's examples are chosen alike.

@@ -17,6 +17,7 @@ from pgra.memory.lookup import EditLookup
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import MemPrompt, PromptedLM
 
+AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
 SAID = {
     "synonym": "the synonym for {word} is x",
     "antonym": "the antonym for {word} is x",

@@ -40,9 +40,9 @@ def slopes(keys, advance=int):
     return torch.stack([column, 2 * column, torch.ones(len(keys))], dim=1)
 
 
-def fill(folder, keys, *, shard_rows, context=QUIET, encode=slopes):
+def fill(folder, keys, *, shard_rows, context=QUIET):
     bank = Bank(folder, FIELDS)
-    bank.fill(keys, same, encode, shard_rows=shard_rows, context=context)
+    bank.fill(keys, same, slopes, shard_rows=shard_rows, context=context)
     return bank
 
 
@@ -170,15 +170,6 @@ def test_shards_of_another_bank_and_a_bank_of_another_model_are_refused(tmp_path
         Bank(tmp_path / "ours", {**FIELDS, "model": "ours"})
 
 
-def test_a_key_that_two_jobs_computed_counts_once(tmp_path):
-    """One fills between the other's look and its lock, in shards that are cut otherwise."""
-    barriers = iter([lambda: fill(tmp_path, range(2, 8), shard_rows=3)])
-    context = Context(barrier=lambda: next(barriers, lambda: None)(), progress=False)
-    bank = fill(tmp_path, range(12), shard_rows=4, context=context)
-    assert len(bank) == len(Bank(tmp_path, FIELDS)) == 12
-    np.testing.assert_array_equal(bank.states(range(12))[:, 0], range(12))
-
-
 def test_two_workers_leave_what_one_leaves(tmp_path):
     fill(tmp_path / "one", range(11), shard_rows=3)
     for rank in (1, 0):  # in turn: the second sees none of the first's in its list of missing keys
@@ -194,7 +185,12 @@ def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path
     late = Bank(tmp_path, FIELDS)
     fill(tmp_path, range(4), shard_rows=2)
     assert late.fill(range(6), same, slopes, shard_rows=2, context=QUIET) == 2
-    np.testing.assert_array_equal(late.states(range(6))[:, 0], np.arange(6))
+    # One fills between the other's look and its lock, in shards that are cut otherwise.
+    barriers = iter([lambda: fill(tmp_path, range(8, 14), shard_rows=3)])
+    context = Context(barrier=lambda: next(barriers, lambda: None)(), progress=False)
+    late.fill(range(18), same, slopes, shard_rows=4, context=context)
+    assert len(late) == len(Bank(tmp_path, FIELDS)) == 18  # a key of both counts once
+    np.testing.assert_array_equal(late.states(range(18))[:, 0], np.arange(18))
 
 
 def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path):
@@ -237,18 +233,15 @@ from pgra.rerank.bank import Bank
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
 def states(keys, advance):
     time.sleep(0.05)
-    return torch.from_numpy(keys)[:, None].float().repeat(1, 3)
+    return torch.from_numpy(keys)[:, None] * torch.tensor([1.0, 2.0, 0.0]) + torch.tensor([0, 0, 1])
 Bank(Path(sys.argv[1]), {FIELDS!r}).fill(range(60), lambda keys: keys, states, shard_rows=3)
 """
 
 
 @pytest.mark.slow
 def test_a_stopped_and_a_killed_job_go_on_and_leave_the_same_bytes(tmp_path):
-    def states(keys, _):
-        return torch.from_numpy(keys)[:, None].float().repeat(1, 3)
-
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    fill(whole, range(60), shard_rows=3, encode=states)
+    fill(whole, range(60), shard_rows=3)
     for number, code in ((4, signal.SIGINT), (9, signal.SIGKILL)):
         job = subprocess.Popen(
             [sys.executable, "-c", FILL, str(broken)], stderr=subprocess.PIPE, text=True
@@ -264,7 +257,7 @@ def test_a_stopped_and_a_killed_job_go_on_and_leave_the_same_bytes(tmp_path):
             assert time.perf_counter() - asked < 10
             assert not list(broken.glob(".*partial*"))
         assert number <= len(list(broken.glob("[!.]*.json"))) - 1 < 19
-    fill(broken, range(60), shard_rows=3, encode=states)
+    fill(broken, range(60), shard_rows=3)
     assert contents(broken) == contents(whole)
     assert not list(broken.glob(".*partial*"))
 
@@ -281,10 +274,8 @@ def test_a_bank_of_many_shards_needs_few_file_descriptors(tmp_path):
 
 
 def test_equal_queries_have_equal_keys_and_others_do_not():
-    keys = [
-        query_key(Example(i, {"text": text})) for i, text in (("a", "x"), ("b", "x"), ("c", "y"))
-    ]
-    assert keys[0] == keys[1] != keys[2]
+    a, b, c = (query_key(Example(name, {"text": text})) for name, text in ("ax", "bx", "cy"))
+    assert a == b != c
 
 
 # One shard on disk: what each dtype keeps, and what is refused.
@@ -301,13 +292,22 @@ def write(folder, states, dtype="auto"):
     return Shard(write_shard(folder, ROWS, states, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_states_come_back_bit_for_bit(tmp_path, dtype):
-    states = states_of(dtype=dtype)
-    found = write(tmp_path, states)
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        *((given, "auto") for given in (torch.float32, torch.bfloat16, torch.float16)),
+        *((torch.float32, dtype) for dtype in ("float16", "int8")),
+    ],
+)
+def test_states_come_back_bit_for_bit_and_norms_are_those_of_what_is_kept(tmp_path, given, dtype):
+    states = states_of(dtype=given).float().numpy()
+    found = write(tmp_path, states_of(dtype=given), dtype)
     np.testing.assert_array_equal(found.keys, ROWS)
     for at in (ALL, np.array([2, 0])):
-        np.testing.assert_array_equal(found.states(at), states.float().numpy()[at])
+        assert np.array_equal(found.states(at), states[at]) == (dtype == "auto")
+    kept, asked = (np.linalg.norm(x, axis=1) for x in (found.states(ALL), states))
+    np.testing.assert_allclose(found.norms, kept, rtol=1e-6)
+    assert np.allclose(found.norms, asked, rtol=1e-6) == (dtype == "auto")  # control
 
 
 def test_int8_by_hand(tmp_path):
@@ -319,16 +319,6 @@ def test_int8_by_hand(tmp_path):
     counts = np.load(shard.path("states"))
     np.testing.assert_array_equal(counts, [[-127, 0, -127], [0, 0, 127], [127, 0, -27]])
     assert counts.dtype == np.int8
-
-
-@pytest.mark.parametrize("dtype", ["auto", "float16", "int8"])
-def test_norms_are_those_of_the_states_as_kept(tmp_path, dtype):
-    states = states_of()
-    found = write(tmp_path, states, dtype)
-    kept = np.linalg.norm(found.states(ALL), axis=1)
-    np.testing.assert_allclose(found.norms, kept, rtol=1e-6)
-    given = torch.linalg.vector_norm(states, dim=1).numpy()
-    assert np.allclose(found.norms, given, rtol=1e-6) == (dtype == "auto")  # control
 
 
 @pytest.mark.parametrize(
@@ -354,18 +344,15 @@ def test_a_file_changed_cut_short_or_gone_is_refused_by_name(tmp_path, part):
     record = write(tmp_path, states_of(), "int8").record
     path = record.with_suffix(f".{part}.npy")
 
-    def refused(fault):
-        return pytest.raises(ArtifactError, match=rf"{part}.npy is {fault}.*delete .*\.json")
+    def cut_short(path):
+        path.write_bytes(path.read_bytes()[:-1])
 
-    flip(path)
-    with refused("damaged"):  # states and scales are looked at when they are first read
-        Shard(record).states(ALL[:1])
-    path.write_bytes(path.read_bytes()[:-1])
-    with refused("damaged"):
-        Shard(record)
-    path.unlink()
-    with refused("missing"):
-        Shard(record)
+    # States and scales are looked at when they are first read.
+    for spoil, fault in ((flip, "damaged"), (cut_short, "damaged"), (Path.unlink, "missing")):
+        spoil(path)
+        told = rf"{part}.npy is {fault}.*delete .*\.json"
+        with pytest.raises(ArtifactError, match=told):
+            Shard(record).states(ALL[:1])
 
 
 def test_no_byte_of_a_record_can_change(tmp_path):
@@ -384,49 +371,37 @@ def test_no_byte_of_a_record_can_change(tmp_path):
 # Three steps side by side: what overlaps, and what stays in order.
 
 
-def test_the_next_is_read_and_the_last_is_kept_while_this_one_runs():
+def test_the_next_is_read_and_the_last_is_kept_while_this_one_runs_and_two_values_live_at_most():
+    class Value:
+        pass
+
     read_2, running_1, kept_0 = threading.Event(), threading.Event(), threading.Event()
+    events, alive, most = [], weakref.WeakSet(), []
 
     def prepare(unit):
+        events.append(("prepare", unit))
         if unit == 2:
             read_2.set()
         return unit
 
     def compute(unit):
+        time.sleep(0.02)  # time enough for another thread to go ahead
+        events.append(("compute", unit))
         if unit == 1:
             running_1.set()
             assert read_2.wait(PATIENCE)
             assert kept_0.wait(PATIENCE)
-        return unit
-
-    def keep(unit, _):
-        if unit == 0:
-            assert running_1.wait(PATIENCE)
-            kept_0.set()
-
-    run_overlapped(range(4), prepare, compute, keep=keep)
-
-
-def test_the_first_unit_runs_before_the_second_is_read_and_two_values_live_at_most():
-    class Value:
-        pass
-
-    events, alive, most = [], weakref.WeakSet(), []
-
-    def compute(unit):
-        time.sleep(0.02)  # time enough for another thread to go ahead
-        events.append(("compute", unit))
         value = Value()
         alive.add(value)
         most.append(len(alive))
         return value
 
-    run_overlapped(
-        range(5),
-        lambda unit: events.append(("prepare", unit)) or unit,
-        compute,
-        keep=lambda *_: time.sleep(0.002),
-    )
+    def keep(unit, _):
+        time.sleep(0.05)  # a keeper that is slow piles nothing up
+        if unit == 0:
+            assert running_1.wait(PATIENCE)
+            kept_0.set()
+
+    run_overlapped(range(5), prepare, compute, keep=keep)
     assert events[:3] == [("prepare", 0), ("compute", 0), ("prepare", 1)]
-    assert events.index(("prepare", 2)) < events.index(("compute", 1))  # from then on ahead
     assert max(most) == 2

@@ -5,8 +5,6 @@ import shutil
 import pytest
 import torch
 from conftest import SENTENCES
-from safetensors.torch import load_file, save_file
-from tiny_models import build_encoder
 from transformers import AutoModel
 
 from pgra.errors import ConfigError, ModelError
@@ -65,18 +63,14 @@ def test_a_device_map_is_for_one_process(lm_dirs, monkeypatch):
         open_lm(lm_dirs["opt"], device_map="auto")
 
 
-def test_what_is_no_causal_lm_or_damaged_is_refused(lm_dirs, tmp_path):
-    bert = str(build_encoder(tmp_path / "bert", "bert"))
-    with pytest.raises(ModelError, match="is a bert, not a causal LM"):
-        open_lm(bert)
-    source = find_model(bert)
+def test_what_is_no_causal_lm_or_damaged_is_refused(lm_dirs, encoder_dir, tmp_path):
+    source = find_model(str(encoder_dir))
     parts = (load_config(source), load_tokenizer(source), torch.device("cpu"), torch.float32)
     with pytest.raises(ModelError, match="is not a causal LM: a later token changes"):
         CausalLM(source, *parts).states_of([[5, 6]])
     folder = shutil.copytree(lm_dirs["gpt2"], tmp_path / "broken")
-    weights = load_file(folder / "model.safetensors")
-    name = next(name for name in weights if "ln_f" in name)
-    broken = {**weights, name: weights[name] * float("nan")}
-    save_file(broken, folder / "model.safetensors", metadata={"format": "pt"})
+    broken = AutoModel.from_pretrained(folder)
+    broken.ln_f.weight.data[:] = float("nan")
+    broken.save_pretrained(folder)
     with pytest.raises(ModelError, match="gives no finite state in torch.float32, even for plain"):
         open_lm(folder).states_of([[5, 6]])

@@ -112,11 +112,6 @@ def test_a_reader_that_leaves_ends_a_listing_without_a_word():
     assert (alone.returncode, alone.stderr) == (141, "")
 
 
-def test_a_flag_that_is_missing_is_named_with_its_help(capsys):
-    assert main(["evaluate"]) == 2
-    assert "--run is missing: give it (Folder of a finished run" in capsys.readouterr().err
-
-
 _LAYERS = """
 import resource
 from pgra.cli import run

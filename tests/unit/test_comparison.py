@@ -39,18 +39,6 @@ def planted_gap(root, task="sst2", seeds=(0, 1)):
     return study(root, task=task, n=500, fid=fid, pgra=dict.fromkeys(seeds, BOTH))
 
 
-def test_a_planted_gap_of_5_points_is_a_win_and_is_tested_on_examples(tmp_path):
-    found = planted_gap(tmp_path)
-    assert (found.baseline, found.rows) == ("fid", ["fid", "pgra"])
-    won = found.comparisons["pgra", "sst2"]
-    assert won.gap.difference == pytest.approx(0.05)
-    assert won.gap.low > 0.02
-    assert won.gap.p <= 0.001
-    assert won.mcnemar == pytest.approx(2 * 2 / 2**25)  # 25 to 0, the smaller of two, twice
-    assert (won.better, won.shared) == (2, 2)
-    assert won.is_win
-
-
 @pytest.mark.parametrize(
     ("fid", "pgra", "seeds"),
     [
@@ -109,15 +97,20 @@ def test_holm_is_over_the_tasks_of_a_row(tmp_path):
     assert (by_task["mr"].gap.p, by_task["mr"].mcnemar, by_task["mr"].holm) == (1.0, 1.0, 1.0)
 
 
-def test_the_average_is_of_each_seed_and_is_tested_over_all_tasks(tmp_path):
-    planted_gap(tmp_path, "sst2")
+def test_a_planted_gap_of_5_points_is_a_win_and_the_average_is_tested_over_all_tasks(tmp_path):
+    found = planted_gap(tmp_path, "sst2")
+    assert (found.baseline, found.rows) == ("fid", ["fid", "pgra"])
+    won = found.comparisons["pgra", "sst2"]
+    assert won.gap.low > 0.02
+    assert won.gap.p <= 0.001
+    assert won.mcnemar == pytest.approx(2 * 2 / 2**25)  # 25 to 0, the smaller of two, twice
     found = planted_gap(tmp_path, "cr")
     assert found.results["pgra", AVERAGE].spread.n == 2
     assert found.results["pgra", AVERAGE].spread.mean == pytest.approx(0.94)
     one, alone = found.comparisons["pgra", AVERAGE], found.comparisons["pgra", "cr"].gap
-    assert one.gap.difference == pytest.approx(0.05)
-    assert (one.better, one.shared) == (2, 2)
-    assert one.is_win
+    for each in (won, one):
+        assert each.gap.difference == pytest.approx(0.05)
+        assert (each.better, each.shared, each.is_win) == (2, 2, True)
     assert one.gap.high - one.gap.low < 0.8 * (alone.high - alone.low)
     # Of one seed: two independent tasks of one spread have theirs over the square root of two.
     for task in ("sst2", "cr"):

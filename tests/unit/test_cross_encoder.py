@@ -6,35 +6,24 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
+from small_reranking import QUERIES, ROWS, run
 from tiny_models import build_cross_encoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from pgra.config import CorpusArguments, RerankArguments
+from pgra.config import RerankArguments
 from pgra.core import Candidates, Context, Example
-from pgra.data.corpus import open_corpus
 from pgra.errors import ConfigError, ModelError
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.cross_encoder import CrossEncoderArguments
 
-QUERIES = [
-    Example("test-0", {"text": "A warm film."}),
-    Example("test-1", {"text": "Dull!"}),
-    Example("test-2", {"text": " ".join(SENTENCES[:2])}),
-]
-ROWS = np.array([[3, 0, 7, 11], [2, 5, 0, -1], [1, 0, 9, 4]])
 PAIRS = [
     (query.text, SENTENCES[row])
     for query, line in zip(QUERIES, ROWS, strict=True)
     for row in line
     if row > -1
 ]
-
-
-@pytest.fixture
-def corpus(corpus_file, tmp_path):
-    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
 
 
 @pytest.fixture
@@ -55,11 +44,6 @@ def start(corpus, cross_encoder_dir, tmp_path):
         )
 
     return start
-
-
-def run(reranker, queries=QUERIES, rows=ROWS):
-    work = reranker.prepare(queries, rows)
-    return reranker.rerank(queries, Candidates(rows, np.zeros(rows.shape, np.float32))), work
 
 
 def score(model, pairs=PAIRS):

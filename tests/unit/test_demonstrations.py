@@ -7,7 +7,6 @@ from small_training import VERBALIZER
 
 from pgra.core import ALONE, Example
 from pgra.errors import ConfigError
-from pgra.lm.load import find_model, load_tokenizer
 from pgra.methods.lm_bff import LmBffArguments, build_demonstrated, draw_demonstrations
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.inputs import SegmentLayout
@@ -24,11 +23,6 @@ VECTORS = np.eye(4, dtype=np.float32)
 QUERY = Example("test-0", {"text": "The sea."})
 
 
-@pytest.fixture
-def tokenizer(t5_dir):
-    return load_tokenizer(find_model(str(t5_dir)))
-
-
 def draw(queries, *, near=None, share=1.0, seed=0):
     vectors = None if near is None else (np.array(near, np.float32), VECTORS)
     args = LmBffArguments(exemplar_sets=8, exemplar_share=share)
@@ -40,10 +34,6 @@ def build(tokenizer, drawn, queries=(QUERY,), *, verbalizer=VERBALIZER, max_toke
     return build_demonstrated(
         queries, np.array(drawn), SUPPORT, tokenizer, verbalizer, layout=layout
     )
-
-
-def texts(tokenizer, inputs, row=0):
-    return [tokenizer.decode(segment) for segment in inputs[row].segments]
 
 
 @settings(derandomize=True, deadline=None, max_examples=20)
@@ -66,7 +56,7 @@ def test_demonstrations_come_from_the_nearer_half():
     assert len(set(map(tuple, draw([QUERY], near=near)[0].tolist()))) > 1  # the control
 
 
-def test_the_query_keeps_its_slot_and_demonstrations_have_their_word(tokenizer):
+def test_the_query_keeps_its_slot_if_any_and_demonstrations_have_their_word(tokenizer):
     inputs = build(tokenizer, [[[0, 1], [2, 3]]])
     whole = [
         tokenizer(f"The sea. <extra_id_0> {first} terrible {second} great success").input_ids
@@ -76,11 +66,8 @@ def test_the_query_keeps_its_slot_and_demonstrations_have_their_word(tokenizer):
         )
     ]
     assert [segment.tolist() for segment in inputs[0].segments] == whole
-
-
-def test_a_template_without_a_slot_has_the_word_behind(tokenizer):
-    plain = Verbalizer(VERBALIZER.words, "{text} Review:")
-    (text,) = texts(tokenizer, build(tokenizer, [[[0, 1]]], verbalizer=plain))
+    plain = build(tokenizer, [[[0, 1]]], verbalizer=Verbalizer(VERBALIZER.words, "{text} Review:"))
+    text = tokenizer.decode(plain[0].segments[0])
     assert text.startswith("The sea. Review: A dull story. Review: terrible A warm")
 
 

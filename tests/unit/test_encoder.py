@@ -1,6 +1,5 @@
 """Encoders: poolings, invariances, and sentence-transformers folders as that library reads them."""
 
-import json
 import shutil
 import weakref
 from functools import partial
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from tiny_models import build_encoder
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
+from pgra.artifacts import write_json
 from pgra.config import POOLINGS
 from pgra.data.bundled import bundled_model_dir
 from pgra.encoders.encoder import Encoder
@@ -96,13 +96,11 @@ def test_what_is_no_encoder_is_refused(encoder_dir, t5_dir, tmp_path):
         make(t5_dir)
 
 
-@pytest.mark.parametrize(
-    ("name", "pooling"),
-    [("unsup-simcse-bert", "cls_before_pooler"), ("sup-simcse-bert", "pooler"), ("e5", "mean")],
-)
-def test_auto_knows_simcse_by_name(encoder_dir, tmp_path, name, pooling):
-    folder = shutil.copytree(encoder_dir, tmp_path / name)
-    assert make(folder).fingerprint["pooling"] == pooling
+def test_auto_knows_simcse_by_name(encoder_dir, tmp_path):
+    known = {"unsup-simcse-bert": "cls_before_pooler", "sup-simcse-bert": "pooler", "e5": "mean"}
+    for name, pooling in known.items():
+        folder = shutil.copytree(encoder_dir, tmp_path / name)
+        assert make(folder).fingerprint["pooling"] == pooling
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing(encoder_dir, caplog, monkeypatch):
@@ -146,11 +144,6 @@ PROMPTS = {"query": "the town: ", "document": "a film: "}
 MODELS, WIDE = "sentence_transformers.models", 6
 
 
-def write_json(path, value):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(value))
-
-
 def sentence_dir(source, folder, *parts, modules=None, **files):
     """Make a plain encoder's folder one of sentence-transformers."""
     shutil.copytree(source, folder)
@@ -177,32 +170,26 @@ def sentence_dir(source, folder, *parts, modules=None, **files):
     return folder
 
 
-@pytest.mark.parametrize("pooling", ["auto", "mean"])  # its own, by name too
-def test_dense_and_normalize_come_behind_the_pooling(encoder_dir, tmp_path, pooling):
+@pytest.mark.parametrize("pooling", ["auto", "mean", "cls", "max", "pooler"])
+def test_parts_behind_a_pooling_are_read_under_it_and_under_no_other(
+    encoder_dir, tmp_path, pooling
+):
     folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize")
-    encoder = make(folder, pooling=pooling, normalize=False)
-    plain = make(encoder_dir, normalize=False, max_encoder_tokens=64).encode(SENTENCES)
-    layer = encoder.sentence.layers[0]
-    by_hand = np.tanh(plain @ layer.weight.numpy().T + layer.bias.numpy())
-    by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
-    close(encoder.encode(SENTENCES), by_hand)
-    assert encoder.width == WIDE
-    assert encoder.fingerprint["normalize"] is True  # its own part, whatever is asked for
-    other = make(sentence_dir(encoder_dir, tmp_path / "other", "Dense", seed=4))
-    assert other.fingerprint["layers"][0] != encoder.fingerprint["layers"][0]
-
-
-@pytest.mark.parametrize("pooling", ["cls", "max", "pooler"])
-def test_parts_behind_a_pooling_are_left_out_under_another(encoder_dir, tmp_path, pooling):
-    folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize")
+    is_own = pooling in ("auto", "mean")  # its own, by name too
     asked = {"pooling": pooling, "normalize": False}
-    other, plain = make(folder, **asked), make(encoder_dir, **asked, max_encoder_tokens=64)
-    vectors = other.encode(SENTENCES)
-    close(vectors, plain.encode(SENTENCES), atol=1e-6)
-    assert other.width == 16
-    assert not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-2)
-    # What was made with them must not be taken for this.
-    assert (other.fingerprint["normalize"], "layers" in other.fingerprint) == (False, False)
+    encoder, plain = make(folder, **asked), make(encoder_dir, **asked, max_encoder_tokens=64)
+    expected = plain.encode(SENTENCES)
+    # Its own part, whatever is asked for; and what was made without must not be taken for this.
+    has_parts = (encoder.fingerprint["normalize"], "layers" in encoder.fingerprint)
+    assert has_parts == (is_own, is_own)
+    if is_own:
+        layer = encoder.sentence.layers[0]
+        expected = np.tanh(expected @ layer.weight.numpy().T + layer.bias.numpy())
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+        other = make(sentence_dir(encoder_dir, tmp_path / "other", "Dense", seed=4))
+        assert other.fingerprint["layers"][0] != encoder.fingerprint["layers"][0]
+    assert encoder.width == (WIDE if is_own else 16)
+    close(encoder.encode(SENTENCES), expected)
 
 
 def test_prompts_stand_before_queries_and_passages(encoder_dir, tmp_path):

@@ -5,28 +5,19 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES
+from small_reranking import TEMPLATE, TRAIN, WORDS
 
 from pgra.cli import main
 from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
-from pgra.errors import ConfigError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.template import PromptTemplate
-from pgra.rerank.base import FirstStageOrder
-from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept
+from pgra.rerank.exhaustive import ExhaustiveSearch
 from pgra.rerank.prompted import PromptedReranker, query_key
 from pgra.retrieval.faiss import nearest_in_blocks
 
-TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
-WORDS = {"negative": "negative", "positive": "positive"}
-TRAIN = [
-    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
-    for i, label in enumerate(["negative", "positive"] * 3)
-]
 QUERIES = [Example(f"test-{i}", {"text": f"Film number {i}."}) for i in range(9)]
 NUM_ROWS, WIDTH = 400, 32
 
@@ -164,29 +155,6 @@ def test_a_lossy_index_says_what_it_loses_on_the_queries(lm_dirs, tmp_path):
     assert 0 < recall["5"] < 1
     exact = ExhaustiveSearch(search.reranker)
     assert exact.measure_recall(QUERIES, exact.search(QUERIES, 5)) == {"5": 1.0}
-
-
-def test_all_passages_and_the_queries_are_read_once(lm_dirs, tmp_path):
-    search = make_search(lm_dirs, tmp_path, SENTENCES)
-    assert search.prepare(QUERIES[:2]).num_new == 12 + 2
-    work = search.prepare(QUERIES[:3])
-    assert (work.num_passages, work.num_new) == (12, 1)
-
-
-def test_an_index_that_cannot_work_is_refused_before_the_lm_reads(lm_dirs, tmp_path):
-    search = make_search(lm_dirs, tmp_path, SENTENCES, factory="IVF4096,Flat")
-    with pytest.raises(ConfigError, match="has 4096 lists, the corpus 12 passages"):
-        search.prepare(QUERIES)
-    assert len(search.reranker.bank) == 0
-
-
-def test_a_reranker_without_states_is_refused():
-    with pytest.raises(ConfigError, match="searches by the LM's states: use --reranker prompted"):
-        ExhaustiveSearch(FirstStageOrder(None))
-
-
-def test_evidence_is_kept_in_steps_of_150():
-    assert [num_kept(d, 400) for d in (1, 150, 151, 390)] == [150, 150, 300, 400]
 
 
 @pytest.mark.slow

@@ -1,34 +1,24 @@
 """Similarities that are fitted: to which texts, how often, and what a later run takes up."""
 
-import shutil
+from functools import partial
 
 import numpy as np
 import pytest
-from conftest import SENTENCES, with_rerank, with_retriever
+from conftest import SENTENCES
+from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, run
 
-from pgra.config import CorpusArguments, RerankArguments
-from pgra.core import ALONE, Candidates, Context, Example
-from pgra.data.corpus import open_corpus
-from pgra.errors import ArtifactError, ConfigError
+from pgra.config import RerankArguments
+from pgra.core import Context
+from pgra.errors import ConfigError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.stages import Stages
-from pgra.prompts.template import PromptTemplate
 from pgra.rerank import Reference
 from pgra.rerank.prompted import PromptedReranker
 
 FITTED = ["label_words", "whitened", "whitened_cosine"]
-TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
-WORDS = {"negative": "negative", "positive": "positive"}
-TRAIN = [
-    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
-    for i, label in enumerate(["negative", "positive"] * 6)
-]
-QUERIES = [Example(f"test-{i}", {"text": text}) for i, text in enumerate(["A warm film.", "Dull!"])]
-CANDIDATES = Candidates(
-    np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]]), np.zeros((2, 5), np.float32)
-)
+CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])
+rerank = partial(run, queries=TWO, rows=CANDIDATES)
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +26,6 @@ def small_draws(tmp_path, monkeypatch):
     """Draws that are smaller than corpus and training set, as they are in earnest."""
     monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 5)
     monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def corpus(corpus_file, tmp_path):
-    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
 
 
 @pytest.fixture
@@ -59,11 +44,6 @@ def start(lm_dirs, corpus, tmp_path):
     return start
 
 
-def rerank(reranker, queries=QUERIES, candidates=CANDIDATES):
-    work = reranker.prepare(queries, candidates.rows)
-    return reranker.rerank(queries, candidates), work
-
-
 def by_row(found):
     """Give scores in the order of rows, which near ties cannot change."""
     return np.take_along_axis(found.scores, np.argsort(found.rows, axis=1), 1)
@@ -80,9 +60,9 @@ def test_scores_by_hand_from_the_states(start):
     assert len(drawn) == 5
     passages, queries, train = (
         reranker.encoder.encode(texts).numpy()
-        for texts in (SENTENCES, [query.text for query in QUERIES], drawn)
+        for texts in (SENTENCES, [query.text for query in TWO], drawn)
     )
-    left, order = standard(passages, passages[rows]).T, np.sort(CANDIDATES.rows, axis=1)
+    left, order = standard(passages, passages[rows]).T, np.sort(CANDIDATES, axis=1)
     truth = np.take_along_axis(standard(queries, train) @ left, order, 1)
     np.testing.assert_allclose(by_row(found), truth, rtol=1e-3, atol=1e-3)
     # the control: queries have their own mean
@@ -91,14 +71,17 @@ def test_scores_by_hand_from_the_states(start):
 
 
 @pytest.mark.parametrize("similarity", FITTED)
-def test_a_lazy_bank_scores_as_a_full_one_and_a_second_run_reads_nothing(start, similarity):
-    lazy, work = rerank(start(similarity, "lazy"))
+def test_a_full_bank_scores_as_a_lazy_one_and_its_fingerprint_is_enough(start, similarity):
+    reranker = start(similarity, "lazy")
+    lazy, work = rerank(reranker)
     full, whole = rerank(start(similarity, "full", bank="full"))
     drawn = {*start("whitened").fitting.rows()}
-    assert work.num_passages == len({*CANDIDATES.rows.ravel().tolist()} | drawn)
+    assert work.num_passages == len({*CANDIDATES.ravel().tolist()} | drawn)
     assert work.num_passages < whole.num_passages == len(SENTENCES)
     np.testing.assert_allclose(by_row(lazy), by_row(full), rtol=1e-3, atol=1e-3)
-    again, work = rerank(start(similarity, "lazy"))
+    taken_up = start(similarity, "lazy", train=(), words={}, made=reranker.fingerprint)
+    assert taken_up.fingerprint == reranker.fingerprint
+    again, work = rerank(taken_up)
     assert work.num_new == 0
     np.testing.assert_array_equal(again.scores, lazy.scores)
 
@@ -112,53 +95,3 @@ def test_the_draw_is_of_the_training_queries_whatever_their_order(start):
         start("whitened", train=TRAIN[:1])
     with pytest.raises(ConfigError, match="great film, great story all begin alike: choose others"):
         start("label_words", words={"x": "great film", "y": "great story"})
-
-
-@pytest.mark.parametrize("similarity", FITTED)
-def test_an_earlier_run_is_taken_up_by_its_fingerprint_alone(start, similarity, tmp_path):
-    reranker = start(similarity)
-    found, _ = rerank(reranker)
-    again = start(similarity, train=(), words={}, made=reranker.fingerprint)
-    assert again.fingerprint == reranker.fingerprint
-    last = Candidates(CANDIDATES.rows[1:], CANDIDATES.scores[1:])
-    alone, work = rerank(again, QUERIES[1:], last)
-    assert work.num_new == 0
-    np.testing.assert_array_equal(alone.rows[0], found.rows[1])
-    np.testing.assert_array_equal(alone.scores[0], found.scores[1])
-    shutil.rmtree(tmp_path / "banks" / "similarities")
-    with pytest.raises(ArtifactError, match=r"is missing, what similarity '.*train.py command"):
-        rerank(again)
-
-
-@pytest.fixture
-def fitted(args):
-    return with_retriever(
-        with_rerank(args, similarity="whitened", num_evidence=1), retriever="bm25"
-    )
-
-
-@pytest.fixture
-def done(monkeypatch):
-    """Listen to what the LM reads."""
-    done, prepare = [], PromptedReranker.prepare
-
-    def listen(self, *args, **kwargs):
-        done.append(prepare(self, *args, **kwargs))
-        return done[-1]
-
-    monkeypatch.setattr(PromptedReranker, "prepare", listen)
-    return done
-
-
-@pytest.mark.parametrize("way", [{"num_candidates": 1}, {"retriever": "exhaustive"}])
-def test_a_plan_counts_what_the_similarity_is_fitted_to(fitted, done, way, monkeypatch):
-    monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 11)
-    args = with_retriever(fitted, **way)
-    Stages.read(with_rerank(args, similarity="dot"), ALONE).find()
-    plan = Stages.read(args, ALONE).plan(seconds=0).cost
-    Stages.read(args, ALONE).find()
-    work = done[-1]
-    assert plan.is_exact
-    assert (plan.to_read, plan.passages) == (work.num_new, work.num_passages)
-    assert (plan.to_read > 0) == ("num_candidates" in way)  # of all passages none was left
-    assert Stages.read(args, ALONE).plan(seconds=0).cost.to_read == 0

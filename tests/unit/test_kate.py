@@ -16,7 +16,6 @@ from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.memory.labels import PromptMemoryArguments
 from pgra.memory.log import FeedbackLog
 from pgra.methods.stages import Stages
-from pgra.report.text_metrics import is_exact_match
 from pgra.runs import Predictor, evaluate_run, open_method, run, run_seeds
 
 FIRST, NEAR = "A great film number 20.", "a GREAT film, number 2"  # FIRST: the first test text
@@ -152,26 +151,10 @@ def test_what_cannot_be_is_refused_and_leaves_no_folder(request, which, changes,
     assert not (mine.folder / "metrics.json").exists()
 
 
-# Tasks whose answers are written.
-
-
-def test_answers_are_written_and_compared_with_all_that_are_right(written):
-    outcome = run(written)
-    lines = lines_of(outcome.folder)
-    for line in lines:
-        assert line["is_right"] == is_exact_match(line["prediction"], line["answers"])
-        assert "\n" not in line["prediction"]
-        assert len(line["answers"]) == 2
-    value = sum(line["is_right"] for line in lines) / len(lines)
-    assert outcome.metrics["value"] == outcome.metrics["metrics"]["exact_match"] == value
-
-
 # A memory of corrections.
 
 
-def test_a_correction_stands_first_in_a_near_querys_prompt_and_no_other_prompt_changes(
-    words, memory
-):
+def test_a_correction_stands_first_in_a_near_querys_prompt_and_in_no_other(words, memory):
     before, after = run(words), run(having(words, name="memory", **memory))
     plain, corrected = lines_of(before.folder), lines_of(after.folder)
     (one,) = corrected[0].pop("memory")
@@ -216,9 +199,7 @@ def test_free_feedback_stands_behind_the_query_on_one_line(words, memory):
     assert f"{FIRST} | clarification: film / here means cinema\n" in asked
 
 
-def test_a_finished_run_decides_new_texts_as_its_own_and_a_memory_changes_near_ones(
-    kate, near, memory, tmp_path
-):
+def test_a_run_decides_new_texts_as_its_own_and_a_memory_near_ones(near, memory, tmp_path):
     lines = lines_of(near.folder)[:2]
     texts = [line["text"] for line in lines]
     alone = Predictor.open(near.folder, device="cpu").answer(texts)

@@ -176,19 +176,8 @@ def test_packed_layers_read_a_copy_of_their_weights_for_many_tokens_in_all(modul
     assert module[2].weight.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "block", "is_fused"),
-    [
-        ("llama", "layers.0.mlp", True),
-        ("opt", "decoder.layers.0", False),
-        ("bert", "encoder.layer.0.intermediate", True),
-        ("t5", "block.0.layer.1", False),
-        ("t5-v1.1", "block.0.layer.1", True),
-    ],
-)
-def test_models_give_the_same_with_packed_weights(
-    kind, block, is_fused, lm_dirs, encoder_dirs, t5_dirs
-):
+@pytest.mark.parametrize("kind", ["llama", "opt", "bert", "t5", "t5-v1.1"])
+def test_models_give_the_same_with_packed_weights(kind, lm_dirs, encoder_dirs, t5_dirs):
     if kind in t5_dirs:
         model = FusionReader.from_name(str(t5_dirs[kind])).model.get_encoder()
     else:
@@ -198,10 +187,10 @@ def test_models_give_the_same_with_packed_weights(
     with torch.inference_mode():
         plain = model(**how).last_hidden_state
     with packed_for(model):
-        assert is_packed(model.get_submodule(block)) == is_fused
+        assert any(map(is_packed, model.modules()))
         packed = model(**how).last_hidden_state
     torch.testing.assert_close(packed, plain, atol=1e-4, rtol=1e-4)
-    assert not is_packed(model.get_submodule(block))
+    assert not any(map(is_packed, model.modules()))
 
 
 # The switch, and what happens where a kernel is wrong, missing or raises. That cross-attention to

@@ -11,11 +11,7 @@ from pgra.core import MISSING_ROW, Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import METRICS, SIMILARITIES, SelectionArguments
-from pgra.exemplars.similarity import (
-    CosineSimilarity,
-    WordSimilarity,
-    open_similarity,
-)
+from pgra.exemplars.similarity import CosineSimilarity, WordSimilarity, open_similarity
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt

@@ -12,13 +12,7 @@ from transformers import AutoModel, OPTConfig
 
 from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.cost import (
-    LmShape,
-    estimate_reading,
-    measure_speed,
-    own_lengths,
-    time_reading,
-)
+from pgra.lm.cost import LmShape, estimate_reading, measure_speed, own_lengths, time_reading
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate

@@ -7,9 +7,8 @@ import time
 
 import pytest
 import uvicorn
-from following_lm import FollowingLM, entries, open_page
+from following_lm import AKIN, MEANT, FollowingLM, entries, open_page
 
-AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )

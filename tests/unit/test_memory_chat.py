@@ -10,17 +10,15 @@ from pathlib import Path
 
 import following_lm
 import pytest
-from following_lm import FollowingLM, conversation
+from following_lm import AKIN, MEANT, FollowingLM, conversation
 
 from pgra.cli import main
 from pgra.memory import stream
-from pgra.memory.chat import Talk, read_understanding, show_entry, visible
-from pgra.memory.families import load_family
+from pgra.memory.chat import Talk, show_entry, visible
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.stream import Simulation, Step
 
 ROOT = Path(__file__).parents[2]
-AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
 
 
 @pytest.fixture
@@ -59,17 +57,10 @@ def test_a_question_is_answered_corrected_and_asked_again(talk):
     assert talk("/forget 1", "/list") == ["1 forgotten", "nothing is in the memory"]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("/prompt", "nothing was asked yet: type a question first"),
-        ("/forget x", "name entries by their numbers, as /list shows them: /forget 7 9"),
-        ("/corect x", "unknown command '/corect'. Did you mean '/correct'?"),
-    ],
-)
-def test_a_mistake_is_told_to_a_person_who_goes_on_until_quit(talk, line, message):
-    told = talk(line, "", "/list", "/quit", "/list")
-    assert told[0].startswith(f"! {message}")
+@pytest.mark.parametrize("mistake", ["/prompt", "/forget x", "/corect x"])
+def test_a_mistake_is_told_to_a_person_who_goes_on_until_quit(talk, mistake):
+    told = talk(mistake, "", "/list", "/quit", "/list")
+    assert told[0].startswith("! ")
     assert told[1:] == ["nothing is in the memory"]
 
 
@@ -85,16 +76,6 @@ def test_a_person_gets_the_prompts_and_answers_of_the_simulated_user(log):
         (step.generated, step.num_prompt_tokens, int(step.used_memory)) for step in outcomes
     ]
     assert [turn.prompt.num_used for turn in turns] == [1, 1, 0]
-
-
-def test_an_output_is_taken_apart_where_it_has_a_form_of_the_family():
-    told = {
-        "The Antonym for hot is cold": ("The Antonym for hot is …", "cold"),
-        "a sentence with sun is: it is hot": ("a sentence with sun is: …", "it is hot"),
-        "the antonym for hot is": ("", "the antonym for hot is"),
-    }
-    family = load_family("lexical")
-    assert {output: read_understanding(family, output) for output in told} == told
 
 
 def test_what_is_not_seen_is_told_by_its_number_and_the_rest_stays():
@@ -157,6 +138,5 @@ def test_a_pipe_is_a_script_that_ends_at_its_first_mistake(tmp_path, monkeypatch
     assert main(["memory", "chat", "--lm", "following", "--memory", str(tmp_path / "m")]) == 2
     told, error = capsys.readouterr()
     assert error == "\npgra: error: that line is not UTF-8: give plain text\n"
-    assert told.startswith(f"{tmp_path / 'm'}: 0 entries; LM following; look-up edit, gate -5\n")
     assert f'noted, as entry 1: "{AKIN}" -> "{MEANT}"\n' in told
     assert told.endswith("> caf\\udce9\n")

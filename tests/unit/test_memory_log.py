@@ -110,9 +110,7 @@ def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(log):
         ({"feedback": "red \x1b[31m"}, r"the control character '\\x1b': give plain text"),
     ],
 )
-def test_a_file_with_a_line_that_cannot_be_kept_is_refused_with_its_place(
-    tmp_path, changes, message
-):
+def test_a_line_that_cannot_be_kept_is_refused_with_its_place(tmp_path, changes, message):
     good = {"key": "a", "feedback": "one"}
     with pytest.raises(DataError, match=f"line 2: .*{message}"):
         read_events(write_jsonl(tmp_path / "log.jsonl", [good, good | changes]))

@@ -204,17 +204,6 @@ def test_an_index_and_the_tail_behind_it_give_what_exact_search_gives(log, tmp_p
     assert (count, list(again.search(keys[295], 1))) == (0, [296])
 
 
-def test_a_real_encoder_reads_the_slot_where_keys_are_whole(log, encoder_dir):
-    args = LookupArguments(lookup="encoder", encoder=str(encoder_dir), key_form="slotless")
-    log.write("The film is < warm > and funny", "a synonym")
-    question = "The film is < dull > and funny"
-    slotless, whole = (
-        load_lookup(replace(args, key_form=f), CPU)(log) for f in ("slotless", "whole")
-    )
-    assert found(slotless, question) == [("a synonym", 1.0)]
-    assert whole.find(question)[0].score < 0.9999
-
-
 @pytest.mark.parametrize(
     ("name", "lookup", "key_form", "gate"),
     [

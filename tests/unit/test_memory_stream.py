@@ -9,7 +9,7 @@ from conftest import write_jsonl
 from following_lm import Echo, FollowingLM
 
 from pgra.cli import main
-from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.errors import ArtifactError, DataError
 from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import load_family
@@ -170,8 +170,6 @@ def test_a_plan_runs_what_others_are_compared_with_first():
     assert planned == [f"{name}-seed{seed}" for seed in (0, 1) for name in each]
     dear = names(["mem", "grow"], [3], grow_probabilities=[0.5])
     assert dear == ["grow-p0.5-seed3", "mem-p0.5-seed3", "mem-p1-seed3"]
-    with pytest.raises(ConfigError, match="unknown systems 'memory'"):
-        names(["memory"], [0])
 
 
 class Stopping(FollowingLM):

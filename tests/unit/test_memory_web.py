@@ -15,7 +15,7 @@ from pathlib import Path
 
 import following_lm
 import pytest
-from following_lm import FollowingLM, entries, open_page
+from following_lm import AKIN, MEANT, FollowingLM, entries, open_page
 from starlette.testclient import TestClient
 
 from pgra.cli import main
@@ -24,7 +24,6 @@ from pgra.lm.base import Completion
 from pgra.memory.log import FeedbackLog
 
 ROOT = Path(__file__).parents[2]
-AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
 HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
 
 
@@ -170,9 +169,6 @@ def test_a_page_that_cannot_open_says_why(tmp_path, monkeypatch, capsys):
         port = taken.getsockname()[1]
         assert main(["memory", "web", "--port", str(port)]) == 2
         assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert main(["memory", "web"]) == 2
-    assert "the page needs uvicorn: pip install 'pgra[web]', or use" in capsys.readouterr().err
 
 
 @pytest.mark.slow

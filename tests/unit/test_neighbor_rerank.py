@@ -1,45 +1,21 @@
 """The reranker with a prefix a query, against every whole prompt read alone by the LM."""
 
-from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
-from conftest import with_rerank, with_retriever
-from transformers import AutoModel, AutoTokenizer
+from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, plain_lm, run
 
-from pgra.config import CorpusArguments, RerankArguments
-from pgra.core import ALONE, Candidates, Context, Example
-from pgra.data.corpus import open_corpus
+from pgra.config import RerankArguments
+from pgra.core import Candidates, Context
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
-from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import PromptFormat
-from pgra.prompts.template import PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
-from pgra.rerank.neighbors import NeighborReranker
 from pgra.retrieval.neighbors import Neighbors
-
-TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
-WORDS = {"negative": "negative", "positive": "positive"}
-TRAIN = [
-    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
-    for i, label in enumerate(["negative", "positive"] * 4)
-]
-QUERIES = [
-    Example("test-0", {"text": "A warm film."}),
-    Example("test-1", {"text": "Dull!"}),
-    TRAIN[3],
-]
-ROWS = np.array([[3, 0, 7, 11], [2, 5, 0, -1], [1, 0, 9, 4]])
-
-
-@pytest.fixture
-def corpus(corpus_file, tmp_path):
-    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
 
 
 @pytest.fixture
@@ -64,16 +40,6 @@ def open_one(corpus, encoder_dir, tmp_path):
         return open_reranker(request)
 
     return build
-
-
-def run(reranker, queries=QUERIES, rows=ROWS):
-    work = reranker.prepare(queries, rows)
-    return reranker.rerank(queries, Candidates(rows, np.zeros(rows.shape, np.float32))), work
-
-
-@cache
-def plain_lm(lm_dir):
-    return AutoModel.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)
 
 
 @cache
@@ -119,11 +85,14 @@ def test_scores_are_those_of_whole_prompts_read_alone(lm_dir, open_one):
     assert np.abs(other - ours).max() > 1e-3
 
 
-@pytest.mark.parametrize("sharing", ["cascade", "expanded", "none"])
-def test_each_way_of_sharing_gives_the_same_scores(lm_dirs, open_one, tmp_path, sharing):
-    expected, _ = run(open_one(lm_dirs["llama"]))
-    found, _ = run(open_one(lm_dirs["llama"], sharing=sharing, artifacts=tmp_path / sharing))
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("sharing", ["auto", "cascade", "expanded", "none"])
+def test_sharing_order_and_size_of_shards_change_no_score(lm_dirs, open_one, tmp_path, sharing):
+    expected, _ = run(open_one(lm_dirs["qwen2"]))
+    order, how = [2, 0, 1], {"sharing": sharing, "artifacts": tmp_path / sharing}
+    other = open_one(lm_dirs["qwen2"], shard_rows=100, **how)
+    found, _ = run(other, [QUERIES[i] for i in order], ROWS[order][:, ::-1])
+    np.testing.assert_array_equal(found.rows, expected.rows[order])
+    np.testing.assert_allclose(found.scores, expected.scores[order], rtol=1e-4, atol=1e-4)
 
 
 def test_a_prefix_is_read_once_for_its_query(lm_dirs, open_one, monkeypatch):
@@ -165,42 +134,6 @@ def test_what_was_read_costs_nothing_and_other_exemplars_are_other_pairs(lm_dirs
         reranker.rerank(QUERIES, Candidates(ROWS + 1, np.zeros(ROWS.shape, np.float32)))
 
 
-def test_scores_do_not_depend_on_order_or_on_the_size_of_shards(lm_dirs, open_one, tmp_path):
-    expected, _ = run(open_one(lm_dirs["qwen2"]))
-    order = [2, 0, 1]
-    other = open_one(lm_dirs["qwen2"], artifacts=tmp_path / "other", shard_rows=100)
-    found, _ = run(other, [QUERIES[i] for i in order], ROWS[order][:, ::-1])
-    np.testing.assert_array_equal(found.rows, expected.rows[order])
-    np.testing.assert_allclose(found.scores, expected.scores[order], rtol=1e-4, atol=1e-4)
-
-
-def test_shards_hold_whole_queries(lm_dirs, open_one):
-    reranker = open_one(lm_dirs["gpt2"])
-    pairs = reranker.pairs(QUERIES, ROWS)
-    shards = pairs.cut(pairs.keys, shard_rows=5)
-    queries = [set(pairs.queries[pairs.find(shard)].tolist()) for shard in shards]
-    assert queries == [{0, 1}, {2}]
-    assert [len(s) for s in pairs.cut(pairs.keys, shard_rows=1)] == [4, 3, 4]
-
-
-def test_new_queries_rank_as_the_runs_do(args):
-    """As `pgra rerank TEXT` and `pgra predict` ask them."""
-    few = replace(args, data=replace(args.data, max_train_samples=12, max_test_samples=6))
-    few = with_rerank(with_retriever(few, retriever="random"), exemplars="knn")
-    found = Stages.read(few, ALONE)
-    found.find(["test"])
-    _, best = Stages.read(few, ALONE).search(found.data.test)
-    np.testing.assert_array_equal(best.rows, found.evidence["test"].candidates.rows)
-
-
 def test_a_full_bank_needs_one_prompt_for_all():
     with pytest.raises(ConfigError, match="reads the corpus once under one prompt.* --bank lazy"):
         RerankArguments(exemplars="knn", bank="full")
-
-
-def test_neighbors_must_be_given(args):
-    found = Stages.read(with_rerank(args, exemplars="knn"), ALONE)
-    assert isinstance(found.reranker, NeighborReranker)
-    request = RerankRequest(args=found.args.rerank, prompt=found.prompt, corpus=found.corpus)
-    with pytest.raises(ConfigError, match="chosen from training examples"):
-        open_reranker(request)

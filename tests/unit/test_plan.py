@@ -75,6 +75,7 @@ def test_so_it_does_with_another_dtype_of_a_full_bank(plain):
     full = with_rerank(plain, bank="full", bank_dtype="int8", bank_shard_rows=7)
     cost, _ = check(with_retriever(full, num_candidates=3))
     assert (cost.basis, cost.passages) == ("whole corpus", 12)
+    assert cost.shards == -(-cost.to_read // 7) > 1
 
 
 def test_so_it_does_with_several_prefixes(plain):
@@ -83,6 +84,19 @@ def test_so_it_does_with_several_prefixes(plain):
     two = make_plan(with_rerank(plain, num_prefixes=2), seconds=0).cost
     # Other examples are left out of training with fewer draws, and those alone are new.
     assert two.to_read < two.banked
+
+
+@pytest.mark.parametrize("way", [{"num_candidates": 1}, {"retriever": "exhaustive"}])
+def test_so_it_does_with_what_a_similarity_is_fitted_to(plain, way, monkeypatch):
+    monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 5)
+    plain = with_retriever(with_rerank(plain, num_evidence=1), **way)
+    fitted = with_rerank(plain, similarity="whitened")
+    run(plain)
+    cost, work = make_plan(fitted, seconds=0).cost, run(fitted)
+    assert cost.is_exact
+    assert (cost.to_read, cost.passages) == (work.num_new, work.num_passages)
+    assert (cost.to_read > 0) == ("num_candidates" in way)  # of all passages none was left
+    assert make_plan(fitted, seconds=0).cost.to_read == 0
 
 
 def test_so_it_does_with_a_cross_encoder(args, cross_encoder_dir):
@@ -118,16 +132,6 @@ def test_words_may_find_fewer_candidates_than_planned(nearest):
     assert (again.to_read, again.banked) == (0, work.num_new)
 
 
-def test_numbers_by_hand(args):
-    plan = make_plan(args, seconds=0)
-    # 12 reviews and 4 to choose on; 4 of the 12 stand in the prompt.
-    assert plan.queries == {"train": 8, "dev": 4, "test": 6}
-    assert (plan.cost.queries, plan.first.num_candidates, plan.cost.most_passages) == (18, 6, 12)
-    assert (plan.cost.basis, plan.cost.shards, plan.speed) == ("guessed", 1, None)
-    small = make_plan(with_rerank(args, bank_shard_rows=7), seconds=0).cost
-    assert small.shards == -(-small.to_read // 7) > 1
-
-
 def test_sharing_the_prefix_is_what_saves(args):
     shared = make_plan(args, seconds=0).cost
     read, texts = shared.reading, shared.to_read
@@ -157,4 +161,5 @@ def test_a_wrong_index_factory_is_refused_as_by_the_run(args, retriever):
     with pytest.raises(ConfigError) as ran:
         Stages.read(wrong, ALONE).find()
     assert str(planned.value) == str(ran.value)
+    assert {path.name for path in args.artifacts.iterdir()} == {"corpora"}  # nothing was read
     make_plan(with_retriever(wrong, index_factory="IVF2,Flat"), seconds=0)

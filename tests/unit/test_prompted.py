@@ -1,15 +1,13 @@
 """The reranker against equations 1 to 3 of the paper, written down plainly."""
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
-from transformers import AutoModel, AutoTokenizer
+from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, plain_lm, run
 
 from pgra.config import CorpusArguments, RerankArguments
-from pgra.core import Candidates, Context, Example
+from pgra.core import Context
 from pgra.data.corpus import open_corpus
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
@@ -17,21 +15,7 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.prompted import PromptedReranker
 
-TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
-WORDS = {"negative": "negative", "positive": "positive"}
-TRAIN = [
-    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
-    for i, label in enumerate(["negative", "positive"] * 6)
-]
-QUERIES = [Example(f"test-{i}", {"text": text}) for i, text in enumerate(["A warm film.", "Dull!"])]
-
-
 CANDIDATES = [[3, 0, 3, -1, 1], [2, 5, 0, 7, 10]]  # a passage twice, one missing
-
-
-@pytest.fixture
-def corpus(corpus_file, tmp_path):
-    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
 
 
 @pytest.fixture
@@ -52,17 +36,10 @@ def open_one(lm_dirs, corpus, tmp_path):
 @pytest.fixture
 def rerank(open_one):
     def rerank(lm="opt", rows=CANDIDATES, **how):
-        rows, reranker = np.array(rows, dtype=np.int64), open_one(lm, **how)
-        work = reranker.prepare(QUERIES, rows)
-        found = reranker.rerank(QUERIES, Candidates(rows, np.zeros(rows.shape, np.float32)))
-        return found, work, reranker.encoder.prompt
+        reranker = open_one(lm, **how)
+        return *run(reranker, TWO, np.array(rows)), reranker.encoder.prompt
 
     return rerank
-
-
-@cache
-def plain_lm(lm_dir):
-    return AutoModel.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)
 
 
 @pytest.mark.parametrize(("similarity", "lm"), [("dot", "gpt2"), ("cosine", "opt-350m")])
@@ -78,7 +55,7 @@ def test_scores_are_those_of_the_papers_equations(rerank, lm_dirs, similarity, l
         last = model(input_ids=ids).last_hidden_state[0, -1]
         return last / last.norm() if similarity == "cosine" else last
 
-    for line, query in enumerate(QUERIES):
+    for line, query in enumerate(TWO):
         rows = [row for row in CANDIDATES[line] if row >= 0]
         truth = {row: float(state(query.text) @ state(SENTENCES[row])) for row in rows}
         order = sorted(rows, key=lambda row: (-truth[row], row))

@@ -47,11 +47,9 @@ def test_a_prompt_is_exactly_what_the_paper_shows():
 
 
 @pytest.mark.parametrize("method", ["balanced", "official", "random"])
-def test_one_seed_gives_one_prefix_and_another_seed_another(method):
-    one, same, other = (build(method=method, seed=seed) for seed in (0, 0, 1))
-    assert one == same
+def test_several_prefixes_are_those_of_several_seeds(method):
+    one, other = (build(method=method, seed=seed) for seed in (0, 1))
     assert one.prefix != other.prefix
-    assert len(set(one.exemplar_ids)) == len(one.exemplar_ids)
     several = build(method=method, num_prefixes=2)
     assert [several.prefix, *(p.prefix for p in several.others)] == [one.prefix, other.prefix]
 
@@ -176,10 +174,12 @@ def test_equal_prompts_are_counted_once_and_the_longest_of_a_querys_must_fit():
 SLOTTED = "{text} It was <extra_id_0> ."
 
 
-def test_a_target_fills_the_slot_only_if_the_template_has_one():
-    words = {"bad": "terrible"}
-    assert Verbalizer(words, SLOTTED).target_text("bad") == "<extra_id_0> terrible <extra_id_1>"
-    assert Verbalizer(words, "Review: {text} Answer:").target_text("bad") == "terrible"
+def test_a_word_is_found_in_an_answer_and_fills_the_slot_only_if_there_is_one():
+    verbalizer = Verbalizer({"bad": "terrible", "good": "great"}, SLOTTED)
+    assert verbalizer.target_text("bad") == "<extra_id_0> terrible <extra_id_1>"
+    assert Verbalizer(verbalizer.words, "{text} Answer:").target_text("bad") == "terrible"
+    assert verbalizer.label_of_word(" A Great! ") == "good"
+    assert verbalizer.label_of_word("greatest") is None
 
 
 def test_target_tokens_are_sentinel_word_sentinel_end(reader_dir):
@@ -192,12 +192,6 @@ def test_target_tokens_are_sentinel_word_sentinel_end(reader_dir):
     ((first, *word, last, eos),) = verbalizer.target_ids(tokenizer)
     assert (first, last, eos) == (start, end, tokenizer.eos_token_id)
     assert tokenizer.decode(word).strip() == "terrible"
-
-
-def test_words_are_found_without_case_punctuation_or_articles():
-    verbalizer = Verbalizer({"bad": "terrible", "good": "great"}, SLOTTED)
-    assert verbalizer.label_of_word(" A Great! ") == "good"
-    assert verbalizer.label_of_word("greatest") is None
 
 
 NO_SLOT = "'<extra_id_0>' is no token of this reader: give a --reader_template"
@@ -222,14 +216,6 @@ def test_words_that_cannot_be_told_apart_or_written_are_refused(
         verbalizer.audit(tokenizer, decode=decode)
     if decode == "official":  # the control: more than one token, told apart by the second
         assert verbalizer.audit(tokenizer) == ("x", "y")
-
-
-@pytest.mark.slow
-def test_entity_is_two_tokens_of_the_real_t5():
-    tokenizer = load_tokenizer(find_model("bundled:t5-small-titles"))
-    words = ["Description", "Entity", "Expression", "Human", "Location", "Number"]
-    audit = Verbalizer({word.lower(): word for word in words}, SLOTTED).audit(tokenizer)
-    assert audit == ("entity",)
 
 
 # What is taken off for nothing, and the vote.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import with_rerank
-from planted_runs import plant
+from planted_runs import edit, plant
 
 from pgra.config import CorpusArguments
 from pgra.core import ALONE
@@ -179,12 +179,8 @@ def evidence_by_hand(args, labeler, depth):
     stages.find(("test",))
     texts = [[line.text for line in own[:depth]] for own in stages.evidence_lines("test")]
     reader = Reader.load(labeler)
-    return np.mean(
-        [
-            np.mean([one.label == example.label for one in reader.predict(own)])
-            for example, own in zip(stages.data.examples("test"), texts, strict=True)
-        ]
-    )
+    pairs = zip(stages.data.examples("test"), texts, strict=True)
+    return np.mean([[one.label == e.label for one in reader.predict(own)] for e, own in pairs])
 
 
 def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_path):
@@ -233,9 +229,9 @@ def test_of_more_labels_each_is_measured_by_its_own_median():
 
 def with_corpus(folder, path):
     """Have a written run say which corpus its evidence is of, as train.py does."""
-    asked = asdict(CorpusArguments(corpus=str(path)))
+    corpus = asdict(CorpusArguments(corpus=str(path)))
     runtime = {"artifacts_dir": str(path.parent / "artifacts")}
-    (folder / "arguments.json").write_text(json.dumps({"corpus": asked, "runtime": runtime}))
+    edit(folder / "arguments.json", corpus=corpus, runtime=runtime)
 
 
 def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone_centred_at_the_corpus_or_not(

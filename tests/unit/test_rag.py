@@ -10,7 +10,6 @@ from small_training import VERBALIZER, tokens
 from pgra.core import Example
 from pgra.encoders.encoder import Encoder
 from pgra.lm.batching import GroupCost
-from pgra.lm.load import find_model, load_tokenizer
 from pgra.methods.rag import (
     QUERY_ENCODER_FILE,
     RagClassifier,
@@ -29,11 +28,6 @@ QUERIES = [
 ]
 CANDIDATES = np.array([[4, 0, 2, 7], [9, 4, -1, -1]])
 COST = GroupCost(overhead=24, max_tokens=2048)
-
-
-@pytest.fixture
-def tokenizer(t5_dir):
-    return load_tokenizer(find_model(str(t5_dir)))
 
 
 @pytest.fixture

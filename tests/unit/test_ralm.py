@@ -7,19 +7,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import with_rerank, with_retriever
-from method_runs import having, lines_of, run_of
+from method_runs import having, lines_of, parse, run_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra import Reader
-from pgra.commands.common import parse_run
 from pgra.core import ALONE, Example
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.lm.causal_lm import CausalLM
-from pgra.methods.ralm import (
-    LMClassifier,
-    PromptReader,
-    RalmArguments,
-)
+from pgra.methods.ralm import LMClassifier, PromptReader, RalmArguments
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.causal import CausalModule
 from pgra.reader.train import read_losses
@@ -33,11 +28,6 @@ QUERIES = [
     Example("c", {"text": "Red"}, "positive"),
 ]
 EVIDENCE = [["The sea is blue.", "Critics praised it."], [], ["A dull, lifeless story. " * 4]]
-
-
-@pytest.fixture(params=["gpt2", "llama", "opt"])
-def lm_dir(request, lm_dirs):
-    return lm_dirs[request.param]
 
 
 def reader_of(lm_dir, **changes):
@@ -193,16 +183,9 @@ def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, 
 # What is refused.
 
 
-def parse(*flags):
-    words = ["--task", "sst2", "--method", "ralm", "--output_dir", "x", "--device", "cpu", *flags]
-    return parse_run(words, prog="test", description="", epilog="")[0]
-
-
-def test_the_trainers_arguments_are_there_only_with_adapters(caplog):
-    assert "training" not in parse("--reader_lm", "x").sections
-    assert not parse("--max_steps", "3").trains
-    assert "--max_steps is of another method: it is not used" in caplog.text
-    lora = parse("--lora_rank", "4", "--max_steps", "3")
+def test_the_trainers_arguments_are_there_only_with_adapters():
+    assert not parse("--method", "ralm", "--max_steps", "3").trains
+    lora = parse("--method", "ralm", "--lora_rank", "4", "--max_steps", "3")
     assert (lora["training"].max_steps, lora["reader"].lora_rank) == (3, 4)
 
 

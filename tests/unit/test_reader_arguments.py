@@ -13,11 +13,7 @@ from pgra.config import parse_arguments
 from pgra.errors import ConfigError
 from pgra.lm.load import ready_device
 from pgra.methods.pgra import training_identity
-from pgra.reader.arguments import (
-    REFUSED,
-    ReaderTrainingArguments,
-    check_trainer,
-)
+from pgra.reader.arguments import REFUSED, ReaderTrainingArguments, check_trainer
 from pgra.reader.fields import NOT_DECIDING
 
 

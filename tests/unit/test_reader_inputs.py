@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from small_training import classifier_of, tokens
 
 from pgra.core import Example
-from pgra.data.tasks import load_task, task_names
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.batching import GroupCost, group_by_length, pack_segments
 from pgra.lm.load import find_model, load_tokenizer
@@ -29,11 +28,6 @@ TEMPLATE = "{text} It was <extra_id_0> ."
 VERBALIZER = Verbalizer({"negative": "terrible", "positive": "great"}, TEMPLATE)
 LONG = "The film is a warm and funny portrait of a family by the sea. " * 6
 SOME = settings(derandomize=True, deadline=None, max_examples=40)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(t5_dir):
-    return load_tokenizer(find_model(str(t5_dir)))
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +80,20 @@ def test_a_segments_tokens_are_those_of_its_whole_text(reader_dir, order, templa
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     limit=st.integers(20, 90),
     order=st.sampled_from(["query_first", "evidence_first"]),
+    template=st.sampled_from([TEMPLATE, "<extra_id_0> : {text}"]),
 )
 def test_evidence_is_cut_first_then_the_query_and_its_slot_never(
-    tokenizer, build, words, lengths, limit, order
+    tokenizer, build, words, lengths, limit, order, template
 ):
     text, evidence = " ".join(["sea"] * words), [" ".join(["town"] * n) for n in lengths]
-    (item,) = build([example(text)], [evidence], order=order, max_tokens=limit)
-    query = f"{text} It was <extra_id_0> ."
+    (item,) = build([example(text)], [evidence], template, order=order, max_tokens=limit)
+    query = template.format(text=text)
     query_fits = len(tokenizer(query).input_ids) <= limit
     texts = zip(shown(tokenizer, item), evidence, item.segments, strict=True)
     for segment, passage, ids in texts:
         parts = (query, passage) if order == "query_first" else (passage, query)
         fits = len(tokenizer(" ".join(parts)).input_ids) <= limit
-        assert "Itwas<extra_id_0>." in segment
+        assert template.format(text="").replace(" ", "") in segment
         assert (segment.count("sea") == words) == query_fits
         assert (segment.count("town") == len(passage.split())) == fits
         assert len(ids) <= limit
@@ -124,23 +119,6 @@ def test_what_cannot_be_built_is_refused(build):
         build([example()], [[]], "{texts} It was")
     with pytest.raises(DataError, match="'test-0' has label 'meh', the task knows: negative, pos"):
         build([example(label="meh")], [[]])
-
-
-@pytest.mark.parametrize("name", task_names())
-@pytest.mark.parametrize("order", ["query_first", "evidence_first"])
-def test_a_long_passage_takes_neither_the_query_nor_its_slot(tokenizer, name, order):
-    """Cut on the right, as the released code does, an evidence in front would take both."""
-    task = load_task(name)
-    query = Example("q", {field: f"A {field} by the sea." for field in task.inputs}, task.labels[0])
-    verbalizer = Verbalizer(task.verbalizer, task.reader_template)
-    layout = SegmentLayout(task.reader_template, order)
-    built = build_inputs([query], [["the garden " * 99]], tokenizer, verbalizer, layout=layout)
-    (segment,), text = built[0].segments, task.reader_template.format_map(query.fields)
-    behind = "" if order == "query_first" else " "
-    ids = tokenizer(behind + text, add_special_tokens=False).input_ids
-    place = 0 if order == "query_first" else len(segment) - 1 - len(ids)
-    assert segment[place : place + len(ids)].tolist() == ids
-    assert len(segment) == layout.max_tokens
 
 
 # Tokens, as a sequence and on disk.

@@ -3,13 +3,7 @@
 import json
 
 import pytest
-from small_training import (
-    log_lines,
-    make_inputs,
-    result_of,
-    script,
-    train_long,
-)
+from small_training import log_lines, make_inputs, result_of, script, train_long
 
 from pgra.reader.train import read_losses
 

@@ -73,19 +73,14 @@ def test_mcnemar_is_scipys_binomial_whatever_the_order_and_the_side(pairs, rando
     assert mcnemar(*zip(*alike, strict=True)) == p
 
 
-def test_holm_by_hand():
-    """Smallest times 4, next times 3, next times 2 but not below the one before, last as it is."""
+def test_holm_and_combined_p_values_by_hand():
+    # Smallest times 4, next times 3, next times 2 but not below the one before, last as it is.
     assert holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
     assert holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("p_values", "combined"),
-    [([0.3], 0.3), ([0.01, 0.5], 0.02), ([0.5, 0.02, 0.01], 0.03), ([0.9, 0.8, 0.7], 1.0)],
-)
-def test_several_p_values_become_the_lower_middle_times_seeds_over_its_place(p_values, combined):
-    assert combine_p(p_values) == pytest.approx(combined)
+    # Of several seeds the lower middle, times the seeds over its place.
+    several = [[0.3], [0.01, 0.5], [0.5, 0.02, 0.01], [0.9, 0.8, 0.7]]
+    assert [combine_p(one) for one in several] == pytest.approx([0.3, 0.02, 0.03, 1.0])
 
 
 parts_of = st.lists(st.integers(-9, 9), max_size=9)

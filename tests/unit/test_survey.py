@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import SENTENCES
+from small_index import World
 
-from pgra.config import CorpusArguments, RetrieverArguments
-from pgra.core import MISSING_ROW, Context, Example
-from pgra.data.corpus import open_corpus
+from pgra.core import MISSING_ROW, Example
 from pgra.errors import ArtifactError
-from pgra.retrieval import IndexRequest, open_retriever
+from pgra.retrieval import open_retriever
 from pgra.retrieval.base import candidates_fields, store_candidates
 from pgra.retrieval.survey import Survey, expect_distinct, trial_size
 
@@ -23,13 +22,8 @@ SPLITS = {
 
 
 @pytest.fixture
-def survey(tmp_path, corpus_file, encoder_dir):
-    context = Context(artifacts=tmp_path / "artifacts", device="cpu", progress=False)
-    request = IndexRequest(
-        args=RetrieverArguments(encoder=str(encoder_dir), num_candidates=3),
-        corpus=open_corpus(CorpusArguments(corpus=str(corpus_file)), context.artifacts),
-        context=context,
-    )
+def survey(tmp_path, encoder_dir):
+    request = World(tmp_path, encoder_dir).request(num_candidates=3)
     return Survey(request=request, task="sst2", splits=SPLITS)
 
 
@@ -91,11 +85,14 @@ def test_an_index_that_is_gone_is_built_again_whatever_is_stored(survey):
     assert survey.run().num_to_encode == len(SENTENCES)
 
 
-def test_given_no_time_nothing_is_searched(survey):
+def test_without_time_nothing_is_searched_and_an_approximate_index_is_only_tried(survey):
     found = replace(survey, seconds=0).run()
     # 4 queries, each with 3 of 12: a passage is left out with (3/4)^4.
     assert found.num_texts == round(12 * (1 - 0.75**4)) == 8
     assert (found.basis, len(found.rows), found.seconds) == ("guessed", 12, None)
+    tried = having(survey, index_factory="HNSW4").run()
+    assert tried.basis == "trial"
+    assert 0 < tried.num_texts <= 12
 
 
 def test_given_little_time_a_part_of_the_queries_stands_for_all(survey):
@@ -109,13 +106,7 @@ def test_given_little_time_a_part_of_the_queries_stands_for_all(survey):
     assert survey.run().basis == "searched"
 
 
-def test_an_approximate_index_is_only_tried_not_counted(survey):
-    found = having(survey, index_factory="HNSW4").run()
-    assert found.basis == "trial"
-    assert 0 < found.num_texts <= 12
-
-
-def test_a_given_index_of_something_else_is_refused(survey, tmp_path, corpus_file):
+def test_a_given_index_of_something_else_is_refused(survey, tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(ArtifactError, match="has no manifest.json"):
         having(survey, index_dir=str(tmp_path / "other")).run()
@@ -129,8 +120,6 @@ def test_a_given_index_of_something_else_is_refused(survey, tmp_path, corpus_fil
 
 def test_a_trial_shrinks_passages_and_candidates_alike():
     assert trial_size(1000, 20, 5000) == (1000, 20)
-    assert trial_size(1000, 20, 500) == (500, 10)
-    assert trial_size(1000, 20, 130) == (100, 2)
     assert trial_size(1_000_000, 150, 16384) == (13333, 2)
     assert trial_size(1_000_000, 20, 16384) == (0, 0)  # one candidate needs 50,000
 

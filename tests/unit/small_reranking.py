@@ -1,0 +1,30 @@
+"""A prompt, training examples, queries and candidates, for the tests of rerankers."""
+
+from functools import cache
+
+import numpy as np
+from transformers import AutoModel, AutoTokenizer
+
+from pgra.core import Candidates, Example
+from pgra.prompts.template import PromptTemplate
+
+TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
+WORDS = {"negative": "negative", "positive": "positive"}
+TRAIN = [
+    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
+    for i, label in enumerate(["negative", "positive"] * 6)
+]
+TWO = [Example(f"test-{i}", {"text": text}) for i, text in enumerate(["A warm film.", "Dull!"])]
+QUERIES = [*TWO, TRAIN[3]]
+ROWS = np.array([[3, 0, 7, 11], [2, 5, 0, -1], [1, 0, 9, 4]])
+
+
+def run(reranker, queries=QUERIES, rows=ROWS):
+    """Rerank candidates without scores; give what was found and what was done for it."""
+    work = reranker.prepare(queries, rows)
+    return reranker.rerank(queries, Candidates(rows, np.zeros(rows.shape, np.float32))), work
+
+
+@cache
+def plain_lm(lm_dir):
+    return AutoModel.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)
