@@ -205,6 +205,7 @@ def test_its_evidence_is_measured_beside_chance_and_the_first_stages(bench, tmp_
         ({"reranker": "pgra.rerank.bank:Bank"}, "is no subclass of pgra.rerank.Reranker"),
         ({"cross_encoder": "x"}, "--cross_encoder is an argument of --reranker cross-encoder: add"),
         ({"reranker": "toys:ByLength", "stride": 1}, "unknown argument '--stride'"),
+        ({"reranker": "toys:ByLength", "retriever": "exhaustive"}, "searches by the LM's states"),
     ],
 )
 def test_a_mistake_is_one_line(bench, change, message):
