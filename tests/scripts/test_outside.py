@@ -90,6 +90,32 @@ def test_a_similarity_and_a_selector_and_a_metric(bench):
         assert [e["id"] for e in line["exemplars"]] == ["train-39", "train-38"]
 
 
+def test_each_is_a_point_of_a_grid_whose_runs_are_planned_measured_and_asked(bench):
+    base = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in bench.flags.items()
+    }
+    points = {
+        "halves": {"retriever": "toys:Stride", "stride": 2, "similarity": "toys:Halves"},
+        "length": {"reranker": "toys:ByLength", "shortest": True},
+        "last": {"exemplars": "toys:LastFirst"},
+    }
+    grid = {"base": base, "points": [{"name": n, **p} for n, p in points.items()], "seeds": [0]}
+    path, runs = bench.root / "all.yaml", bench.root / "all"
+    path.write_text(yaml.safe_dump(grid))
+    told = pgra("ablate", path, "--output_dir", runs, "--artifacts_dir", bench.artifacts).out
+    assert all(name in told for name in points)
+    for name, point in points.items():
+        pgra("plan", *words_of(bench, *STAGES, **point))
+        run = runs / name / "seed-0"
+        metrics = read_json(run / "metrics.json")["metrics"]
+        pgra("evaluate", "--run", run)
+        assert read_json(run / "metrics.json")["metrics"] == metrics
+        asked = json.loads(pgra("predict", "A warm film.", "--run", run, "--json").out)
+        assert len(asked["evidence"]) == bench.flags["num_evidence"]
+    assert all(name in pgra("report", runs).out for name in points)
+
+
 @pytest.mark.parametrize("name", ["toys:OneLabel", "one-label"])
 def test_a_method_runs_is_measured_reported_ablated_and_asked(bench, name):
     train = ["train", "--method", name, *words_of(bench)]
