@@ -32,13 +32,14 @@ from torch import Tensor
 
 from pgra.cli import run
 from pgra.commands.common import say
-from pgra.config import CorpusArguments
+from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import Candidates, Context, Example, Rows
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Advance, Bank
+from pgra.rerank.base import RerankRequest
 from pgra.rerank.prompted import PromptedReranker, query_key
 from pgra.rerank.similarity import find_similarity, score_candidates
 
@@ -81,14 +82,20 @@ def measure_lm(args: argparse.Namespace) -> dict[str, float]:
         lm = CausalLM.from_name(args.lm, device=args.device)
         encoder = PromptedEncoder(lm, prompt)
         encoder.encode(corpus.texts(range(8)))  # the weights, the prefix and its check
-        figures = time_rerank(encoder, corpus, artifacts, queries=queries, candidates=candidates)
+        request = RerankRequest(
+            args=RerankArguments(),
+            prompt=prompt,
+            corpus=corpus,
+            context=Context(artifacts=artifacts),
+        )
+        figures = time_rerank(request, encoder, queries, candidates=candidates)
         say(
             f"{args.lm}, {lm.dtype}, on {lm.device}: {figures['texts_read']:.0f} texts read once "
             f"in {figures['fill_seconds']:.1f} s, {candidates.rows.size} pairs reranked from the "
             f"bank in {figures['rerank_seconds']:.3f} s ({figures['rerank_share_of_fill']:.2%} of "
             f"it); a second run reads {figures['second_run_texts_read']:.0f} texts"
         )
-        filled = PromptedReranker(encoder, corpus, Context(artifacts=artifacts))
+        filled = PromptedReranker(request, encoder)
         return figures | compare_dtypes(filled, artifacts, queries, candidates=candidates)
 
 
@@ -102,18 +109,17 @@ def find_candidates(queries: list[Example], corpus: Corpus) -> Candidates:
 
 
 def time_rerank(
+    request: RerankRequest,
     encoder: PromptedEncoder,
-    corpus: Corpus,
-    artifacts: Path,
-    *,
     queries: list[Example],
+    *,
     candidates: Candidates,
 ) -> dict[str, float]:
     """Time the fill, and the rerank by who opens the bank anew."""
-    first = PromptedReranker(encoder, corpus, Context(artifacts=artifacts))
+    first = PromptedReranker(request, encoder)
     work = first.prepare(queries, candidates.rows)
     start = time.perf_counter()
-    again = PromptedReranker(encoder, corpus, Context(artifacts=artifacts))
+    again = PromptedReranker(request, encoder)
     second = again.prepare(queries, candidates.rows)
     again.rerank(queries, candidates)
     seconds = time.perf_counter() - start

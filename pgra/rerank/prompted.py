@@ -17,15 +17,13 @@ import numpy as np
 from pgra.artifacts import artifact_dir
 from pgra.config import Arguments as _Arguments
 from pgra.config import RerankArguments
-from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
-from pgra.data.corpus import Corpus
+from pgra.core import MISSING_ROW, Candidates, Example, Json, Rows, Scores
 from pgra.lm.cost import LmShape, foresee_prompts
 from pgra.lm.load import batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.base import (
     Cost,
-    Reference,
     Reranker,
     RerankRequest,
     ScoringReranker,
@@ -58,47 +56,35 @@ class PromptedReranker(ScoringReranker):
         shard_rows: Texts in one shard of a bank.
     """
 
-    def __init__(
-        self,
-        encoder: PromptedEncoder,
-        corpus: Corpus,
-        context: Context,
-        args: RerankArguments | None = None,
-        *,
-        reference: Reference = Reference(),  # noqa: B008 (frozen)
-    ) -> None:
-        """Open the banks of an LM, a prompt and a corpus.
+    def __init__(self, request: RerankRequest, encoder: PromptedEncoder) -> None:
+        """Open the banks of an LM, a prompt and a corpus; queries' states stay as they come.
 
         Args:
-            encoder: Gives the states.
-            corpus: What rows stand for.
-            context: Where banks are kept, and who shares the work.
-            args: Similarity, and what banks hold; None has their defaults. Queries' states always
-                stay as they come: they are few.
-            reference: What the task gives a similarity that is fitted.
+            request: Which similarity, what banks hold, and where they are kept.
+            encoder: The LM under the prompt; gives the states.
 
         Raises:
             ArtifactError: If a bank is damaged.
             ConfigError: If the similarity cannot be fitted.
         """
-        args, name = args or RerankArguments(), bank_name(encoder.lm.source.name)
+        args, name = request.args, bank_name(encoder.lm.source.name)
         self.encoder = self.counter = encoder
-        self.corpus, self.context, self._full = corpus, context, args.bank == "full"
+        self.corpus, self.context, self._full = request.corpus, request.context, args.bank == "full"
         self.shard_rows = batch_budget(args.bank_shard_rows, encoder.lm.device)
         as_they_come = args.bank_dtype in ("auto", dtype_name(encoder.lm.dtype))
         self._dtype = "auto" if as_they_come else args.bank_dtype
-        fields = {**encoder.fingerprint, **corpus.fingerprint, "bank_dtype": self._dtype}
-        home = context.artifacts / "banks"
+        fields = {**encoder.fingerprint, **self.corpus.fingerprint, "bank_dtype": self._dtype}
+        home = self.context.artifacts / "banks"
         self.bank = Bank(artifact_dir(home, name, fields), fields, dtype=self._dtype)
         fields = {**encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
         self.query_bank = Bank(artifact_dir(home, f"{name}-queries", fields), fields)
         self.fitting = Fitting(
             args.similarity,
             encoder,
-            reference,
-            num_rows=len(corpus),
+            request.reference,
+            num_rows=len(self.corpus),
             made_of={**self.bank.fingerprint, "reranker": "prompted"},
-            home=context.artifacts / "similarities" / name,
+            home=self.context.artifacts / "similarities" / name,
         )
 
     @classmethod
@@ -111,22 +97,16 @@ class PromptedReranker(ScoringReranker):
             ArtifactError: If a bank is damaged.
             ModelError: If the LM cannot be used.
         """
-        args, corpus, context = request.args, request.corpus, request.context
+        args, prompt = request.args, request.prompt
         if args.per_query:
             return NeighborReranker(request)
         with_head = find_similarity(args.similarity).reads_words
-        first = PromptedEncoder.open(args, request.prompt, context.device, with_head=with_head)
-        encoders = [first, *(first.under(other) for other in request.prompt.others)]
-        members = [
-            cls(
-                encoder,
-                corpus,
-                context,
-                args,
-                reference=request.reference.of_prefix(index, len(encoders)),
-            )
-            for index, encoder in enumerate(encoders)
-        ]
+        first = PromptedEncoder.open(args, prompt, request.context.device, with_head=with_head)
+        encoders = [first, *map(first.under, prompt.others)]
+        members = []
+        for index, encoder in enumerate(encoders):
+            reference = request.reference.of_prefix(index, len(encoders))
+            members.append(cls(replace(request, reference=reference), encoder))
         return members[0] if len(members) == 1 else AveragedReranker(members)
 
     @classmethod

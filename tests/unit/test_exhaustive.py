@@ -14,6 +14,7 @@ from pgra.data.corpus import open_corpus
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
+from pgra.rerank.base import RerankRequest
 from pgra.rerank.exhaustive import ExhaustiveSearch
 from pgra.rerank.prompted import PromptedReranker, query_key
 from pgra.retrieval.faiss import nearest_in_blocks
@@ -36,8 +37,9 @@ def make_search(lm_dirs, tmp_path, texts, *, similarity="dot", factory="Flat"):
     prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=2)
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["gpt2"]), device="cpu"), prompt)
     args = RerankArguments(similarity=similarity, bank_shard_rows=64)
-    reranker = PromptedReranker(encoder, corpus, Context(artifacts=tmp_path), args)
-    return ExhaustiveSearch(reranker, factory=factory)
+    context = Context(artifacts=tmp_path)
+    request = RerankRequest(args=args, prompt=prompt, corpus=corpus, context=context)
+    return ExhaustiveSearch(PromptedReranker(request, encoder), factory=factory)
 
 
 def put(bank, keys, states, shard_rows=64):

@@ -14,6 +14,7 @@ from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank import Reference
+from pgra.rerank.base import RerankRequest
 from pgra.rerank.prompted import PromptedReranker
 
 FITTED = ["label_words", "whitened", "whitened_cosine"]
@@ -33,13 +34,14 @@ def start(lm_dirs, corpus, tmp_path):
     def start(similarity, where="banks", *, train=TRAIN[4:], words=WORDS, made=None, **kwargs):
         prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=4)
         lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="float32", with_head=True)
-        return PromptedReranker(
-            PromptedEncoder(lm, prompt),
-            corpus,
-            Context(artifacts=tmp_path / where),
-            RerankArguments(similarity=similarity, bank_shard_rows=5, **kwargs),
+        request = RerankRequest(
+            args=RerankArguments(similarity=similarity, bank_shard_rows=5, **kwargs),
+            prompt=prompt,
+            corpus=corpus,
+            context=Context(artifacts=tmp_path / where),
             reference=Reference(train, words, made),
         )
+        return PromptedReranker(request, PromptedEncoder(lm, prompt))
 
     return start
 

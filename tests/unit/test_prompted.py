@@ -13,6 +13,7 @@ from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.template import PromptTemplate
+from pgra.rerank.base import RerankRequest
 from pgra.rerank.prompted import PromptedReranker
 
 CANDIDATES = [[3, 0, 3, -1, 1], [2, 5, 0, 7, 10]]  # a passage twice, one missing
@@ -28,7 +29,9 @@ def open_one(lm_dirs, corpus, tmp_path):
         prompt = build_prompt(template, TRAIN, WORDS, num_exemplars=shots, seed=seed)
         encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs[lm]), dtype=dtype), prompt)
         args = RerankArguments(bank_shard_rows=5, **how)
-        return PromptedReranker(encoder, where, Context(artifacts=tmp_path), args)
+        context = Context(artifacts=tmp_path)
+        request = RerankRequest(args=args, prompt=prompt, corpus=where, context=context)
+        return PromptedReranker(request, encoder)
 
     return open_one
 
