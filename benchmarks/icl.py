@@ -51,7 +51,7 @@ from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.data.examples import load_splits
 from pgra.data.references import load_references
-from pgra.data.tasks import generation_task_names, load_generation_task, load_task
+from pgra.data.tasks import GenerationTask, Task
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import LmShape
 from pgra.lm.kernels import attend_in_blocks
@@ -154,12 +154,12 @@ def read_data(args: argparse.Namespace) -> Data:
         max_train_samples=args.max_pool,
         max_test_samples=args.num_queries,
     )
-    if args.task in generation_task_names():
-        task = load_generation_task(args.task)
+    if args.task in GenerationTask.names():
+        task = GenerationTask.load(args.task)
         found = load_references(task, chosen)
         pool, queries = ([one.example for one in part] for part in found)
         return Data(task.frame, pool, queries, task.max_new_tokens)
-    labelled = load_task(args.task)
+    labelled = Task.load(args.task)
     splits = load_splits(labelled, chosen)
     slots = " ".join(f"{{{name}}}" for name in labelled.inputs)
     return Data(f"Sentence: {slots} Label:", splits.train, splits.test, 10)

@@ -51,7 +51,7 @@ from pgra.config import CorpusArguments, DataArguments, RetrieverArguments
 from pgra.core import Context
 from pgra.data.corpus import open_corpus
 from pgra.data.examples import load_splits
-from pgra.data.tasks import load_task
+from pgra.data.tasks import Task
 from pgra.lm.load import choose_device
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
@@ -129,7 +129,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def read_examples(args: argparse.Namespace) -> Reading:
     """Read labelled queries, and find evidence for them."""
-    task = load_task(args.task)
+    task = Task.load(args.task)
     most = max(args.num_examples, (args.steps + 1) * args.batch_size)
     data = DataArguments(task=args.task, dataset_name=args.dataset_name, max_train_samples=most)
     examples = load_splits(task, data).train

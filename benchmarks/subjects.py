@@ -9,7 +9,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from pgra.config import DataArguments, choose
 from pgra.data.examples import Splits, load_splits
-from pgra.data.tasks import load_task
+from pgra.data.tasks import Task
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_config, load_pretrained, load_tokenizer
@@ -34,7 +34,7 @@ def read_reviews(
     *, exemplar_seed: int = 0, max_train_samples: int | None = None
 ) -> tuple[Splits, FewShotPrompt]:
     """Give the splits of a task with bundled data, and its prompt of 8 exemplars."""
-    task = load_task("rotten-tomatoes")
+    task = Task.load("rotten-tomatoes")
     data = DataArguments(
         task=task.name,
         dataset_name="bundled:rotten-tomatoes",

@@ -13,7 +13,7 @@ from pgra.config import (
 from pgra.core import Candidates, Context, Example, Prediction
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import Splits, load_splits
-from pgra.data.tasks import Task, load_task
+from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
 from pgra.exemplars.prompt import build_prompt
@@ -72,7 +72,6 @@ __all__ = [
     "build_prompt",
     "evaluate_run",
     "load_splits",
-    "load_task",
     "open_corpus",
     "open_reranker",
     "open_retriever",

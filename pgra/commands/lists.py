@@ -9,14 +9,7 @@ from typing import Any
 
 from pgra.commands.common import about
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled
-from pgra.data.tasks import (
-    GenerationTask,
-    Task,
-    generation_task_names,
-    load_generation_task,
-    load_task,
-    task_names,
-)
+from pgra.data.tasks import GenerationTask, Task
 
 _WIDTH = 100
 
@@ -32,13 +25,13 @@ def data(argv: Sequence[str] | None = None) -> int:
     _parse_help_only(argv, data)
     _show(
         "tasks, for --task:",
-        (_task_lines(load_task(name)) for name in task_names()),
+        (_task_lines(Task.load(name)) for name in Task.names()),
         "Any task takes --train_file, --validation_file and --test_file (jsonl, csv or tsv with "
         "its inputs and 'label'). A new task is one YAML: give its path to --task.",
     )
     _show(
         "\ntasks whose answers are written, for pgra icl:",
-        (_task_lines(load_generation_task(name)) for name in generation_task_names()),
+        (_task_lines(GenerationTask.load(name)) for name in GenerationTask.names()),
         "They take --train_file and --test_file (jsonl). A new one is one YAML too.",
     )
     _show(

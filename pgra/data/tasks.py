@@ -6,7 +6,7 @@ A YAML's keys are the fields of `Task` or `GenerationTask`; its name is the file
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pgra.config import at_least, choose, find_class, find_yaml, from_yaml, list_yamls
 from pgra.errors import ConfigError
@@ -59,6 +59,7 @@ class _Sourced:
     """What all tasks have.
 
     Attributes:
+        folder: Of `configs`, where the shipped ones are.
         target: What a row has besides its inputs: "label" or "answers".
         file_kinds: Which files of rows are read.
         name: The YAML's name.
@@ -69,6 +70,7 @@ class _Sourced:
         sizes: Rows the usual splits have; empty where unknown.
     """
 
+    folder: ClassVar[str]
     target: ClassVar[str]
     file_kinds: ClassVar[Sequence[str]]
     name: str
@@ -99,6 +101,22 @@ class _Sourced:
             if len(set(source.splits.values())) < len(source.splits):
                 raise ConfigError(f"{name}.splits uses one split twice: {dict(source.splits)}")
 
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the names of the shipped ones."""
+        return list_yamls(cls.folder)
+
+    @classmethod
+    def load(cls, name_or_path: str) -> Self:
+        """Read a task by the name of a shipped one, or from a path that ends in .yaml.
+
+        Raises:
+            ConfigError: If there is no such task, or its YAML has an unknown key, lacks one, or
+                contradicts itself.
+        """
+        path = find_yaml("task", cls.folder, name_or_path)
+        return from_yaml(cls, path, name=path.stem)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task(_Sourced):
@@ -115,6 +133,7 @@ class Task(_Sourced):
         ignored_labels: Labels of the data that the task does without: their rows are left out.
     """
 
+    folder = "tasks"
     target = LABEL
     file_kinds = ("jsonl", "csv", "tsv")
     inputs: tuple[str, ...] = ("text",)
@@ -184,6 +203,7 @@ class GenerationTask(_Sourced):
         stop: Where an answer ends.
     """
 
+    folder = "generation"
     target = ANSWERS
     file_kinds = ("jsonl",)
     kind: Literal["question", "totto", "fetaqa"]
@@ -230,30 +250,3 @@ def check_slots(key: str, template: str, inputs: Sequence[str]) -> list[str]:
     if not names:
         raise ConfigError(f"{key} holds no field; put {{{inputs[0]}}} into it")
     return names
-
-
-def task_names() -> list[str]:
-    """Return the names of the shipped tasks."""
-    return list_yamls("tasks")
-
-
-def generation_task_names() -> list[str]:
-    """Return the names of the shipped tasks whose answers are written."""
-    return list_yamls("generation")
-
-
-def load_task(name_or_path: str) -> Task:
-    """Read a task by its name in `configs/tasks`, or from a path that ends in .yaml.
-
-    Raises:
-        ConfigError: If there is no such task, or its YAML has an unknown key, lacks one, or
-            contradicts itself.
-    """
-    path = find_yaml("task", "tasks", name_or_path)
-    return from_yaml(Task, path, name=path.stem)
-
-
-def load_generation_task(name_or_path: str) -> GenerationTask:
-    """Read a task by its name in `configs/generation`, or from a path; see `load_task`."""
-    path = find_yaml("task of generation", "generation", name_or_path)
-    return from_yaml(GenerationTask, path, name=path.stem)

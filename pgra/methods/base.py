@@ -28,7 +28,7 @@ from pgra.config import (
 from pgra.core import Context, Example, Json, Prediction
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import load_splits
-from pgra.data.tasks import GenerationTask, Task, load_task
+from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError
 from pgra.report.results import EvidenceLine
 from pgra.rerank import RERANKERS, find_reranker
@@ -76,7 +76,7 @@ class TaskData:
             ConfigError: If no task is named, or there is none of that name.
             DataError: If the data cannot be read.
         """
-        task = load_task(task_name(args))
+        task = Task.load(task_name(args))
         splits = load_splits(task, args.data)
         return cls(task, splits.train, splits.dev, splits.test, splits.notes)
 

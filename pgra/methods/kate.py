@@ -25,14 +25,7 @@ from pgra.config import Arguments, RerankArguments, RunArguments, arg, choose, r
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.data.examples import load_pool
 from pgra.data.references import Reference, load_references
-from pgra.data.tasks import (
-    GenerationTask,
-    Task,
-    generation_task_names,
-    load_generation_task,
-    load_task,
-    task_names,
-)
+from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError
 from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
@@ -151,11 +144,10 @@ def load_any_task(name: str) -> Task | GenerationTask:
     """
     if Path(name).suffix in (".yaml", ".yml"):
         is_written = "kind" in read_yaml(Path(name))
-        return load_generation_task(name) if is_written else load_task(name)
-    if name in generation_task_names():
-        return load_generation_task(name)
-    choose("task", name, [*task_names(), *generation_task_names()])
-    return load_task(name)
+    else:
+        choose("task", name, [*Task.names(), *GenerationTask.names()])
+        is_written = name in GenerationTask.names()
+    return GenerationTask.load(name) if is_written else Task.load(name)
 
 
 @dataclass(frozen=True)

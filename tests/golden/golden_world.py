@@ -59,7 +59,7 @@ def _states(kind: str) -> dict[str, object]:
     """Give the states h(x) of a few texts under a prompt, and under two prefixes."""
     import pgra
 
-    task = pgra.load_task("reviews.yaml")
+    task = pgra.Task.load("reviews.yaml")
     files = pgra.DataArguments(
         task="reviews.yaml", train_file="train.jsonl", test_file="test.jsonl"
     )

@@ -22,7 +22,7 @@ from pgra.config import (
     read_yaml,
     rules,
 )
-from pgra.data.tasks import load_task, task_names
+from pgra.data.tasks import Task
 from pgra.encoders.encoder import POOLINGS
 from pgra.errors import ConfigError
 from pgra.exemplars import SELECTORS
@@ -165,7 +165,7 @@ def test_a_profile_and_an_experiment_give_their_values(name):
 
 def test_the_official_template_fits_every_task_with_one_text():
     template = read_yaml(CONFIGS["official"])["reader_template"]
-    for task in map(load_task, task_names()):
+    for task in map(Task.load, Task.names()):
         if len(task.inputs) == 1:
             check_template(template, task.inputs)
 

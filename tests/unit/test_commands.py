@@ -8,7 +8,7 @@ import pytest
 
 from pgra.cli import main
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
-from pgra.data.tasks import task_names
+from pgra.data.tasks import Task
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_models_and_data_tell_what_is_bundled_and_every_task(say):
         for item in table.values():
             assert f"bundled:{item.name} {item.kind}: {item.about}" in told
             assert f"licence: {item.licence}" in told
-    assert all(f" {name} " in data for name in task_names())
+    assert all(f" {name} " in data for name in Task.names())
 
 
 def test_rerank_finds_a_sentence_by_itself_in_both_stages(rerank_flags, say):

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pgra.config import DataArguments
 from pgra.core import Example
 from pgra.data.examples import draw_shots, load_pool, load_splits, open_split, read_split
-from pgra.data.tasks import load_task
+from pgra.data.tasks import Task
 from pgra.errors import DataError
 
-TASK = load_task("mr")
+TASK = Task.load("mr")
 LABELS = TASK.labels
 MINE = "labels: [n, y]\nprompt: '{text}'\nreader_template: '{text}'\nverbalizer: {n: b, y: g}\n"
 few = settings(derandomize=True, deadline=None, max_examples=15)
@@ -73,7 +73,7 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
 def test_quote_marks_of_a_tsv_stay_and_labels_may_be_numbers(tmp_path):
     rows = ['"fine" and "warm"\thuman\t"x ""y"" z"', '"all of it"\t3\t-', "a\t number \t-"]
     (tmp_path / "x.tsv").write_text("\n".join(["text\tlabel\tnote", *rows]))
-    found = read(tmp_path / "x.tsv", task=load_task("trec"))
+    found = read(tmp_path / "x.tsv", task=Task.load("trec"))
     assert [e.text for e in found] == ['"fine" and "warm"', '"all of it"', "a"]
     assert labels_of(found) == ["human", "human", "number"]
 
@@ -115,7 +115,7 @@ def test_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
     write_jsonl(home / "train.jsonl", rows)
     write_jsonl(home / "validation.jsonl", rows[:4])
     for folder in (tmp_path, home):
-        splits = load_splits(load_task("sst2"), DataArguments(dataset_name=str(folder)))
+        splits = load_splits(Task.load("sst2"), DataArguments(dataset_name=str(folder)))
         assert len(splits.test) == 4  # SST-2 is reported on its validation set, which is not dev
         assert all(e.id.startswith("train-") for e in splits.dev)
     assert "has 10 rows, the papers' train split of sst2 has 6920" in caplog.text
@@ -125,7 +125,7 @@ def test_a_task_of_ones_own_uses_a_folders_validation_split_as_dev(tmp_path):
     (tmp_path / "mine.yaml").write_text(MINE)
     for split, count in {"train": 6, "validation": 3, "test": 2}.items():
         write_jsonl(tmp_path / f"{split}.jsonl", [GOOD, {"text": "b", "label": 1}] * count)
-    mine, args = load_task(str(tmp_path / "mine.yaml")), DataArguments(dataset_name=str(tmp_path))
+    mine, args = Task.load(str(tmp_path / "mine.yaml")), DataArguments(dataset_name=str(tmp_path))
     splits = load_splits(mine, args)
     assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [12, 6, 4]
     one = DataArguments(train_file=str(tmp_path / "train.jsonl"))
@@ -143,7 +143,7 @@ def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder)
     rows = {"text": ["What is NATO ?", "Who ?"], "coarse_label": [0, 3], "label": [0, 1]}
     data["test"] = Dataset.from_dict(rows)
-    task = load_task("trec")
+    task = Task.load("trec")
     assert labels_of(read("CogComp/trec", task=task)) == ["abbreviation", "human"]
     assert task.labels[0] == "description"  # read by our own order, both would be wrong
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["positive", "negative"]))
@@ -206,7 +206,7 @@ def test_fevers_own_files_are_read_without_claims_that_have_no_verdict(tmp_path)
     claims = [{"claim": f"It is {i}.", "label": label} for i, label in enumerate(labels)]
     write_jsonl(tmp_path / "train.jsonl", claims * 5)
     write_jsonl(tmp_path / "shared_task_dev.jsonl", claims)
-    splits = load_splits(load_task("fever"), DataArguments(dataset_name=str(tmp_path)))
+    splits = load_splits(Task.load("fever"), DataArguments(dataset_name=str(tmp_path)))
     assert ids(splits.test) == ["test-0", "test-1", "test-3"]  # its row, though one is left out
     assert len(splits.train) + len(splits.dev) == 15
     assert splits.notes["ignored_rows"] == {"train": 5, "test": 1}

@@ -10,7 +10,7 @@ from conftest import write_jsonl
 from pgra.config import DataArguments
 from pgra.data.examples import open_file
 from pgra.data.references import load_references, read_references
-from pgra.data.tasks import load_generation_task
+from pgra.data.tasks import GenerationTask
 from pgra.errors import DataError
 from pgra.report.text_metrics import measure_written
 
@@ -47,7 +47,7 @@ FETAQA = {
 
 def read(tmp_path, name, *rows, **changes):
     path = write_jsonl(tmp_path / "rows.jsonl", list(rows))
-    task = replace(load_generation_task(name), **changes)
+    task = replace(GenerationTask.load(name), **changes)
     return read_references(task, open_file(task, path), "test")
 
 
@@ -93,7 +93,7 @@ def test_a_local_folder_gives_pool_and_queries(tmp_path):
     rows = [{"question": f"who is {i}?", "answers": [str(i)]} for i in range(9)]
     write_jsonl(tmp_path / "train.jsonl", rows)
     (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(json.dumps(rows[0]).encode()))
-    task = load_generation_task("webquestions")
+    task = GenerationTask.load("webquestions")
     args = DataArguments(dataset_name=str(tmp_path), max_train_samples=5)
     first, second = (load_references(task, replace(args, split_seed=seed)) for seed in (0, 1))
     assert [len(part) for part in first] == [5, 1]
@@ -121,7 +121,7 @@ def test_a_bad_row_is_told_with_its_place(tmp_path, name, row, message):
 
 def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     found = read(tmp_path, "totto", TOTTO, {**TOTTO, "overlap_subset": False})
-    task = load_generation_task("totto")
+    task = GenerationTask.load("totto")
     told = measure_written(task, [" He scored 9.9 and 3.3.", "xyz"], found)
     assert list(told.values)[:2] == ["bleu", "parent"]
     assert told.values["overlap/bleu"] == pytest.approx(1)
@@ -129,5 +129,5 @@ def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     assert told.each["parent"] == pytest.approx([told.values["overlap/parent"], 0])
     assert told.values["parent"] == pytest.approx(told.values["overlap/parent"] / 2)
     asked = read(tmp_path, "webquestions", {"question": "who?", "answers": ["Ann"]})
-    right = measure_written(load_generation_task("webquestions"), ["the Ann."], asked)
+    right = measure_written(GenerationTask.load("webquestions"), ["the Ann."], asked)
     assert (right.values, right.each) == ({"exact_match": 1.0}, {"exact_match": [1.0]})

@@ -15,7 +15,7 @@ from loopback import BOT, LoopbackHub, Repo, commit_of, point_client
 from pgra.config import CorpusArguments
 from pgra.data.corpus import open_corpus
 from pgra.data.examples import open_split, read_split
-from pgra.data.tasks import load_task
+from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import PgraError
 from pgra.lm import load
@@ -217,7 +217,7 @@ def ask_corpus(name, folder):
 
 
 def ask_task(name):
-    task = load_task(name)
+    task = Task.load(name)
     rows = read_split(task, open_split(task, task.hub.id, "test"), "test")
     return [(example.text, example.label) for example in rows.examples]
 

@@ -13,7 +13,7 @@ from conftest import SENTENCES, with_rerank, write_jsonl
 
 from pgra.config import DataArguments, config_root, read_yaml
 from pgra.core import ALONE, Context
-from pgra.data.tasks import load_task
+from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
@@ -25,7 +25,7 @@ PASSAGE = "Red apples grow."
 
 
 def test_a_pair_is_shown_in_two_lines_and_a_passage_alone():
-    template = prompt_template(load_task("rte"))
+    template = prompt_template(Task.load("rte"))
     pair = {"sentence1": "The boats came home.", "sentence2": "The sea was calm."}
     question, *lines = template.render(pair).split("\n")
     assert question.endswith("?")
@@ -47,7 +47,7 @@ def pair_args(args, tmp_path):
 
 
 def test_the_official_template_is_refused_for_a_pair(pair_args):
-    task = load_task("rte")
+    task = Task.load("rte")
     one_text = read_yaml(config_root() / "profiles" / "official.yaml")["reader_template"]
     reader = replace(pair_args.reader, reader_template=one_text)
     own = re.escape("--reader_template '{sentence1} ? <extra_id_0> , {sentence2}'")

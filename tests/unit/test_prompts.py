@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.core import Example
-from pgra.data.tasks import load_task, task_names
+from pgra.data.tasks import Task
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars.prompt import build_prompt
 from pgra.exemplars.selection import vote
@@ -61,7 +61,7 @@ def test_official_takes_the_first_in_the_file_under_a_cap():
 
 
 def test_kates_prompts_are_those_of_its_table_11():
-    written = task_format(load_task("sst2"), "kate").write(SHOWN, {"text": "Red apples."})
+    written = task_format(Task.load("sst2"), "kate").write(SHOWN, {"text": "Red apples."})
     assert written == (
         "Sentence: A warm film. Label: Positive\n\nSentence: Dull, long. Label: Negative\n\n"
         "Sentence: Red apples. Label:"
@@ -72,7 +72,7 @@ def test_kates_prompts_are_those_of_its_table_11():
 
 
 LABELS_OF_PAIRS = ["equivalent", "not_equivalent"]
-FIELDS = {name: task_format(load_task("mrpc"), name) for name in FORMATS}
+FIELDS = {name: task_format(Task.load("mrpc"), name) for name in FORMATS}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -98,8 +98,8 @@ def test_any_texts_make_blocks_that_a_blank_line_parts(name, shown, query):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_label_has_a_word_that_begins_no_other(name):
-    for task in task_names():
-        words = answer_words(task_format(load_task(task), name).words)
+    for task in Task.names():
+        words = answer_words(task_format(Task.load(task), name).words)
         assert len(set(words)) == len(words)
         assert all(word.startswith(" ") for word in words)
     with pytest.raises(ConfigError, match=r"'un' \(a\) begins 'undone' \(b\)"):

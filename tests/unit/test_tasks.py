@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.config import from_yaml
-from pgra.data.tasks import generation_task_names, load_generation_task, load_task, task_names
+from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError
 
 MINIMAL = {
@@ -25,17 +25,17 @@ MINIMAL = {
 PAPERS = ["cola", "cr", "mpqa", "mr", "sst2", "sst5", "subj", "trec"]
 
 
-@pytest.mark.parametrize("name", generation_task_names())
+@pytest.mark.parametrize("name", GenerationTask.names())
 def test_every_shipped_task_of_written_answers_is_sound(name):
-    task = load_generation_task(name)
+    task = GenerationTask.load(name)
     shown = task.frame.format_map({field: "X" for field in task.inputs})
     assert shown in ("Q: X\nA:", "Table: X Sentence:")
     assert task.hub is not None
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", Task.names())
 def test_every_shipped_task_is_whole(name):
-    task = load_task(name)
+    task = Task.load(name)
     assert task.name == name
     assert set(task.verbalizer) == set(task.prompt_words) == set(task.labels)
     assert {f for _, f, _, _ in string.Formatter().parse(task.prompt) if f} == set(task.inputs)
@@ -74,8 +74,8 @@ BAD_WRITTEN = {
 @pytest.mark.parametrize(
     ("load", "whole", "change", "message"),
     [
-        *((load_task, MINIMAL, change, message) for message, change in BAD.items()),
-        *((load_generation_task, WRITTEN, c, message) for message, c in BAD_WRITTEN.items()),
+        *((Task.load, MINIMAL, change, message) for message, change in BAD.items()),
+        *((GenerationTask.load, WRITTEN, c, message) for message, c in BAD_WRITTEN.items()),
     ],
 )
 def test_contradictory_yaml_is_refused(load, whole, change, message, tmp_path):
