@@ -131,18 +131,14 @@ class CachedLM:
             context: Who asks the same prompts in the same order, each an LM of its own; each is
                 asked its share.
         """
-        self.inner, self.window, self._answers = inner, inner.window, answers
-        self._context = context
+        self.inner, self.window, self.count_tokens = inner, inner.window, inner.count_tokens
+        self._answers, self._context = answers, context
         self.num_asked = self.num_found = 0
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """The LM's."""
         return self.inner.fingerprint
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of texts, (B,)."""
-        return self.inner.count_tokens(texts)
 
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
