@@ -347,12 +347,16 @@ def test_a_file_changed_cut_short_or_gone_is_refused_by_name(tmp_path, part):
     def cut_short(path):
         path.write_bytes(path.read_bytes()[:-1])
 
-    # States and scales are looked at when they are first read.
-    for spoil, fault in ((flip, "damaged"), (cut_short, "damaged"), (Path.unlink, "missing")):
+    def refused(fault):
+        return pytest.raises(ArtifactError, match=rf"{part}.npy is {fault}.*delete .*\.json")
+
+    flip(path)
+    with refused("damaged"):  # states and scales are looked at when they are first read
+        Shard(record).states(ALL[:1])
+    for spoil, fault in ((cut_short, "damaged"), (Path.unlink, "missing")):
         spoil(path)
-        told = rf"{part}.npy is {fault}.*delete .*\.json"
-        with pytest.raises(ArtifactError, match=told):
-            Shard(record).states(ALL[:1])
+        with refused(fault):  # on opening
+            Shard(record)
 
 
 def test_no_byte_of_a_record_can_change(tmp_path):

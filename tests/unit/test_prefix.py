@@ -41,10 +41,14 @@ def read_whole(folder, texts=tuple(TEXTS), prefix=PREFIX):
     return torch.stack(states)
 
 
-def error_of(states, folder, texts=TEXTS, prefix=PREFIX):
-    """Return the largest distance to the states of whole prompts, relative to their lengths."""
+def errors_of(states, folder, texts=TEXTS, prefix=PREFIX):
+    """Return the distances to the states of whole prompts, relative to their lengths."""
     truth = read_whole(folder, tuple(texts), prefix)
-    return float(((states.float() - truth).norm(dim=1) / truth.norm(dim=1)).max())
+    return (states.float() - truth).norm(dim=1) / truth.norm(dim=1)
+
+
+def error_of(*args, **kwargs):
+    return float(errors_of(*args, **kwargs).max())
 
 
 def open_encoder(folder, prompt=PROMPT, *, dtype="auto", **options):
@@ -194,8 +198,9 @@ def test_bfloat16_errs_no_more_than_whole_prompts_in_bfloat16(lm_dirs):
     for sharing in ("cascade", "none"):
         states = PromptedEncoder(lm, PROMPT, sharing).encode(TEXTS)
         assert states.dtype == torch.bfloat16
-        errors[sharing] = error_of(states, lm_dirs["llama"])
-    assert errors["cascade"] < 1.25 * errors["none"] < 0.1
+        errors[sharing] = errors_of(states, lm_dirs["llama"])
+    assert errors["cascade"].mean() < 1.25 * errors["none"].mean()
+    assert errors["cascade"].max() < 1.25 * errors["none"].max() < 0.1
 
 
 @pytest.mark.slow

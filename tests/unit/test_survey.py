@@ -120,6 +120,8 @@ def test_a_given_index_of_something_else_is_refused(survey, tmp_path):
 
 def test_a_trial_shrinks_passages_and_candidates_alike():
     assert trial_size(1000, 20, 5000) == (1000, 20)
+    assert trial_size(1000, 20, 500) == (500, 10)
+    assert trial_size(1000, 20, 130) == (100, 2)
     assert trial_size(1_000_000, 150, 16384) == (13333, 2)
     assert trial_size(1_000_000, 20, 16384) == (0, 0)  # one candidate needs 50,000
 
