@@ -103,10 +103,11 @@ LONG = {
 LONG_ROWS = 26
 
 
-def train_long(t5_dir, folder, rows=None, dropout=None, **changes):
+def train_long(t5_dir, folder, rows=None, dropout=None, reader=None, **changes):
     """Train, going on if the folder holds a checkpoint: what the same command does."""
     arguments = make_arguments(folder, **{**LONG, **changes})
-    return train(t5_dir, arguments, rows=rows or make_inputs(LONG_ROWS), dropout=dropout)
+    rows = rows or make_inputs(LONG_ROWS)
+    return train(t5_dir, arguments, rows=rows, reader=reader, dropout=dropout)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import random
 import signal
 
 import pytest
+from safetensors.torch import load_file
 from small_training import (
     at_batch,
     log_lines,
@@ -16,6 +17,7 @@ from small_training import (
     train_long,
 )
 
+from pgra.config import ReaderArguments
 from pgra.errors import Stopped
 from pgra.reader.fid import FusionReader
 from pgra.reader.resume import last_checkpoint
@@ -50,6 +52,21 @@ def test_killed_at_any_batch_it_goes_on_as_if_it_had_not_been(whole, t5_dir, tmp
     assert run_files(tmp_path) == run_files(whole[0])
     assert log_lines(result) == log_lines(whole[1])
     assert result.train_loss == whole[1].train_loss
+
+
+def test_adapters_go_on_too_from_checkpoints_without_the_model(t5_dir, tmp_path):
+    def adapt(name):
+        reader = FusionReader.from_name(str(t5_dir))
+        reader.add_adapters(ReaderArguments(lora_rank=2), seed=3)
+        return train_long(t5_dir, tmp_path / name, reader=reader)
+
+    adapt("whole")
+    with at_batch(KILLS[0], kill), pytest.raises(Killed):
+        adapt("broken")
+    kept = load_file(last_checkpoint(tmp_path / "broken") / "model.safetensors")
+    assert all("lora" in name for name in kept)
+    adapt("broken")
+    assert run_files(tmp_path / "broken") == run_files(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
