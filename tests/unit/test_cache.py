@@ -75,6 +75,9 @@ class Counted:
             raise KeyboardInterrupt
         self.asked += prompts
 
+    def count_tokens(self, texts):
+        return [len(text) for text in texts]
+
     def complete(self, prompts, *, max_new_tokens, stop, advance):
         self._take(prompts)
         return [Completion(f"{p}{stop}{max_new_tokens}", len(p), 3) for p in prompts]
@@ -108,6 +111,7 @@ def test_another_word_lm_or_parameter_is_asked_and_equal_prompts_once(answers):
     assert kept.complete(["a"], max_new_tokens=3, stop="!") == first == [Completion("a!3", 1, 3)]
     assert lm.asked == ["bb", "a", "a", "a", "a"]
     assert (kept.num_asked, kept.num_found, kept.window) == (5, 1, lm.window)
+    assert kept.count_tokens(["bb"]) == [2]
     other = Counted("two")
     CachedLM(other, answers).score(["a"], [" x"])
     assert other.asked == ["a"]
