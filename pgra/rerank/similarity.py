@@ -44,19 +44,7 @@ from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
-
-_ROUNDING = 1e-6  # of a column's largest value: less spread than this is float32's own
-
-
-def column_stats(values: Floats) -> Floats:
-    """Measure values (n, D): mean and standard deviation by column, (2, D).
-
-    The deviation is 1 where a column does not vary.
-    """
-    mean = values.mean(axis=0, dtype=np.float64)
-    spread = values.std(axis=0, dtype=np.float64)
-    varies = spread > _ROUNDING * np.abs(values).max(axis=0)
-    return np.stack([mean, np.where(varies, spread, 1)]).astype(np.float32)
+from pgra.rerank.head import affine, column_stats, log_softmax
 
 
 def log_chances(states: Floats, words: Floats) -> Floats:
@@ -67,10 +55,7 @@ def log_chances(states: Floats, words: Floats) -> Floats:
         words: (C, H + 1): what its head has for the token that each word begins with; the bias is
             the last column.
     """
-    # A matrix product's last digits depend on how many states there are; these do not.
-    logits: Floats = np.stack([np.vecdot(states, row) for row in words[:, :-1]], 1) + words[:, -1]
-    logits -= logits.max(axis=1, keepdims=True)
-    chances: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    chances: Floats = log_softmax(affine(states, words))
     return chances
 
 

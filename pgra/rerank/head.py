@@ -1,0 +1,170 @@
+"""A logistic head on an LM's prompted states: what the LM knows of the label, learnt from examples.
+
+    z(h) = (h - mean) / spread                       by column, over the training states
+    head = argmin_W  mean_i -log softmax(W z(h_i))[y_i] + penalty / 2 |W|^2
+
+Cho et al. 2023 ("Prompt-Augmented Linear Probing", arXiv 2212.10873, section 3) probe states behind
+the task's prompt like this. The penalty is chosen by cross-validation; what the head says of an
+example that it was fitted to is said by the head of the other folds.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgra.errors import ConfigError
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Targets = npt.NDArray[np.intp]
+
+_FOLDS = 5
+_SEED = 0
+_PENALTIES = 10.0 ** np.arange(2, -4.5, -0.5)  # the strongest first: each start is the last fit
+_ROUNDING = 1e-6  # of a column's largest value: less spread than this is float32's own
+
+
+def column_stats(values: Floats) -> Floats:
+    """Measure values (n, D): mean and standard deviation by column, (2, D).
+
+    The deviation is 1 where a column does not vary.
+    """
+    mean = values.mean(axis=0, dtype=np.float64)
+    spread = values.std(axis=0, dtype=np.float64)
+    varies = spread > _ROUNDING * np.abs(values).max(axis=0)
+    return np.stack([mean, np.where(varies, spread, 1)]).astype(np.float32)
+
+
+def affine(values: Floats, weights: Floats) -> Floats:
+    """Return W v + b for each value, (n, C), with weights (C, D + 1) whose last column is b.
+
+    A matrix product's last digits depend on how many values there are; these do not.
+    """
+    products = [np.vecdot(values, row) for row in weights[:, :-1]]
+    logits: Floats = np.stack(products, axis=1) + weights[:, -1]
+    return logits
+
+
+def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the logarithm of each row's softmax."""
+    logits = logits - logits.max(axis=1, keepdims=True)
+    chances: npt.NDArray[Any] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return chances
+
+
+@dataclass(frozen=True)
+class Head:
+    """A fitted head, and those of the folds.
+
+    Attributes:
+        stats: Mean and spread of the training states by column, (2, H).
+        weights: (C, H + 1), the bias at the end.
+        fold_weights: The same, each fitted without one fold, (F, C, H + 1).
+        folds: Each training example's fold, (n,).
+        penalty: The one that was chosen.
+        log_loss: Of each training example, in nats, by the head that has not seen it, (n,).
+        is_right: Whether that head says the example's label, (n,).
+    """
+
+    stats: Floats
+    weights: Floats
+    fold_weights: Floats
+    folds: Targets
+    penalty: float
+    log_loss: Floats
+    is_right: npt.NDArray[np.bool_]
+
+    @property
+    def accuracy(self) -> float:
+        """The share of training examples that a head which has not seen them decides rightly."""
+        return float(self.is_right.mean())
+
+
+def fit_head(states: Floats, targets: Targets, num_labels: int) -> Head:
+    """Fit a head, its penalty chosen by stratified cross-validation.
+
+    Args:
+        states: Of n training examples, (n, H).
+        targets: Number of each one's label, (n,).
+        num_labels: C.
+
+    Raises:
+        ConfigError: If a label has no example, or there are fewer than two of any kind.
+    """
+    counts = np.bincount(targets, minlength=num_labels)
+    if (counts == 0).any() or len(targets) < max(2, num_labels):
+        raise ConfigError(
+            f"a head is fitted to examples of each of {num_labels} labels, and by label there are "
+            f"{', '.join(map(str, counts))}: give more training examples"
+        )
+    stats = column_stats(states)
+    # The fit lies in the space of the examples: as many columns as there are examples are enough.
+    values = ((states - stats[0]) / stats[1]).astype(np.float64)
+    _, _, basis = np.linalg.svd(values, full_matrices=False)
+    reduced = values @ basis.T
+    folds = stratified_folds(targets, min(_FOLDS, len(targets)))
+    paths = [
+        _fit_path(reduced[folds != fold], targets[folds != fold], num_labels)
+        for fold in range(folds.max() + 1)
+    ]  # by fold, then penalty
+    losses = np.empty((len(_PENALTIES), len(targets)))
+    right = np.empty(losses.shape, bool)
+    for number in range(len(_PENALTIES)):
+        for fold, path in enumerate(paths):
+            mine = np.flatnonzero(folds == fold)
+            weights = path[number]
+            chances = log_softmax(reduced[mine] @ weights[:, :-1].T + weights[:, -1])
+            losses[number, mine] = -chances[np.arange(len(mine)), targets[mine]]
+            right[number, mine] = chances.argmax(axis=1) == targets[mine]
+    best = int(losses.mean(axis=1).argmin())
+    fitted = _fit_path(reduced, targets, num_labels, last=best)[best]
+
+    def whole(weights: Doubles) -> Floats:
+        """Return weights for the standardised states."""
+        return np.column_stack([weights[:, :-1] @ basis, weights[:, -1]]).astype(np.float32)
+
+    return Head(
+        stats,
+        whole(fitted),
+        np.stack([whole(path[best]) for path in paths]),
+        folds,
+        float(_PENALTIES[best]),
+        losses[best].astype(np.float32),
+        right[best],
+    )
+
+
+def stratified_folds(targets: Targets, count: int) -> Targets:
+    """Deal examples out to folds by chance, each label evenly: the fold of each, (n,)."""
+    order = np.random.default_rng(_SEED).permutation(len(targets))
+    order = order[np.argsort(targets[order], kind="stable")]
+    folds = np.empty(len(targets), np.intp)
+    folds[order] = np.arange(len(targets)) % count
+    return folds
+
+
+def _fit_path(
+    values: Doubles, targets: Targets, num_labels: int, *, last: int | None = None
+) -> list[Doubles]:
+    """Fit with each penalty, or with those up to `last`: (C, D + 1) each."""
+    from scipy.optimize import minimize  # a third of a second to import
+
+    truth = np.eye(num_labels)[targets]
+    shape = (num_labels, values.shape[1] + 1)
+
+    def loss(flat: Doubles, penalty: float) -> tuple[float, Doubles]:
+        weights = flat.reshape(shape)
+        chances = log_softmax(values @ weights[:, :-1].T + weights[:, -1])
+        errors = (np.exp(chances) - truth) / len(values)
+        slope = np.column_stack([errors.T @ values + penalty * weights[:, :-1], errors.sum(axis=0)])
+        size = penalty / 2 * float((weights[:, :-1] ** 2).sum())
+        return -float((chances * truth).sum()) / len(values) + size, slope.ravel()
+
+    path, start = [], np.zeros(shape[0] * shape[1])
+    for penalty in _PENALTIES[: None if last is None else last + 1]:
+        found = minimize(loss, start, (penalty,), "L-BFGS-B", jac=True, options={"maxiter": 200})
+        start = found.x
+        path.append(start.reshape(shape))
+    return path

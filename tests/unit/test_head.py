@@ -1,0 +1,61 @@
+"""A head on states: scikit-learn's optimum, and of its own examples what it says unseen."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from pgra.errors import ConfigError
+from pgra.rerank.head import affine, fit_head, log_softmax, stratified_folds
+
+RNG = np.random.default_rng(5)
+
+
+def clusters(n=90, width=12, labels=3, spread=1.5):
+    targets = np.arange(n) % labels
+    centres = RNG.normal(size=(labels, width))
+    states = centres[targets] + RNG.normal(size=(n, width)) * spread
+    return (10 + states * np.linspace(0.1, 50, width)).astype(np.float32), targets
+
+
+@pytest.mark.parametrize(("n", "width"), [(90, 12), (40, 120)])  # more columns than examples, too
+def test_it_is_the_optimum_of_scikit_learn_whatever_the_scale_of_columns(n, width):
+    states, targets = clusters(n, width)
+    head = fit_head(states, targets, 3)
+    values = (states - head.stats[0]) / head.stats[1]
+    theirs = LogisticRegression(C=1 / (head.penalty * n), max_iter=5000, tol=1e-8)
+    theirs.fit(values.astype(np.float64), targets)
+    ours = np.exp(log_softmax(affine(values, head.weights)))
+    np.testing.assert_allclose(ours, theirs.predict_proba(values), atol=5e-3)
+
+
+def test_labels_by_chance_are_not_known_of_unseen_examples_though_they_are_of_seen_ones():
+    states, targets = clusters(120, 200)
+    RNG.shuffle(targets)
+    head = fit_head(states, targets, 3)
+    assert head.accuracy < 0.5
+    assert head.log_loss.mean() < np.log(3) + 0.05  # the penalty keeps it from being sure
+    known, labels = clusters(120, 20, spread=0.3)
+    assert fit_head(known, labels, 3).accuracy > 0.95  # control
+    values = (states - head.stats[0]) / head.stats[1]
+    said = [
+        affine(values[i : i + 1], head.fold_weights[f]).argmax() for i, f in enumerate(head.folds)
+    ]
+    np.testing.assert_array_equal(np.array(said) == targets, head.is_right)
+
+
+def test_folds_have_each_label_evenly():
+    targets = np.repeat([0, 1, 2], [31, 7, 3])
+    folds = stratified_folds(targets, 5)
+    for label in range(3):
+        counts = np.bincount(folds[targets == label], minlength=5)
+        assert counts.max() - counts.min() <= 1
+    sizes = np.bincount(folds)
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_a_label_without_examples_is_refused_by_its_count():
+    states, targets = clusters(8, 4)
+    with pytest.raises(ConfigError, match="by label there are 3, 3, 2, 0"):
+        fit_head(states, targets, 4)
+    with pytest.raises(ConfigError, match="by label there are 1, 0"):
+        fit_head(states[:1], targets[:1], 2)
