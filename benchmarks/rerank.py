@@ -60,7 +60,7 @@ from pgra.retrieval import open_retriever
 ON_CPU = ["bundled:smollm2-135m", "random:opt-125m"]
 ON_GPU = ["random:opt-13b", "random:opt-2.7b", "random:opt-125m", "bundled:smollm2-135m"]
 RELEASED_BATCH = 4
-_TURNS = 5  # of reading to a layer, and whole
+_TURNS = 9  # of reading to a layer, and whole
 EXEMPLAR_SEED = 10  # draws exemplars of the usual length: 340 tokens with the instruction
 
 

@@ -71,6 +71,7 @@ def choose_layer(request: RerankRequest) -> str:
     }
 
     def build(_: Path) -> Mapping[str, Json]:
+        logger.info("lm_layer auto: the whole LM reads %d training examples", len(examples))
         encoder.lm.depths = depths
         states = np.split(encoder.encode_examples(examples), len(depths), axis=1)
         labels = sorted(map(str, counts))

@@ -73,11 +73,17 @@ def test_a_moved_reader_gives_new_texts_what_the_test_set_got(bench, run, tmp_pa
 
 
 def test_the_layer_of_auto_needs_no_training_examples_again(new_bench, tmp_path):
-    new_bench.flags |= {"lm": build_blurred_lm(tmp_path / "lm"), "lm_layer": "auto"}
+    kinds = (("great", "positive"), ("dull", "negative"))
+    rows = [
+        {"text": f"{word} {word} {i}", "label": label} for i in range(30) for word, label in kinds
+    ]
+    train = write_jsonl(tmp_path / "words.jsonl", rows)
+    lm = build_blurred_lm(tmp_path / "lm")
+    new_bench.flags |= {"lm": lm, "lm_layer": "auto", "train_file": train}
     new_bench.make("auto")
     assert new_bench.train("auto").code == new_bench.evaluate("auto").code == 0  # taken up
     row = new_bench.predictions("auto")[0]
-    new_bench.train_file.unlink()
+    train.unlink()
     (answer,) = answers(new_bench.run("auto"), row["text"])
     assert [one["text"] for one in answer["evidence"]] == [one["text"] for one in row["evidence"]]
     layers = [read_json(path) for path in new_bench.artifacts.glob("layers/*/manifest.json")]
