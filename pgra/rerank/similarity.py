@@ -211,7 +211,7 @@ class Fitting:
         self._num_rows, self._is_known = num_rows, reference.made is not None
         is_fitted = self._class.is_fitted
         by_key = {query_key(example): example for example in reference.queries}
-        keys = _draw(np.array(sorted(by_key), np.int64)).tolist() if is_fitted else []
+        keys = draw_keys(np.array(sorted(by_key), np.int64)).tolist() if is_fitted else []
         self._queries = {key: by_key[key] for key in keys}  # different ones, whatever their order
         fields = self._fields(reference) if is_fitted else {}
         self._tokens = fields.get("label_tokens")
@@ -259,7 +259,7 @@ class Fitting:
         """Return the passages whose states it has yet to measure, sorted."""
         if self.is_ready:
             return np.empty(0, dtype=np.int64)
-        return _draw(np.arange(self._num_rows))
+        return draw_keys(np.arange(self._num_rows))
 
     def queries(self) -> list[Example]:
         """Return the queries whose states it has yet to measure."""
@@ -323,8 +323,8 @@ class Fitting:
         )
 
 
-def _draw(keys: Rows) -> Rows:
-    """Draw as many of these as a similarity is fitted to, sorted."""
+def draw_keys(keys: Rows) -> Rows:
+    """Draw as many of these as a similarity is fitted to, sorted; the same ones each time."""
     if len(keys) > SAMPLE:
         keys = np.sort(np.random.default_rng(_SEED).choice(keys, SAMPLE, replace=False))
     return keys
