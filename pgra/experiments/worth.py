@@ -19,8 +19,6 @@ calibration. The control is the LM's opinion of the query itself, without eviden
 This sees which labels evidence speaks for, not the facts that it holds.
 """
 
-import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,14 +34,13 @@ from pgra.experiments.consistency import (
     measure_consistency,
     ways_of,
 )
-from pgra.methods.stages import Stages, describe_work, neighbor_model, open_neighbors
+from pgra.methods.stages import Stages, neighbor_model, open_neighbors
 from pgra.report.metrics import Difference, compare_means
 from pgra.report.tables import Cell, Table
-from pgra.rerank.bank import Bank, query_key
+from pgra.rerank.bank import query_key
 from pgra.rerank.head import (
     Doubles,
     Floats,
-    Head,
     Targets,
     affine,
     column_stats,
@@ -52,13 +49,12 @@ from pgra.rerank.head import (
     stratified_folds,
 )
 from pgra.rerank.prompted import PromptedReranker
-from pgra.rerank.similarity import SIMILARITIES, draw_keys, find_similarity
-
-logger = logging.getLogger(__name__)
+from pgra.rerank.similarity import LabelHead, draw_keys, find_similarity
 
 _FOLDS, _FOLD_QUERIES = 10, 5
 _SEED = 0
 _BLOCK = 8192  # passages whose states are looked at together
+_LEAST = np.finfo(np.float32).tiny  # a chance may be 0 in float32
 _MEANING = (
     "accuracy: of the reader, of the opinion, and of the vote: the label that most of a query's "
     "evidence has by the LM's opinion of it, centred at the corpus.",
@@ -280,12 +276,12 @@ def measure_worth(
 ) -> Worth:
     """Measure what each way's evidence would add to a reader; nothing is trained but heads.
 
-    What the LM reads is kept in the bank, for training too.
+    The LM's opinion is what similarity `head` is made of. What the LM reads is kept in the bank,
+    for training too.
 
     Args:
         args: The task, corpus and models; d is how much evidence votes.
-        similarities: Ways to order beside the first stage; none: that of `args`, whitened, and head
-            where there is one.
+        similarities: Ways to order beside the first stage; none: that of `args`, whitened and head.
         context: Who shares the LM's work.
 
     Raises:
@@ -293,94 +289,83 @@ def measure_worth(
             no training example, or there are too few test queries.
         PgraError: As the stages say.
     """
-    usual = [args.rerank.similarity, "whitened", *({"head"} & {*SIMILARITIES})]
-    names = list(dict.fromkeys(similarities or usual))
+    names = similarities or [args.rerank.similarity, "whitened", "head"]
     for name in names:
         find_similarity(name)  # before the LM reads anything
-    ways = ways_of(args, names)
+    ways = ways_of(args, list(dict.fromkeys(names)))
     del ways[RANDOM]
-    stages = Stages.read(args, context)
-    data, labels = stages.data, list(stages.data.labels)
-    counts = Counter(example.label for example in data.train)
-    if lost := [label for label in labels if not counts[label]]:
-        raise ConfigError(
-            f"no training example beside those in the prompt is {' or '.join(lost)}, so that no "
-            "head can learn it: give more training examples, or lower --num_exemplars"
-        )
-    _num_folds(len(data.test))
-    if not isinstance(stages.reranker, PromptedReranker):
+    if args.rerank.reranker != "prompted" or args.rerank.per_query or args.rerank.num_prefixes > 1:
         raise ConfigError(
             "worth looks at states under one prompt, and this second stage keeps none: use "
             "--reranker prompted, --num_prefixes 1 and --exemplars balanced"
         )
-    truth = {
-        split: np.array([labels.index(str(example.label)) for example in data.examples(split)])
-        for split in ("train", "test")
-    }
-    vectors = {
-        split: open_neighbors(
-            replace(data, train=data.examples(split)), args, stages.context
-        ).vectors(stages.context)
-        for split in truth
-    }
-    cheap = fit_head(vectors["train"], truth["train"], len(labels))
-    reader = _log_odds(cheap, vectors["test"])
+    stages = Stages.read(replace(args, rerank=replace(args.rerank, similarity="head")), context)
+    data, labels = stages.data, list(stages.data.labels)
+    _num_folds(len(data.test))
+    assert isinstance(stages.reranker, PromptedReranker)  # it refuses a label without an example
+    train, test = (
+        np.array([labels.index(str(example.label)) for example in examples])
+        for examples in (data.train, data.test)
+    )
+    known, asked = (
+        open_neighbors(replace(data, train=examples), args, stages.context).vectors(stages.context)
+        for examples in (data.train, data.test)
+    )
+    cheap = fit_head(known, train, len(labels))
+    reader = _centred(affine((asked - cheap.stats[0]) / cheap.stats[1], cheap.weights))
 
     stages.find(("test",))
-    drawn = draw_keys(np.arange(len(stages.corpus)))
-    work = stages.reranker.prepare(data.train, drawn[None])
-    logger.info("training examples and drawn passages: %s", describe_work(work))
-    bank, query_bank = stages.reranker.bank, stages.reranker.query_bank
+    head, drawn = stages.reranker.fitting.similarity, draw_keys(np.arange(len(stages.corpus)))
+    assert isinstance(head, LabelHead)
+    learnt = np.isin([query_key(example) for example in data.train], head.keys)
+    seen = [example for example, is_known in zip(data.train, learnt, strict=True) if is_known]
+    stages.reranker.prepare(seen, drawn[None])  # they may be gone since the head was fitted
+    said = [np.log(np.maximum(stages.reranker.opinions(own), _LEAST)) for own in (data.test, seen)]
+    bank = stages.reranker.bank
     del stages  # and with it the LM
-    states = {split: query_bank.states([*map(query_key, data.examples(split))]) for split in truth}
-    head = fit_head(states["train"], truth["train"], len(labels))
-    opinion, usual_odds = _log_odds(head, states["test"]), _passage_odds(head, bank, drawn)
-    middle = usual_odds.mean(axis=0)
 
-    measured, added = [], []
+    def speaks_for(rows: Rows) -> Doubles:
+        """Return the log-odds of different passages, not centred at the corpus, (n, C)."""
+        odds, order = np.empty((len(rows), len(labels))), np.argsort(rows)
+        for block in bank.blocks(rows, rows=_BLOCK):
+            at = order[np.searchsorted(rows, block.keys, sorter=order)]
+            odds[at] = _centred(head.logits(block.states, head.weights))
+        return odds
+
+    prior, ways_found, added = _centred(head.prior[None]), [], []
     for way, own in ways.items():
         lines = find_lines(Stages.read(own, context))
-        rows = {line["row"]: line["text"] for query in lines for line in query["evidence"]}
-        odds = _passage_odds(head, bank, np.array(list(rows), np.int64)) - middle
-        by_row = dict(zip(rows, odds, strict=True))
-        said = {text: labels[int(by_row[row].argmax())] for row, text in rows.items()}
-        measured.append(measure_consistency(way, data.task.name, [lines], said, labels=labels))
+        texts = {line["row"]: line["text"] for query in lines for line in query["evidence"]}
+        odds = dict(zip(texts, speaks_for(np.array([*texts], np.int64)) - prior, strict=True))
+        pseudo = {text: labels[int(odds[row].argmax())] for row, text in texts.items()}
+        ways_found.append(measure_consistency(way, data.task.name, [lines], pseudo, labels=labels))
         votes = [  # of no evidence 0: it says nothing
-            np.mean([by_row[line["row"]] for line in query["evidence"]] or [middle * 0], axis=0)
+            np.mean([odds[line["row"]] for line in query["evidence"]] or 0 * prior, axis=0)
             for query in lines
         ]
-        added.append(measure_added(reader, np.array(votes), truth["test"]))
-
-    def accuracies(head: Head, odds: Doubles) -> tuple[float, float]:
-        return float((odds.argmax(axis=1) == truth["test"]).mean()), head.accuracy
-
-    prior = np.bincount(usual_odds.argmax(axis=1), minlength=len(labels)) / len(drawn)
+        added.append(measure_added(reader, np.array(votes), test))
+    shares = np.bincount(speaks_for(drawn).argmax(axis=1), minlength=len(labels)) / len(drawn)
     return Worth(
         task=data.task.name,
-        queries=len(data.test),
-        train={label: counts[label] for label in labels},
-        corpus_labels=dict(zip(labels, prior.tolist(), strict=True)),
+        queries=len(test),
+        train=dict(zip(labels, np.bincount(train).tolist(), strict=True)),
+        corpus_labels=dict(zip(labels, shares.tolist(), strict=True)),
         drawn=len(drawn),
         lm=args.rerank.lm,
         encoder=neighbor_model(args),
-        reader=accuracies(cheap, reader),
-        opinion=accuracies(head, opinion),
-        ways=measured,
+        reader=(_accuracy(reader, test), cheap.accuracy),
+        opinion=(_accuracy(said[0], test), _accuracy(said[1], train[learnt])),
+        ways=ways_found,
         added=added,
-        control=measure_added(reader, opinion, truth["test"]),
+        control=measure_added(reader, _centred(said[0]), test),
     )
 
 
-def _log_odds(head: Head, states: Floats) -> Doubles:
-    """Return the head's logits less their mean over labels, (n, C)."""
-    logits = affine((states - head.stats[0]) / head.stats[1], head.weights).astype(np.float64)
-    odds: Doubles = logits - logits.mean(axis=1, keepdims=True)
+def _centred(logits: Floats) -> Doubles:
+    """Return log-odds: logits (n, C) less their mean over labels."""
+    odds: Doubles = logits - logits.mean(axis=1, keepdims=True, dtype=np.float64)
     return odds
 
 
-def _passage_odds(head: Head, bank: Bank, rows: Rows) -> Doubles:
-    """Return the log-odds of different passages in the order given, (n, C)."""
-    odds, order = np.empty((len(rows), len(head.weights))), np.argsort(rows)
-    for block in bank.blocks(rows, rows=_BLOCK):
-        odds[order[np.searchsorted(rows, block.keys, sorter=order)]] = _log_odds(head, block.states)
-    return odds
+def _accuracy(odds: Floats | Doubles, targets: Targets) -> float:
+    return float((odds.argmax(axis=1) == targets).mean())

@@ -15,6 +15,7 @@ from pgra.errors import ConfigError
 from pgra.experiments.worth import Worth, measure_added, measure_worth
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
+from pgra.rerank.bank import query_key
 from pgra.rerank.head import fit_head
 
 SIXTY = np.arange(60) % 2
@@ -142,7 +143,8 @@ def test_pseudo_labels_are_the_lms_opinion_of_passages_centred_at_the_corpus(arg
     found = measure_worth(args, ["cosine"])
     stages = Stages.read(with_rerank(args, similarity="cosine"), ALONE)
     stages.find(("test",))
-    encoder, train, test = stages.reranker.encoder, stages.data.train, stages.data.test
+    encoder, test = stages.reranker.encoder, stages.data.test
+    train = sorted(stages.data.train, key=query_key)  # as folds are dealt
     labels = list(stages.data.labels)
 
     def states(texts):
@@ -175,7 +177,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_read(args, tmp_pa
     for change, message in (
         (
             replace(args, data=replace(args.data, train_file=str(one))),
-            "is positive, so that no hea",
+            "has label 'positive'",
         ),
         (
             replace(args, data=replace(args.data, **few)),
