@@ -445,10 +445,18 @@ class RerankArguments(LMArguments):
     similarity: str = arg(
         "dot",
         "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
-        "whitened_cosine; or label_words (of the log-chances that the LM gives the label words, "
-        "each standardised). The last three are fitted to up to 2,000 passages and training "
-        "queries, which the LM then reads. Or module:Class of your own.",
+        "whitened_cosine; label_words (of the log-chances that the LM gives the label words, "
+        "each standardised); or head (the chance of one label, by a logistic head learnt from the "
+        "training examples). All but dot and cosine are fitted to up to 2,000 passages and "
+        "training queries, which the LM then reads. Or module:Class of your own.",
         is_open=True,
+    )
+    topic_weight: float = arg(
+        0.0,
+        "Weight of the first stage's scores beside the second's, both standardised by query: it "
+        "keeps evidence to the query's topic.",
+        least=0,
+        below=math.inf,
     )
     num_exemplars: int = arg(
         8, "Labelled examples in the prompt's prefix (the paper's m).", least=0
@@ -759,6 +767,11 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
         raise ConfigError(
             f"index_dir ({retriever.index_dir}) names a first stage's index, and retriever "
             f"'{name}' has none: leave it out, or use another --retriever"
+        )
+    if name == "exhaustive" and rerank.topic_weight:
+        raise ConfigError(
+            f"topic_weight is {rerank.topic_weight:g}, the weight of the first stage's scores, and "
+            "retriever 'exhaustive' has none: leave it out, or use another --retriever"
         )
     if name == "exhaustive":
         if rerank.reranker == "none" and rerank.num_evidence:

@@ -770,7 +770,10 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
         ways[name] = replace(args, rerank=replace(args.rerank, similarity=name))
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
             ways[f"exhaustive {name}"] = replace(
-                ways[name], retriever=everything, retriever_options=None
+                ways[name],
+                retriever=everything,
+                rerank=replace(ways[name].rerank, topic_weight=0.0),
+                retriever_options=None,
             )
     return ways
 
