@@ -6,7 +6,7 @@
 
 An exhaustive search has the LM read every passage. Here it reads a sample, then each query's
 candidates; the map tells of all others what their states would say. Of values with many columns
-the leading principal directions of the sample are learnt.
+the leading principal directions of the sample are learnt; of chances their logarithms.
 """
 
 import logging
@@ -31,6 +31,7 @@ from pgra.config import arg
 from pgra.core import Candidates, Example, Json, Rows
 from pgra.errors import ConfigError
 from pgra.rerank.bank import Floats, bank_name, query_key
+from pgra.rerank.head import log_softmax
 from pgra.rerank.prompted import PromptedReranker
 from pgra.retrieval.base import (
     BuiltIndex,
@@ -51,6 +52,7 @@ _MOST = 0.01  # of the corpus: a sample beyond the first grows no larger
 _WORTH_IT = 0.01  # of the correlation, for which the sample is doubled once more
 _PENALTIES = 10.0 ** np.arange(-4, 3.5, 0.5)  # times the mean variance of a column
 _SEED = 0
+_LEAST = 1e-9
 _COUNTS = ("correlation", "num_read")
 _NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 
@@ -91,11 +93,13 @@ def fit_ridge(vectors: Floats, values: Floats) -> RidgeMap:
     x, y = vectors - centre, values - middle
     left, lengths, right = np.linalg.svd(x, full_matrices=False)  # (n, m), (m,), (m, D)
     targets, scale = left.T @ y, float((lengths**2).mean())
+    beyond, space = y - left @ targets, 1 - (left**2).sum(axis=1)  # what no map can reach
     best: tuple[float, float, Doubles] | None = None
     for penalty in _PENALTIES:
-        shrunk = lengths**2 / (lengths**2 + penalty * scale)
-        own = (left**2 @ shrunk) + 1 / len(x)  # what each example has of its own prediction
-        errors = (y - left @ (shrunk[:, None] * targets)) / (1 - np.minimum(own, 0.999))[:, None]
+        kept = penalty * scale / (lengths**2 + penalty * scale)
+        # The error with an example left out is its error over the share that it has not explained.
+        errors = beyond + left @ (kept[:, None] * targets)
+        errors /= np.maximum(left**2 @ kept + space - 1 / len(x), _LEAST)[:, None]
         size = float((errors**2).sum())
         if best is None or size < best[0]:
             best = size, float(penalty), y - errors
@@ -107,7 +111,7 @@ def fit_ridge(vectors: Floats, values: Floats) -> RidgeMap:
     weight = (y**2).sum(axis=0)
     slopes = right.T @ ((lengths / (lengths**2 + penalty * scale))[:, None] * targets)
     weights = np.vstack([slopes, middle - centre @ slopes]).astype(np.float32)
-    return RidgeMap(weights, float((each * weight).sum() / max(weight.sum(), 1e-12)), penalty)
+    return RidgeMap(weights, float((each * weight).sum() / max(weight.sum(), _LEAST)), penalty)
 
 
 class DistilledRetriever(Retriever):
@@ -140,8 +144,9 @@ class DistilledRetriever(Retriever):
         weights = read_array(folder / "weights.npy")
         self._directions = np.asarray(read_array(folder / "directions.npy"))
         self._reranker, self._rows = reranker, rows
-        told = [block @ weights[:-1] + weights[-1] for block in source.blocks()]
-        self._told = np.concatenate(told)[rows]
+        told = np.concatenate([b @ weights[:-1] + weights[-1] for b in source.blocks()])[rows]
+        are_chances = reranker.fitting.similarity.are_chances
+        self._told = np.exp(log_softmax(told)) if are_chances else told
 
     @classmethod
     def identify(cls, request: IndexRequest) -> IndexIdentity:
@@ -194,7 +199,7 @@ class DistilledRetriever(Retriever):
         reranker, keys = self._reranker, np.array([query_key(e) for e in examples], np.int64)
         reranker.prepare(examples, _NO_ROWS)
         states, norms = reranker.query_bank.states(keys), reranker.query_bank.norms(keys)
-        values = reranker.fitting.similarity.of_queries(states, norms) @ self._directions
+        values = reranker.fitting.similarity.of_queries(states, norms, keys) @ self._directions
         return nearest(values, self._told, k, rows=self._rows)
 
 
@@ -239,6 +244,8 @@ def _learn(
         reranker.prepare([], read)
         similarity, bank = reranker.fitting.similarity, reranker.bank
         values = similarity.of_passages(bank.states(read), bank.norms(read))
+        if similarity.are_chances:
+            values = np.log(np.maximum(values, _LEAST))
         directions = np.eye(values.shape[1], dtype=np.float32)
         if values.shape[1] > _DIRECTIONS:
             _, _, axes = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
