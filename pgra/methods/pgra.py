@@ -582,7 +582,8 @@ def evidence_models(args: PgraArguments) -> list[str]:
     """Return the models that find the reader's evidence; none without any."""
     if args.rerank.num_evidence == 0:
         return []
-    encodes = args.retriever.retriever in ("dense", "hybrid") and not args.rerank.gives_hint
+    encodes = args.retriever.retriever in ("dense", "distilled", "hybrid")
+    encodes &= not args.rerank.gives_hint
     models = [args.retriever.encoder] if encodes else []
     reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
     if reads and args.rerank.per_query:

@@ -151,7 +151,11 @@ class Stages(Timed):
     def retriever(self) -> Retriever:
         """The first stage; its index is built if it is not there."""
         return open_retriever(
-            self.args.retriever, self.corpus, self.context, options=self.args.retriever_options
+            self.args.retriever,
+            self.corpus,
+            self.context,
+            options=self.args.retriever_options,
+            reranker=self.reranker,
         )
 
     @cached_property
@@ -198,6 +202,7 @@ class Stages(Timed):
                 corpus=self.corpus,
                 context=replace(self.context, progress=False),
                 options=self.args.retriever_options,
+                reranker=self.reranker,
             ),
             task=self.data.task.name,
             splits={split: self.data.examples(split) for split in SPLITS},
@@ -232,9 +237,8 @@ class Stages(Timed):
                 fields = candidates_fields(
                     retriever.fingerprint, self.args.retriever.retriever, k, examples=examples
                 )
-                queries = [example.text for example in examples]
                 self.candidates[split] = self._store(
-                    "candidates", split, fields, partial(retriever.retrieve, queries, k)
+                    "candidates", split, fields, partial(retriever.for_examples, examples, k)
                 )
         self._log_found(f"{self.args.retriever.retriever}: {k} candidates", self.candidates, splits)
         del retriever, self.retriever  # the LM may need the memory of index and encoder
@@ -276,8 +280,7 @@ class Stages(Timed):
             most = min(self.depth if depth is None else depth, search.num_rows)
             best = search.search(queries, most)
             return best, best
-        texts = [query.text for query in queries]
-        first = self.retriever.retrieve(texts, self.args.retriever.num_candidates)
+        first = self.retriever.for_examples(queries, self.args.retriever.num_candidates)
         self.reranker.prepare(queries, first.rows)
         return first, self.reranker.rerank(queries, first)
 
