@@ -774,11 +774,13 @@ def ways_of(
     Raises:
         ConfigError: If there is nothing to compare.
     """
-    if args.is_exhaustive or args.rerank.reranker == "none" or not args.rerank.num_evidence:
+    rerank = args.rerank
+    has_none = rerank.reranker == "none" or not rerank.num_evidence or rerank.gives_hint
+    if args.is_exhaustive or has_none:
         raise ConfigError(
             "the ways are compared with a first stage, a reranker and evidence: leave out "
-            "--retriever exhaustive, --reranker none and --num_evidence 0 (--bank full adds the "
-            "exhaustive search)"
+            "--retriever exhaustive, --reranker none, --num_evidence 0 and --evidence hint (--bank "
+            "full adds the exhaustive search)"
         )
     first = replace(args, rerank=replace(args.rerank, reranker="none"), rerank_options=None)
     chance = replace(args.retriever, retriever="random")
