@@ -5,7 +5,7 @@ words dropped. Nothing in the claim tells which it is, its source does: here evi
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,6 @@ TRUE, FALSE = "true", "false"
 _STAGE = "claims"
 _WORDS = range(10, 25)  # of a source
 _YEARS_OFF = range(3, 18)
-_DRAWS = 100  # until a fact of a sort is taken for the only one
 _BATCH = 1 << 14
 
 
@@ -36,9 +35,10 @@ class ClaimsArguments(Arguments):
 
     kind: str = arg(
         "year",
-        "What is kept or changed, the one of its kind in a sentence: year (1000 to 2029, by 3 to "
-        "17 years), number (for another of the corpus with as many digits), or entity (capitalised "
-        "words, but not the sentence's first, for another of the corpus with as many words).",
+        "What is kept or changed, the one of its kind in a sentence: year (1000 to 2029), number "
+        "(any other), or entity (capitalised words, but not the sentence's first). It is changed "
+        "for another of the corpus: a year by 3 to 17, a number with as many digits, an entity of "
+        "as many words.",
         choices=KINDS,
     )
     output_dir: str = arg(
@@ -177,30 +177,28 @@ class _Found:
     texts: Sequence[str]
 
     @cached_property
-    def _alike(self) -> Mapping[str, Sequence[str]]:
-        """Return the facts of each shape; one that stands there often is drawn as often."""
-        alike = defaultdict(list)
+    def _alike(self) -> Mapping[str, Counter[str]]:
+        """Count the facts of each shape."""
+        alike = defaultdict[str, Counter[str]](Counter)
         for text in self.texts:
-            alike[self._shape(text)].append(text)
+            alike[self._shape(text)][text] += 1
         return alike
 
-    @cached_property
-    def _years(self) -> range:
-        years = [int(text) for text in self.texts]
-        return range(min(years), max(years) + 1)
-
     def _shape(self, text: str) -> str:
-        words = str(len(text.split()))
-        return re.sub("[0-9]", "0", text) if self.kind == "number" else words
+        """Return what two facts must have in common for one to stand for the other."""
+        return re.sub("[0-9]", "0", text) if self.kind != "entity" else str(len(text.split()))
 
     def draw_other(self, text: str, draw: Random) -> str | None:
-        """Draw what a fact is changed to; None where there is nothing else of its sort."""
-        if self.kind == "year":
-            others = [int(text) + sign * off for sign in (-1, 1) for off in _YEARS_OFF]
-            others = [year for year in others if year in self._years]
-            return str(draw.choice(others)) if others else None
-        drawn = (draw.choice(self._alike[self._shape(text)]) for _ in range(_DRAWS))
-        return next((other for other in drawn if other != text), None)
+        """Draw what a fact is changed to; None where there is nothing else of its sort.
+
+        What the corpus has often is drawn as often, so that a written fact alone does not tell.
+        """
+        others = {
+            other: count
+            for other, count in self._alike[self._shape(text)].items()
+            if other != text and (self.kind != "year" or abs(int(other) - int(text)) in _YEARS_OFF)
+        }
+        return draw.choices([*others], [*others.values()])[0] if others else None
 
 
 def _find_all(corpus: Corpus, kind: str) -> _Found:
