@@ -265,7 +265,7 @@ NEIGHBOR_ENCODERS = ("encoder", "reader")
 POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
 LEAK_JACCARD = 0.9
 """Share of common words from which on a text is nearly the query's own; see `LeakGuard`."""
-RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
+RETRIEVERS = ("bm25", "dense", "distilled", "exhaustive", "hybrid", "random")
 
 
 @dataclass(kw_only=True)
@@ -303,9 +303,10 @@ class RetrieverArguments(EncoderArguments):
 
     retriever: str = arg(
         "dense",
-        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
-        "control), or exhaustive (none: the LM reads the whole corpus once, and evidence is the "
-        "best of all of it); or your own, module:Class.",
+        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), distilled (the dense "
+        "index searched by what a sample says of the LM's states), random (by chance, a control), "
+        "or exhaustive (none: the LM reads the whole corpus once, and evidence is the best of all "
+        "of it); or your own, module:Class.",
         choices=RETRIEVERS,
         is_open=True,
     )
@@ -444,10 +445,25 @@ class RerankArguments(LMArguments):
     similarity: str = arg(
         "dot",
         "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
-        "whitened_cosine; or label_words (of the log-chances that the LM gives the label words, "
-        "each standardised). The last three are fitted to up to 2,000 passages and training "
-        "queries, which the LM then reads. Or module:Class of your own.",
+        "whitened_cosine; label_words (of the log-chances that the LM gives the label words, "
+        "each standardised); or head (the chance of one label, by a logistic head learnt from the "
+        "training examples). All but dot and cosine are fitted to up to 2,000 passages and "
+        "training queries, which the LM then reads. Or module:Class of your own.",
         is_open=True,
+    )
+    topic_weight: float = arg(
+        0.0,
+        "Weight of the first stage's scores beside the second's, both standardised by query: it "
+        "keeps evidence to the query's topic.",
+        least=0,
+        below=math.inf,
+    )
+    evidence: str = arg(
+        "passages",
+        "What the reader is given beside a query: passages, or hint (a control without any: the "
+        "opinion of --similarity head in words; nothing is searched).",
+        choices=("hint", "passages"),
+        needs={"similarity": "head", "reranker": "prompted"},
     )
     num_exemplars: int = arg(
         8, "Labelled examples in the prompt's prefix (the paper's m).", least=0
@@ -535,6 +551,11 @@ class RerankArguments(LMArguments):
                 f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
                 f"'{self.exemplars}' each query has its own: use --similarity dot or cosine"
             )
+
+    @property
+    def gives_hint(self) -> bool:
+        """Whether the reader is given an opinion in words, and no passages."""
+        return self.evidence == "hint" and self.num_evidence > 0
 
     @property
     def per_query(self) -> bool:
@@ -758,6 +779,11 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
         raise ConfigError(
             f"index_dir ({retriever.index_dir}) names a first stage's index, and retriever "
             f"'{name}' has none: leave it out, or use another --retriever"
+        )
+    if name == "exhaustive" and rerank.topic_weight:
+        raise ConfigError(
+            f"topic_weight is {rerank.topic_weight:g}, the weight of the first stage's scores, and "
+            "retriever 'exhaustive' has none: leave it out, or use another --retriever"
         )
     if name == "exhaustive":
         if rerank.reranker == "none" and rerank.num_evidence:

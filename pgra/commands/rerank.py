@@ -88,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = PgraArguments(**parts, reader=reader)
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
+    if args.rerank.gives_hint:
+        raise ConfigError("evidence 'hint' is without passages: there is nothing to rerank")
     quiet_libraries()
     context = join_context(args.runtime.device)
     if texts.text:

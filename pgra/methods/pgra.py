@@ -491,7 +491,7 @@ def _open_recorded(
     _check(home, "corpus", made.get("corpus"), stages.corpus.fingerprint["corpus_sha256"])
     _check(home, "reranker", made.get("reranker"), dict(stages.reranker.fingerprint))
     stages.reranker.check()  # before an index would be built
-    if args.is_exhaustive:
+    if args.is_exhaustive or args.rerank.gives_hint:
         return stages
     encoder = _index_encoder(made)
     if encoder:  # its folder's digest tells before an index would be built with it
@@ -582,7 +582,9 @@ def evidence_models(args: PgraArguments) -> list[str]:
     """Return the models that find the reader's evidence; none without any."""
     if args.rerank.num_evidence == 0:
         return []
-    models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
+    encodes = args.retriever.retriever in ("dense", "distilled", "hybrid")
+    encodes &= not args.rerank.gives_hint
+    models = [args.retriever.encoder] if encodes else []
     reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
     if reads and args.rerank.per_query:
         models.append(neighbor_model(args))

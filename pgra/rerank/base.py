@@ -26,10 +26,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from pgra.config import Arguments as _Arguments
 from pgra.config import RerankArguments
-from pgra.core import ALONE, Candidates, Context, Example, Json, Rows, Scores
+from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
+from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
@@ -147,6 +149,7 @@ class Cost:
         return self.basis in (PAIRS, MOST_PAIRS)
 
 
+_ROUNDING = 1e-6  # of a line's largest score: less spread than this is float32's own
 PAIRS, MOST_PAIRS = "every pair", "at most every pair"
 
 
@@ -203,6 +206,19 @@ class Reranker(ABC):
         """Return the whole prompts that a query is read in, one a prefix; none without prompts."""
         return []
 
+    def opinions(self, examples: Sequence[Example]) -> Scores:  # noqa: ARG002
+        """Return the chance of each label of examples that `prepare` has seen, (B, C).
+
+        Labels are in the task's order.
+
+        Raises:
+            ConfigError: If it has no opinion: it knows no labels.
+        """
+        raise ConfigError(
+            "this reranker says nothing of a query's label: use --reranker prompted with "
+            "--similarity head"
+        )
+
 
 def draw_texts(corpus: "Corpus", rows: Rows, count: int, seed: int) -> list[str]:
     """Return the texts of so many of these rows, drawn by chance; of all where there are fewer."""
@@ -229,9 +245,16 @@ class ScoringReranker(Reranker):
 
     Attributes:
         counter: The model.
+        topic_weight: Of the first stage's scores beside them; see `add_topic`.
     """
 
     counter: "Counter"
+    topic_weight = 0.0
+
+    def with_topic(self, fingerprint: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Return a fingerprint with the topic's weight, where there is one."""
+        own = {"topic_weight": self.topic_weight} if self.topic_weight else {}
+        return {**fingerprint, **own}
 
     @abstractmethod
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
@@ -260,4 +283,35 @@ class ScoringReranker(Reranker):
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
         """Order each query's candidates by their scores; `prepare` must have seen them."""
         scores = self.score(examples, candidates.rows)
+        scores = add_topic(scores, candidates, self.topic_weight)
         return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
+
+
+def add_topic(scores: Scores, first: Candidates, weight: float) -> Scores:
+    """Add the first stage's scores to the second's, each query's standardized.
+
+    The second stage may go by the label alone, and give all queries of a label the same evidence;
+    the first goes by what a query is about.
+
+    Args:
+        scores: The second stage's of the candidates, (B, K), -inf where one is missing.
+        first: The candidates, with the first stage's scores.
+        weight: Of the first stage; 0 returns the scores as they are.
+    """
+    if not weight:
+        return scores
+    present = first.rows != MISSING_ROW
+    topic = _standardized(first.scores, present)
+    mixed = (_standardized(scores, present) + weight * topic).astype(np.float32)
+    return np.where(present, mixed, np.float32(-np.inf))
+
+
+def _standardized(scores: Scores, present: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Return each line less its mean, over its standard deviation; 0 where all are equal."""
+    values = np.where(present, scores, 0).astype(np.float64)
+    count = np.maximum(1, present.sum(axis=1, keepdims=True))
+    off = np.where(present, values - values.sum(axis=1, keepdims=True) / count, 0)
+    spread = np.sqrt((off**2).sum(axis=1, keepdims=True) / count)
+    varies = spread > _ROUNDING * np.abs(values).max(axis=1, initial=0, keepdims=True)
+    standard: npt.NDArray[np.float64] = off / np.where(varies, spread, 1) * varies
+    return standard

@@ -112,7 +112,7 @@ class CrossEncoderReranker(PairReranker):
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that the order depends on: model, longest pair, dtype and corpus."""
-        return self.bank.fingerprint
+        return self.with_topic(self.bank.fingerprint)
 
     @cached_property
     def model(self) -> Any:

@@ -182,7 +182,8 @@ class ExhaustiveSearch:
         """
         rows = np.empty((len(examples), depth), dtype=np.int64)
         scores = np.empty((len(examples), depth), dtype=np.float32)
-        step = max(1, _CHUNK_BYTES // (4 * self._width + 24 * (depth + spare)))
+        width = max(self._width, self._num_columns)
+        step = max(1, _CHUNK_BYTES // (4 * width + 24 * (depth + spare)))
         for start in range(0, len(examples), step):
             chunk = slice(start, start + step)
             best = find(examples[chunk], depth, spare)
@@ -255,7 +256,8 @@ class ExhaustiveSearch:
         """Return queries so that their inner products with what is indexed are the scores."""
         bank = self.reranker.query_bank
         keys = np.array([query_key(example) for example in examples], np.int64)
-        return self.reranker.fitting.similarity.of_queries(bank.states(keys), bank.norms(keys))
+        states, norms = bank.states(keys), bank.norms(keys)
+        return self.reranker.fitting.similarity.of_queries(states, norms, keys)
 
     def _states(self, rows: Rows) -> Vectors:
         bank = self.reranker.bank
@@ -276,7 +278,7 @@ class ExhaustiveSearch:
 
     @property
     def _block_rows(self) -> int:
-        return min(_BLOCK_ROWS, max(1, _BLOCK_BYTES // (4 * self._width)))
+        return min(_BLOCK_ROWS, max(1, _BLOCK_BYTES // (4 * max(self._width, self._num_columns))))
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:

@@ -71,12 +71,14 @@ class NeighborReranker(PairReranker):
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that the order depends on: LM, template, corpus, exemplars and similarity."""
-        return {
-            **self.bank.fingerprint,
-            **self.exemplars.fingerprint,
-            "reranker": "prompted",
-            "similarity": self.similarity,
-        }
+        return self.with_topic(
+            {
+                **self.bank.fingerprint,
+                **self.exemplars.fingerprint,
+                "reranker": "prompted",
+                "similarity": self.similarity,
+            }
+        )
 
     @property
     def store(self) -> str:

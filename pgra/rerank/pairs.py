@@ -90,6 +90,7 @@ class PairReranker(ScoringReranker):
             ArtifactError: If the bank is damaged.
         """
         self.corpus, self.context = request.corpus, request.context
+        self.topic_weight = request.args.topic_weight
         self.shard_rows = batch_budget(request.args.bank_shard_rows, device)
         fields = {**fields, **self.corpus.fingerprint}
         root = self.context.artifacts / "banks"

@@ -28,10 +28,11 @@ from pgra.rerank.base import (
     RerankRequest,
     ScoringReranker,
     Work,
+    add_topic,
     draw_texts,
 )
 from pgra.rerank.neighbors import NeighborReranker
-from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
+from pgra.rerank.similarity import Fitting, LabelHead, find_similarity, score_candidates
 from pgra.retrieval.survey import WHOLE, FirstStage
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class PromptedReranker(ScoringReranker):
         """
         args, name = request.args, bank_name(encoder.lm.source.name)
         self.encoder = self.counter = encoder
+        self.topic_weight = args.topic_weight
         self.corpus, self.context, self._full = request.corpus, request.context, args.bank == "full"
         self.shard_rows = batch_budget(args.bank_shard_rows, encoder.lm.device)
         as_they_come = args.bank_dtype in ("auto", dtype_name(encoder.lm.dtype))
@@ -117,7 +119,7 @@ class PromptedReranker(ScoringReranker):
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that the order depends on: LM, prompt, corpus, similarity and its fit."""
-        return self.fitting.fingerprint
+        return self.with_topic(self.fitting.fingerprint)
 
     @property
     def store(self) -> str:
@@ -184,9 +186,23 @@ class PromptedReranker(ScoringReranker):
             self.bank,
             rows,
             query_bank=self.query_bank,
-            query_keys=np.array([query_key(example) for example in examples], np.int64),
+            query_keys=_keys(examples),
             similarity=self.fitting.similarity,
         )
+
+    def opinions(self, examples: Sequence[Example]) -> Scores:
+        """Return what the head says of examples' labels, (B, C) float32.
+
+        An example that it was fitted to is judged by the head that has not seen it.
+
+        Raises:
+            ConfigError: If the similarity has no head.
+            KeyError: If `prepare` has not seen an example.
+        """
+        if not issubclass(find_similarity(self.fitting.name), LabelHead):
+            return super().opinions(examples)
+        keys, bank = _keys(examples), self.query_bank
+        return self.fitting.similarity.of_queries(bank.states(keys), bank.norms(keys), keys)
 
     def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
         """Count what the LM has yet to read, and tokenise a sample of it."""
@@ -281,7 +297,13 @@ class AveragedReranker(Reranker):
         """Order each query's candidates by the mean score; `prepare` must have seen them."""
         rows = candidates.rows
         scores = np.mean([member.score(examples, rows) for member in self.members], axis=0)
+        scores = add_topic(scores, candidates, self.members[0].topic_weight)
         return Candidates.best(rows, scores, rows.shape[1])
+
+    def opinions(self, examples: Sequence[Example]) -> Scores:
+        """Return the mean of what the prefixes' heads say, (B, C) float32."""
+        found: Scores = np.mean([member.opinions(examples) for member in self.members], axis=0)
+        return found
 
     def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
         """Add up the prefixes' costs; queries and passages count once."""
@@ -298,6 +320,10 @@ class AveragedReranker(Reranker):
                 **_sums(readings, "tokens", "tokens_whole", "flops", "flops_whole"),
             ),
         )
+
+
+def _keys(examples: Sequence[Example]) -> Rows:
+    return np.array([query_key(example) for example in examples], np.int64)
 
 
 def _sums(values: Sequence[object], *names: str) -> dict[str, Any]:

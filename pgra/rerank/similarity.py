@@ -6,6 +6,7 @@
     whitened_cosine  the same, then of length 1 (as Timkey and van Schijndel 2021)
     label_words      the LM's own log-chances of the label words, each less its mean, over its
                      standard deviation
+    head             the chance that both have one label, by a head learnt from training examples
 
 Hidden states have a large part in common, and a few columns far larger than the rest, so that
 products tell little of the texts; mean and standard deviation take both away. And an LM under a few
@@ -16,14 +17,17 @@ Passages have the means of passages, and queries those of queries: the two are o
 of text, and what all queries have in common says nothing of which passage is like one of them.
 
 A similarity of your own (`--similarity module:Class`) derives from `Similarity` and overrides
-`change`, or `of_passages` and `of_queries`.
+`change`, or `of_passages` and `of_queries`. One that is fitted is a dataclass, says so by
+`is_fitted`, and overrides `fit`: its fields are arrays, and they are all that is kept of a fit.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +45,13 @@ from pgra.artifacts import (
 from pgra.config import find_class
 from pgra.core import MISSING_ROW, Example, Json, Rows
 from pgra.errors import ArtifactError, ConfigError
+from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
-from pgra.rerank.head import affine, column_stats, log_softmax
+from pgra.rerank.head import affine, column_stats, fit_head, log_softmax
+
+logger = logging.getLogger(__name__)
 
 
 def log_chances(states: Floats, words: Floats) -> Floats:
@@ -59,85 +66,301 @@ def log_chances(states: Floats, words: Floats) -> Floats:
     return chances
 
 
+def unit(values: Floats, lengths: Floats) -> Floats:
+    """Return values (n, D) over their lengths (n,); those of length 0 stay."""
+    scaled: Floats = values / np.where(lengths == 0, 1, lengths).astype(np.float32)[:, None]
+    return scaled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What a similarity is fitted to.
+
+    Attributes:
+        passages: States of drawn passages, (n, H).
+        queries: States of drawn training queries, (m, H).
+        examples: These queries, their keys rising.
+        settings: What `Similarity.settings` said.
+        lm: What the states are of.
+    """
+
+    passages: Floats
+    queries: Floats
+    examples: Sequence[Example]
+    settings: Mapping[str, Any]
+    lm: CausalLM
+
+
 @dataclass(frozen=True, kw_only=True)
 class Similarity:
     """Changes states so that the inner products of what comes out are the scores.
 
     Attributes:
-        is_fitted: Whether it gets `passages` and `queries`, measured on a draw of both.
-        reads_words: Whether states become log-chances of the label words; it is fitted then.
-        is_unit: Whether each is divided by its length.
-        words: The LM head's rows of the label words, as `log_chances` takes them.
-        passages: Mean and spread of passages' values, (2, D).
-        queries: Of queries' values.
+        is_fitted: Whether `fit` measures something, on a draw of passages and training queries.
+        reads_words: Whether it needs the LM's head.
+        are_chances: Whether a passage's values are chances that add up to 1.
     """
 
     is_fitted: ClassVar[bool] = False
     reads_words: ClassVar[bool] = False
-    is_unit: ClassVar[bool] = False
-    words: Floats | None = None
-    passages: Floats | None = None
-    queries: Floats | None = None
+    are_chances: ClassVar[bool] = False
+
+    @classmethod
+    def settings(
+        cls,
+        encoder: PromptedEncoder,  # noqa: ARG003 (some need it)
+        reference: Reference,  # noqa: ARG003
+        examples: Sequence[Example],  # noqa: ARG003
+    ) -> dict[str, Any]:
+        """Return what decides a fit beside the draw, as "similarity_fit".
+
+        Args:
+            encoder: LM and prompt.
+            reference: What the task gives.
+            examples: The training queries that are drawn.
+
+        Raises:
+            ConfigError: If there is nothing to fit to; nothing was read yet.
+        """
+        return {}
+
+    @classmethod
+    def num_columns(cls, width: int, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
+        """Return D, of what is compared, where states have `width` columns."""
+        return width
+
+    @classmethod
+    def fit(cls, sample: Sample) -> Self:  # noqa: ARG003
+        """Measure a sample; the fields are kept as arrays."""
+        return cls()
 
     def of_passages(self, states: Floats, norms: Floats) -> Floats:
-        """Return what is compared with a query.
+        """Return what is compared with a query, (n, D).
 
         Args:
             states: (n, H).
             norms: (n,), of these states.
-
-        Returns:
-            (n, D): H columns, or one a label word.
         """
-        return self.change(states, norms, self.passages)
+        return self.change(states, norms, None)
 
-    def of_queries(self, states: Floats, norms: Floats) -> Floats:
-        """Return what is compared with passages; see `of_passages`."""
-        return self.change(states, norms, self.queries)
+    def of_queries(self, states: Floats, norms: Floats, keys: Rows) -> Floats:  # noqa: ARG002
+        """Return what is compared with passages, (n, D).
 
-    def values(self, states: Floats) -> Floats:
-        """Return what mean and spread are taken of: the states, or log-chances of words."""
-        return states if self.words is None else log_chances(states, self.words)
+        Args:
+            states: (n, H).
+            norms: (n,), of these states.
+            keys: Of the queries (`query_key`), (n,): a training query may be one that `fit` saw.
+        """
+        return self.change(states, norms, None)
 
-    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:
-        """Change states of one kind, whose mean and spread are `stats`; see `of_passages`."""
-        values = self.values(states)
-        if stats is not None:
-            values = (values - stats[0]) / stats[1]
-        if not self.is_unit:
-            return values
-        lengths = norms if values is states else np.linalg.norm(values, axis=1)
-        unit: Floats = values / np.where(lengths == 0, 1, lengths).astype(np.float32)[:, None]
-        return unit
+    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
+        """Change states of either kind, (n, D); `stats` is what a fitted one has of that kind."""
+        return states
 
 
 class Cosine(Similarity):
     """States of length 1."""
 
-    is_unit = True
+    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
+        """Divide each by its length."""
+        return unit(states, norms)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Whitened(Similarity):
-    """Each column less its mean, over its spread."""
+    """Each column less its mean, over its spread.
+
+    Attributes:
+        passages: Mean and spread of passages' values, (2, D).
+        queries: Of queries' values.
+    """
+
+    passages: Floats
+    queries: Floats
 
     is_fitted = True
+
+    @classmethod
+    def fit(cls, sample: Sample) -> Self:
+        """Measure mean and spread of both kinds."""
+        return cls(passages=column_stats(sample.passages), queries=column_stats(sample.queries))
+
+    def of_passages(self, states: Floats, norms: Floats) -> Floats:
+        """Return passages by the statistics of passages."""
+        return self.change(states, norms, self.passages)
+
+    def of_queries(self, states: Floats, norms: Floats, keys: Rows) -> Floats:  # noqa: ARG002
+        """Return queries by the statistics of queries."""
+        return self.change(states, norms, self.queries)
+
+    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
+        """Standardize each column."""
+        assert stats is not None
+        standard: Floats = (states - stats[0]) / stats[1]
+        return standard
 
 
 class WhitenedCosine(Whitened):
     """The same, of length 1."""
 
-    is_unit = True
+    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:
+        """Standardize each column, then divide by the length."""
+        values = super().change(states, norms, stats)
+        return unit(values, np.linalg.norm(values, axis=1))
 
 
+@dataclass(frozen=True, kw_only=True)
 class LabelWords(Whitened):
-    """Log-chances of the label words, standardized."""
+    """Log-chances of the label words, standardized.
+
+    Attributes:
+        words: What the LM's head has for them, as `log_chances` takes it.
+    """
+
+    words: Floats
 
     reads_words = True
+
+    @classmethod
+    def settings(
+        cls,
+        encoder: PromptedEncoder,
+        reference: Reference,
+        examples: Sequence[Example],  # noqa: ARG003
+    ) -> dict[str, Any]:
+        """Return the tokens that the words begin with."""
+        words = reference.words
+        tokens = encoder.first_tokens(words.values())
+        if len(tokens) < _FEWEST:
+            raise ConfigError(
+                f"similarity 'label_words' tells labels by the first tokens of their words, "
+                f"and {', '.join(words.values())} all begin alike: choose others in the task's "
+                "prompt_words, or use another --similarity"
+            )
+        return {"label_tokens": tokens}
+
+    @classmethod
+    def num_columns(cls, width: int, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
+        """Return one a word."""
+        return len(settings["label_tokens"])
+
+    @classmethod
+    def fit(cls, sample: Sample) -> Self:
+        """Measure mean and spread of the log-chances of both kinds."""
+        head, tokens = sample.lm.head, sample.settings["label_tokens"]
+        weight = head.weight[tokens].float()
+        bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[tokens]
+        words = torch.column_stack([weight, bias.float()]).cpu().numpy()
+        kinds = (sample.passages, sample.queries)
+        passages, queries = (column_stats(log_chances(states, words)) for states in kinds)
+        return cls(passages=passages, queries=queries, words=words)
+
+    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:
+        """Standardize each word's log-chance."""
+        return super().change(log_chances(states, self.words), norms, stats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelHead(Similarity):
+    """The chance that query and passage have one label, by a head learnt from training examples.
+
+        score(x, e) = sum_y p_x(y) q_e(y)
+        p_x = softmax(l(x))                              the head's opinion of a query
+        q_e = softmax(l(e) - mean of l over passages)    of a passage, whatever the corpus leans to
+
+    The head is a probe of the LM's prompted states (Cho et al. 2023, "Prompt-Augmented Linear
+    Probing", arXiv 2212.10873). A query that it was fitted to is judged by the head of the folds
+    without it: a reader would else be trained on evidence better than it gets later.
+
+    Attributes:
+        stats: Mean and spread of the training queries' states, (2, H).
+        weights: (C, H + 1), as `pgra.rerank.head.Head` has it.
+        fold_weights: (F, C, H + 1), likewise.
+        folds: Of each query that it was fitted to, (m,).
+        keys: Of these queries, rising, (m,).
+        prior: Mean logits over passages, (C,).
+    """
+
+    stats: Floats
+    weights: Floats
+    fold_weights: Floats
+    folds: npt.NDArray[np.intp]
+    keys: Rows
+    prior: Floats
+
+    is_fitted = True
+    are_chances = True
+
+    @classmethod
+    def settings(
+        cls,
+        encoder: PromptedEncoder,  # noqa: ARG003
+        reference: Reference,
+        examples: Sequence[Example],
+    ) -> dict[str, Any]:
+        """Return the labels, and a digest of those of the examples."""
+        labels, truth = list(reference.words), [example.label for example in examples]
+        counts = Counter(truth)
+        if absent := [label for label in labels if label not in counts]:
+            raise ConfigError(
+                f"similarity 'head' learns each label from training examples beside those in the "
+                f"prompt, and none of {len(truth)} has label {', '.join(map(repr, absent))}: give "
+                "some, raise --max_train_samples or lower --num_exemplars, or use another "
+                "--similarity"
+            )
+        return {"similarity_fit": {"labels": labels, "of_queries": digest(truth)}}
+
+    @classmethod
+    def num_columns(cls, width: int, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
+        """Return one a label."""
+        return len(settings["similarity_fit"]["labels"])
+
+    @classmethod
+    def fit(cls, sample: Sample) -> Self:
+        """Fit the head to the queries' labels, and measure what it says of passages."""
+        labels = sample.settings["similarity_fit"]["labels"]
+        targets = np.array([labels.index(example.label) for example in sample.examples])
+        head = fit_head(sample.queries, targets, len(labels))
+        share, count = 100 * head.accuracy, len(targets)
+        logger.info("head: decides %.1f %% of %d held-out training queries rightly", share, count)
+        fitted = cls(
+            stats=head.stats,
+            weights=head.weights,
+            fold_weights=head.fold_weights,
+            folds=head.folds,
+            keys=np.array([query_key(example) for example in sample.examples], np.int64),
+            prior=np.zeros(len(labels), np.float32),
+        )
+        logits = fitted.logits(sample.passages, head.weights)
+        return replace(fitted, prior=logits.mean(axis=0, dtype=np.float64).astype(np.float32))
+
+    def logits(self, states: Floats, weights: Floats) -> Floats:
+        """Return what a head says of states (n, H), (n, C)."""
+        return affine((states - self.stats[0]) / self.stats[1], weights)
+
+    def of_passages(self, states: Floats, norms: Floats) -> Floats:  # noqa: ARG002
+        """Return q_e."""
+        return _softmax(self.logits(states, self.weights) - self.prior)
+
+    def of_queries(self, states: Floats, norms: Floats, keys: Rows) -> Floats:  # noqa: ARG002
+        """Return p_x, by the head that has not seen the query."""
+        logits = self.logits(states, self.weights)
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        folds = np.where(self.keys[at] == keys, self.folds[at], -1)
+        for fold, weights in enumerate(self.fold_weights):
+            logits[folds == fold] = self.logits(states[folds == fold], weights)
+        return _softmax(logits)
+
+
+def _softmax(logits: Floats) -> Floats:
+    chances: Floats = np.exp(log_softmax(logits))
+    return chances
 
 
 SIMILARITIES = {
     "cosine": "pgra.rerank.similarity:Cosine",
     "dot": "pgra.rerank.similarity:Similarity",
+    "head": "pgra.rerank.similarity:LabelHead",
     "label_words": "pgra.rerank.similarity:LabelWords",
     "whitened": "pgra.rerank.similarity:Whitened",
     "whitened_cosine": "pgra.rerank.similarity:WhitenedCosine",
@@ -154,23 +377,20 @@ def find_similarity(name: str) -> type[Similarity]:
     return cls
 
 
-# What a fitted similarity is fitted to: a draw of passages, a draw of training queries, the words.
+# What a fitted similarity is fitted to: a draw of passages, and a draw of training queries.
 #
 # The draws depend on the corpus and on the training queries alone: not on which candidates are in
 # the bank, so that all k and d share one ranking, nor on the reader's seed; and no test query is
-# among them. What was measured is a product of its own, so that a new query is scored as the
-# run's were, without the training data:
-#
-#     passages.npy  (2, D) float32: mean and spread of passages' values
-#     queries.npy   (2, D) float32: of queries' values
-#     words.npy     (C, H + 1) float32, label words only: the head's rows, with the bias at the end
+# among them. What was measured is a product of its own, NAME.npy a field of the class, so that a
+# new query is scored as the run's were, without the training data.
 
 
 STAGE = "similarity"
 SAMPLE = 2000
 _SEED = 0
 _FEWEST = 2
-_OWN_FIELDS = ("similarity_sample", "label_tokens")
+KEPT_SETTINGS = ("similarity_sample", "label_tokens", "similarity_fit")
+"""What a fingerprint says of a fit."""
 
 
 class Fitting:
@@ -209,42 +429,34 @@ class Fitting:
         """
         self.name, self._class, self._encoder = name, find_similarity(name), encoder
         self._num_rows, self._is_known = num_rows, reference.made is not None
-        is_fitted = self._class.is_fitted
-        by_key = {query_key(example): example for example in reference.queries}
-        keys = _draw(np.array(sorted(by_key), np.int64)).tolist() if is_fitted else []
+        queries = sorted(reference.queries, key=lambda example: str(example.label))
+        by_key = {query_key(example): example for example in queries}
+        sample = draw_keys(np.array(sorted(by_key), np.int64)) if self._class.is_fitted else ()
+        keys = [int(key) for key in sample]
         self._queries = {key: by_key[key] for key in keys}  # different ones, whatever their order
-        fields = self._fields(reference) if is_fitted else {}
-        self._tokens = fields.get("label_tokens")
-        self.fingerprint: Mapping[str, Json] = {**made_of, "similarity": name, **fields}
+        self._settings = self._describe(reference)
+        self.fingerprint: Mapping[str, Json] = {**made_of, "similarity": name, **self._settings}
         self.folder = artifact_dir(home.parent, home.name, self.fingerprint)
 
-    def _fields(self, reference: Reference) -> dict[str, Any]:
+    def _describe(self, reference: Reference) -> dict[str, Any]:
         """Return what the fingerprint says of a fit."""
         if reference.made is not None:
-            return {part: reference.made[part] for part in _OWN_FIELDS if part in reference.made}
-        for count, what in (
-            (len(self._queries), "training queries beside those in the prompt"),
-            (self._num_rows, "passages"),
-        ):
-            if count < _FEWEST:
-                raise ConfigError(
-                    f"similarity '{self.name}' is fitted to {what}, and there are {count}: give "
-                    f"at least {_FEWEST}, or use --similarity dot"
-                )
-        queries = digest(list(self._queries))
-        fields: dict[str, Any] = {
-            "similarity_sample": {"size": SAMPLE, "seed": _SEED, "queries": queries}
-        }
-        if self._class.reads_words:
-            words = reference.words
-            fields["label_tokens"] = self._encoder.first_tokens(words.values())
-            if len(fields["label_tokens"]) < _FEWEST:
-                raise ConfigError(
-                    f"similarity '{self.name}' tells labels by the first tokens of their words, "
-                    f"and {', '.join(words.values())} all begin alike: choose others in the task's "
-                    "prompt_words, or use another --similarity"
-                )
-        return fields
+            return {part: reference.made[part] for part in KEPT_SETTINGS if part in reference.made}
+        drawn = {}
+        if self._class.is_fitted:
+            for count, what in (
+                (len(self._queries), "training queries beside those in the prompt"),
+                (self._num_rows, "passages"),
+            ):
+                if count < _FEWEST:
+                    raise ConfigError(
+                        f"similarity '{self.name}' is fitted to {what}, and there are {count}: "
+                        f"give at least {_FEWEST}, or use --similarity dot"
+                    )
+            queries = digest(list(self._queries))
+            drawn = {"similarity_sample": {"size": SAMPLE, "seed": _SEED, "queries": queries}}
+        examples = list(self._queries.values())
+        return {**drawn, **self._class.settings(self._encoder, reference, examples)}
 
     @property
     def is_ready(self) -> bool:
@@ -253,13 +465,13 @@ class Fitting:
 
     def num_columns(self, width: int) -> int:
         """Return D, of what is compared, where states have `width` columns."""
-        return width if self._tokens is None else len(self._tokens)
+        return self._class.num_columns(width, self._settings)
 
     def rows(self) -> Rows:
         """Return the passages whose states it has yet to measure, sorted."""
         if self.is_ready:
             return np.empty(0, dtype=np.int64)
-        return _draw(np.arange(self._num_rows))
+        return draw_keys(np.arange(self._num_rows))
 
     def queries(self) -> list[Example]:
         """Return the queries whose states it has yet to measure."""
@@ -294,17 +506,16 @@ class Fitting:
             )
 
     def _measure(self, aside: Path, bank: Bank, query_bank: Bank) -> Mapping[str, Json]:
-        words = None
-        if self._class.reads_words:
-            head = self._encoder.lm.head
-            weight = head.weight[self._tokens].float()
-            bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[self._tokens]
-            words = torch.column_stack([weight, bias.float()]).cpu().numpy()
-            write_array(aside / "words.npy", words)
-        values = self._class(words=words).values
         rows, keys = self.rows(), np.array(list(self._queries), np.int64)
-        for part, states in (("passages", bank.states(rows)), ("queries", query_bank.states(keys))):
-            write_array(aside / f"{part}.npy", column_stats(values(states)))
+        sample = Sample(
+            passages=bank.states(rows),
+            queries=query_bank.states(keys),
+            examples=list(self._queries.values()),
+            settings=self._settings,
+            lm=self._encoder.lm,
+        )
+        for name, array in vars(self._class.fit(sample)).items():
+            write_array(aside / f"{name}.npy", array)
         return {"passages": len(rows), "queries": len(keys)}
 
     @cached_property
@@ -317,14 +528,12 @@ class Fitting:
         if not self._class.is_fitted:
             return self._class()
         read_manifest(self.folder, stage=STAGE, fingerprint=self.fingerprint)
-        parts = ["passages", "queries", *(["words"] if self._tokens else [])]
-        return self._class(
-            **{part: np.array(read_array(self.folder / f"{part}.npy")) for part in parts}
-        )
+        names = [field.name for field in fields(self._class)]
+        return self._class(**{n: np.array(read_array(self.folder / f"{n}.npy")) for n in names})
 
 
-def _draw(keys: Rows) -> Rows:
-    """Draw as many of these as a similarity is fitted to, sorted."""
+def draw_keys(keys: Rows) -> Rows:
+    """Draw as many of these as a similarity is fitted to, sorted; the same ones each time."""
     if len(keys) > SAMPLE:
         keys = np.sort(np.random.default_rng(_SEED).choice(keys, SAMPLE, replace=False))
     return keys
@@ -364,12 +573,18 @@ def score_candidates(
         ArtifactError: If states are not what was written.
     """
     scores = np.full(rows.shape, -np.inf, dtype=np.float32)
-    by_bytes = _QUERY_BYTES // (4 * max(1, query_bank.width))
+
+    def compared(keys: Rows) -> Floats:
+        return similarity.of_queries(query_bank.states(keys), query_bank.norms(keys), keys)
+
+    if not len(rows):
+        return scores
+    width = max(query_bank.width, compared(query_keys[:1]).shape[1])
+    by_bytes = _QUERY_BYTES // (4 * max(1, width))
     step = max(1, min(by_bytes, _NUM_PAIRS // max(1, rows.shape[1])))
     for start in range(0, len(rows), step):
         some = slice(start, start + step)
-        keys = query_keys[some]
-        queries = similarity.of_queries(query_bank.states(keys), query_bank.norms(keys))
+        queries = compared(query_keys[some])
         scores[some] = _score(bank, rows[some], queries=queries, similarity=similarity)
     return scores
 
@@ -380,7 +595,8 @@ def _score(bank: Bank, rows: Rows, *, queries: Floats, similarity: Similarity) -
     pairs = pairs[np.searchsorted(flat, MISSING_ROW, side="right", sorter=pairs) :]
     distinct, first, count = np.unique(flat[pairs], return_index=True, return_counts=True)
     scores = np.full(flat.shape, -np.inf, dtype=np.float32)
-    for block in bank.blocks(distinct, rows=max(1, _BLOCK_BYTES // (4 * max(1, bank.width)))):
+    width = max(1, bank.width, queries.shape[1])
+    for block in bank.blocks(distinct, rows=max(1, _BLOCK_BYTES // (4 * width))):
         at = np.searchsorted(distinct, block.keys)
         passage = np.repeat(np.arange(len(at)), count[at])
         place = pairs[_runs(first[at], count[at])]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 RETRIEVERS: dict[str, str] = {
     "bm25": "pgra.retrieval.bm25:BM25Retriever",
     "dense": "pgra.retrieval.dense:DenseRetriever",
+    "distilled": "pgra.rerank.distilled:DistilledRetriever",
     "hybrid": "pgra.retrieval.hybrid:HybridRetriever",
     "random": "pgra.retrieval.random:RandomRetriever",
 }
@@ -42,6 +43,8 @@ class IndexRequest:
         recall_queries: Texts to measure a dense index's recall with; None: passages.
         engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
         num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
+        reranker: The second stage (`pgra.rerank.Reranker`), for a retriever that learns from it;
+            None outside a task.
     """
 
     args: RetrieverArguments
@@ -52,6 +55,7 @@ class IndexRequest:
     recall_queries: Sequence[str] | None = None
     engine: str = "local"
     num_workers: int | None = None
+    reranker: Any = None
 
     @property
     def home(self) -> Path:
@@ -95,11 +99,13 @@ class Retriever(ABC):
     Attributes:
         Arguments: Its own flags, if it has any.
         encodes: Whether it has an encoder read the corpus (`--engine ray` can).
+        learns: Whether it learns from the task's second stage.
         fingerprint: All that determines the candidates of a text.
     """
 
     Arguments: ClassVar[type[_Arguments] | None] = None
     encodes: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
     fingerprint: Mapping[str, Json]
 
     @classmethod
@@ -114,6 +120,10 @@ class Retriever(ABC):
         Raises:
             ConfigError: If k exceeds the corpus.
         """
+
+    def for_examples(self, examples: Sequence[Example], k: int) -> Candidates:
+        """Find candidates of a task's examples: of their texts, as by default."""
+        return self.retrieve([example.text for example in examples], k)
 
     @classmethod
     def identify(cls, request: IndexRequest) -> IndexIdentity | None:  # noqa: ARG003
@@ -174,6 +184,7 @@ def open_retriever(
     context: Context,
     *,
     options: _Arguments | None = None,
+    reranker: Any = None,
 ) -> Retriever:
     """Open the first stage: find its finished index, or build it.
 
@@ -182,6 +193,7 @@ def open_retriever(
         corpus: What is searched.
         context: Where, and who shares the building.
         options: The retriever's own arguments; None: their defaults.
+        reranker: The second stage, for a retriever that learns from it.
 
     Raises:
         ConfigError: If more candidates are asked for than there are passages, or the index's
@@ -194,7 +206,9 @@ def open_retriever(
     check_num_candidates(args.num_candidates, len(corpus))
     if options is None and cls.Arguments is not None:
         options = cls.Arguments()
-    return cls.open(IndexRequest(args=args, corpus=corpus, context=context, options=options))
+    return cls.open(
+        IndexRequest(args=args, corpus=corpus, context=context, options=options, reranker=reranker)
+    )
 
 
 def check_num_candidates(k: int, num_passages: int) -> None:

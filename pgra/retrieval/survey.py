@@ -84,12 +84,14 @@ class Survey:
         task: The task's name.
         splits: The queries, by split.
         seconds: About how long looking may take; 0: no model is run.
+        searches: Whether there is a first stage at all.
     """
 
     request: IndexRequest
     task: str
     splits: Mapping[str, Sequence[Example]]
     seconds: float = 10.0
+    searches: bool = True
 
     def run(self) -> FirstStage:
         """Find out; see the module.
@@ -99,6 +101,8 @@ class Survey:
         """
         request, args = self.request, self.request.args
         corpus, encoder = request.corpus, None
+        if not self.searches:
+            return FirstStage(np.empty(0, np.int64), 0, SEARCHED, 0)
         if args.retriever == "exhaustive":  # there is no first stage: all are read
             return FirstStage(np.arange(len(corpus)), len(corpus), WHOLE, len(corpus))
         cls = find_retriever(args.retriever)
@@ -135,7 +139,7 @@ class Survey:
                 stored=stored,
                 seconds=0.0 if is_built else None,  # an index that is gone is built all the same
             )
-        if self.seconds <= 0:
+        if self.seconds <= 0 or cls.learns:
             return base
         if not is_built:
             return self._try(base, request, encoder)

@@ -84,11 +84,13 @@ def test_attention_is_added_later(bench, run, tmp_path):
     assert read_json(tmp_path / "metrics.json")["calibration"] is None
 
 
-def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench):
-    changes = {"similarity": "whitened_cosine", "max_steps": 1, "max_dev_samples": 4}
-    bench.make("fitted", **changes)
-    fitted = bench.run("fitted")
-    row = bench.predictions("fitted")[3]
+@pytest.mark.parametrize("similarity", ["head", "whitened_cosine"])
+def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench, similarity):
+    name = f"fitted-{similarity}"
+    changes = {"similarity": similarity, "max_steps": 1, "max_dev_samples": 4}
+    bench.make(name, **changes)
+    fitted = bench.run(name)
+    row = bench.predictions(name)[3]
     (answer,) = answers(fitted, row["text"])  # alone, and without the training data
     assert answer["prediction"] == row["prediction"]
     for ours, theirs in zip(answer["evidence"], row["evidence"], strict=True):
@@ -97,8 +99,8 @@ def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench):
     shutil.rmtree(bench.artifacts / "indexes")
     refused = ask(fitted, row["text"])
     assert not (bench.artifacts / "indexes").exists()  # refused before anything long
-    assert "is missing, what similarity 'whitened_cosine' was fitted to: " in refused.error
-    bench.make("fitted", **changes)  # as the message says
+    assert f"is missing, what similarity '{similarity}' was fitted to: " in refused.error
+    bench.make(name, **changes)  # as the message says
     assert answers(fitted, row["text"]) == [answer]
 
 

@@ -1,5 +1,6 @@
 """Similarities that are fitted: to which texts, how often, and what a later run takes up."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,9 +16,10 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank import Reference
 from pgra.rerank.base import RerankRequest
+from pgra.rerank.head import affine, fit_head, log_softmax
 from pgra.rerank.prompted import PromptedReranker
 
-FITTED = ["label_words", "whitened", "whitened_cosine"]
+FITTED = ["head", "label_words", "whitened", "whitened_cosine"]
 CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])
 rerank = partial(run, queries=TWO, rows=CANDIDATES)
 
@@ -97,3 +99,50 @@ def test_the_draw_is_of_the_training_queries_whatever_their_order(start):
         start("whitened", train=TRAIN[:1])
     with pytest.raises(ConfigError, match="great film, great story all begin alike: choose others"):
         start("label_words", words={"x": "great film", "y": "great story"})
+
+
+def test_a_head_judges_training_queries_by_the_folds_without_them(start):
+    """The oracle: a head fitted to the states as they are, asked by hand."""
+    reranker, queries = start("head"), [*TWO, *TRAIN[4:]]
+    rows = reranker.fitting.rows().tolist()
+    drawn = {example.id: example for example in reranker.fitting.queries()}
+    found, _ = rerank(reranker, queries=queries, rows=np.zeros((len(queries), 1), np.int64))
+    train, asked, passages = (
+        reranker.encoder.encode(texts).numpy()
+        for texts in ([e.text for e in drawn.values()], [q.text for q in queries], SENTENCES)
+    )
+    targets = [list(WORDS).index(example.label) for example in drawn.values()]
+    head = fit_head(train, np.array(targets), 2)
+    folds = dict(zip(drawn, head.folds.tolist(), strict=True))
+
+    def logits(states, weights):
+        return affine((states - head.stats[0]) / head.stats[1], weights)
+
+    whole = np.exp(log_softmax(logits(asked, head.weights)))
+    heads = [head.fold_weights[folds[q.id]] if q.id in folds else head.weights for q in queries]
+    lines = [logits(state[None], own) for state, own in zip(asked, heads, strict=True)]
+    truth, opinions = np.exp(log_softmax(np.concatenate(lines))), reranker.opinions(queries)
+    np.testing.assert_allclose(opinions, truth, atol=2e-4)
+    seen = [query.id in folds for query in queries]
+    assert sum(seen) == 5
+    assert np.abs(opinions - whole)[seen].max() > 1e-3  # the control: another head than for others
+    # the score: the chance of one label, whatever passages lean to
+    lean = logits(passages[rows], head.weights).mean(axis=0)
+    first = np.exp(log_softmax(logits(passages[:1], head.weights) - lean))
+    np.testing.assert_allclose(found.scores, truth @ first.T, atol=2e-4)
+
+
+def test_a_head_depends_on_labels_and_refuses_what_none_has(start, tmp_path):
+    swapped = [
+        replace(example, label=next(label for label in WORDS if label != example.label))
+        for example in TRAIN[4:]
+    ]
+    for similarity, is_same in (("head", False), ("whitened", True)):
+        ours, theirs = start(similarity), start(similarity, train=swapped)
+        assert (ours.fingerprint == theirs.fingerprint) is is_same
+    one_label = [example for example in TRAIN if example.label == "positive"]
+    with pytest.raises(ConfigError, match="'head' learns each .* none of 5 has label 'negative'"):
+        start("head", train=one_label)
+    with pytest.raises(ConfigError, match="use --reranker prompted with --similarity head"):
+        start("whitened").opinions(TWO)
+    assert not list(tmp_path.glob("banks/similarities/*"))

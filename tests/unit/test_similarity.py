@@ -6,10 +6,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import RerankArguments
+from pgra.core import MISSING_ROW, Candidates
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank.similarity import column_stats, find_similarity, log_chances
+from pgra.rerank.base import add_topic
+from pgra.rerank.head import column_stats
+from pgra.rerank.similarity import LabelHead, find_similarity, log_chances
 
 PASSAGES = np.array([[0, 0], [2, 20]], np.float32)
 QUERIES = np.array([[1, 7], [3, 7]], np.float32)
@@ -19,7 +22,7 @@ def scores(similarity, passages=PASSAGES, queries=QUERIES):
     """Give (queries, passages) inner products."""
     lengths = [np.linalg.norm(states, axis=1) for states in (passages, queries)]
     left = similarity.of_passages(passages, lengths[0])
-    return similarity.of_queries(queries, lengths[1]) @ left.T
+    return similarity.of_queries(queries, lengths[1], np.arange(len(queries))) @ left.T
 
 
 PLAIN = {name: find_similarity(name)() for name in ("dot", "cosine")}
@@ -108,3 +111,39 @@ def test_log_chances_are_those_of_the_lms_own_logits(lm_dir):
         np.testing.assert_allclose(line, expected, rtol=2e-4, atol=2e-4)
         whole = logits.log_softmax(-1)[tokens].numpy()
         assert np.abs(line - whole).max() > 0.1  # the control: not among all words
+
+
+def test_a_head_by_hand():
+    """Logits are (0, x), the passages' mean log 3; query 7 is of fold 1, whose bias is log 9."""
+    row = np.array([[0, 0], [1, 0]], np.float32)
+    similarity = LabelHead(
+        stats=np.array([[2], [0.5]], np.float32),
+        weights=row,
+        fold_weights=np.stack([row, row + np.array([[0, 0], [0, np.log(9)]], np.float32)]),
+        folds=np.array([0, 1]),
+        keys=np.array([5, 7]),
+        prior=np.array([0, np.log(3)], np.float32),
+    )
+    states = np.log(np.array([[1], [3], [9]], np.float32)) / 2 + 2  # logits log 1, log 3, log 9
+    norms = np.zeros(3, np.float32)
+    asked = similarity.of_queries(states, norms, np.array([5, 6, 9]))
+    np.testing.assert_allclose(asked, [[1 / 2, 1 / 2], [1 / 4, 3 / 4], [1 / 10, 9 / 10]], rtol=1e-5)
+    held_out = similarity.of_queries(states, norms, np.array([7, 7, -1]))
+    np.testing.assert_allclose(held_out[:, 0], [1 / 10, 1 / 28, 1 / 10], rtol=1e-5)
+    found = similarity.of_passages(states, norms)
+    np.testing.assert_allclose(found, [[3 / 4, 1 / 4], [1 / 2, 1 / 2], [1 / 4, 3 / 4]], rtol=1e-5)
+    both = 1 / 10 * 1 / 4 + 9 / 10 * 3 / 4  # the chance of one label
+    np.testing.assert_allclose((asked @ found.T)[2, 2], both, rtol=1e-5)
+
+
+def test_the_topic_is_added_by_hand():
+    """Two of three are there: standardized they are -1 and 1, whatever their offset and scale."""
+    rows = np.array([[4, 2, MISSING_ROW], [0, 1, 2], [5, 6, 7]])
+    first = Candidates(rows, np.array([[9, 7, -np.inf], [0, 0, 0], [2, 1, 0]], np.float32))
+    scores = np.array([[1, 3, -np.inf], [5, 3, 1], [0.1, 0.1, 0.1]], np.float32)
+    assert add_topic(scores, first, 0) is scores
+    root = 1.5**0.5
+    expected = [[-1 + 0.5, 1 - 0.5, -np.inf], [root, 0, -root], [root / 2, 0, -root / 2]]
+    np.testing.assert_allclose(add_topic(scores, first, 0.5), expected, atol=1e-6)
+    moved = Candidates(rows, first.scores * 7 - 3)
+    np.testing.assert_allclose(add_topic(scores * 100 + 1, moved, 0.5), expected, atol=1e-5)

@@ -123,8 +123,21 @@ def test_two_processes_search_everything_as_one_does(args, tmp_path, similarity)
                 np.testing.assert_array_equal(ours.rows, alone.evidence[split].candidates.rows)
 
 
+@pytest.mark.parametrize("num_prefixes", [1, 2])
+def test_a_heavy_topic_weight_gives_the_first_stages_order(args, num_prefixes):
+    args = with_rerank(args, num_prefixes=num_prefixes)
+    plain, light, heavy = (found_for(with_rerank(args, topic_weight=w)) for w in (0.0, 0.5, 1e4))
+    first = heavy.candidates["test"].candidates
+    np.testing.assert_array_equal(heavy.evidence["test"].candidates.rows, first.rows)
+    assert (plain.evidence["test"].candidates.rows != first.rows).any()  # the control
+    assert "topic_weight" not in str(plain.fingerprints["reranker"])
+    assert plain.fingerprints["reranker"] != light.fingerprints["reranker"]
+
+
 def test_contradictions_are_refused(args):
     exhaustive = with_retriever(args, retriever="exhaustive")
+    with pytest.raises(ConfigError, match="retriever 'exhaustive' has none: leave it out"):
+        with_rerank(exhaustive, topic_weight=0.5)
     for asked, changes, message in (
         (exhaustive, {"reranker": "none"}, "reranker 'none' has none: use --reranker prompted"),
         (exhaustive, {"num_evidence": 13}, "num_evidence .13. exceeds the corpus .12 passages"),
