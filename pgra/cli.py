@@ -73,7 +73,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "models": Command("pgra.commands.lists:models", "list the models that come inside packages"),
     "data": Command(
-        "pgra.commands.lists:data", "list the tasks, and the data that come inside packages"
+        "pgra.commands.lists:data", "list tasks and data inside packages; make claims of a corpus"
     ),
 }
 
