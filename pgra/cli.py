@@ -65,6 +65,7 @@ COMMANDS: Mapping[str, Command] = {
     "consistency": Command(
         "pgra.commands.consistency", "measure how often evidence has the label of its query"
     ),
+    "worth": Command("pgra.commands.worth", "tell before training whether evidence will help"),
     "push": Command("pgra.commands.push", "put a trained reader on the hub, with its model card"),
     "predict": Command("pgra.commands.predict", "decide new texts with a trained run"),
     "memory": Command(
@@ -72,7 +73,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "models": Command("pgra.commands.lists:models", "list the models that come inside packages"),
     "data": Command(
-        "pgra.commands.lists:data", "list the tasks, and the data that come inside packages"
+        "pgra.commands.lists:data", "list tasks and data inside packages; make claims of a corpus"
     ),
 }
 

@@ -1,13 +1,18 @@
-"""Lists to look things up in, `pgra data` and `pgra models`. Imports nothing heavy."""
+"""Lists to look things up in, `pgra data` and `pgra models`; and `pgra data claims`.
+
+Imports nothing heavy.
+"""
 
 import argparse
 import importlib.util
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from pgra.commands.common import about
+from pgra.commands.common import about, say
+from pgra.config import CorpusArguments, choose, parse_arguments
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled
 from pgra.data.tasks import GenerationTask, Task
 
@@ -15,14 +20,22 @@ _WIDTH = 100
 
 
 def data(argv: Sequence[str] | None = None) -> int:
-    r"""List the tasks, and the data that come inside packages.
+    r"""List the tasks, and the data that come inside packages; or make claims of a corpus.
 
-    Example:
+    commands:
+      claims     make true and false claims of a corpus, for --task claims
+
+    Examples:
       pgra data
+      pgra data claims --help
       pgra rerank --task sst2 --dataset_name bundled:rotten-tomatoes \
           --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
     """
-    _parse_help_only(argv, data)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-"):
+        choose("word after pgra data", words[0], ["claims"])
+        return claims(words[1:])
+    _parse_help_only(words, data)
     _show(
         "tasks, for --task:",
         (_task_lines(Task.load(name)) for name in Task.names()),
@@ -39,6 +52,38 @@ def data(argv: Sequence[str] | None = None) -> int:
         map(_bundled_lines, BUNDLED_DATA.values()),
         "A corpus may also be a file with a passage a line (.txt, .jsonl, .gz), or hub "
         "dataset/file.",
+    )
+    return 0
+
+
+def claims(argv: Sequence[str] | None = None) -> int:
+    r"""Make true and false claims of a corpus, a task in which evidence must help.
+
+    Example:
+      pgra data claims --corpus bundled:wikipedia-19k --num_train 200 --num_test 400 \
+          --output_dir claims
+      python train.py --task claims --dataset_name claims --corpus claims/corpus.txt \
+          --segment_order evidence_first
+
+    A claim is a sentence of 10 to 24 words that holds one year, number or entity, kept or changed,
+    with some of its other words left out. The same arguments give the same claims.
+    """
+    from pgra.data.claims import CORPUS_FILE, ClaimsArguments, make_claims
+    from pgra.data.corpus import open_corpus
+
+    args, corpus_args = parse_arguments(
+        [ClaimsArguments, CorpusArguments], argv, prog="pgra data claims", **about(claims)
+    )
+    made = make_claims(open_corpus(corpus_args, Path(args.artifacts_dir)), args)
+    counts = {name: f"{count:,}" for name, count in made.manifest.counts.items()}
+    say(
+        f"{made.folder}: {counts['train']} training, {counts['validation']} dev and "
+        f"{counts['test']} test claims, of {counts['found']} sentences with one {args.kind}"
+        + (" (already there)" if made.reused else "")
+    )
+    say(
+        f"{made.folder / CORPUS_FILE}: {counts['passages']} passages; taken out: "
+        f"{counts['sources_out']} sources and {counts['copies_out']} near copies of them"
     )
     return 0
 

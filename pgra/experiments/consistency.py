@@ -14,6 +14,10 @@ labels' shares of the queries times their shares of the evidence, added up. So t
 calls nearly all of the corpus one label does not hide what ways differ in, it is centred at the
 corpus (see `PseudoLabels`), which the paper's is not.
 
+The score is itself an accuracy, that of "say the pseudo-label of a random one" (docs/worth.md). So
+the accuracy of the *vote* of a query's evidence stands beside it, to be compared with a reader's,
+and how many *distinct* texts all queries' evidence is.
+
 DIR/consistency.json                  scores, and queries by number of consistent evidence
 DIR/consistency.md, .tex, .csv        the same as tables (.csv: the scores)
 DIR/counts-TASK.csv                   queries and accuracy by number of consistent evidence
@@ -42,6 +46,7 @@ from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
+from pgra.exemplars.selection import vote
 from pgra.methods.stages import Stages
 from pgra.reader.record import RECORD_FILE, Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import Study, compare_runs, load_reference
@@ -49,7 +54,7 @@ from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_
 from pgra.report.page import plain_text, save_figure
 from pgra.report.results import METRICS_FILE, Run, load_collection, read_lines, read_object
 from pgra.report.tables import Cell, Table
-from pgra.rerank.similarity import SIMILARITIES
+from pgra.rerank.similarity import SIMILARITIES, find_similarity
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +70,7 @@ _MEANING = (
     "Consistency: mean share of a query's evidence whose pseudo-label is the query's label.",
     "Majority rate: the consistency of evidence that all had the commonest label of the queries.",
     "Chance: that of evidence with these pseudo-labels that had nothing to do with its query.",
+    "Vote: the accuracy of each query's commonest pseudo-label; distinct: texts, over all queries.",
     "Intervals and p are of a bootstrap over queries; a difference whose interval holds 0 is none.",
 )
 _Counts = npt.NDArray[np.int64]
@@ -88,6 +94,10 @@ class Consistency:
         majority: Share of the queries that have the commonest label.
         chance: The score if evidence had nothing to do with its query.
         pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
+        vote: Share of the queries that have the label which most of their evidence has; a tie goes
+            to the best-ranked one.
+        distinct: Different texts among the evidence of all queries.
+        hub: Share of the queries that have the commonest text among their evidence.
         without_evidence: Queries that have none and count nowhere.
         seeds: Runs that were put together.
     """
@@ -101,6 +111,9 @@ class Consistency:
     majority: float
     chance: float
     pseudo_labels: Mapping[str, float]
+    vote: float
+    distinct: int
+    hub: float
     without_evidence: int
     seeds: int = 1
 
@@ -133,7 +146,8 @@ class Consistency:
             {"consistent": i, "queries": queries, "right": right, "accuracy": self.accuracy(i)}
             for i, (queries, right) in enumerate(counts)
         ]
-        kept = ("name", "task", "seeds", "without_evidence", "depth", "score", "majority", "chance")
+        kept = ["name", "task", "seeds", "without_evidence", "depth", "score", "majority", "chance"]
+        kept += ["vote", "distinct", "hub"]
         return {
             **{name: getattr(self, name) for name in kept},
             "queries": len(self.shares),
@@ -187,6 +201,8 @@ def measure_consistency(
     is_right = np.array([line["prediction"] == line["label"] for line in lines])
     truth = Counter(line["label"] for line in lines)
     pseudo = Counter(label for own in said for label in own)
+    votes = [next(iter(vote(own))) == line["label"] for line, own in zip(lines, said, strict=True)]
+    holders = Counter(t for x in lines for t in {seen["text"] for seen in x["evidence"][:depth]})
     return Consistency(
         name,
         task,
@@ -197,6 +213,9 @@ def measure_consistency(
         majority=max(truth.values()) / len(lines),
         chance=sum(truth[x] * pseudo[x] for x in labels) / (len(lines) * pseudo.total()),
         pseudo_labels={label: pseudo[label] / pseudo.total() for label in labels},
+        vote=sum(votes) / len(lines),
+        distinct=len(holders),
+        hub=max(holders.values()) / len(lines),
         without_evidence=len(seeds[0]) - len(found[0]),
         seeds=len(seeds),
     )
@@ -218,7 +237,7 @@ def score_table(
         notes: Of these runs.
     """
     columns = ["run", "task", "seeds", "d", "queries", "consistency", "95 % interval"]
-    columns += [*(["paper"] if paper else []), "majority rate", "chance"]
+    columns += [*(["paper"] if paper else []), "majority rate", "chance", "vote", "distinct"]
     columns += [f"difference to {baseline}", "its 95 % interval", "p"]
     bases = {run.task: run for run in runs if run.name == baseline}
     rows = []
@@ -227,7 +246,8 @@ def score_table(
         cells = [Cell(run.name), Cell(run.task), *map(Cell, numbers), _percent(run.score)]
         cells.append(Cell.interval([100 * end for end in run.interval], ".1f"))
         cells += [Cell.of(paper.get((run.task, run.name)), ".1f")] if paper else []
-        cells += [_percent(run.majority), _percent(run.chance)]
+        cells += [_percent(run.majority), _percent(run.chance), _percent(run.vote)]
+        cells.append(Cell.of(run.distinct))
         base = bases.get(run.task)
         if base is None or run is base:
             cells += [Cell("")] * 3
@@ -738,7 +758,9 @@ def _notes(
 # and a plain reader that is there already labels each text once.
 
 
-def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
+def ways_of(
+    args: PgraArguments, similarities: Sequence[str] = tuple(SIMILARITIES)
+) -> dict[str, PgraArguments]:
     """Return the arguments of each way, by name: chance, the first stage, and each similarity.
 
     A similarity orders the k candidates, and with a bank of the whole corpus all of it too (but
@@ -747,6 +769,7 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
 
     Args:
         args: What the ways have in common.
+        similarities: Those that are compared.
 
     Raises:
         ConfigError: If there is nothing to compare.
@@ -768,8 +791,11 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
     }
     if args.rerank.reranker != "prompted":  # it has no states to compare in several ways
         return {**ways, args.rerank.reranker: args}
-    for name in PAIR_SIMILARITIES if args.rerank.per_query else SIMILARITIES:
-        ways[name] = replace(args, rerank=replace(args.rerank, similarity=name))
+    for name in PAIR_SIMILARITIES if args.rerank.per_query else similarities:
+        keeps_last = find_similarity(name).reads_words  # an earlier layer has no words
+        layer = "last" if keeps_last else args.rerank.lm_layer
+        rerank = replace(args.rerank, similarity=name, lm_layer=layer)
+        ways[name] = replace(args, rerank=rerank)
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
             ways[f"exhaustive {name}"] = replace(
                 ways[name],
@@ -778,6 +804,20 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
                 retriever_options=None,
             )
     return ways
+
+
+def find_lines(stages: Stages) -> Lines:
+    """Find the test split's evidence, and write lines of which nothing was decided.
+
+    Raises:
+        PgraError: As the stages say.
+    """
+    stages.find(("test",))
+    pairs = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
+    return [
+        {**vars(example), "prediction": None, "evidence": [line.as_json() for line in found]}
+        for example, found in pairs
+    ]
 
 
 def compare_evidence(
@@ -810,15 +850,10 @@ def compare_evidence(
     for depth in depths:
         if not 1 <= depth <= most:
             raise ConfigError(f"depth is {depth}: it must lie between 1 and num_evidence, {most}")
-    lines: dict[str, list[dict[str, Any]]] = {}
+    lines: dict[str, Lines] = {}
     for way, own in ways_of(args).items():
         stages = Stages.read(own, context)
-        stages.find(("test",))
-        pairs = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
-        lines[way] = [
-            {**vars(example), "prediction": None, "evidence": [{"text": x.text} for x in found]}
-            for example, found in pairs
-        ]
+        lines[way] = find_lines(stages)
         task, labels = stages.data.task.name, list(stages.data.labels)
     _check_labels(task, labels, reader)
     texts = distinct_evidence(list(lines.values()))

@@ -547,7 +547,8 @@ class Fitting:
         self._num_rows, self._is_known = num_rows, reference.made is not None
         queries = sorted(reference.queries, key=lambda example: str(example.label))
         by_key = {query_key(example): example for example in queries}
-        keys = _draw(np.array(sorted(by_key), np.int64)).tolist() if self._class.is_fitted else []
+        sample = draw_keys(np.array(sorted(by_key), np.int64)) if self._class.is_fitted else ()
+        keys = [int(key) for key in sample]
         self._queries = {key: by_key[key] for key in keys}  # different ones, whatever their order
         self._settings = self._describe(reference)
         self.fingerprint: Mapping[str, Json] = {**made_of, "similarity": name, **self._settings}
@@ -586,7 +587,7 @@ class Fitting:
         """Return the passages whose states it has yet to measure, sorted."""
         if self.is_ready:
             return np.empty(0, dtype=np.int64)
-        return _draw(np.arange(self._num_rows))
+        return draw_keys(np.arange(self._num_rows))
 
     def queries(self) -> list[Example]:
         """Return the queries whose states it has yet to measure."""
@@ -647,8 +648,8 @@ class Fitting:
         return self._class(**{n: np.array(read_array(self.folder / f"{n}.npy")) for n in names})
 
 
-def _draw(keys: Rows) -> Rows:
-    """Draw as many of these as a similarity is fitted to, sorted."""
+def draw_keys(keys: Rows) -> Rows:
+    """Draw as many of these as a similarity is fitted to, sorted; the same ones each time."""
     if len(keys) > SAMPLE:
         keys = np.sort(np.random.default_rng(_SEED).choice(keys, SAMPLE, replace=False))
     return keys

@@ -58,6 +58,14 @@ def test_the_depth_looks_at_the_best_only_and_their_order_does_not_matter():
     assert measure(turned, depth=1).score != found.score  # the best is another
 
 
+def test_the_vote_the_distinct_and_the_commonest_evidence_by_hand():
+    whole, two = measure(), measure(depth=2)
+    # By all four: pos, neg, pos, pos; by the best two: pos, neg, a tie that n1 leads, pos.
+    assert (whole.vote, two.vote) == (2 / 4, 3 / 4)
+    assert (whole.distinct, two.distinct) == (5, 4)  # p3 is nobody's best two
+    assert (whole.hub, two.hub) == (1.0, 3 / 4)  # p1, once a query
+
+
 def test_fewer_evidence_than_others_counts_by_its_own_number():
     found = measure([*RUN, line(4, "neg", "pos", "n1", "n2"), line(5, "neg", "pos")])
     assert found.shares.tolist()[4:] == [1.0]
@@ -83,7 +91,7 @@ def test_tables_show_both_lines_the_paper_the_baseline_and_what_is_missing():
     runs = [measure(name="fid", depth=1), measure(), measure(RUN[:3], name="few")]
     table = score_table(runs, baseline="fid", paper={("sst2", "pgra"): 75.2}, notes=["A note."])
     fid, pgra, few = texts_of(table)
-    assert [*pgra[5:6], *pgra[7:-2]] == ["56.2", "75.2", "75.0", "59.4", "-18.8"]
+    assert [*pgra[5:6], *pgra[7:-2]] == ["56.2", "75.2", "75.0", "59.4", "50.0", "5", "-18.8"]
     assert (fid[7], fid[-3:], few[-3]) == ("", ["", "", ""], "other queries")
 
 

@@ -1,0 +1,344 @@
+"""True and false claims made from a corpus, whose sources stay in it or not: `pgra data claims`.
+
+A claim is a sentence with one fact, kept (true) or changed (false), and with some of the other
+words dropped. Nothing in the claim tells which it is, its source does: here evidence must help.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from pgra.artifacts import Artifact, build_once, is_finished, write_aside, write_lines
+from pgra.config import LEAK_JACCARD, Arguments, RuntimeArguments, arg
+from pgra.core import Json
+from pgra.data.corpus import Corpus
+from pgra.data.tasks import LABEL
+from pgra.errors import ArtifactError, DataError
+
+KINDS = ("year", "number", "entity")
+CORPUS_FILE = "corpus.txt"
+TRUE, FALSE = "true", "false"
+_STAGE = "claims"
+_WORDS = range(10, 25)  # of a source
+_YEARS_OFF = range(3, 18)
+_BATCH = 1 << 14
+
+
+@dataclass(kw_only=True)
+class ClaimsArguments(Arguments):
+    """Which claims, how many, and where they go."""
+
+    kind: str = arg(
+        "year",
+        "What is kept or changed, the one of its kind in a sentence: year (1000 to 2029), number "
+        "(any other), or entity (capitalised words, but not the sentence's first). It is changed "
+        "for another of the corpus: a year by 3 to 17, a number with as many digits, an entity of "
+        "as many words.",
+        choices=KINDS,
+    )
+    output_dir: str = arg(
+        "",
+        "New folder for train.jsonl, validation.jsonl, test.jsonl and corpus.txt.",
+        must_be_given=True,
+        decides=False,
+    )
+    num_train: int = arg(2000, "Claims to train on, half of them true.", least=2)
+    num_dev: int = arg(200, "Claims to choose a checkpoint on.", least=2)
+    num_test: int = arg(800, "Claims to report on.", least=2)
+    keep_words: float = arg(
+        0.65, "Share of a sentence's other words that its claim keeps.", above=0, most=1
+    )
+    source_share: float = arg(
+        1.0,
+        "Share of each split's claims whose sources stay in the corpus; the others, and near "
+        "copies of them, are taken out. Claims are the same for every share.",
+        least=0,
+        most=1,
+    )
+    seed: int = arg(0, "Seed of all that is drawn.", least=0)
+    artifacts_dir: str = arg(
+        RuntimeArguments.artifacts_dir, "Where corpora are kept that were read.", decides=False
+    )
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Return the claims of each split, in the order in which they are drawn.
+
+        Those of the test set come first: they stay the same whatever is asked for to train on.
+        """
+        return {"test": self.num_test, "validation": self.num_dev, "train": self.num_train}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """The one fact of a sentence.
+
+    Attributes:
+        start: Its first word.
+        stop: Behind its last word.
+        before: Marks before it, in its first word.
+        text: What it says.
+        after: Marks behind it, in its last word.
+    """
+
+    start: int
+    stop: int
+    before: str
+    text: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim as its file has it.
+
+    Attributes:
+        id: As examples are numbered, "SPLIT-ROW".
+        text: What is claimed.
+        label: "true" or "false".
+        source: Row of its source, in the corpus as it was before any source was taken out.
+        sentence: The source.
+        fact: What the source says.
+        written: What the claim says; the fact, if it is true.
+    """
+
+    id: str
+    text: str
+    label: str
+    source: int
+    sentence: str
+    fact: str
+    written: str
+
+
+# Facts: words of a kind that stand in a sentence once.
+
+
+_YEAR = "(?:1[0-9]{3}|20[0-2][0-9])"
+_PARTS = re.compile(r"(\W*)(.*?)((?:['\u2019]s)?\W*)", re.DOTALL)  # a word between its marks
+_MARKED = {
+    "year": re.compile(rf".*(?<![0-9]){_YEAR}(?![0-9])"),
+    "number": re.compile(rf"(?!\W*{_YEAR}\W*$).*[0-9]"),
+}
+_WHOLE = {
+    "year": re.compile(_YEAR),
+    "number": re.compile(rf"(?!{_YEAR}$)[1-9][0-9]*(,[0-9]{{3}})*(\.[0-9]+)?"),
+    "entity": re.compile(r"\w.*\w"),
+}
+
+
+def find_fact(words: Sequence[str], kind: str) -> Fact | None:
+    """Return the one fact of a kind; None where there is none, or several, or half of one.
+
+    Args:
+        words: A sentence's.
+        kind: Of `KINDS`.
+    """
+    if len(words) not in _WORDS:
+        return None
+    runs: list[list[int]] = []  # marks end an entity: "Paris, France" are two
+    for place, word in enumerate(words):
+        if not _is_marked(word, kind):
+            continue
+        if runs and runs[-1][-1] == place - 1 and not _parts(words[place - 1])[2] + _parts(word)[0]:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    if kind == "entity":  # every sentence begins with a capital
+        runs = [run for run in runs if run[0]]
+    if len(runs) != 1:
+        return None
+    start, stop = runs[0][0], runs[0][-1] + 1
+    before, after = _parts(words[start])[0], _parts(words[stop - 1])[2]
+    text = " ".join(words[start:stop]).removeprefix(before).removesuffix(after)
+    return Fact(start, stop, before, text, after) if _WHOLE[kind].fullmatch(text) else None
+
+
+def _parts(word: str) -> tuple[str, str, str]:
+    before, core, after = _PARTS.fullmatch(word).groups()  # type: ignore[union-attr]
+    return before, core, after
+
+
+def _is_marked(word: str, kind: str) -> bool:
+    return _parts(word)[1][:1].isupper() if kind == "entity" else bool(_MARKED[kind].match(word))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """All facts of a corpus: row and text of each, in the corpus' order."""
+
+    kind: str
+    rows: Sequence[int]
+    texts: Sequence[str]
+
+    @cached_property
+    def _alike(self) -> Mapping[str, Counter[str]]:
+        """Count the facts of each shape."""
+        alike = defaultdict[str, Counter[str]](Counter)
+        for text in self.texts:
+            alike[self._shape(text)][text] += 1
+        return alike
+
+    def _shape(self, text: str) -> str:
+        """Return what two facts must have in common for one to stand for the other."""
+        return re.sub("[0-9]", "0", text) if self.kind != "entity" else str(len(text.split()))
+
+    def draw_other(self, text: str, draw: Random) -> str | None:
+        """Draw what a fact is changed to; None where there is nothing else of its sort.
+
+        What the corpus has often is drawn as often, so that a written fact alone does not tell.
+        """
+        others = {
+            other: count
+            for other, count in self._alike[self._shape(text)].items()
+            if other != text and (self.kind != "year" or abs(int(other) - int(text)) in _YEARS_OFF)
+        }
+        return draw.choices([*others], [*others.values()])[0] if others else None
+
+
+def _find_all(corpus: Corpus, kind: str) -> _Found:
+    rows, texts = [], []
+    for row, passage in enumerate(_passages(corpus)):
+        fact = find_fact(passage.split(), kind)
+        if fact is not None:
+            rows.append(row)
+            texts.append(fact.text)
+    return _Found(kind, rows, texts)
+
+
+def _passages(corpus: Corpus) -> Iterator[str]:
+    return (passage for batch in corpus.batched(_BATCH) for passage in batch)
+
+
+class _Copies:
+    """Tells which passages say what one of some sentences says, in nearly its words."""
+
+    def __init__(self) -> None:
+        self._by_word: defaultdict[str, list[tuple[frozenset[str], ...]]] = defaultdict(list)
+
+    def add(self, sentence: str, fact: str) -> None:
+        self._by_word[min(_words(fact))].append((_words(fact), _words(sentence)))
+
+    def __contains__(self, passage: str) -> bool:
+        words = _words(passage)
+        return any(
+            fact <= words and len(words & others) >= LEAK_JACCARD * len(words | others)
+            for word in words & self._by_word.keys()
+            for fact, others in self._by_word[word]
+        )
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.lower()))
+
+
+# Claims, and the folder of them.
+
+
+def make_claims(corpus: Corpus, args: ClaimsArguments) -> Artifact:
+    """Make claims and the corpus to search for their sources, unless the same are there.
+
+    The artifact's counts are "found" (sentences with one fact), the claims of each split,
+    "passages" that are left, and how many were taken out: "sources_out", "copies_out".
+
+    Raises:
+        DataError: If the corpus has too few sentences with one fact of the kind.
+        ArtifactError: If the folder holds anything else.
+    """
+    folder = Path(args.output_dir)
+    if folder.exists() and not is_finished(folder) and not (folder.is_dir() and _is_bare(folder)):
+        raise ArtifactError(f"{folder} holds something else: give a new folder as --output_dir")
+    return build_once(
+        folder,
+        stage=_STAGE,
+        fingerprint={**args.deciding(), **corpus.fingerprint},
+        build=lambda aside: _write(corpus, args, aside),
+    )
+
+
+def _is_bare(folder: Path) -> bool:
+    return not any(folder.iterdir())
+
+
+def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Mapping[str, Json]:
+    found = _find_all(corpus, args.kind)
+    splits, gone = _draw_claims(corpus, args, found), _Copies()
+    counts = {"found": len(found.rows), "sources_out": 0, "passages": 0}
+    for split, claims in splits.items():
+        write_lines(folder / f"{split}.jsonl", [vars(claim) for claim in claims])
+        # Of one order the first so many stay: what stays with a smaller share, stays with a larger.
+        order = Random(f"{args.seed} {split} sources").sample(claims, len(claims))
+        without = order[round(args.source_share * len(order)) :]
+        for claim in without:
+            gone.add(claim.sentence, claim.fact)
+        counts["sources_out"] += len(without)
+        counts[split] = len(claims)
+    with write_aside(folder / CORPUS_FILE) as aside, aside.open("w", encoding="utf-8") as file:
+        for passage in _passages(corpus):
+            if passage not in gone:
+                file.write(f"{passage}\n")
+                counts["passages"] += 1
+    if not counts["passages"]:
+        raise DataError(
+            f"source_share {args.source_share} leaves no passage of the corpus' {len(corpus)}: "
+            "give a larger --corpus, or take out fewer"
+        )
+    counts["copies_out"] = len(corpus) - counts["passages"] - counts["sources_out"]
+    return dict(counts)
+
+
+def _draw_claims(
+    corpus: Corpus, args: ClaimsArguments, found: _Found
+) -> Mapping[str, Sequence[Claim]]:
+    """Draw sources, and make a claim of each; no two of a source, its copies, or of one text."""
+    claims = _claims(corpus, args, found)
+    splits = {split: list(islice(claims, size)) for split, size in args.sizes.items()}
+    count, wanted = sum(map(len, splits.values())), sum(args.sizes.values())
+    if count < wanted:
+        raise DataError(
+            f"{wanted:,} claims are asked for, and the corpus gives {count:,}: of its "
+            f"{len(corpus):,} passages {len(found.rows):,} are sentences of {_WORDS[0]} to "
+            f"{_WORDS[-1]} words with one {args.kind}. Give a larger --corpus, another --kind, or "
+            "fewer --num_train, --num_dev and --num_test"
+        )
+    return splits
+
+
+def _claims(corpus: Corpus, args: ClaimsArguments, found: _Found) -> Iterator[Claim]:
+    """Yield claims in the order of `args.sizes`, as many as the corpus gives."""
+    draw, copies, told = Random(args.seed), _Copies(), set[str]()
+    wanted = [
+        (f"{split}-{number}", label)
+        for split, size in args.sizes.items()
+        for number, label in enumerate(
+            Random(f"{args.seed} {split} {LABEL}").sample(
+                [TRUE] * (size - size // 2) + [FALSE] * (size // 2), size
+            )
+        )
+    ]
+    for index in draw.sample(range(len(found.rows)), len(found.rows)):
+        if len(told) == len(wanted):
+            return
+        row = found.rows[index]
+        sentence, (name, label) = corpus[row], wanted[len(told)]
+        words = sentence.split()
+        fact = find_fact(words, args.kind)
+        assert fact is not None
+        other = found.draw_other(fact.text, draw)
+        places = [place for place in range(len(words)) if not fact.start <= place < fact.stop]
+        kept = draw.sample(places, round(args.keep_words * len(places)))
+        if other is None or sentence in copies:
+            continue
+        written = fact.text if label == TRUE else other
+        before = [words[place] for place in sorted(kept) if place < fact.start]
+        after = [words[place] for place in sorted(kept) if place >= fact.stop]
+        text = " ".join([*before, f"{fact.before}{written}{fact.after}", *after])
+        if text not in told:
+            told.add(text)
+            copies.add(sentence, fact.text)
+            yield Claim(name, text, label, row, sentence, fact.text, written)

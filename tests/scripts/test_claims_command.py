@@ -1,0 +1,50 @@
+"""`pgra data claims`, and a run on what it made."""
+
+import pytest
+from conftest import contents
+from scripted import call, finish, kill_when, products, write_passages
+
+from pgra.commands.lists import data
+
+
+def flags(bench, name, **changes):
+    sizes = {"num_train": 16, "num_dev": 4, "num_test": 8, "corpus": bench.corpus}
+    given = {**sizes, "output_dir": bench.root / name, "artifacts_dir": bench.artifacts, **changes}
+    return ["claims", *(str(word) for key, value in given.items() for word in (f"--{key}", value))]
+
+
+def test_claims_are_made_of_a_corpus_and_a_reader_is_trained_on_them(new_bench, t5_dirs):
+    bench = new_bench
+    write_passages(bench.corpus, 60)  # "17 The film was ...": a number, or a year of SENTENCES
+    made = call(data, flags(bench, "made", kind="number"))
+    assert made.code == 0, made.err
+    assert "16 training, 4 dev and 8 test claims" in made.out
+    again = call(data, flags(bench, "made", kind="number"))
+    assert again.out.replace(" (already there)", "") == made.out != again.out
+    folder = bench.root / "made"
+    how = {"task": "claims", "dataset_name": folder, "corpus": folder / "corpus.txt"}
+    files = {"train_file": None, "test_file": None, "lm": None, "num_exemplars": None}
+    bench.make("read", method="fid", model_name_or_path=t5_dirs["byt5"], **how, **files)
+    assert len(bench.predictions("read")) == 8
+    assert all(len(line["evidence"]) == 2 for line in bench.predictions("read"))
+
+
+def test_a_word_that_is_not_there_and_too_few_sentences_are_refused(bench):
+    assert "unknown word after pgra data 'claim'" in call(data, ["claim"]).error
+    assert "Give a larger --corpus" in call(data, flags(bench, "few")).error
+    assert not (bench.root / "few").exists()
+
+
+@pytest.mark.slow
+def test_a_making_that_was_killed_leaves_nothing_that_looks_finished(new_bench):
+    bench = new_bench
+    write_passages(bench.corpus, 30_000)
+    words = ["-m", "pgra", "data", *flags(bench, "made", kind="number", source_share=0.5)]
+    kill_when(words, (bench.root / ".made.partial" / "test.jsonl").exists)
+    assert not (bench.root / "made").exists()
+    finish(words)
+    assert not (bench.root / ".made.partial").exists()
+    whole = products(bench.root / "made")
+    finish(["-m", "pgra", "data", *flags(bench, "other", kind="number", source_share=0.5)])
+    assert products(bench.root / "other") == whole == products(bench.root / "made")
+    assert len(contents(bench.root / "made")) == 5

@@ -1,0 +1,221 @@
+"""Claims of a corpus: true or false by one fact, drawn the same each time, sources in it or not."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+from conftest import contents, largest_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgra.config import CorpusArguments
+from pgra.data.claims import KINDS, ClaimsArguments, find_fact, make_claims
+from pgra.data.corpus import open_corpus
+from pgra.errors import ArtifactError, ConfigError, DataError
+
+LABELS = ("true", "false")
+SPLITS = {"train": 7, "validation": 4, "test": 6}
+WORDS = [a + b for a in "bdfghk" for b in ("ar", "el", "in", "ot", "us")]
+NAMES = ["Ulm", "Bonn", "Lyon", "New York", "Karl Marx", "Ada King"]
+
+
+def sentence(draw, facts):
+    """A first word, then the facts among words that are none."""
+    words = draw.choices(WORDS, k=draw.randint(8, 16))
+    for fact in facts:
+        words.insert(draw.randint(0, len(words)), draw.choice(["{}", "({})", "{},"]).format(fact))
+    return f"The {' '.join(words)}."
+
+
+def passages(draw):
+    """Sentences with a year, a number and a name each, and some that are of no use."""
+    some = [(draw.randint(1900, 1960), draw.randint(2, 99), draw.choice(NAMES)) for _ in range(60)]
+    useless = [sentence(draw, [1950, 1951, 7, 8, "Ulm", "Bonn"]), "Short in 1950 with 3 in Ulm."]
+    return [*(sentence(draw, facts) for facts in some), *useless]
+
+
+def prepare(texts, folder, *, name="claims", kind="year", **changes):
+    folder.mkdir(exist_ok=True)
+    (folder / "texts.txt").write_text("".join(f"{text}\n" for text in texts))
+    corpus = open_corpus(CorpusArguments(corpus=str(folder / "texts.txt")), folder / "artifacts")
+    sizes = dict(zip(("num_train", "num_dev", "num_test"), SPLITS.values(), strict=True))
+    args = ClaimsArguments(kind=kind, output_dir=str(folder / name), **{**sizes, **changes})
+    return corpus, args
+
+
+def make(texts, folder, **changes):
+    return make_claims(*prepare(texts, folder, **changes))
+
+
+def read(made):
+    """Its claims by split, and the lines of its corpus."""
+    files = {split: (made.folder / f"{split}.jsonl").read_text() for split in SPLITS}
+    claims = {split: [*map(json.loads, text.splitlines())] for split, text in files.items()}
+    return claims, (made.folder / "corpus.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "fact"),
+    [
+        ("He was born in Ulm (1925) and studied law at school.", "year", "1925"),
+        ("He was born in Ulm (1925\u20131990) and studied law at school.", "year", None),
+        ("He was born in 1925 and died at home in 1990.", "year", None),
+        ("He was born in 1925 and loved songs of the 1950s.", "year", None),
+        ("He was born in 2030 or in 999 and studied some law.", "year", None),
+        ("He was born in 1925 in house 12, and studied some law.", "number", "12"),
+        ("In 1925 a sum of $1,200.50 was paid to him for it.", "number", "1,200.50"),
+        ("In 1925 the 3rd one and 12 others were paid for it.", "number", None),
+        ("In 1925 there were none who were ever paid for all this.", "number", None),
+        ("Paris is one of the cities that Karl Marx's family knew.", "entity", "Karl Marx"),
+        ("Paris is one of the cities that Karl, Marx\u2019s father, knew.", "entity", None),
+        ("Karl Marx was one of those who knew the city well.", "entity", None),
+        ("Too short for it in 1925.", "year", None),
+        (" ".join(["in 1925", *["word"] * 23]), "year", None),
+        (" ".join(["in 1925", *["word"] * 22]), "year", "1925"),
+    ],
+)
+def test_a_sentence_has_a_fact_where_it_holds_just_one_and_all_of_it(words, kind, fact):
+    found = find_fact(words.split(), kind)
+    assert (found and found.text) == fact
+    if found:
+        shown = words.split()[found.start : found.stop]
+        assert " ".join(shown) == found.before + found.text + found.after
+
+
+@settings(derandomize=True, deadline=None, max_examples=12)
+@given(st.integers(0, 99), st.sampled_from(KINDS), st.sampled_from([0.05, 0.5, 0.65, 1.0]))
+def test_a_claim_is_its_source_without_some_words_and_with_its_fact_or_another(
+    tmp_path_factory, seed, kind, keep
+):
+    texts = passages(random.Random(seed))
+    made = make(texts, tmp_path_factory.mktemp("made"), kind=kind, keep_words=keep, seed=seed)
+    claims, corpus = read(made)
+    assert corpus == texts
+    for split, size in SPLITS.items():
+        assert [claim["id"] for claim in claims[split]] == [f"{split}-{i}" for i in range(size)]
+        labels = Counter(claim["label"] for claim in claims[split])
+        assert labels == {"true": size - size // 2, "false": size // 2}
+    every = [claim for split in claims.values() for claim in split]
+    assert len({claim["source"] for claim in every}) == len({c["text"] for c in every}) == 17
+    for claim in every:
+        fact, written = claim["fact"], claim["written"]
+        assert texts[claim["source"]] == claim["sentence"]
+        assert (fact == written) == (claim["label"] == "true")
+        words, source = claim["text"].replace(written, fact, 1).split(), claim["sentence"].split()
+        rest = iter(source)
+        assert all(word in rest for word in words)  # in order
+        kept, others = len(words) - len(fact.split()), len(source) - len(fact.split())
+        assert kept == round(keep * others)
+        if kind == "year" and fact != written:
+            assert 3 <= abs(int(fact) - int(written)) <= 17
+            assert 1900 <= int(written) <= 1960
+        elif kind == "number":
+            assert len(fact) == len(written)
+        elif kind == "entity":
+            assert written in NAMES
+            assert len(fact.split()) == len(written.split())
+
+
+@settings(derandomize=True, deadline=None, max_examples=8)
+@given(st.integers(0, 99), st.sampled_from(KINDS), st.tuples(*[st.floats(0, 1)] * 2).map(sorted))
+def test_a_smaller_share_keeps_some_of_the_same_sources_and_the_same_claims(
+    tmp_path_factory, seed, kind, shares
+):
+    texts, folder = passages(random.Random(seed)), tmp_path_factory.mktemp("made")
+    made = [
+        make(texts, folder, name=str(i), kind=kind, source_share=r) for i, r in enumerate(shares)
+    ]
+    (claims, fewer), (same, more) = map(read, made)
+    assert claims == same
+    rest = iter(texts)
+    assert all(text in rest for text in more)
+    rest = iter(more)
+    assert all(text in rest for text in fewer)
+    for share, left in zip(shares, (fewer, more), strict=True):
+        for split, size in SPLITS.items():
+            kept = [claim["sentence"] in left for claim in claims[split]]
+            assert sum(kept) == round(share * size)
+        sources = {claim["sentence"] for split in claims.values() for claim in split}
+        assert {*texts} - {*left} <= sources
+
+
+def test_the_same_arguments_give_the_same_bytes_and_another_seed_others(tmp_path):
+    texts = passages(random.Random(1))
+    names = {"one": {}, "two": {}, "seed": {"seed": 1}, "more": {"num_train": 20}}
+    made = {name: make(texts, tmp_path, name=name, **changes) for name, changes in names.items()}
+    files = {name: contents(item.folder) for name, item in made.items()}
+    for name in ("train.jsonl", "validation.jsonl", "test.jsonl", "corpus.txt"):
+        assert files["one"][name] == files["two"][name]
+        assert (files["one"][name] == files["seed"][name]) == (name == "corpus.txt")
+    assert files["more"]["test.jsonl"] == files["one"]["test.jsonl"]
+    assert make(texts, tmp_path, name="one").reused
+    assert contents(made["one"].folder) == files["one"]
+
+
+def test_near_copies_with_the_fact_go_with_their_source_and_give_no_claim(tmp_path):
+    words = "in {} the old mayor of a small town opened some new bridges {}"
+    same = [words.format(1925, end) for end in ("there", "there!", "There.")]
+    other = words.format(1935, "there")
+    texts = [*same, other, *passages(random.Random(2))]
+    made = make(texts, tmp_path, source_share=0, num_train=45, num_dev=2, num_test=2)
+    claims, corpus = read(made)
+    drawn = [c["source"] for c in claims["train"] if c["sentence"] in (*same, other)]
+    assert len([row for row in drawn if row < 3]) <= 1
+    assert (same[0] in corpus) == (same[1] in corpus) == (same[2] in corpus) == (min(drawn) > 2)
+    assert (other in corpus) == (3 not in drawn)
+    assert drawn, "with another seed no claim is of these"
+
+
+def test_what_cannot_be_made_is_refused_and_leaves_nothing(tmp_path):
+    texts = passages(random.Random(3))
+    with pytest.raises(DataError, match="1,010 claims .* gives 60: of its 62 passages 60"):
+        make(texts, tmp_path, num_train=1000)
+    with pytest.raises(DataError, match="gives 0: of its 2 passages 0 are .* with one year"):
+        make(["No year here.", "Nor here."], tmp_path)
+    with pytest.raises(DataError, match="leaves no passage of the corpus' 17"):
+        make(texts[:17], tmp_path, source_share=0)
+    with pytest.raises(ConfigError, match="keep_words is 0"):
+        make(texts, tmp_path, keep_words=0.0)
+    with pytest.raises(ConfigError, match="month"):
+        make(texts, tmp_path, kind="month")
+    corpus, args = prepare(texts, tmp_path)
+    with largest_file(2000), pytest.raises(ArtifactError, match=r"cannot write .*claims"):
+        make_claims(corpus, args)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"texts.txt", "artifacts", ".claims.lock"}
+    make(texts, tmp_path)
+
+
+def test_a_folder_of_other_claims_or_of_something_else_is_refused_and_kept(tmp_path):
+    texts = passages(random.Random(4))
+    made = make(texts, tmp_path)
+    before = contents(made.folder)
+    with pytest.raises(ArtifactError, match='made with kind "year", this run asks for "number"'):
+        make(texts, tmp_path, kind="number")
+    with pytest.raises(ArtifactError, match="made with corpus_sha256"):
+        make(texts[1:], tmp_path)
+    assert contents(made.folder) == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("mine", "file"):
+        with pytest.raises(ArtifactError, match="holds something else"):
+            make(texts, tmp_path, name=name)
+    assert (tmp_path / "mine" / "notes.txt").read_text() == (tmp_path / "file").read_text()
+    (tmp_path / "bare").mkdir()
+    assert not make(texts, tmp_path, name="bare").reused
+
+
+def test_common_years_are_common_in_false_claims_too(tmp_path):
+    """Or whoever knows the corpus' years would know the false claims without their sources."""
+    draw = random.Random(5)
+    years = [draw.choice([1950, 1960, draw.randint(1940, 1970)]) for _ in range(400)]
+    made = make([sentence(draw, [year]) for year in years], tmp_path, num_train=300)
+    claims, _ = read(made)
+    seen = {
+        label: [c["written"] for c in claims["train"] if c["label"] == label] for label in LABELS
+    }
+    shares = {k: sum(year in ("1950", "1960") for year in v) / len(v) for k, v in seen.items()}
+    assert shares["true"] > 0.6
+    assert shares["false"] == pytest.approx(shares["true"], abs=0.1)
