@@ -108,9 +108,11 @@ def test_layers_that_are_not_there_are_refused(args, lm_dirs):
         open_lm(lm_dirs["gpt2"], "3")
     with pytest.raises(ConfigError, match="'auto' is chosen under one prompt, and with exem"):
         with_rerank(args, lm_layer="auto", exemplars="knn")
-    for layer in ("1", "auto"):
-        stages = Stages.read(with_rerank(args, lm_layer=layer, similarity="label_words"), ALONE)
-        with pytest.raises(ConfigError, match="similarity 'label_words' needs: use --lm_layer la"):
+    for layer, similarity in (("1", "label_words"), ("auto", "label_words"), ("1", "kl")):
+        stages = Stages.read(with_rerank(args, lm_layer=layer, similarity=similarity), ALONE)
+        with pytest.raises(
+            ConfigError, match="--similarity label_words and kl need: use --lm_layer la"
+        ):
             stages.open()
 
 
