@@ -210,7 +210,8 @@ def test_the_whole_lm_is_gone_when_a_layer_is_chosen(args, blurred, monkeypatch)
 
 def test_a_plan_counts_the_layers_that_run(args, blurred):
     def cost(layer):
-        return Stages.read(with_rerank(args, lm=str(blurred), lm_layer=layer), ALONE).plan(seconds=0).cost
+        stages = Stages.read(with_rerank(args, lm=str(blurred), lm_layer=layer), ALONE)
+        return stages.plan(seconds=0).cost
 
     whole, half = (cost(layer).reading for layer in ("last", "1"))
     assert whole.tokens == half.tokens
