@@ -124,7 +124,7 @@ class CausalLM:
         if with_head and layer != "last":
             raise ConfigError(
                 f"lm_layer is '{layer}', and an LM has words for its last layer alone, which "
-                "similarity 'label_words' needs: use --lm_layer last, or another --similarity"
+                "--similarity label_words and kl need: use --lm_layer last, or another --similarity"
             )
         number = load.cut_layers(config, layer, args.lm)
         is_pair = getattr(config, "is_encoder_decoder", False)

@@ -1,7 +1,9 @@
 """An LM that ends with an earlier layer: its states, what they cost, and how one is chosen."""
 
+import gc
 import json
 import logging
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -108,9 +110,11 @@ def test_layers_that_are_not_there_are_refused(args, lm_dirs):
         open_lm(lm_dirs["gpt2"], "3")
     with pytest.raises(ConfigError, match="'auto' is chosen under one prompt, and with exem"):
         with_rerank(args, lm_layer="auto", exemplars="knn")
-    for layer in ("1", "auto"):
-        stages = Stages.read(with_rerank(args, lm_layer=layer, similarity="label_words"), ALONE)
-        with pytest.raises(ConfigError, match="similarity 'label_words' needs: use --lm_layer la"):
+    for layer, similarity in (("1", "label_words"), ("auto", "label_words"), ("1", "kl")):
+        stages = Stages.read(with_rerank(args, lm_layer=layer, similarity=similarity), ALONE)
+        with pytest.raises(
+            ConfigError, match="--similarity label_words and kl need: use --lm_layer la"
+        ):
             stages.open()
 
 
@@ -189,6 +193,42 @@ def test_auto_leaves_out_a_layer_that_tells_less_and_reads_on_at_its_choice(
     stages.__dict__.pop("reranker")
     assert stages.reranker.encoder.lm.layer == layer
     assert "(reused)" in caplog.text
+
+
+def test_the_whole_lm_is_gone_when_a_layer_is_chosen(args, blurred, monkeypatch):
+    loaded, load = [], CausalLM._load
+
+    def keep_track(lm):
+        model = load(lm)
+        loaded.append((weakref.ref(model), len(model.h)))
+        return model
+
+    monkeypatch.setattr(CausalLM, "_load", keep_track)
+    stages = Stages.read(with_rerank(args, lm=str(blurred), lm_layer="auto"), ALONE)
+    assert stages.reranker.encoder.lm.width == 32  # it reads
+    gc.collect()
+    assert [(count, model() is None) for model, count in loaded] == [(3, True), (1, False)]
+
+
+def test_a_plan_counts_the_layers_that_run(args, blurred):
+    def cost(layer):
+        stages = Stages.read(with_rerank(args, lm=str(blurred), lm_layer=layer), ALONE)
+        return stages.plan(seconds=0).cost
+
+    whole, half = (cost(layer).reading for layer in ("last", "1"))
+    assert whole.tokens == half.tokens
+    assert half.flops == pytest.approx(whole.flops / 3, rel=0.01)
+    assert half.cache == whole.cache / 3
+    assert half.weights < whole.weights
+
+
+def test_a_prefix_a_query_is_read_at_a_layer_too(args, blurred):
+    found = {}
+    for layer in ("1", "2", "3"):
+        stages = find(with_rerank(args, lm=str(blurred), lm_layer=layer, exemplars="knn"))
+        assert stages.reranker.fingerprint.get("lm_layer", 3) == int(layer)
+        found[layer] = stages.evidence["test"].candidates.scores
+    assert np.ptp(found["3"]) < 1e-3 * np.ptp(found["1"])  # the last layer has nothing to tell
 
 
 def test_the_first_prefix_chooses_for_all(args, blurred):

@@ -12,7 +12,8 @@ from pgra.cli import main
 from pgra.core import ALONE
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
-from pgra.experiments.worth import Worth, measure_added, measure_worth
+from pgra.experiments.added import measure_added
+from pgra.experiments.worth import Worth, measure_worth
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
 from pgra.rerank.bank import query_key
