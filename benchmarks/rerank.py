@@ -16,10 +16,14 @@ tokens are those of bundled:smollm2-135m).
     floor     the whole suffix (template and text) with no prefix at all, by stock calls
 
 `floor` is longer than `own`: the template's words before the text are part of what pgra shares.
+
+With `--lm_layer 0.6` cascade's texts are also read no further than that layer, in turns with the
+whole LM: `layer_time_share` is the median of the times' ratios.
 """
 
 import argparse
 import itertools
+import statistics
 import sys
 import tempfile
 import time
@@ -56,6 +60,7 @@ from pgra.retrieval import open_retriever
 ON_CPU = ["bundled:smollm2-135m", "random:opt-125m"]
 ON_GPU = ["random:opt-13b", "random:opt-2.7b", "random:opt-125m", "bundled:smollm2-135m"]
 RELEASED_BATCH = 4
+_TURNS = 9  # of reading to a layer, and whole
 EXEMPLAR_SEED = 10  # draws exemplars of the usual length: 340 tokens with the instruction
 
 
@@ -132,6 +137,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="a way and repetition, about")
     parser.add_argument("--repeats", type=positive, help="the best counts; default 3, on a GPU 1")
     parser.add_argument("--dtype", default="auto", choices=DTYPES)
+    parser.add_argument("--lm_layer", help="a number, or a share of the depth; also reads so far")
     args = parse_flags(parser, argv)
     args.on_gpu = torch.cuda.is_available() and args.device != "cpu"
     args.lm = args.lm or (ON_GPU if args.on_gpu else ON_CPU[:1] if args.quick else ON_CPU)
@@ -206,9 +212,28 @@ def measure(name: str, reading: Reading, args: argparse.Namespace) -> tuple[dict
         "pairs_per_text": reading.repeats,
         "texts_per_text_over_splits": reading.split_repeats,
     }
+    if args.lm_layer is not None:
+        short = open_lm(name, dtype=args.dtype, device=args.device, layer=args.lm_layer)
+        earlier = PromptedEncoder(short, reading.prompt, sharing="cascade")
+        figures["layer_time_share"] = time_share(earlier, ways["cascade"], shard)
     if has_room_for_float32(lm, shape):
         figures["max_relative_error"] = largest_error(lm, encoder, reading.texts[:16])
     return figures, show(name, lm, ways, figures)
+
+
+def time_share(earlier: PromptedEncoder, cascade: Way, shard: int) -> float:
+    """Give the time of reading cascade's texts no further than a layer, over the whole LM's."""
+    texts = cascade.texts[: len(cascade.lengths)]
+    earlier.encode(texts)  # weights, prefix, self-check and the first kernels
+    shares = []
+    for _ in range(_TURNS):
+        seconds = []
+        for read in (partial(read_shared, earlier, shard), cascade.run):
+            with measured(earlier.lm.device) as cost:
+                read(texts)
+            seconds.append(cost.seconds)
+        shares.append(seconds[0] / seconds[1])
+    return statistics.median(shares)
 
 
 def rate_figures(ways: dict[str, Way], shape: LmShape, peak_rate: float) -> dict[str, float]:
@@ -350,6 +375,11 @@ def show(name: str, lm: CausalLM, ways: dict[str, Way], figures: dict[str, float
             "largest relative error of cascade against float32 whole prompts: "
             + (
                 f"{error:.1e}" if (error := figures.get("max_relative_error")) else "no room for it"
+            ),
+            *(
+                f"reading to the layer asked for takes {share:.1%} of the time"
+                for share in [figures.get("layer_time_share")]
+                if share is not None
             ),
         ]
     )

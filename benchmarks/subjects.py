@@ -12,7 +12,7 @@ from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import Task
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import find_model, load_config, load_pretrained, load_tokenizer
+from pgra.lm.load import cut_layers, find_model, load_config, load_pretrained, load_tokenizer
 from pgra.methods.stages import prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.reader.fid import FusionReader
@@ -110,10 +110,12 @@ class RandomLM(CausalLM):
         return model.eval().requires_grad_(False)
 
 
-def open_lm(name: str, *, dtype: str = "auto", device: str = "auto") -> CausalLM:
-    """Open an LM by name, or lay out a random one (`random:opt-13b`)."""
+def open_lm(
+    name: str, *, dtype: str = "auto", device: str = "auto", layer: str = "last"
+) -> CausalLM:
+    """Open an LM by name, or lay out a random one (`random:opt-13b`); it may end with a layer."""
     if not name.startswith(RANDOM):
-        return CausalLM.from_name(name, dtype=dtype, device=device)
+        return CausalLM.from_name(name, dtype=dtype, device=device, layer=layer)
     from transformers import OPTConfig
 
     kind = name.removeprefix(RANDOM)
@@ -127,7 +129,8 @@ def open_lm(name: str, *, dtype: str = "auto", device: str = "auto") -> CausalLM
         do_layer_norm_before=kind != "opt-350m",
         word_embed_proj_dim=512 if kind == "opt-350m" else width,
     )
+    number = cut_layers(config, layer, name)
     real = CausalLM.from_name(TOKENIZER, dtype=dtype, device=device)
     # Another LM than the one that lends its tokens: what is remembered of either is its own.
     source = replace(real.source, name=name, identity=f"{name} on {real.source.identity}")
-    return RandomLM(source, config, real.tokenizer, real.device, real.dtype)
+    return RandomLM(source, config, real.tokenizer, real.device, real.dtype, layer=number)

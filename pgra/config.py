@@ -446,9 +446,10 @@ class RerankArguments(LMArguments):
         "dot",
         "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
         "whitened_cosine; label_words (of the log-chances that the LM gives the label words, "
-        "each standardised); or head (the chance of one label, by a logistic head learnt from the "
-        "training examples). All but dot and cosine are fitted to up to 2,000 passages and "
-        "training queries, which the LM then reads. Or module:Class of your own.",
+        "each standardised); head (the chance of one label, by a logistic head learnt from the "
+        "training examples); kl (of the LM's next-token distributions); csls (cosine without "
+        "hubs). All but dot, cosine and kl are fitted to up to 2,000 passages and training "
+        "queries, which the LM then reads. Or module:Class of your own.",
         is_open=True,
     )
     topic_weight: float = arg(
@@ -495,6 +496,12 @@ class RerankArguments(LMArguments):
         "Longest prompt; default: the LM's window. Longer texts are cut, never the tail.",
         least=8,
     )
+    lm_layer: str = arg(
+        "last",
+        "Layer whose states are compared; later ones are not run. last, the number of one (from 1 "
+        "on), a share of the depth such as 0.6, or auto: the first layer from which a head tells "
+        "the labels of up to 300 training examples about as well as from the best.",
+    )
     prefix_sharing: str = arg(
         "auto",
         "How the prefix is run once: auto, cascade, packed, expanded, or none (run it with every "
@@ -527,6 +534,11 @@ class RerankArguments(LMArguments):
         Raises:
             ConfigError: If there is one.
         """
+        if not re.fullmatch(r"auto|last|[1-9]\d*|0?\.0*[1-9]\d*", self.lm_layer):
+            raise ConfigError(
+                f"lm_layer is '{self.lm_layer}': give last, auto, the number of a layer (from 1 "
+                "on), or a share of the depth between 0 and 1, such as 0.6"
+            )
         if self.fast_kernels == "off" and self.prefix_sharing == "cascade":
             raise ConfigError(
                 "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "
@@ -545,6 +557,11 @@ class RerankArguments(LMArguments):
             raise ConfigError(
                 "bank 'full' reads the corpus once under one prompt, and with exemplars "
                 f"'{self.exemplars}' each query has its own: use --bank lazy, or other --exemplars"
+            )
+        if self.lm_layer == "auto":
+            raise ConfigError(
+                "lm_layer 'auto' is chosen under one prompt, and with exemplars "
+                f"'{self.exemplars}' each query has its own: give a number, such as --lm_layer 0.6"
             )
         if self.similarity not in PAIR_SIMILARITIES:
             raise ConfigError(

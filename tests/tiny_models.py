@@ -138,18 +138,27 @@ _LMS = {  # model type, beginning of a text, and what it has of its own; opt-350
 }
 
 
-def build_lm(folder: Path, kind: str, *, window: int = 512) -> Path:
-    """Write a 2-layer causal LM with its tokenizer."""
+def build_lm(folder: Path, kind: str, *, window: int = 512, layers: int = 2) -> Path:
+    """Write a causal LM of so many layers with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     model_type, bos, own = _LMS[kind]
     tok = _byte_level(folder, bos=bos, eos="</s>", pad="<pad>")
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {name: getattr(tok, name) for name in names}
-    longest = "n_positions" if kind == "gpt2" else "max_position_embeddings"
-    config = AutoConfig.for_model(
-        model_type, vocab_size=len(tok), **own, **ids, **{longest: window}
-    )
+    longest, depth = ("max_position_embeddings", "num_hidden_layers")
+    if kind == "gpt2":
+        longest, depth = ("n_positions", "n_layer")
+    own = {**own, **ids, longest: window, depth: layers}
+    config = AutoConfig.for_model(model_type, vocab_size=len(tok), **own)
     _lively(AutoModelForCausalLM.from_config(config)).save_pretrained(folder)
+    return folder
+
+
+def build_blurred_lm(folder: Path) -> Path:
+    """Write a 3-layer GPT-2 whose last layer drowns in a constant whatever was there before."""
+    lm = AutoModelForCausalLM.from_pretrained(build_lm(folder, "gpt2", layers=3))
+    lm.transformer.h[2].mlp.c_proj.bias.data *= 1e9
+    lm.save_pretrained(folder)
     return folder
 
 

@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
           --json plan.json
 
     Takes the flags of train.py but for the reader's training. Nothing is computed for keeps: only
-    the corpus is read into the artifacts folder, as by every command that opens it. Numbers are
+    the corpus is read into the artifacts folder, as by every command that opens it, and with
+    --lm_layer auto the layer is chosen, as by the run. Numbers are
     counts where candidates or an index are there to count on; where it says "about", they are
     estimates: build the index first (pgra index) for better ones.
     """

@@ -18,6 +18,12 @@ class WorthArguments(Arguments):
         "Similarities that are compared beside the first stage's order; default: --similarity, "
         "whitened and head.",
     )
+    num_labels: list[int] = arg(
+        [],
+        "Also measure readers of so many training examples each, and the head fitted to the same.",
+        least=1,
+    )
+    num_draws: int = arg(20, "Draws of training examples for each --num_labels.", least=1)
     json: str | None = arg(None, "File that gets the same as numbers, as JSON.")
 
 
@@ -35,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     A head on its states says which label a query, or a passage, speaks for (the LM's opinion); one
     on the encoder's vectors stands for the reader. What evidence can add is how much better the
     reader decides with its vote, in bits. It looks at no facts that evidence may hold: for claims
-    and questions, train with evidence and without.
+    and questions, train with evidence and without. --num_labels 16 32 104 asks the same of readers
+    of fewer labels.
     """
     sections, (how,) = parse_stages(argv, [WorthArguments], prog="pgra worth", **about(main))
     args = PgraArguments(**sections)
@@ -49,9 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.experiments.worth import measure_worth
 
     context = join_context(args.runtime.device)
-    worth = measure_worth(args, how.similarities, context=context)
+    worth = measure_worth(
+        args,
+        how.similarities,
+        num_labels=how.num_labels,
+        num_draws=how.num_draws,
+        context=context,
+    )
     if context.is_main:
         if target is not None:
             write_json(target, worth.as_json())
+        if worth.curve is not None:
+            say(worth.curve.to_text() + "\n")
         say(f"{worth.table().to_text()}\n\n{worth.conclude()}")
     return 0

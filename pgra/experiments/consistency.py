@@ -54,7 +54,7 @@ from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_
 from pgra.report.page import plain_text, save_figure
 from pgra.report.results import METRICS_FILE, Run, load_collection, read_lines, read_object
 from pgra.report.tables import Cell, Table
-from pgra.rerank.similarity import SIMILARITIES
+from pgra.rerank.similarity import SIMILARITIES, find_similarity
 
 logger = logging.getLogger(__name__)
 
@@ -792,7 +792,10 @@ def ways_of(
     if args.rerank.reranker != "prompted":  # it has no states to compare in several ways
         return {**ways, args.rerank.reranker: args}
     for name in PAIR_SIMILARITIES if args.rerank.per_query else similarities:
-        ways[name] = replace(args, rerank=replace(args.rerank, similarity=name))
+        keeps_last = find_similarity(name).reads_words  # an earlier layer has no words
+        layer = "last" if keeps_last else args.rerank.lm_layer
+        rerank = replace(args.rerank, similarity=name, lm_layer=layer)
+        ways[name] = replace(args, rerank=rerank)
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
             ways[f"exhaustive {name}"] = replace(
                 ways[name],

@@ -2,19 +2,13 @@
 
 The evidence of a query is a function of the query, so it tells a reader no more about the label
 than the retriever's own models know (docs/worth.md). What that adds to what the reader knows is
-counted in bits (V-information, Xu et al. 2020, arXiv 2002.10689):
-
-    adds = H(label given reader) - H(label given reader and vote)
+counted in bits (`pgra.experiments.added`):
 
     reader   log-odds of labels by a head on the encoder's vectors of the queries
     vote     mean log-odds of a query's evidence, by a head on the LM's states (the LM's opinion),
              less their mean over drawn passages of the corpus
-    H        mean log-loss of the test queries under softmax(a reader + b vote), the two weights
-             fitted to the queries of other folds
 
-No weight is negative, and a normal prior draws them to a = 1, b = 0 (of a standardised vote), so
-that a vote which says nothing is left out. The reader alone gets its weight too: no gain is mere
-calibration. The control is the LM's opinion of the query itself, without evidence.
+The control is the LM's opinion of the query itself, without evidence.
 
 This sees which labels evidence speaks for, not the facts that it holds.
 """
@@ -25,8 +19,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pgra.config import PgraArguments
-from pgra.core import ALONE, Context, Json, Rows
+from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Json, Rows
 from pgra.errors import ConfigError
+from pgra.experiments.added import Added, measure_added, num_folds
 from pgra.experiments.consistency import (
     RANDOM,
     Consistency,
@@ -34,8 +29,8 @@ from pgra.experiments.consistency import (
     measure_consistency,
     ways_of,
 )
+from pgra.experiments.curve import Curve, Texts, Way, centred, check_counts, measure_curve
 from pgra.methods.stages import Stages, neighbor_model, open_neighbors
-from pgra.report.metrics import Difference, compare_means
 from pgra.report.tables import Cell, Table
 from pgra.rerank.bank import query_key
 from pgra.rerank.head import (
@@ -43,16 +38,11 @@ from pgra.rerank.head import (
     Floats,
     Targets,
     affine,
-    column_stats,
     fit_head,
-    log_softmax,
-    stratified_folds,
 )
 from pgra.rerank.prompted import PromptedReranker
 from pgra.rerank.similarity import LabelHead, draw_keys, find_similarity
 
-_FOLDS, _FOLD_QUERIES = 10, 5
-_SEED = 0
 _BLOCK = 8192  # passages whose states are looked at together
 _LEAST = np.finfo(np.float32).tiny  # a chance may be 0 in float32
 _MEANING = (
@@ -62,100 +52,6 @@ _MEANING = (
     "It sees the labels that evidence speaks for, not facts that it holds: where the label is a "
     "matter of fact (claims, questions), train with evidence and without.",
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Added:
-    """What log-odds add to a reader's.
-
-    Attributes:
-        bits: The mean log-loss that they take away, in bits, with its bootstrap over queries.
-        alone: Mean log-loss of the reader alone, in bits.
-        accuracy: Share of the queries that reader and they decide rightly together.
-    """
-
-    bits: Difference
-    alone: float
-    accuracy: float
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether the 95 % interval lies above 0."""
-        return self.bits.low > 0
-
-    def as_json(self) -> dict[str, Json]:
-        """Return its numbers."""
-        gap = self.bits
-        return {
-            "bits": gap.difference,
-            "bits_interval_95": [gap.low, gap.high],
-            "bits_p": gap.p,
-            "accuracy_with_reader": self.accuracy,
-        }
-
-
-def measure_added(reader: Doubles, vote: Doubles, targets: Targets) -> Added:
-    """Measure what a vote adds to a reader (see the module's beginning).
-
-    Args:
-        reader: Log-odds of each of C labels, of n queries, (n, C).
-        vote: The same of what may be added.
-        targets: The number of each query's label, (n,).
-
-    Raises:
-        ConfigError: If there are too few queries for two folds.
-    """
-    folds = stratified_folds(targets, _num_folds(len(targets)))
-    alone, both = _cross_fit([reader], targets, folds), _cross_fit([reader, vote], targets, folds)
-    at = np.arange(len(targets))
-    losses = [-chances[at, targets] / np.log(2) for chances in (alone, both)]
-    return Added(
-        compare_means(losses[0], losses[1], seed=_SEED),
-        float(losses[0].mean()),
-        float((both.argmax(axis=1) == targets).mean()),
-    )
-
-
-def _num_folds(count: int) -> int:
-    """Return how many folds so many queries make."""
-    if count < 2 * _FOLD_QUERIES:
-        raise ConfigError(
-            f"what evidence adds is measured across at least two folds of {_FOLD_QUERIES} test "
-            f"queries, and there are {count} in all: give at least {2 * _FOLD_QUERIES}"
-        )
-    return min(_FOLDS, count // _FOLD_QUERIES)
-
-
-def _cross_fit(parts: Sequence[Doubles], targets: Targets, folds: Targets) -> Doubles:
-    """Return each query's log-chances by weights fitted to the other folds, (n, C)."""
-    chances = np.empty_like(parts[0])
-    for fold in range(folds.max() + 1):
-        mine, rest = folds == fold, folds != fold
-        told = [parts[0]]
-        for part in parts[1:]:
-            mean, spread = column_stats(part[rest].astype(np.float32))
-            told.append((part - mean) / spread)
-        values = np.stack(told, axis=-1)  # (n, C, 1 or 2)
-        chances[mine] = log_softmax(values[mine] @ _fit(values[rest], targets[rest]))
-    return chances
-
-
-def _fit(values: Doubles, targets: Targets) -> Doubles:
-    """Return the weights of log-odds (n, C, K) that make labels most likely, (K,)."""
-    from scipy.optimize import minimize  # a third of a second to import
-
-    count, num_labels, size = values.shape
-    truth = np.eye(num_labels)[targets]
-    start = np.eye(size)[0]  # the reader as it is, and nothing else
-
-    def loss(weights: Doubles) -> tuple[float, Doubles]:
-        chances, away = log_softmax(values @ weights), weights - start
-        slope = np.einsum("nc,nck->k", np.exp(chances) - truth, values)
-        return (away @ away / 2 - (chances * truth).sum()) / count, (slope + away) / count
-
-    bounds = [(0, None)] * size  # a vote for a label is not taken to speak against it
-    found: Doubles = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +72,7 @@ class Worth:
         ways: Label consistency of each way, by the opinion's pseudo-labels.
         added: What each way's evidence adds to the reader, in the same order.
         control: What the opinion of the query itself adds.
+        curve: The same of readers of fewer labels; None where nobody asked.
     """
 
     task: str
@@ -190,6 +87,7 @@ class Worth:
     ways: Sequence[Consistency]
     added: Sequence[Added]
     control: Added
+    curve: Curve | None = None
 
     @property
     def best(self) -> Added:
@@ -225,6 +123,7 @@ class Worth:
             "ways": ways,
             "train_with_evidence": self.best.is_sure,
             "conclusion": self.conclude(),
+            **({} if self.curve is None else {"curve": self.curve.as_json()}),
         }
 
     def table(self) -> Table:
@@ -272,7 +171,12 @@ def _row(
 
 
 def measure_worth(
-    args: PgraArguments, similarities: Sequence[str] = (), *, context: Context = ALONE
+    args: PgraArguments,
+    similarities: Sequence[str] = (),
+    *,
+    num_labels: Sequence[int] = (),
+    num_draws: int = 20,
+    context: Context = ALONE,
 ) -> Worth:
     """Measure what each way's evidence would add to a reader; nothing is trained but heads.
 
@@ -282,11 +186,13 @@ def measure_worth(
     Args:
         args: The task, corpus and models; d is how much evidence votes.
         similarities: Ways to order beside the first stage; none: that of `args`, whitened and head.
+        num_labels: Measure readers of so many labels too (`pgra.experiments.curve`).
+        num_draws: Draws of each of these numbers.
         context: Who shares the LM's work.
 
     Raises:
         ConfigError: If there is nothing to compare, the second stage keeps no states, a label has
-            no training example, or there are too few test queries.
+            no training example, so many labels cannot be drawn, or there are too few test queries.
         PgraError: As the stages say.
     """
     names = similarities or [args.rerank.similarity, "whitened", "head"]
@@ -301,7 +207,14 @@ def measure_worth(
         )
     stages = Stages.read(replace(args, rerank=replace(args.rerank, similarity="head")), context)
     data, labels = stages.data, list(stages.data.labels)
-    _num_folds(len(data.test))
+    num_folds(len(data.test))
+    keys = [
+        np.array([query_key(example) for example in examples], np.int64)
+        for examples in (data.train, data.test)
+    ]
+    pool = np.flatnonzero(np.isin(keys[0], draw_keys(np.unique(keys[0]))))
+    pool = np.sort(pool[np.unique(keys[0][pool], return_index=True)[1]])  # each text once
+    check_counts(num_labels, len(pool), len(labels))
     assert isinstance(stages.reranker, PromptedReranker)  # it refuses a label without an example
     train, test = (
         np.array([labels.index(str(example.label)) for example in examples])
@@ -312,16 +225,17 @@ def measure_worth(
         for examples in (data.train, data.test)
     )
     cheap = fit_head(known, train, len(labels))
-    reader = _centred(affine((asked - cheap.stats[0]) / cheap.stats[1], cheap.weights))
+    reader = centred(affine((asked - cheap.stats[0]) / cheap.stats[1], cheap.weights))
 
     stages.find(("test",))
     head, drawn = stages.reranker.fitting.similarity, draw_keys(np.arange(len(stages.corpus)))
     assert isinstance(head, LabelHead)
-    learnt = np.isin([query_key(example) for example in data.train], head.keys)
+    learnt = np.isin(keys[0], head.keys)
     seen = [example for example, is_known in zip(data.train, learnt, strict=True) if is_known]
     stages.reranker.prepare(seen, drawn[None])  # they may be gone since the head was fitted
     said = [np.log(np.maximum(stages.reranker.opinions(own), _LEAST)) for own in (data.test, seen)]
-    bank = stages.reranker.bank
+    bank, query_bank = stages.reranker.bank, stages.reranker.query_bank
+    num_rows = len(stages.corpus)
     del stages  # and with it the LM
 
     def speaks_for(rows: Rows) -> Doubles:
@@ -329,12 +243,23 @@ def measure_worth(
         odds, order = np.empty((len(rows), len(labels))), np.argsort(rows)
         for block in bank.blocks(rows, rows=_BLOCK):
             at = order[np.searchsorted(rows, block.keys, sorter=order)]
-            odds[at] = _centred(head.logits(block.states, head.weights))
+            odds[at] = centred(head.logits(block.states, head.weights))
         return odds
 
-    prior, ways_found, added = _centred(head.prior[None]), [], []
+    prior, ways_found, added = centred(head.prior[None]), [], []
+    evidence: dict[str, Way] = {}
     for way, own in ways.items():
-        lines = find_lines(Stages.read(own, context))
+        stages = Stages.read(own, context)
+        lines = find_lines(stages)
+        evidence[way] = stages.evidence["test"].candidates.top(args.rerank.num_evidence).rows
+        if own.rerank.reranker != "none" and issubclass(
+            find_similarity(own.rerank.similarity), LabelHead
+        ):
+            evidence[way] = stages.candidates["test"].candidates
+            if own.is_exhaustive:
+                every = np.arange(num_rows)[None]
+                evidence[way] = Candidates(every, np.zeros(every.shape, np.float32))
+        del stages
         texts = {line["row"]: line["text"] for query in lines for line in query["evidence"]}
         odds = dict(zip(texts, speaks_for(np.array([*texts], np.int64)) - prior, strict=True))
         pseudo = {text: labels[int(odds[row].argmax())] for row, text in texts.items()}
@@ -344,6 +269,28 @@ def measure_worth(
             for query in lines
         ]
         added.append(measure_added(reader, np.array(votes), test))
+    curve = None
+    if num_labels:
+        found = [way.rows if isinstance(way, Candidates) else way for way in evidence.values()]
+        rows = np.unique(np.concatenate([part.ravel() for part in found]))
+        rows = rows[rows != MISSING_ROW]
+        known_texts = Texts(
+            labels=(train[pool], test),
+            keys=(keys[0][pool], keys[1]),
+            vectors=(known[pool], asked),
+            states=(query_bank.states(keys[0][pool]), query_bank.states(keys[1])),
+            drawn=bank.states(drawn),
+            rows=rows,
+            passages=bank.states(rows),
+        )
+        curve = measure_curve(
+            known_texts,
+            evidence,
+            num_labels,
+            num_draws,
+            depth=args.rerank.num_evidence,
+            topic_weight=args.rerank.topic_weight,
+        )
     shares = np.bincount(speaks_for(drawn).argmax(axis=1), minlength=len(labels)) / len(drawn)
     return Worth(
         task=data.task.name,
@@ -357,14 +304,9 @@ def measure_worth(
         opinion=(_accuracy(said[0], test), _accuracy(said[1], train[learnt])),
         ways=ways_found,
         added=added,
-        control=measure_added(reader, _centred(said[0]), test),
+        control=measure_added(reader, centred(said[0]), test),
+        curve=curve,
     )
-
-
-def _centred(logits: Floats) -> Doubles:
-    """Return log-odds: logits (n, C) less their mean over labels."""
-    odds: Doubles = logits - logits.mean(axis=1, keepdims=True, dtype=np.float64)
-    return odds
 
 
 def _accuracy(odds: Floats | Doubles, targets: Targets) -> float:

@@ -7,7 +7,7 @@ KATE's LM call is `complete`: greedy, up to a stop string (Liu et al. 2022, sect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -19,7 +19,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.base import Advance, Completion
 from pgra.lm.batching import pad
-from pgra.lm.kernels import LastLayer, Packer, in_blocks, tolerance
+from pgra.lm.kernels import LastLayer, Packer, find_layers, in_blocks, tolerance
 
 if TYPE_CHECKING:
     from pgra.lm.generate import PromptReader
@@ -48,6 +48,8 @@ class CausalLM:
             states.
         how: How many bits its weights take, how they are spread over GPUs, how much it reads in a
             call.
+        layer: The layer that states are of, where that is not the last: the LM ends there.
+        depths: Layers whose states are wanted side by side, (n, len(depths) * H); none: the last's.
         window: Most tokens of prompt and answer together.
     """
 
@@ -58,6 +60,8 @@ class CausalLM:
     dtype: torch.dtype
     with_head: bool = False
     how: LMArguments = field(default_factory=LMArguments)
+    layer: int | None = None
+    depths: Sequence[int] = ()
     window: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +70,13 @@ class CausalLM:
 
     @classmethod
     def from_name(
-        cls, name: str, *, device: str = "auto", with_head: bool = False, **how: Any
+        cls,
+        name: str,
+        *,
+        device: str = "auto",
+        with_head: bool = False,
+        layer: str = "last",
+        **how: Any,
     ) -> Self:
         """Find by hub id, folder or `bundled:NAME`; see `open`.
 
@@ -74,18 +84,34 @@ class CausalLM:
             name: The LM.
             device: Where it runs.
             with_head: Whether it shall write and score words too.
+            layer: See `open`.
             **how: Fields of `LMArguments` without their `lm_`, such as `dtype="bfloat16"`.
         """
         args = LMArguments(lm=name, **{f"lm_{key}": value for key, value in how.items()})
-        return cls.open(args, device, with_head=with_head)
+        return cls.open(args, device, with_head=with_head, layer=layer)
 
     @classmethod
-    def open(cls, args: LMArguments, device: str = "auto", *, with_head: bool = False) -> Self:
+    def open(
+        cls,
+        args: LMArguments,
+        device: str = "auto",
+        *,
+        with_head: bool = False,
+        layer: str = "last",
+    ) -> Self:
         """Find the LM that arguments name; nothing is loaded but the tokenizer.
 
+        Args:
+            args: Which.
+            device: Where it runs.
+            with_head: Whether it shall write and score words too.
+            layer: "last"; or the number of a layer, or a share of the depth, with which it ends. A
+                state is then what the LM's own final norm (OPT-350m's projection) makes of that
+                layer's output.
+
         Raises:
-            ConfigError: If a device map meets several processes, or one GPU by name, or 8-bit
-                weights meet float16.
+            ConfigError: If a device map meets several processes, or one GPU by name, 8-bit weights
+                meet float16, or there is no such layer, or words are wanted from an earlier one.
             ModelError: If it cannot be found, is of another kind, or a library is missing.
         """
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -95,13 +121,18 @@ class CausalLM:
         load.check_quantization(args.lm_quantization, dtype)
         source = load.find_model(args.lm)
         config = load.load_config(source)
+        if with_head and layer != "last":
+            raise ConfigError(
+                f"lm_layer is '{layer}', and an LM has words for its last layer alone, which "
+                "--similarity label_words and kl need: use --lm_layer last, or another --similarity"
+            )
+        number = load.cut_layers(config, layer, args.lm)
         is_pair = getattr(config, "is_encoder_decoder", False)
         if is_pair or config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
             what = "an encoder-decoder" if is_pair else f"a {config.model_type}"
             raise ModelError(f"'{args.lm}' is {what}, not a causal LM: give a GPT, OPT, Llama, ...")
-        return cls(
-            source, config, load.load_tokenizer(source, config), place, dtype, with_head, args
-        )
+        tokenizer = load.load_tokenizer(source, config)
+        return cls(source, config, tokenizer, place, dtype, with_head, args, number)
 
     @cached_property
     def model(self) -> Any:
@@ -113,6 +144,8 @@ class CausalLM:
         """
         model = self.whole.base_model if self.with_head else self.whole
         self._check_causal(model)
+        if self.depths:
+            put_side_by_side(model, self.depths)
         return model
 
     @cached_property
@@ -138,6 +171,7 @@ class CausalLM:
             model, report = load.load_pretrained(
                 kind.from_pretrained,
                 self.source,
+                config=self.config,
                 dtype=self.dtype,
                 device_map=load.placement(self.device, self.how.lm_device_map),
                 output_loading_info=True,
@@ -199,7 +233,11 @@ class CausalLM:
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that states and answers depend on, besides the prompt."""
-        more = {} if self.quantization == "none" else {"quantization": self.quantization}
+        more: dict[str, Json] = {}
+        if self.quantization != "none":
+            more["quantization"] = self.quantization
+        if self.layer is not None:
+            more["lm_layer"] = self.layer
         return {**load.model_fields(self.source, self.dtype), **more}
 
     @cached_property
@@ -232,8 +270,8 @@ class CausalLM:
             batch: Token ids of n inputs, none empty.
 
         Returns:
-            (n, H) in the LM's dtype, on its device: the last layer's output after the final norm,
-            at each input's last token.
+            (n, H) in the LM's dtype, on its device: the output of `layer` after the final norm, at
+            each input's last token.
         """
         ids, mask = pad(batch)
         # Right padding and causality keep real tokens from the padding; positions must be given,
@@ -244,8 +282,20 @@ class CausalLM:
             attention_mask=mask.long().to(self.device),
             use_cache=False,
         ).last_hidden_state  # (n, L, H)
-        states: Tensor = hidden[torch.arange(len(ids)), (mask.sum(1) - 1).to(hidden.device)]
-        return states
+        return self.states_at(hidden, torch.arange(len(ids)) * ids.shape[1] + mask.sum(1) - 1)
+
+    def states_at(self, hidden: Tensor, ends: Tensor) -> Tensor:
+        """Return the states at some of a batch's R * T tokens.
+
+        Args:
+            hidden: What the model gave, (R, T, H); with `depths` (len(depths) * R, T, H).
+            ends: Places of tokens, (n,).
+
+        Returns:
+            (n, H), or with `depths` (n, len(depths) * H).
+        """
+        layers = hidden.reshape(max(1, len(self.depths)), -1, hidden.shape[-1])
+        return layers[:, ends.to(hidden.device)].transpose(0, 1).flatten(1)
 
     def _check_causal(self, model: Any) -> None:
         ids = torch.tensor([self.tokenize(["The answer is a question of time"])[0]])
@@ -392,6 +442,37 @@ class CausalLM:
         given = getattr(getattr(self.whole, "generation_config", None), "eos_token_id", None)
         ends = {*given} if isinstance(given, list) else {given}
         return frozenset({*ends, self.tokenizer.eos_token_id} - {None})
+
+
+def put_side_by_side(model: Any, depths: Sequence[int]) -> None:
+    """Let a model give several layers' outputs, each after its final norm, from now on.
+
+    The last layer hands over all of them, one batch behind the other, and what comes after it (a
+    norm, a projection) treats each token alone.
+
+    Args:
+        model: A base model.
+        depths: Numbers of layers, from 1 on.
+
+    Raises:
+        ModelError: If its layers do not stand in one list.
+    """
+    layers = find_layers(model)
+    if not layers:
+        raise ModelError("the LM's layers do not stand in one list: give --lm_layer a number")
+    found: dict[int, Tensor] = {}
+
+    def keep(depth: int, _: Any, __: Any, output: Any) -> None:
+        found[depth] = output if isinstance(output, Tensor) else output[0]
+
+    def hand_over(_: Any, __: Any, output: Any) -> Any:
+        whole = output if isinstance(output, Tensor) else output[0]
+        whole = torch.cat([found.pop(depth).to(whole.device) for depth in depths])
+        return whole if isinstance(output, Tensor) else (whole, *output[1:])
+
+    for depth in depths:
+        layers[depth - 1].register_forward_hook(partial(keep, depth))
+    layers[-1].register_forward_hook(hand_over)
 
 
 def head_logits(head: torch.nn.Linear, states: Tensor) -> Tensor:

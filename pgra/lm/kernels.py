@@ -632,6 +632,13 @@ _STRETCHES = (
 )
 
 
+def find_layers(model: Any) -> list[nn.Module]:
+    """Return the layers of a model of transformers; none where they do not stand in one list."""
+    depth = model.config.num_hidden_layers
+    lists = (part for part in model.modules() if isinstance(part, nn.ModuleList))
+    return list(next((part for part in lists if len(part) == depth), ()))
+
+
 class LastLayer:
     """Hooks on a model's last layer, there only inside `only_at`.
 
@@ -647,12 +654,8 @@ class LastLayer:
             name: The LM's, for a warning.
         """
         self.is_short, self._name = are_allowed(), name
-        layers = [
-            module
-            for module in model.modules()
-            if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers
-        ]
-        modules = dict(layers[0][-1].named_modules()) if layers else {}
+        layers = find_layers(model)
+        modules = dict(layers[-1].named_modules()) if layers else {}
         self._stretches = [
             (modules[first], modules[last])
             for first, last in _STRETCHES

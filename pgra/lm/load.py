@@ -8,6 +8,7 @@ is its content: the hub's commit, or the checksums of a folder's files, never ju
 
 import importlib
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -271,6 +272,49 @@ def load_config(source: ModelSource) -> Any:
     from transformers import AutoConfig
 
     return _load(AutoConfig.from_pretrained, source)
+
+
+def cut_layers(config: Any, layer: str, name: str) -> int | None:
+    """Let a configuration end with an earlier layer: later ones are then neither run nor loaded.
+
+    Args:
+        config: A base model's; it is changed.
+        layer: "last", the number of a layer from 1 on, or a share of the depth between 0 and 1.
+        name: The model's, for messages.
+
+    Returns:
+        The layer's number; None if it is the last one, and nothing was changed.
+
+    Raises:
+        ConfigError: If there is no such layer.
+        ModelError: If the configuration does not say how many layers there are.
+    """
+    if layer == "last":
+        return None
+    depth = getattr(config, "num_hidden_layers", None)
+    if not isinstance(depth, int):
+        raise ModelError(
+            f"the configuration of '{name}' does not say how many layers it has: use --lm_layer "
+            "last"
+        )
+    number = layer_at(float(layer), depth) if "." in layer else int(layer)
+    if number > depth:
+        raise ConfigError(
+            f"lm_layer is {number}, and '{name}' has {depth} layers: give at most that, or a share "
+            "of the depth, such as 0.6"
+        )
+    if number == depth:
+        return None
+    config.num_hidden_layers = number
+    for part in ("layer_types", "mlp_layer_types"):  # each as long as there are layers
+        if getattr(config, part, None) is not None:
+            setattr(config, part, getattr(config, part)[:number])
+    return number
+
+
+def layer_at(share: float, depth: int) -> int:
+    """Return the layer nearest to a share of the depth, at least the first."""
+    return max(1, math.floor(share * depth + 0.5))
 
 
 def load_tokenizer(source: ModelSource, config: Any = None) -> Any:

@@ -96,9 +96,7 @@ class SharedPrefix:
             lm.last_layer.only_at(ends),
         ):
             output = lm.model(input_ids=ids, position_ids=positions, **how)
-        hidden = output.last_hidden_state  # (R, T, H)
-        states: Tensor = hidden.flatten(0, 1)[ends.to(hidden.device)]
-        return states
+        return lm.states_at(output.last_hidden_state, ends)
 
     def cost_of(self, way: str) -> str:
         """Return what a way costs that the first of `WAYS` does not."""
@@ -208,7 +206,7 @@ class PromptedEncoder:
         """Open an LM under a prompt; its weights are loaded when they are first needed.
 
         Args:
-            args: Which LM.
+            args: Which LM, and at which layer: a number or a share, not auto.
             prompt: The task's prompt.
             device: Where it runs.
             with_head: Whether it shall write words too.
@@ -217,8 +215,9 @@ class PromptedEncoder:
             ConfigError: If the prompt leaves no room for a text.
             ModelError: If the LM cannot be used.
         """
-        lm, batch_tokens = CausalLM.open(args, device, with_head=with_head), args.lm_batch_tokens
-        return cls(lm, prompt, args.prefix_sharing, batch_tokens, args.max_prompt_tokens)
+        lm = CausalLM.open(args, device, with_head=with_head, layer=args.lm_layer)
+        sharing, batch_tokens = args.prefix_sharing, args.lm_batch_tokens
+        return cls(lm, prompt, sharing, batch_tokens, args.max_prompt_tokens)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
         """Return the same LM under another prompt.

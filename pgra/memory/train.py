@@ -34,6 +34,7 @@ from pgra.core import Context, Json
 from pgra.encoders.encoder import DenseLayer, Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
 from pgra.lm.causal_lm import CausalLM
+from pgra.lm.kernels import find_layers
 from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
 from pgra.memory.experiment import claim_folder
 from pgra.memory.lessons import (
@@ -160,10 +161,8 @@ def freeze_layers(model: Any, count: int) -> None:
     """
     if not count:
         return
-    depth = model.config.num_hidden_layers
-    lists = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
-    layers = next((part for part in lists if len(part) == depth), None)
-    if layers is None:
+    layers = find_layers(model)
+    if not layers:
         raise ModelError("the LM's layers do not stand in one list: leave --frozen_layers out")
     for part in (model.get_input_embeddings(), model.get_output_embeddings(), *layers[:count]):
         part.requires_grad_(False)

@@ -159,7 +159,7 @@ class DistilledRetriever(Retriever):
         options = request.options or DistilledArguments()
         fields: dict[str, Json] = {
             "dense": dict(dense.fingerprint),
-            "second stage": dict(reranker.fingerprint),
+            "second stage": dict(reranker.fitting.fingerprint),  # whatever the topic's weight
             "directions": _DIRECTIONS,
             **vars(options),
         }

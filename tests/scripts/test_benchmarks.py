@@ -72,10 +72,11 @@ def test_rerank_measures_all_ways(measure, tmp_path):
     # A long window: to a tokeniser of 500 words the prompt is long.
     lms = [build_lm(tmp_path / kind, kind, window=2048) for kind in ("opt", "llama")]
     words = ("--quick", "--seconds", "0.1", "--num_texts", "24", "--device", "cpu", "--lm", *lms)
-    told, printed = measure("rerank", *words)
+    told, printed = measure("rerank", *words, "--lm_layer", 1)
     ways = ("literal", "released", "expanded", "packed", "cascade", "own", "floor")
     assert {f"{way}_texts_per_second" for way in ways} < set(told)
     assert told["max_relative_error"] < 1e-4
+    assert 0 < told["layer_time_share"] < 1
     assert "cascade" in printed
 
 

@@ -15,11 +15,13 @@ from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank import Reference
+from pgra.rerank.bank import query_key
 from pgra.rerank.base import RerankRequest
 from pgra.rerank.head import affine, fit_head, log_softmax
 from pgra.rerank.prompted import PromptedReranker
+from pgra.rerank.similarity import SIMILARITIES
 
-FITTED = ["head", "label_words", "whitened", "whitened_cosine"]
+FITTED = ["csls", "head", "label_words", "whitened", "whitened_cosine"]
 CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])
 rerank = partial(run, queries=TWO, rows=CANDIDATES)
 
@@ -146,3 +148,19 @@ def test_a_head_depends_on_labels_and_refuses_what_none_has(start, tmp_path):
     with pytest.raises(ConfigError, match="use --reranker prompted with --similarity head"):
         start("whitened").opinions(TWO)
     assert not list(tmp_path.glob("banks/similarities/*"))
+
+
+def test_columns_are_known_before_anything_is_fitted_and_by_a_fingerprint(start):
+    for similarity in SIMILARITIES:
+        reranker = start(similarity)
+        width = reranker.fitting.num_columns(32)
+        taken_up = start(similarity, train=(), words={}, made=reranker.fingerprint)
+        assert taken_up.fitting.num_columns(32) == width, similarity
+        rerank(reranker)
+        keys = np.array([query_key(TWO[0])])
+        state, norm = reranker.query_bank.states(keys), reranker.query_bank.norms(keys)
+        own = reranker.fitting.similarity
+        asked, found = own.of_queries(state, norm, keys), own.of_passages(state, norm)
+        columns = reranker.fitting.num_columns(state.shape[1])
+        assert asked.shape == found.shape == (1, columns), similarity
+        assert asked.dtype == found.dtype == np.float32, similarity

@@ -12,7 +12,8 @@ from pgra.cli import main
 from pgra.core import ALONE
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
-from pgra.experiments.worth import Worth, measure_added, measure_worth
+from pgra.experiments.added import measure_added
+from pgra.experiments.worth import Worth, measure_worth
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
 from pgra.rerank.bank import query_key
@@ -57,18 +58,22 @@ def test_what_the_reader_knows_already_adds_nothing_and_neither_scale_nor_place_
     assert moved.bits.difference == pytest.approx(found.bits.difference, abs=1e-4)
 
 
-def test_noise_adds_nothing_and_signal_does_in_nearly_every_draw():
+@pytest.mark.parametrize("num_labels", [2, 4])
+def test_noise_adds_nothing_and_signal_does_in_nearly_every_draw(num_labels):
     gains = {"noise": [], "signal": []}
-    for seed in range(40):
+    for seed in range(20):
         rng = np.random.default_rng(seed)
-        targets = rng.integers(0, 2, 100)
-        reader, noise = (odds(k * side(targets) + 2 * rng.normal(size=100)) for k in (1, 0))
-        gains["noise"].append(measure_added(3 * reader, noise, targets))  # the reader boasts
-        signal = odds(side(targets) + rng.normal(size=100))
-        gains["signal"].append(measure_added(3 * reader, signal, targets))
+        targets = rng.integers(0, num_labels, 100)
+
+        def draw(knows, targets=targets, rng=rng):
+            return knows * np.eye(num_labels)[targets] + rng.normal(size=(100, num_labels))
+
+        reader = 6 * draw(0.5)  # it boasts: to be less sure is no gain
+        gains["noise"].append(measure_added(reader, draw(0), targets))
+        gains["signal"].append(measure_added(reader, draw(2), targets))
     sure = {name: sum(one.is_sure for one in found) for name, found in gains.items()}
-    assert sure["noise"] <= 2
-    assert sure["signal"] >= 38
+    assert sure["noise"] <= 1
+    assert sure["signal"] >= 19
     assert -0.02 < np.mean([one.bits.difference for one in gains["noise"]]) < 0.005
 
 

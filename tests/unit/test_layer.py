@@ -1,0 +1,244 @@
+"""An LM that ends with an earlier layer: its states, what they cost, and how one is chosen."""
+
+import gc
+import json
+import logging
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
+from tiny_models import build_blurred_lm, build_lm, build_odd_lm
+from transformers import AutoModel
+
+from pgra.config import RerankArguments
+from pgra.core import ALONE
+from pgra.errors import ConfigError
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.cost import LmShape
+from pgra.lm.prefix import WAYS, PromptedEncoder
+from pgra.methods.stages import Stages
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+from pgra.rerank.layer import earliest_good
+
+IDS = [list(range(5, 25)), list(range(9, 18)), [7]]
+PROMPT = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), "A plot.\nThe answer is bad")
+FINAL = ("norm", "ln_f", "decoder.final_layer_norm", "decoder.project_out")
+"""What an LM does after its last layer, under its names; each has one of them."""
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama", "opt", "opt-350m", "qwen2", "gemma2"])
+def folder(request, tmp_path_factory):
+    """LMs of three layers; Gemma 2, whose layers differ in kind, of two."""
+    path = tmp_path_factory.mktemp("deep") / request.param
+    build = build_odd_lm if request.param == "gemma2" else build_lm
+    return build(path, request.param, **({} if request.param == "gemma2" else {"layers": 3}))
+
+
+def open_lm(folder, layer="last"):
+    return CausalLM.from_name(str(folder), layer=layer, device="cpu")
+
+
+@torch.inference_mode()
+def states_by_hand(folder, ids, layer):
+    """Read with the whole stock LM; then its own last step on the layer's output."""
+    lm = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    output = lm(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    parts = dict(lm.named_modules())
+    last = next(parts[name] for name in FINAL if name in parts)
+    return last(output.hidden_states[layer][0, -1])
+
+
+def test_a_state_is_the_final_norm_of_the_layers_output(folder):
+    whole = open_lm(folder)
+    for layer in range(1, whole.config.num_hidden_layers):
+        lm = open_lm(folder, str(layer))
+        truth = torch.stack([states_by_hand(folder, ids, layer) for ids in IDS])
+        torch.testing.assert_close(lm.states_of(IDS), truth, rtol=1e-4, atol=1e-4)
+        assert (whole.states_of(IDS) - truth).norm() > 0.1 * truth.norm()
+        assert lm.fingerprint == {**whole.fingerprint, "lm_layer": layer}
+    named = open_lm(folder, str(whole.config.num_hidden_layers))
+    assert named.fingerprint == whole.fingerprint
+    assert torch.equal(named.states_of(IDS), whole.states_of(IDS))
+
+
+def test_later_layers_are_neither_loaded_nor_counted(folder):
+    lm, whole = open_lm(folder, "1"), open_lm(folder)
+    shape, full = LmShape.of(lm.config), LmShape.of(whole.config)
+    held = [sum(p.numel() for p in each.model.parameters()) for each in (lm, whole)]
+    assert held == [shape.weights, full.weights]
+    assert (shape.layers, full.layers) == (1, whole.config.num_hidden_layers)
+    inner = full.matrices / full.layers
+    assert shape.matrices == pytest.approx(inner, rel=0.1)  # but for what stands outside layers
+
+
+def test_prefixes_are_shared_at_a_layer_and_all_layers_come_from_one_forward(folder):
+    depths = range(1, open_lm(folder).config.num_hidden_layers + 1)
+    alone = [PromptedEncoder(open_lm(folder, str(layer)), PROMPT, "none") for layer in depths]
+    truth = [encoder.encode(SENTENCES) for encoder in alone]
+    beside = open_lm(folder)
+    beside.depths = depths
+    ways = WAYS if folder.name != "gemma2" else ()  # it looks back 16 tokens in some layers
+    for way in (*ways, "none", "auto"):
+        shared = PromptedEncoder(open_lm(folder, "1"), PROMPT, way, 70)
+        torch.testing.assert_close(shared.encode(SENTENCES), truth[0], rtol=1e-3, atol=1e-3)
+        found = PromptedEncoder(beside, PROMPT, way, 70).encode(SENTENCES)
+        torch.testing.assert_close(found, torch.cat(truth, 1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "depth", "number"),
+    [("0.6", 30, 18), ("0.5", 3, 2), (".01", 30, 1), ("0.99", 30, None), ("7", 12, 7)],
+)
+def test_a_share_is_the_nearest_layer(tmp_path, asked, depth, number):
+    folder = build_lm(tmp_path / "lm", "gpt2", layers=depth)
+    assert RerankArguments(lm_layer=asked).lm_layer == asked
+    assert open_lm(folder, asked).layer == number
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "0.0", "1e-1", "first", "", "18.0"])
+def test_what_is_no_layer_is_refused(value):
+    with pytest.raises(ConfigError, match=r"lm_layer is '.*': give last, auto, the number"):
+        RerankArguments(lm_layer=value)
+
+
+def test_layers_that_are_not_there_are_refused(args, lm_dirs):
+    with pytest.raises(ConfigError, match=r"lm_layer is 3, and .* has 2 layers"):
+        open_lm(lm_dirs["gpt2"], "3")
+    with pytest.raises(ConfigError, match="'auto' is chosen under one prompt, and with exem"):
+        with_rerank(args, lm_layer="auto", exemplars="knn")
+    for layer, similarity in (("1", "label_words"), ("auto", "label_words"), ("1", "kl")):
+        stages = Stages.read(with_rerank(args, lm_layer=layer, similarity=similarity), ALONE)
+        with pytest.raises(
+            ConfigError, match="--similarity label_words and kl need: use --lm_layer la"
+        ):
+            stages.open()
+
+
+# Choosing one.
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "count", "index"),
+    [
+        # The best, 0.9, has a standard error of 0.03 on 100 examples, and of 0.015 on 400.
+        ([0.8, 0.865, 0.87, 0.9, 0.88], 100, 2),
+        ([0.8, 0.865, 0.87, 0.9, 0.88], 400, 3),
+        ([0.75, 0.7, 0.76], 300, 0),
+        ([0.5, 0.99, 1.0], 300, 2),  # no error where all are right
+        ([0.9], 10, 0),
+    ],
+)
+def test_the_earliest_within_one_standard_error(accuracies, count, index):
+    assert earliest_good(accuracies, count) == index
+
+
+@pytest.fixture
+def blurred(tmp_path):
+    return build_blurred_lm(tmp_path / "blurred")
+
+
+@pytest.fixture
+def args(args, tmp_path):
+    """Reviews that even a tiny LM of random weights tells apart: a word, four times."""
+    kinds = (("positive", "great"), ("negative", "dull"))
+    rows = [
+        {"text": f"{word} " * 4 + str(i), "label": label}
+        for i in range(30)
+        for label, word in kinds
+    ]
+    train = write_jsonl(tmp_path / "words.jsonl", rows)
+    args = replace(args, data=replace(args.data, train_file=str(train)))
+    return with_rerank(with_retriever(args, retriever="random"), num_exemplars=2)
+
+
+def find(args):
+    stages = Stages.read(args, ALONE)
+    stages.find()
+    return stages
+
+
+def counts_of(args):
+    (folder,) = (args.artifacts / "layers").iterdir()
+    return json.loads((folder / "manifest.json").read_text())["counts"]
+
+
+def test_auto_leaves_out_a_layer_that_tells_less_and_reads_on_at_its_choice(
+    args, blurred, tmp_path, caplog, monkeypatch
+):
+    caplog.set_level(logging.INFO)
+    auto = with_rerank(args, lm=str(blurred), lm_layer="auto")
+    stages = find(auto)
+    counts = counts_of(auto)
+    layer, told = counts["layer"], counts["accuracy"]
+    assert list(told) == ["1", "2", "3"]
+    assert layer < 3
+    assert told["3"] < told[str(layer)]
+    assert counts["examples"] == len(stages.data.train)
+    assert f"layer {layer} of 3; a head's accuracy on" in caplog.text
+    # The same as the number, by its states and its fingerprint.
+    encoder = stages.reranker.encoder
+    assert (encoder.lm.layer, len(encoder.lm.model.h)) == (layer, layer)
+    there = replace(args.runtime, artifacts_dir=str(tmp_path / "elsewhere"))
+    number = find(with_rerank(replace(auto, runtime=there), lm_layer=str(layer)))
+    assert number.fingerprints == stages.fingerprints
+    np.testing.assert_array_equal(*(s.evidence["test"].candidates.scores for s in (number, stages)))
+    # And again: nothing is read for it, and the order of examples does not matter.
+    monkeypatch.setattr(PromptedEncoder, "encode_prompts", None)
+    assert find(auto).fingerprints == stages.fingerprints
+    stages.data.train.reverse()
+    stages.__dict__.pop("reranker")
+    assert stages.reranker.encoder.lm.layer == layer
+    assert "(reused)" in caplog.text
+
+
+def test_the_whole_lm_is_gone_when_a_layer_is_chosen(args, blurred, monkeypatch):
+    loaded, load = [], CausalLM._load
+
+    def keep_track(lm):
+        model = load(lm)
+        loaded.append((weakref.ref(model), len(model.h)))
+        return model
+
+    monkeypatch.setattr(CausalLM, "_load", keep_track)
+    stages = Stages.read(with_rerank(args, lm=str(blurred), lm_layer="auto"), ALONE)
+    assert stages.reranker.encoder.lm.width == 32  # it reads
+    gc.collect()
+    assert [(count, model() is None) for model, count in loaded] == [(3, True), (1, False)]
+
+
+def test_a_plan_counts_the_layers_that_run(args, blurred):
+    def cost(layer):
+        stages = Stages.read(with_rerank(args, lm=str(blurred), lm_layer=layer), ALONE)
+        return stages.plan(seconds=0).cost
+
+    whole, half = (cost(layer).reading for layer in ("last", "1"))
+    assert whole.tokens == half.tokens
+    assert half.flops == pytest.approx(whole.flops / 3, rel=0.01)
+    assert half.cache == whole.cache / 3
+    assert half.weights < whole.weights
+
+
+def test_a_prefix_a_query_is_read_at_a_layer_too(args, blurred):
+    found = {}
+    for layer in ("1", "2", "3"):
+        stages = find(with_rerank(args, lm=str(blurred), lm_layer=layer, exemplars="knn"))
+        assert stages.reranker.fingerprint.get("lm_layer", 3) == int(layer)
+        found[layer] = stages.evidence["test"].candidates.scores
+    assert np.ptp(found["3"]) < 1e-3 * np.ptp(found["1"])  # the last layer has nothing to tell
+
+
+def test_the_first_prefix_chooses_for_all(args, blurred):
+    auto = with_rerank(args, lm=str(blurred), lm_layer="auto", num_prefixes=2)
+    stages = Stages.read(auto, ALONE)
+    members = stages.reranker.members
+    assert {member.encoder.lm.layer for member in members} == {counts_of(auto)["layer"]}
+
+
+def test_auto_needs_two_examples_of_two_labels(args):
+    few = replace(args, data=replace(args.data, max_train_samples=4))
+    with pytest.raises(ConfigError, match=r"by label there are .*: give two .*--lm_layer 0\.6"):
+        Stages.read(with_rerank(few, lm_layer="auto"), ALONE).open()
