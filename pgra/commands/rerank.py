@@ -45,6 +45,7 @@ class EvidenceArguments(Arguments):
     depths: list[int] = arg(
         [], "Look at each query's best so many evidence; default: --num_evidence."
     )
+    baseline: str = arg("first stage", "Way to compare with, as tables name it.")
     centre: bool = arg(
         True,
         "Centre the labeler at its medians over 1,000 passages of the corpus, so that it does not "
@@ -132,6 +133,7 @@ def evidence(argv: Sequence[str] | None = None) -> int:
         Path(how.labeler),
         Path(how.output_dir),
         depths=how.depths,
+        baseline=how.baseline,
         centre=how.centre,
         context=context,
     )

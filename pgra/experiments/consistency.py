@@ -42,7 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import file_checksum, write_json, write_lines, write_text
-from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments
+from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments, choose
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
@@ -826,6 +826,7 @@ def compare_evidence(
     output_dir: Path,
     *,
     depths: Sequence[int] = (),
+    baseline: str = FIRST_STAGE,
     centre: bool = True,
     context: Context = ALONE,
 ) -> ConsistencyReport:
@@ -836,12 +837,13 @@ def compare_evidence(
         labeler: A finished run of `--num_evidence 0`.
         output_dir: Gets `evidence.json` and `evidence.md`, and the pseudo-labels.
         depths: How many of a query's best are looked at; none means d alone.
+        baseline: The way that others are compared with.
         centre: Whether the labeler is centred at its medians over the corpus; else labels are the
             paper's.
         context: Who shares the LM's work.
 
     Raises:
-        ConfigError: If a depth exceeds d.
+        ConfigError: If a depth exceeds d, or no way has the baseline's name.
         DataError: If the labeler has other labels than the task.
         PgraError: As the stages and `open_labeler` say.
     """
@@ -851,7 +853,9 @@ def compare_evidence(
         if not 1 <= depth <= most:
             raise ConfigError(f"depth is {depth}: it must lie between 1 and num_evidence, {most}")
     lines: dict[str, Lines] = {}
-    for way, own in ways_of(args).items():
+    ways = ways_of(args)
+    choose("baseline", baseline, list(ways))
+    for way, own in ways.items():
         stages = Stages.read(own, context)
         lines[way] = find_lines(stages)
         task, labels = stages.data.task.name, list(stages.data.labels)
@@ -868,12 +872,12 @@ def compare_evidence(
         for depth in depths or (most,)
     ]
     runs = [run for part in parts for run in part]
-    tables = [score_table(part, baseline=FIRST_STAGE, paper={}) for part in parts]
+    tables = [score_table(part, baseline=baseline, paper={}) for part in parts]
     facts = known.describe(reader, texts)
     notes = [*tables[0].notes, reader.note(), note_labels(task, facts)]
     table = replace(tables[0], rows=[row for part in tables for row in part.rows], notes=notes)
     write_text(output_dir / "evidence.md", table.to_markdown() + "\n")
     # No reader decided anything.
-    ways = [{k: v for k, v in run.as_json().items() if k != "by_count"} for run in runs]
-    write_json(output_dir / "evidence.json", {"labeler": facts, "ways": ways})
+    rows = [{k: v for k, v in run.as_json().items() if k != "by_count"} for run in runs]
+    write_json(output_dir / "evidence.json", {"labeler": facts, "ways": rows})
     return ConsistencyReport(runs, [table], known.num_read)

@@ -197,6 +197,11 @@ def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_
     assert [way["score"] for way in values["ways"]] == [run.score for run in study.runs]
     whole = ways_of(with_rerank(args, bank="full"))
     assert whole["exhaustive cosine"].is_exhaustive
+    beside = compare_evidence(args, labeler, tmp_path / "out", baseline="cosine", centre=False)
+    assert "difference to cosine" in beside.tables[0].columns
+    with pytest.raises(ConfigError, match="unknown baseline 'dott'.*'dot'"):
+        compare_evidence(args, labeler, tmp_path / "none", baseline="dott")
+    assert not (tmp_path / "none").exists()
 
 
 # A labeler centred at its corpus.
