@@ -5,12 +5,14 @@ Three run on the bundled models that the YAMLs name, all others on tiny ones in 
 
 import json
 import re
+from contextlib import chdir
 
 import pytest
 from conftest import SENTENCES, write_jsonl
 from scripted import call, read_json
 from tiny_models import build_lm
 
+from pgra.cli import main
 from pgra.commands.ablate import main as ablate_main
 from pgra.commands.consistency import main as consistency_main
 from pgra.commands.report import main as report_main
@@ -63,6 +65,13 @@ def root(tmp_path_factory):
 
 def data_flags(root, name):
     """Give the data: MR's own task on the bundled reviews, or files where nothing is bundled."""
+    if name == "two_cores_claims":
+        for share in (0, 25, 50, 75, 100):
+            words = ["--output_dir", str(root / "data" / f"claims-{share}".removesuffix("-100"))]
+            words += ["--source_share", str(share / 100), "--corpus", "bundled:wikipedia-19k"]
+            words += ["--num_train", "14", "--num_dev", "2", "--num_test", "4"]
+            assert call(main, ["data", "claims", *words]).code == 0
+        return {"tasks": "claims"}
     if name.startswith("two_cores"):
         return {"tasks": "rotten-tomatoes", "corpus": "bundled:wikipedia-19k"}
     if name not in LABELS:
@@ -107,7 +116,8 @@ def ran(root, tiny_models):
             words = [name, "--seeds", "0", *given]
             words += [] if name.startswith("two_cores") else ["--demo"]  # small as they are
             words += [] if name == "label_consistency" else ["--drop_readers"]
-            called[name] = call(ablate_main, words)
+            with chdir(root):  # where a grid names files itself
+                called[name] = call(ablate_main, words)
         return called[name], root / name
 
     return run
