@@ -48,8 +48,8 @@ _LEAST = np.finfo(np.float32).tiny  # a chance may be 0 in float32
 _MEANING = (
     "accuracy: of the reader, of the opinion, and of the vote: the label that most of a query's "
     "evidence has by the LM's opinion of it, centred at the corpus.",
-    "adds: bits that it takes from the reader's log-loss, cross-fitted over the test queries; so is "
-    "the reader with it.",
+    "adds: bits that it takes from the reader's log-loss, cross-fitted over the test queries, as "
+    "the reader with it is.",
     "It sees the labels that evidence speaks for, not facts that it holds: where the label is a "
     "matter of fact (claims, questions), train with evidence and without.",
 )
