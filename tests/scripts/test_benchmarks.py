@@ -1,6 +1,7 @@
 """The benchmarks run whole, and write their figures."""
 
 import importlib.util
+import itertools
 import json
 import logging
 import math
@@ -17,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from pgra.artifacts import canonical_json
 from pgra.errors import ConfigError, DataError
 
-NAMES = ("bank", "icl", "index", "memory", "quantized", "reader", "rerank")
+NAMES = ("bank", "icl", "index", "memory", "quantized", "questions", "reader", "rerank")
 AS_A_SCRIPT = '\n\nif __name__ == "__main__":\n    sys.exit(run(main))\n'
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -155,6 +156,37 @@ def test_icl_writes_what_a_loop_writes(measure, tmp_path):
     assert read < told["shared_prompt_tokens"] / 2
     assert told["nearest_read_tokens_per_prompt"] > read
     assert "shared: 6 prompts" in printed
+
+
+@pytest.mark.slow
+def test_questions_tells_evidence_that_holds_the_answer_apart(measure, t5_dir, tmp_path):
+    data, corpus = tmp_path / "data", tmp_path / "corpus.txt"
+    data.mkdir()
+    # In letters that the tiny T5 does not know: without evidence all questions are alike to it.
+    kinds = ["".join(pair) for pair in itertools.product("αβγδε", repeat=2)][:24]
+    told = ["red" if i % 2 else "blue" for i in range(24)]
+    corpus.write_text("".join(f"The {k} sea was {c}.\n" for k, c in zip(kinds, told, strict=True)))
+    right = [[colour] for colour in told]
+    right[8:12] = [["red"], ["blue"], ["rosy", "Red!"], ["red", "blue"]]
+    rows = [{"question": f"{k} sea?", "answers": own} for k, own in zip(kinds, right, strict=True)]
+    write_jsonl(data / "train.jsonl", rows[12:])
+    write_jsonl(data / "test.jsonl", rows[:12])
+    words = ("--device", "cpu", "--dataset_name", data, "--corpus", corpus, "--model", t5_dir)
+    words += ("--num_evidence", 1, "--learning_rate", 0.01, "--max_steps")
+    found, printed = measure("questions", *words, 60)
+    # Three passages say another colour than is right: those of the 9th, 10th and 11th question.
+    assert found["bm25_recall"] == 9 / 12
+    assert (found["held/questions"], found["not_held/questions"]) == (9, 3)
+    # A reader that was taught to write what it reads is right where that is right, and only there.
+    assert found["held/bm25/exact_match"] == 1
+    assert found["not_held/bm25/exact_match"] == 0
+    assert found["held/none/exact_match"] < 1
+    assert found["held/random/exact_match"] < 1
+    gap = found["all/bm25/exact_match"] - found["all/none/exact_match"]
+    assert found["all/bm25/difference"] == pytest.approx(gap)
+    assert "bm25's 75.0%" in printed
+    as_it_is, _ = measure("questions", *words, 0)
+    assert as_it_is["held/bm25/exact_match"] == 0
 
 
 @pytest.mark.slow
