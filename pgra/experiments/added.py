@@ -2,12 +2,12 @@
 
     adds = H(label given reader) - H(label given reader and vote)
 
-    H        mean log-loss of the test queries under softmax(a reader + b vote), the two weights
-             fitted to the queries of other folds
+    H        mean log-loss of the test queries under softmax(a reader + b vote + c), weights and
+             one number a label fitted to the queries of other folds
 
-No weight is negative, and a normal prior draws them to a = 1, b = 0 (of a standardised vote), so
-that a vote which says nothing is left out. The reader alone gets its weight too: no gain is mere
-calibration.
+No weight is negative, and a normal prior draws them to a = 1, b = 0 (of a standardised vote) and
+c = 0, so that a vote which says nothing is left out. The reader alone gets its a and c too: no gain
+is mere calibration, or the test queries' other shares of labels.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,13 @@ class Added:
         bits: The mean log-loss that they take away, in bits, with its bootstrap over queries.
         alone: Mean log-loss of the reader alone, in bits.
         accuracy: Share of the queries that reader and they decide rightly together.
+        accuracy_alone: The same of the reader alone, with its own weights.
     """
 
     bits: Difference
     alone: float
     accuracy: float
+    accuracy_alone: float
 
     @property
     def is_sure(self) -> bool:
@@ -71,7 +73,7 @@ def measure_added(reader: Doubles, vote: Doubles, targets: Targets) -> Added:
     return Added(
         compare_means(losses[0], losses[1], seed=_SEED),
         float(losses[0].mean()),
-        float((both.argmax(axis=1) == targets).mean()),
+        *(float((chances.argmax(axis=1) == targets).mean()) for chances in (both, alone)),
     )
 
 
@@ -108,23 +110,26 @@ def cross_fit(parts: Sequence[Doubles], targets: Targets) -> Doubles:
             mean, spread = column_stats(part[rest].astype(np.float32))
             told.append((part - mean) / spread)
         values = np.stack(told, axis=-1)  # (n, C, 1 or 2)
-        chances[mine] = log_softmax(values[mine] @ _fit(values[rest], targets[rest]))
+        weights, shifts = _fit(values[rest], targets[rest])
+        chances[mine] = log_softmax(values[mine] @ weights + shifts)
     return chances
 
 
-def _fit(values: Doubles, targets: Targets) -> Doubles:
-    """Return the weights of log-odds (n, C, K) that make labels most likely, (K,)."""
+def _fit(values: Doubles, targets: Targets) -> tuple[Doubles, Doubles]:
+    """Return the weights of log-odds (n, C, K), (K,), and what is added to them, (C,)."""
     from scipy.optimize import minimize  # a third of a second to import
 
     count, num_labels, size = values.shape
     truth = np.eye(num_labels)[targets]
-    start = np.eye(size)[0]  # the reader as it is, and nothing else
+    start = np.eye(size + num_labels)[0]  # the reader as it is, and nothing else
 
-    def loss(weights: Doubles) -> tuple[float, Doubles]:
-        chances, away = log_softmax(values @ weights), weights - start
-        slope = np.einsum("nc,nck->k", np.exp(chances) - truth, values)
+    def loss(found: Doubles) -> tuple[float, Doubles]:
+        chances, away = log_softmax(values @ found[:size] + found[size:]), found - start
+        errors = np.exp(chances) - truth
+        slope = np.append(np.einsum("nc,nck->k", errors, values), errors.sum(axis=0))
         return (away @ away / 2 - (chances * truth).sum()) / count, (slope + away) / count
 
-    bounds = [(0, None)] * size  # a vote for a label is not taken to speak against it
+    # A vote for a label is not taken to speak against it.
+    bounds = [(0, None)] * size + [(None, None)] * num_labels
     found: Doubles = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
-    return found
+    return found[:size], found[size:]

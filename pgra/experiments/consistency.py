@@ -827,6 +827,7 @@ def compare_evidence(
     *,
     depths: Sequence[int] = (),
     baseline: str = FIRST_STAGE,
+    similarities: Sequence[str] = tuple(SIMILARITIES),
     centre: bool = True,
     context: Context = ALONE,
 ) -> ConsistencyReport:
@@ -838,6 +839,7 @@ def compare_evidence(
         output_dir: Gets `evidence.json` and `evidence.md`, and the pseudo-labels.
         depths: How many of a query's best are looked at; none means d alone.
         baseline: The way that others are compared with.
+        similarities: Ways to order beside chance and the first stage.
         centre: Whether the labeler is centred at its medians over the corpus; else labels are the
             paper's.
         context: Who shares the LM's work.
@@ -853,7 +855,7 @@ def compare_evidence(
         if not 1 <= depth <= most:
             raise ConfigError(f"depth is {depth}: it must lie between 1 and num_evidence, {most}")
     lines: dict[str, Lines] = {}
-    ways = ways_of(args)
+    ways = ways_of(args, similarities)
     choose("baseline", baseline, list(ways))
     for way, own in ways.items():
         stages = Stages.read(own, context)

@@ -1,8 +1,8 @@
 """What evidence is worth to readers of fewer labels: `pgra worth --num_labels`.
 
 For each number of labels n and each draw of n training examples, the cheap reader and the LM's head
-are fitted to these alone, and the reader is joined with each way's vote, and with the LM's opinion
-of the query itself, by weights fitted to the test queries of other folds
+are fitted to these alone. Decided by the reader alone, by it joined with each way's vote, and with
+the LM's opinion of the query itself, always with weights fitted to the test queries of other folds
 (`pgra.experiments.added`). Pseudo-labels are by the head of the draw, and so is the evidence of
 similarity `head`; what other ways find depends on no label. All states are in memory.
 """
@@ -262,15 +262,18 @@ def measure_curve(
     check_counts(counts, len(texts.labels[0]), len(np.unique(texts.labels[0])))
     points = []
     for count in counts:
-        right: dict[str, list[npt.NDArray[np.bool_]]] = {READER: []}
+        right: dict[str, list[npt.NDArray[np.bool_]]] = {}
         votes: dict[str, list[float]] = {}
         for draw in range(num_draws if count < len(texts.labels[0]) else 1):
             picked = draw_examples(texts.labels[0], count, draw)
             reader, said = _decide(texts, ways, picked, depth, topic_weight)
-            right[READER].append(reader.argmax(axis=1) == texts.labels[1])
-            for way, (odds, share) in said.items():
-                joined = cross_fit([reader, odds], texts.labels[1]).argmax(axis=1)
-                right.setdefault(way, []).append(joined == texts.labels[1])
+            for way, told in {
+                READER: [],
+                **{way: [odds] for way, (odds, _) in said.items()},
+            }.items():
+                decided = cross_fit([reader, *told], texts.labels[1]).argmax(axis=1)
+                right.setdefault(way, []).append(decided == texts.labels[1])
+            for way, (_, share) in said.items():
                 votes.setdefault(way, []).append(share)
         stacked = {way: np.stack(own) for way, own in right.items()}
         points.append(Point(count, stacked, {way: np.array(own) for way, own in votes.items()}))

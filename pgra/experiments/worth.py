@@ -48,7 +48,8 @@ _LEAST = np.finfo(np.float32).tiny  # a chance may be 0 in float32
 _MEANING = (
     "accuracy: of the reader, of the opinion, and of the vote: the label that most of a query's "
     "evidence has by the LM's opinion of it, centred at the corpus.",
-    "adds: bits that it takes from the reader's log-loss, cross-fitted over the test queries.",
+    "adds: bits that it takes from the reader's log-loss, cross-fitted over the test queries, as "
+    "the reader with it is.",
     "It sees the labels that evidence speaks for, not facts that it holds: where the label is a "
     "matter of fact (claims, questions), train with evidence and without.",
 )
@@ -118,7 +119,11 @@ class Worth:
             **{name: getattr(self, name) for name in kept},
             "train_labels": dict(self.train),
             "corpus": {"passages": self.drawn, "labels_uncentred": dict(self.corpus_labels)},
-            "reader": {**_accuracies(self.reader), "log_loss_bits": self.control.alone},
+            "reader": {
+                **_accuracies(self.reader),
+                "accuracy_with_weights": self.control.accuracy_alone,
+                "log_loss_bits": self.control.alone,
+            },
             "opinion": {**_accuracies(self.opinion), **self.control.as_json()},
             "ways": ways,
             "train_with_evidence": self.best.is_sure,
@@ -131,6 +136,7 @@ class Worth:
         columns = ["", "accuracy", "consistency", "distinct", "hub", "adds (bits)"]
         columns += ["95 % interval", "reader with it"]
         rows = [_row("reader", self.reader[0]), _row("LM's opinion", self.opinion[0], self.control)]
+        rows[0][-1] = _percent(self.control.accuracy_alone)
         for way, added in zip(self.ways, self.added, strict=True):
             own = [_percent(way.score), Cell.of(way.distinct), _percent(way.hub)]
             rows.append(_row(way.name, way.vote, added, own))

@@ -47,11 +47,19 @@ def choose_layer(request: RerankRequest) -> str:
         ConfigError: If there are too few training examples, or all have one label.
         ModelError: If the LM cannot be used.
     """
-    args, reference = request.args, request.reference
-    made = reference.of_prefix(0, args.num_prefixes).made
+    made = request.reference.of_prefix(0, request.args.num_prefixes).made
     if made is not None:
         return str(made.get("lm_layer", "last"))
-    examples = _draw(reference.queries)
+    return str(compare_layers(request)["layer"])
+
+
+def compare_layers(request: RerankRequest) -> Mapping[str, Any]:
+    """Measure a head at several depths, once: "layer", "examples", and "accuracy" by layer.
+
+    Raises:
+        PgraError: As `choose_layer`.
+    """
+    args, examples = request.args, _draw(request.reference.queries)
     counts = Counter(example.label for example in examples)
     if len(counts) < 2 or len(examples) < 2 * len(counts):
         by_label = ", ".join(map(str, counts.values())) or "none"
@@ -98,7 +106,7 @@ def choose_layer(request: RerankRequest) -> str:
         found["examples"],
         ", ".join(f"{layer} {value:.3f}" for layer, value in found["accuracy"].items()),
     )
-    return str(found["layer"])
+    return found
 
 
 def earliest_good(accuracies: Sequence[float], count: int) -> int:

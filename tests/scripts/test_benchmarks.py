@@ -44,7 +44,7 @@ def measure(benchmark, tmp_path, capfd):
 
     def run(name, *words, is_apart=False):
         path = tmp_path / "figures.json"
-        words = [*map(str, words), "--json", str(path)]
+        words = ["--json", str(path), *map(str, words)]
         if is_apart:
             subprocess.run([sys.executable, str(FOLDER / f"{name}.py"), *words], check=True)
         else:
@@ -155,6 +155,27 @@ def test_icl_writes_what_a_loop_writes(measure, tmp_path):
     assert read < told["shared_prompt_tokens"] / 2
     assert told["nearest_read_tokens_per_prompt"] > read
     assert "shared: 6 prompts" in printed
+
+
+@pytest.mark.slow
+def test_worth_measures_what_is_not_measured_yet(
+    measure, corpus_file, encoder_dir, t5_dir, tmp_path
+):
+    lm, root = build_lm(tmp_path / "lm", "llama", window=2048), tmp_path / "worth"
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(f"{text} {i}" for i, text in enumerate(SENTENCES * 5)))
+    words = ("--quick", "--device", "cpu", "--corpus", corpus, "--output_dir", root)
+    words += ("--figures", tmp_path, "--", "--encoder", encoder_dir, "--lm", lm)
+    words += ("--model_name_or_path", t5_dir, "--artifacts_dir", tmp_path)
+    told, printed = measure("worth", *words)
+    assert "H3 16 labels, head - opinion" in printed
+    assert told["H1 head - dot/rotten-tomatoes/points"] == pytest.approx(
+        told["exhaustive head/rotten-tomatoes"] - told["exhaustive dot/rotten-tomatoes"], abs=0.051
+    )
+    assert all((tmp_path / f"{name}.svg").read_bytes() for name in ("gain", "layer"))
+    (root / "rotten-tomatoes" / "layer.json").unlink()
+    again, _ = measure("worth", *words)
+    assert again == told
 
 
 @pytest.mark.parametrize(

@@ -71,14 +71,14 @@ def test_gains_follow_the_vote_and_noise_adds_nothing():
     assert point.votes["truth"].mean() > 0.95  # evidence has its query's label
     assert gain["truth"] > 0.2
     assert gain["head"] > 0.2  # the head finds such evidence itself
-    assert abs(gain["dot"]) < 0.03  # the control
+    assert abs(gain["dot"]) < 0.05  # the control
     curve = Curve([point])
     assert curve.rho() > 0.5
     (_, dot, against_dot, above), (_, opinion, against_opinion, _) = point.comparisons()
     assert (dot, opinion) == ("dot", OPINION)
     assert (against_dot.low > 0, above) == (True, 5)
     # What the head's evidence says is what the head says of the query.
-    assert abs(against_opinion.difference) < 0.02
+    assert abs(against_opinion.difference) < 0.03
 
     texts, ways = planted(1, knows=0, num=400)  # the LM knows nothing, so nothing gains
     blind = curve_of(texts, ways, [8], 3, depth=4).points[0]
@@ -116,7 +116,7 @@ def test_of_all_labels_it_is_what_worth_itself_measures(args):
     found = measure_worth(args, ["dot", "head"], num_labels=[4, 32], num_draws=2)
     few, whole = found.curve.points
     assert (len(few.right[READER]), len(whole.right[READER])) == (2, 1)
-    assert whole.right[READER].mean() == found.reader[0]
+    assert whole.right[READER].mean() == found.control.accuracy_alone
     assert whole.votes[OPINION].mean() == found.opinion[0]
     assert whole.right[OPINION].mean() == found.control.accuracy
     for way, added in zip(found.ways, found.added, strict=True):

@@ -4,15 +4,17 @@ import json
 import math
 import shutil
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from conftest import with_rerank
 from planted_runs import edit, plant
+from small_index import World
 
 from pgra.config import CorpusArguments
-from pgra.core import ALONE
+from pgra.core import ALONE, Example
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.experiments.consistency import (
     PseudoLabels,
@@ -22,6 +24,7 @@ from pgra.experiments.consistency import (
     report_consistency,
     ways_of,
 )
+from pgra.experiments.dose import DoseArguments, DoseRetriever
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.methods.stages import Stages
 from pgra.reader.calibrate import Calibration
@@ -264,3 +267,36 @@ def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone_centred_at_the
     assert [r.score for r in centred.runs] != [r.score for r in plain.runs]  # the control
     written = json.loads((tmp_path / "out" / "consistency.json").read_text())["labelers"]["reviews"]
     assert abs(written["corpus_labels"]["positive"] - 0.5) <= 0.5 / len(passages) + 1e-9
+
+
+# Evidence of a wanted label consistency.
+
+
+def test_a_dose_is_the_chance_that_evidence_has_its_querys_label(labeler, tmp_path):
+    world = World(tmp_path, tmp_path, texts=TEXTS)
+    examples = [Example(str(i), {"text": f"film {i}"}, LABELS[i % 2]) for i in range(60)]
+    reader = Reader.load(labeler, device="cpu")
+    middle = np.median([one.scores["positive"] for one in reader.predict(TEXTS)])
+    is_positive = np.array([one.scores["positive"] > middle for one in reader.predict(TEXTS)])
+
+    def rows(dose, given=examples, k=1):
+        options = DoseArguments(dose=dose, dose_labeler=str(labeler))
+        request = replace(world.request("random"), options=options)
+        return DoseRetriever.open(request).for_examples(given, k).rows
+
+    def has_label(dose):
+        return is_positive[rows(dose)[:, 0]] == [e.label == "positive" for e in examples]
+
+    doses = [has_label(dose) for dose in (0, 0.25, 0.75, 1)]
+    assert (doses[0].any(), doses[-1].all()) == (False, True)
+    assert 0.1 < doses[1].mean() < 0.4 < 0.6 < doses[2].mean() < 0.9
+    for less, more in pairwise(doses):
+        assert (less <= more).all()
+    assert len(np.unique(rows(1.0))) == len(TEXTS)
+    three = rows(0.5, k=3)
+    assert all(len(set(own)) == 3 for own in three.tolist())
+    np.testing.assert_array_equal(rows(0.5, examples[::-1], 3), three[::-1])  # by text alone
+    with pytest.raises(DataError, match="lower --num_candidates"):
+        rows(0.5, k=4)
+    with pytest.raises(ConfigError, match="have no label"):
+        rows(0.5, [Example("new", {"text": "a film"})])

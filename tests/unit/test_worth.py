@@ -58,6 +58,15 @@ def test_what_the_reader_knows_already_adds_nothing_and_neither_scale_nor_place_
     assert moved.bits.difference == pytest.approx(found.bits.difference, abs=1e-4)
 
 
+def test_other_shares_of_labels_on_test_are_no_gain():
+    rng = np.random.default_rng(0)
+    reader, noise = odds(2 * side(SIXTY) + rng.normal(size=60)), odds(rng.normal(size=60))
+    leans = reader + odds(np.full(60, -5.0))  # its training examples had more of the first label
+    found = measure_added(leans, noise, SIXTY)
+    assert found.accuracy_alone > (leans.argmax(axis=1) == SIXTY).mean() + 0.2
+    assert abs(found.bits.difference) < 0.02
+
+
 @pytest.mark.parametrize("num_labels", [2, 4])
 def test_noise_adds_nothing_and_signal_does_in_nearly_every_draw(num_labels):
     gains = {"noise": [], "signal": []}

@@ -1,0 +1,163 @@
+"""What finished grids say of evidence that decides: figures and tests of docs/worth.md.
+
+    pgra ablate two_cores_claims --output_dir runs/claims
+    pgra ablate two_cores_dose --output_dir runs/dose
+
+Of the claims: whether the first piece of evidence is the claim's source (H5), and untrained
+readers cut at the median of their own scores, for these lean to one label. The figure shows the
+accuracy by the share of sources that the corpus holds, and by the consistency of drawn evidence.
+
+python benchmarks/doses.py --claims runs/claims --data data/claims --dose runs/dose --figure d.svg
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from measuring import parse_flags, shared_parser, write_figures
+
+from pgra.cli import run
+from pgra.commands.common import say
+from pgra.data.claims import TRUE
+from pgra.report.metrics import compare_means
+from pgra.report.page import plain_text, save_figure
+from pgra.report.results import Run, load_collection, read_lines
+from pgra.report.tables import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FIRST_STAGE, NONE, DOT = "FiD", "T5", "PGRA, dot"
+
+Values = npt.NDArray[np.float64]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the runs, print the tables, and draw the figure."""
+    parser = shared_parser(__doc__ or "", quick="no less: nothing is run")
+    for name, about in (
+        ("claims", "folder of two_cores_claims"),
+        ("data", "folder of its claims"),
+        ("dose", "folder of two_cores_dose"),
+    ):
+        parser.add_argument(f"--{name}", type=Path, required=True, help=about)
+    parser.add_argument("--figure", type=Path, help="SVG or PNG")
+    args = parse_flags(parser, argv)
+    claims, doses = read_grid(args.claims), read_grid(args.dose)
+    sources = {
+        str(line["id"]): str(line["sentence"]) for line in read_lines(args.data / "test.jsonl")
+    }
+    tables = [source_table(claims, sources), median_table(claims)]
+    say("\n\n".join(table.to_text() for table in tables))
+    if args.figure is not None:
+        draw(claims, doses, args.figure)
+    means = {name: float(np.mean([one.value for one in runs])) for name, runs in claims.items()}
+    means |= {name: float(np.mean([one.value for one in runs])) for name, runs in doses.items()}
+    write_figures(args.json, means)
+    return 0
+
+
+def read_grid(folder: Path) -> dict[str, list[Run]]:
+    """Return a grid's finished runs by point."""
+    points: dict[str, list[Run]] = {}
+    for one in load_collection([folder]).groups[0].runs:
+        points.setdefault(one.name, []).append(one)
+    return points
+
+
+def source_table(claims: Mapping[str, Sequence[Run]], sources: Mapping[str, str]) -> Table:
+    """Return how often the first evidence is its claim's source, against the first stage's order.
+
+    Orders depend on no seed: each point's first run is looked at.
+    """
+    found = {}
+    for name, runs in claims.items():
+        if (
+            runs[0].examples != claims[FIRST_STAGE][0].examples
+            or not runs[0].predictions[0]["evidence"]
+        ):
+            continue
+        found[name] = np.array(
+            [
+                line["evidence"][0]["text"] == sources[str(line["id"])]
+                for line in runs[0].predictions
+            ],
+            np.float64,
+        )
+    rows = []
+    for name, is_source in found.items():
+        gap = compare_means(is_source, found[FIRST_STAGE], seed=0)
+        ends = (100 * gap.low, 100 * gap.high)
+        rows.append([Cell(name), _percent(is_source), Cell.of(100 * gap.difference, "+z.1f")])
+        rows[-1] += [Cell.interval(ends, "+z.1f"), Cell.of_p(gap.p)]
+    columns = ["evidence", "source first", f"to {FIRST_STAGE}", "95 % interval", "p"]
+    return Table("Is the first piece of evidence the claim's source?", columns, rows)
+
+
+def median_table(claims: Mapping[str, Sequence[Run]]) -> Table:
+    """Return accuracies as decided, and cut at the median of the scores of all test claims."""
+    rows = []
+    for name, runs in claims.items():
+        cut = []
+        for one in runs:
+            chances = np.array([line["scores"][TRUE] for line in one.predictions])
+            truth = np.array([line["label"] == TRUE for line in one.predictions])
+            cut.append(((chances > np.median(chances)) == truth).mean())
+        rows.append([Cell(name), _percent([one.value for one in runs]), _percent(cut)])
+    return Table("Accuracy", ["reader and evidence", "as decided", "cut at the median"], rows)
+
+
+def _percent(values: Sequence[float] | Values) -> Cell:
+    return Cell.of(100 * float(np.mean(values)), ".1f")
+
+
+def draw(
+    claims: Mapping[str, Sequence[Run]], doses: Mapping[str, Sequence[Run]], path: Path
+) -> None:
+    """Draw accuracy by share of sources, and by consistency."""
+    from matplotlib.figure import Figure
+
+    with plain_text():
+        figure = Figure(figsize=(9, 3.8), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        shares = {
+            1.0 if name == FIRST_STAGE else float(name.rpartition("=")[2]): runs
+            for name, runs in claims.items()
+            if name == FIRST_STAGE or "r =" in name
+        }
+        _line(left, shares)
+        _level(left, claims, NONE, "no evidence")
+        _level(left, claims, DOT, "PGRA's dot, all sources in the corpus")
+        left.set_xlabel("share of the claims whose source is in the corpus")
+        left.set_title("claims: evidence is a fact")
+        drawn = {float(name.split()[1]): runs for name, runs in doses.items() if name != NONE}
+        _line(right, drawn)
+        _level(right, doses, NONE, "no evidence")
+        right.set_xlabel("label consistency of the evidence (drawn by the true label)")
+        right.set_title("sst2: evidence is an opinion")
+        for axes in (left, right):
+            axes.set_ylabel("accuracy, %")
+            axes.legend(frameon=False)
+            axes.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, path)
+
+
+def _line(axes: "Axes", runs: Mapping[float, Sequence[Run]]) -> None:
+    values = [[100 * one.value for one in runs[place]] for place in sorted(runs)]
+    means, spreads = [np.mean(own) for own in values], [np.std(own, ddof=1) for own in values]
+    axes.errorbar(
+        sorted(runs), means, spreads, marker="o", capsize=3, label="one piece of evidence"
+    )
+
+
+def _level(axes: "Axes", runs: Mapping[str, Sequence[Run]], name: str, label: str) -> None:
+    style = "--" if name == NONE else ":"
+    value = 100 * np.mean([one.value for one in runs[name]])
+    axes.axhline(value, color="0.4", linestyle=style, label=label)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
