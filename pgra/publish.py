@@ -130,6 +130,8 @@ def _metadata(
 
 def _training(arguments: Mapping[str, Any], num_processes: int) -> dict[str, object]:
     given, reader = arguments["training"], arguments["reader"]
+    if given.get("max_steps") == 0:  # nothing else had an effect
+        return {"max_steps": 0}
     values: dict[str, object] = {n: given[n] for n in _SHOWN if given.get(n) is not None}
     if int(given.get("max_steps") or -1) > 0:
         values.pop("num_train_epochs", None)  # which they stand over

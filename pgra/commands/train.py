@@ -117,7 +117,9 @@ def _run(
 
 
 def _refuse_untrained(args: "RunArguments", what: str) -> None:
-    """Refuse what only a method with a reader of its own folder can do."""
+    """Refuse what only a method with a reader of its own folder can do, once it is trained."""
+    if args.trains and args["training"].max_steps == 0:
+        raise ConfigError(f"{what} is for trained readers: leave it out, or raise max_steps (0)")
     if not args.trains or args.runtime.method in ("lm-bff", "rag"):
         raise ConfigError(
             f"{what} is for trained readers (exhaustive, fid, pgra, plain, random, and ralm with "

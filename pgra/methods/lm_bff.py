@@ -74,6 +74,11 @@ class LmBff(Pgra):
     SECTIONS: ClassVar[Mapping[str, type]] = {**Pgra.SECTIONS, "shots": LmBffArguments}
     SEEDS = "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)"
 
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
+        """Whether it decides anything: it draws the few examples, trained on or not."""
+        return True
+
     def open(self) -> None:
         """Refuse labels that are one token; then as PGRA, without evidence."""
         if self.pgra.reader.decode != "verbalizer":

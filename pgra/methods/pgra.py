@@ -115,6 +115,11 @@ class Pgra(Method):
         training: ReaderTrainingArguments = self.args["training"]
         return training
 
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:
+        """Whether a step is trained."""
+        return args.trains and args["training"].max_steps != 0
+
     def open(self) -> None:
         """Read task and models' names, and refuse what cannot work."""
         args = self.pgra.reader
@@ -257,7 +262,7 @@ class Pgra(Method):
             "value": result.best_metric,
             "step": result.best_step,
             "steps": result.steps,
-            "train_loss": result.train_loss,
+            "train_loss": result.train_loss if result.steps else None,
             "seconds": round(result.seconds, 3),
         }
 

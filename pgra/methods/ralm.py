@@ -176,11 +176,6 @@ class Ralm(Pgra):
         """Return ralm, or ralm-lora."""
         return "ralm-lora" if args.trains else "ralm"
 
-    @classmethod
-    def uses_seed(cls, args: RunArguments) -> bool:
-        """Whether adapters are trained."""
-        return args.trains
-
     def open(self) -> None:
         """Read task and models' names, and refuse what cannot work."""
         if self.pgra.retriever.neighbor_encoder == "reader":

@@ -96,7 +96,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     )
     learning_rate: float = arg(8e-5, "Peak learning rate (the paper's grid: 1e-5 to 1e-4).")
     per_device_train_batch_size: int = arg(8, "Examples a device and step (the paper: 4 or 8).")
-    max_steps: int = arg(5000, "Training steps; over num_train_epochs.")
+    max_steps: int = arg(5000, "Training steps; over num_train_epochs. 0: the reader as it is.")
     weight_decay: float = arg(0.01, "AdamW's weight decay.")
     eval_strategy: str = arg("steps", "When the dev set is measured: steps, epoch or no.")
     eval_steps: float | None = arg(
@@ -217,7 +217,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             if rule.choices is None or isinstance(getattr(self, name), str):
                 rule.check(name, getattr(self, name))
         if self.max_steps != -1:  # -1 leaves it to num_train_epochs
-            at_least("max_steps", self.max_steps, 1)
+            at_least("max_steps", self.max_steps, 0)
         elif self.num_train_epochs <= 0:
             raise ConfigError(f"num_train_epochs is {self.num_train_epochs}: it must be above 0")
         measures = str(getattr(self.eval_strategy, "value", self.eval_strategy)) != "no"

@@ -73,7 +73,7 @@ class TrainResult:
         steps: Steps done, those before a resume included.
         best_step: Step of the best measurement on the dev set; None without measurements.
         best_metric: Its value.
-        train_loss: Mean loss over all steps.
+        train_loss: Mean loss over all steps; NaN without any.
         seconds: Wall-clock time of this call.
         history: What was logged, by step.
     """
@@ -141,9 +141,9 @@ def fit(
         trainable: Trained in place; holds the best weights afterwards, or the last where nothing
             is measured.
         rows: What is learned from: has `len`, gives rows by number.
-        arguments: The Trainer's. `resume_from_checkpoint` is a checkpoint, "true" for the last one
-            (there must be one), "false" for none (there must be none); None goes on if there is
-            one.
+        arguments: The Trainer's; with `max_steps` 0 the model is written as it is.
+            `resume_from_checkpoint` is a checkpoint, "true" for the last one (there must be one),
+            "false" for none (there must be none); None goes on if there is one.
         folder: Where the finished model goes; written aside and renamed.
         evaluate: Measures the model as it is, each example once whatever the number of processes;
             None where `eval_strategy` is "no".
@@ -203,6 +203,9 @@ def fit(
 def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None) -> None:
     """Train from a checkpoint or the start; one of the last step only gives its best weights."""
     arguments = trainer.args
+    if arguments.max_steps == 0:  # the Trainer would take that for num_train_epochs
+        trainer.losses.begin(0, None)
+        return
     source = None if resume is None else resume.parent / LOSSES_FILE
     if resume is not None and is_finished(resume, arguments):
         trainer.state = read_state(resume)

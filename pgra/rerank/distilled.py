@@ -156,12 +156,11 @@ class DistilledRetriever(Retriever):
             ConfigError: If there is no second stage to learn from.
         """
         reranker, dense = _second_stage(request), DenseRetriever.identify(request)
-        options = request.options or DistilledArguments()
         fields: dict[str, Json] = {
             "dense": dict(dense.fingerprint),
             "second stage": dict(reranker.fitting.fingerprint),  # whatever the topic's weight
             "directions": _DIRECTIONS,
-            **vars(options),
+            **_options(request).deciding(),
         }
         return IndexIdentity(fields, dense.folders)
 
@@ -178,8 +177,7 @@ class DistilledRetriever(Retriever):
         source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
         removed = read_removed(built.folder, built.manifest)
         rows = np.setdiff1d(np.arange(source.num_rows), removed)
-        options = request.options or DistilledArguments()
-        _learn(reranker, identity, rows, source, sample=vars(options)["distill_sample"])
+        _learn(reranker, identity, rows, source, sample=_options(request).distill_sample)
         return cls(reranker, identity, rows, source)
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
@@ -216,6 +214,12 @@ def _second_stage(request: IndexRequest) -> PromptedReranker:
             "--num_prefixes 1, and exemplars that all queries share"
         )
     return reranker
+
+
+def _options(request: IndexRequest) -> DistilledArguments:
+    options = request.options or DistilledArguments()
+    assert isinstance(options, DistilledArguments)  # its own
+    return options
 
 
 def _home(reranker: PromptedReranker, identity: IndexIdentity) -> Path:

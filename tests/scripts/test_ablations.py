@@ -41,8 +41,16 @@ OWN = {
     "profiles": {"max_encoder_tokens": 64},
     "prompts": {"axis": "exemplar_seed=0,1"},
     "granularity": {"max_segment_tokens": 224, "axis": "max_passages=60,20", "max_passages": None},
+    "two_cores_claims": {"max_steps": None, "num_evidence": None},  # its points differ in them
     "two_cores_d": {"axis": "num_evidence=0,1", "num_evidence": None},
     "two_cores_k": {"axis": "num_candidates=2,4", "num_candidates": None},
+}
+CLAIMS = {
+    "two_cores_claims": {
+        "claims": [],
+        **{f"claims-{share}": ["--source_share", str(share / 100)] for share in (0, 25, 50, 75)},
+    },
+    "two_cores_claims_kinds": {"claims-number": ["--kind", "number"]},
 }
 # Rows of the paper's table whose values must stand beside ours. Of opt_size's LMs none is bundled.
 OF_THE_PAPER = {
@@ -65,11 +73,11 @@ def root(tmp_path_factory):
 
 def data_flags(root, name):
     """Give the data: MR's own task on the bundled reviews, or files where nothing is bundled."""
-    if name == "two_cores_claims":
-        for share in (0, 25, 50, 75, 100):
-            words = ["--output_dir", str(root / "data" / f"claims-{share}".removesuffix("-100"))]
-            words += ["--source_share", str(share / 100), "--corpus", "bundled:wikipedia-19k"]
-            words += ["--num_train", "14", "--num_dev", "2", "--num_test", "4"]
+    if name in CLAIMS:
+        size = ["--num_train", "14", "--num_dev", "2", "--num_test", "4"]
+        for folder, words in CLAIMS[name].items():
+            words = [*words, *size, "--corpus", "bundled:wikipedia-19k"]
+            words += ["--output_dir", str(root / "data" / folder)]
             assert call(main, ["data", "claims", *words]).code == 0
         return {"tasks": "claims"}
     if name.startswith("two_cores"):

@@ -88,6 +88,8 @@ def test_what_cannot_be_searched_is_refused(bench, monkeypatch):
     quiet = {"eval_strategy": "no", "no_load_best_model_at_end": "", "save_steps": None}
     argv = [word for word in bench.argv("no", **GRID, **quiet) if word]
     assert "decides on the dev set, which eval_strategy 'no'" in call(main, argv).error
+    told = bench.train("no", **{**GRID, "max_steps": 0}).error
+    assert "search 'grid' is for trained readers: leave it out, or raise max_steps (0)" in told
     told = bench.train("wide", **{**GRID, "search_batch_sizes": "2,400"}).error
     assert "per_device_train_batch_size (400) times 1 processes exceeds the 22 training" in told
     assert not bench.run("wide").exists()

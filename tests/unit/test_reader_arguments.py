@@ -141,6 +141,7 @@ def test_what_the_reader_cannot_do_is_refused_with_its_value(name):
         {"load_best_model_at_end": False, "early_stopping_patience": 2},
         {"eval_steps": 20, "save_steps": 500},
         {"report_to": "tensorbord"},
+        {"max_steps": -2},
     ],
     ids=str,
 )

@@ -48,6 +48,17 @@ def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
     assert accuracy(dev.labels, [p.label for p in found]) == {"accuracy": result.best_metric}
 
 
+def test_no_step_leaves_the_reader_as_it_is(t5_dir, tmp_path):
+    before = FusionReader.from_name(str(t5_dir)).state_dict()
+    for steps in (0, 1):
+        _, result = train(t5_dir, make_arguments(tmp_path / str(steps), max_steps=steps))
+        written = FusionReader.from_name(str(result.folder)).state_dict()
+        assert all(torch.equal(written[n], w) for n, w in before.items()) == (steps == 0)
+        assert (result.steps, result.best_step) == (steps, steps or None)
+        assert len(read_losses(tmp_path / str(steps) / "losses.jsonl", 9)) == steps
+    assert last_checkpoint(tmp_path / "0") is None
+
+
 def test_examples_come_in_the_same_order_whatever_the_evidence(t5_dir, tmp_path):
     orders = []
     for name, extra, seed in (("none", (), 1), ("two", ("the sea", "a town"), 1), ("3", (), 2)):
