@@ -157,7 +157,7 @@ def measure(task: str, folder: Path, sizes: Sizes) -> list[dict[str, Any]]:
         if not path.is_file():
             args = read_args(task, folder, sizes.flags, exemplar_seed=draw)
             labeler = open_labeler(task, folder, sizes)
-            evidence = compare_evidence(args, labeler, folder / f"draw-{draw}")
+            evidence = compare_evidence(args, labeler, folder)
             worth = measure_worth(
                 args, SIMILARITIES, num_labels=sizes.counts, num_draws=sizes.label_draws
             )
@@ -182,9 +182,7 @@ def measure_layer(task: str, folder: Path, sizes: Sizes) -> dict[str, Any]:
     if not path.is_file():
         args = read_args(task, folder, sizes.flags, lm_layer="auto")
         labeler = open_labeler(task, folder, sizes)
-        evidence = compare_evidence(
-            args, labeler, folder / "layer", similarities=["dot", "whitened", "head"]
-        )
+        evidence = compare_evidence(args, labeler, folder, similarities=["dot", "whitened", "head"])
         write_json(path, {"ways": _ways(evidence.runs), **_choice(args)})
     return read_object(path)
 
