@@ -3,9 +3,10 @@
     pgra ablate two_cores_claims --output_dir runs/claims
     pgra ablate two_cores_dose --output_dir runs/dose
 
-Of the claims: whether the first piece of evidence is the claim's source (H5), and untrained
-readers cut at the median of their own scores, for these lean to one label. The figure shows the
-accuracy by the share of sources that the corpus holds, and by the consistency of drawn evidence.
+Of the claims: whether the first piece of evidence is the claim's source (H5). Readers as decided,
+and cut at the median of their own scores over the test set, for one that is untrained leans to one
+label. The figure shows the accuracy by the share of sources that the corpus holds, and by the
+consistency of drawn evidence; untrained readers are cut at the median.
 
 python benchmarks/doses.py --claims runs/claims --data data/claims --dose runs/dose --figure d.svg
 """
@@ -21,7 +22,6 @@ from measuring import parse_flags, shared_parser, write_figures
 
 from pgra.cli import run
 from pgra.commands.common import say
-from pgra.data.claims import TRUE
 from pgra.report.metrics import compare_means
 from pgra.report.page import plain_text, save_figure
 from pgra.report.results import Run, load_collection, read_lines
@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sources = {
         str(line["id"]): str(line["sentence"]) for line in read_lines(args.data / "test.jsonl")
     }
-    tables = [source_table(claims, sources), median_table(claims)]
+    tables = [source_table(claims, sources), median_table("Claims", claims)]
+    tables.append(median_table("Doses", doses))
     say("\n\n".join(table.to_text() for table in tables))
     if args.figure is not None:
         draw(claims, doses, args.figure)
@@ -97,17 +98,25 @@ def source_table(claims: Mapping[str, Sequence[Run]], sources: Mapping[str, str]
     return Table("Is the first piece of evidence the claim's source?", columns, rows)
 
 
-def median_table(claims: Mapping[str, Sequence[Run]]) -> Table:
-    """Return accuracies as decided, and cut at the median of the scores of all test claims."""
-    rows = []
-    for name, runs in claims.items():
-        cut = []
-        for one in runs:
-            chances = np.array([line["scores"][TRUE] for line in one.predictions])
-            truth = np.array([line["label"] == TRUE for line in one.predictions])
-            cut.append(((chances > np.median(chances)) == truth).mean())
-        rows.append([Cell(name), _percent([one.value for one in runs]), _percent(cut)])
-    return Table("Accuracy", ["reader and evidence", "as decided", "cut at the median"], rows)
+def median_table(title: str, points: Mapping[str, Sequence[Run]]) -> Table:
+    """Return accuracies as decided, and cut at the median of all test queries' scores."""
+    rows = [
+        [
+            Cell(name),
+            _percent([one.value for one in runs]),
+            _percent([cut_at_median(one) for one in runs]),
+        ]
+        for name, runs in points.items()
+    ]
+    return Table(f"{title}: accuracy", ["reader", "as decided", "cut at the median"], rows)
+
+
+def cut_at_median(one: Run) -> float:
+    """Return the accuracy of calling the upper half of the queries by the last label."""
+    label = max(one.predictions[0]["scores"])
+    chances = np.array([line["scores"][label] for line in one.predictions])
+    truth = np.array([line["label"] == label for line in one.predictions])
+    return float(((chances > np.median(chances)) == truth).mean())
 
 
 def _percent(values: Sequence[float] | Values) -> Cell:
@@ -128,14 +137,21 @@ def draw(
             for name, runs in claims.items()
             if name == FIRST_STAGE or "r =" in name
         }
-        _line(left, shares)
-        _level(left, claims, NONE, "no evidence")
-        _level(left, claims, DOT, "PGRA's dot, all sources in the corpus")
+        _line(left, shares, "trained")
+        _level(left, claims[NONE], "trained, no evidence", ":")
+        _level(left, claims[DOT], "trained, PGRA's dot", "-.")
+        place, untrained = [1.0], [100 * cut_at_median(claims[f"{FIRST_STAGE}, untrained"][0])]
+        left.plot(place, untrained, "s", color="tab:orange", label="untrained")
         left.set_xlabel("share of the claims whose source is in the corpus")
         left.set_title("claims: evidence is a fact")
-        drawn = {float(name.split()[1]): runs for name, runs in doses.items() if name != NONE}
-        _line(right, drawn)
-        _level(right, doses, NONE, "no evidence")
+        drawn = {name: runs for name, runs in doses.items() if name.startswith("dose")}
+        untrained = [100 * cut_at_median(runs[0]) for name, runs in drawn.items() if "," in name]
+        trained = {float(n.split()[1]): runs for n, runs in drawn.items() if "," not in n}
+        _line(right, trained, "trained")
+        _level(right, doses[NONE], "trained, no evidence", ":")
+        right.plot(sorted(trained), untrained, "s-", color="tab:orange", label="untrained")
+        alone = 100 * cut_at_median(doses[f"{NONE}, untrained"][0])
+        right.axhline(alone, color="tab:orange", linestyle=":", label="untrained, no evidence")
         right.set_xlabel("label consistency of the evidence (drawn by the true label)")
         right.set_title("sst2: evidence is an opinion")
         for axes in (left, right):
@@ -145,18 +161,15 @@ def draw(
     save_figure(figure, path)
 
 
-def _line(axes: "Axes", runs: Mapping[float, Sequence[Run]]) -> None:
+def _line(axes: "Axes", runs: Mapping[float, Sequence[Run]], label: str) -> None:
     values = [[100 * one.value for one in runs[place]] for place in sorted(runs)]
     means, spreads = [np.mean(own) for own in values], [np.std(own, ddof=1) for own in values]
-    axes.errorbar(
-        sorted(runs), means, spreads, marker="o", capsize=3, label="one piece of evidence"
-    )
+    axes.errorbar(sorted(runs), means, spreads, marker="o", capsize=3, label=label)
 
 
-def _level(axes: "Axes", runs: Mapping[str, Sequence[Run]], name: str, label: str) -> None:
-    style = "--" if name == NONE else ":"
-    value = 100 * np.mean([one.value for one in runs[name]])
-    axes.axhline(value, color="0.4", linestyle=style, label=label)
+def _level(axes: "Axes", runs: Sequence[Run], label: str, style: str) -> None:
+    value = 100 * np.mean([one.value for one in runs])
+    axes.axhline(value, color="tab:blue", linestyle=style, label=label)
 
 
 if __name__ == "__main__":
