@@ -42,6 +42,7 @@ OWN = {
     "prompts": {"axis": "exemplar_seed=0,1"},
     "granularity": {"max_segment_tokens": 224, "axis": "max_passages=60,20", "max_passages": None},
     "two_cores_claims": {"max_steps": None, "num_evidence": None},  # its points differ in them
+    "two_cores_dose": {"max_steps": None},
     "two_cores_d": {"axis": "num_evidence=0,1", "num_evidence": None},
     "two_cores_k": {"axis": "num_candidates=2,4", "num_candidates": None},
 }
@@ -71,7 +72,7 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("ablations")
 
 
-def data_flags(root, name):
+def data_flags(root, name, models):
     """Give the data: MR's own task on the bundled reviews, or files where nothing is bundled."""
     if name in CLAIMS:
         size = ["--num_train", "14", "--num_dev", "2", "--num_test", "4"]
@@ -81,7 +82,16 @@ def data_flags(root, name):
             assert call(main, ["data", "claims", *words]).code == 0
         return {"tasks": "claims"}
     if name.startswith("two_cores"):
-        return {"tasks": "rotten-tomatoes", "corpus": "bundled:wikipedia-19k"}
+        flags = {"tasks": "rotten-tomatoes", "corpus": "bundled:wikipedia-19k"}
+        if name == "two_cores_dose":
+            labeler = root / "labeler"
+            given = {**SIZES, "model_name_or_path": models["model_name_or_path"]}
+            given |= {"task": "rotten-tomatoes", "dataset_name": "bundled:rotten-tomatoes"}
+            given |= {"num_evidence": 0, "method": "plain", "output_dir": labeler}
+            words = [word for k, v in given.items() for word in (f"--{k}", str(v))]
+            assert call(main, ["train", *words]).code == 0
+            flags["dose_labeler"] = labeler
+        return flags
     if name not in LABELS:
         return {"tasks": "mr"}
     texts = [f"{SENTENCES[i % 12]} Year {i}." for i in range(20)]
@@ -118,7 +128,7 @@ def ran(root, tiny_models):
     def run(name):
         if name not in called:
             models = {} if name in ON_BUNDLED_MODELS else tiny_models(name)
-            flags = {**SIZES, **models, **data_flags(root, name), **OWN.get(name, {})}
+            flags = {**SIZES, **models, **data_flags(root, name, models), **OWN.get(name, {})}
             flags |= {"artifacts_dir": root / "artifacts", "output_dir": root / name}
             given = [word for k, v in flags.items() if v for word in (f"--{k}", str(v))]
             words = [name, "--seeds", "0", *given]
