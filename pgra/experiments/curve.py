@@ -100,8 +100,7 @@ class Point:
         count: How many labels.
         right: Of each draw and test query whether it is decided rightly, (draws, n): by the reader
             alone, and joined with the LM's opinion and with each way.
-        votes: The accuracy of the opinion, with its own weights as the reader's, and of each way's
-            vote, alone, (draws,).
+        votes: The accuracy of the opinion's, and of each way's vote, alone, (draws,).
     """
 
     count: int
@@ -297,8 +296,7 @@ def _decide(
     chances = head.of_passages(texts.passages, norms)
     odds = centred(head.logits(texts.passages, head.weights)) - centred(head.prior[None])
     opinion = centred(np.log(np.maximum(queries, _LEAST)))
-    alone = cross_fit([opinion], test).argmax(axis=1)
-    said = {OPINION: (opinion, float((alone == test).mean()))}
+    said = {OPINION: (opinion, float((opinion.argmax(axis=1) == test).mean()))}
     for name, way in ways.items():
         if isinstance(way, Candidates):
             at = np.searchsorted(texts.rows, np.maximum(way.rows, texts.rows[0]))

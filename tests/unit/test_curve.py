@@ -117,6 +117,7 @@ def test_of_all_labels_it_is_what_worth_itself_measures(args):
     few, whole = found.curve.points
     assert (len(few.right[READER]), len(whole.right[READER])) == (2, 1)
     assert whole.right[READER].mean() == found.control.accuracy_alone
+    assert whole.votes[OPINION].mean() == found.opinion[0]
     assert whole.right[OPINION].mean() == found.control.accuracy
     for way, added in zip(found.ways, found.added, strict=True):
         assert whole.votes[way.name].mean() == way.vote
