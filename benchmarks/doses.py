@@ -55,8 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     say("\n\n".join(table.to_text() for table in tables))
     if args.figure is not None:
         draw(claims, doses, args.figure)
-    means = {name: float(np.mean([one.value for one in runs])) for name, runs in claims.items()}
-    means |= {name: float(np.mean([one.value for one in runs])) for name, runs in doses.items()}
+    means = {
+        f"{grid}/{name}": float(np.mean([one.value for one in runs]))
+        for grid, points in (("claims", claims), ("dose", doses))
+        for name, runs in points.items()
+    }
     write_figures(args.json, means)
     return 0
 
@@ -131,7 +134,7 @@ def draw(
 
     with plain_text():
         figure = Figure(figsize=(9, 3.8), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        left, right = figure.subplots(1, 2, sharey=True)
         shares = {
             1.0 if name == FIRST_STAGE else float(name.rpartition("=")[2]): runs
             for name, runs in claims.items()
@@ -152,10 +155,10 @@ def draw(
         right.plot(sorted(trained), untrained, "s-", color="tab:orange", label="untrained")
         alone = 100 * cut_at_median(doses[f"{NONE}, untrained"][0])
         right.axhline(alone, color="tab:orange", linestyle=":", label="untrained, no evidence")
-        right.set_xlabel("label consistency of the evidence (drawn by the true label)")
+        right.set_xlabel("label consistency of the evidence")
         right.set_title("sst2: evidence is an opinion")
+        left.set_ylabel("accuracy, %")
         for axes in (left, right):
-            axes.set_ylabel("accuracy, %")
             axes.legend(frameon=False)
             axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path)
@@ -163,7 +166,8 @@ def draw(
 
 def _line(axes: "Axes", runs: Mapping[float, Sequence[Run]], label: str) -> None:
     values = [[100 * one.value for one in runs[place]] for place in sorted(runs)]
-    means, spreads = [np.mean(own) for own in values], [np.std(own, ddof=1) for own in values]
+    means = [np.mean(own) for own in values]
+    spreads = [np.std(own, ddof=1) if len(own) > 1 else 0.0 for own in values]
     axes.errorbar(sorted(runs), means, spreads, marker="o", capsize=3, label=label)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SENTENCES, write_jsonl
+from planted_runs import plant
 from scripted import call
 from tiny_models import build_lm
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -208,6 +209,34 @@ def test_worth_measures_what_is_not_measured_yet(
     (root / "rotten-tomatoes" / "layer.json").unlink()
     again, _ = measure("worth", *words)
     assert again == told
+
+
+def test_doses_tells_the_sources_rank_and_cuts_at_the_median(measure, tmp_path):
+    names, claims, doses = ("false", "true"), tmp_path / "claims", tmp_path / "dose"
+    sources = [f"source {i}" for i in range(8)]
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = [{"id": f"test-{i}", "sentence": text} for i, text in enumerate(sources)]
+    write_jsonl(data / "test.jsonl", rows)
+    right, wrong = [[text] for text in sources], [[text] for text in sources[::-1]]
+    half = right[:4] + wrong[4:]
+    about = {"names": names, "n": 8, "task": "claims"}
+    for name, found in (("FiD", right), ("FiD, untrained", right), ("PGRA, dot", half)):
+        plant(claims / name, evidence=found, method="fid", **about)
+    plant(claims / "T5", wrong=[0, 2], method="plain", evidence=[[]] * 8, **about)
+    plant(claims / "FiD, r = 0", evidence=wrong, wrong=range(8), method="fid", **about)
+    for name in ("T5", "T5, untrained", "dose 0", "dose 0, untrained"):
+        plant(doses / name, names=names, n=8)
+    words = ("--claims", claims, "--dose", doses, "--data", data, "--figure", tmp_path / "f.svg")
+    told, printed = measure("doses", *words)
+    shown = {line.split("  ")[0]: line.split() for line in printed.splitlines() if "  " in line}
+    first, _, second = printed.partition("Claims: accuracy")
+    assert "PGRA, dot               50.0   -50.0" in first
+    assert "T5 " not in first  # it has no evidence
+    assert shown["FiD, r = 0"][-2:] == ["0.0", "0.0"]
+    assert "Doses: accuracy" in second
+    assert (told["claims/T5"], told["dose/T5"], told["claims/FiD, r = 0"]) == (0.75, 1.0, 0.0)
+    assert (tmp_path / "f.svg").is_file()
 
 
 @pytest.mark.parametrize(
