@@ -171,8 +171,8 @@ def measure(task: str, folder: Path, sizes: Sizes) -> list[dict[str, Any]]:
                 }
                 for point in worth.curve.points
             ]
-            write_json(path, {"ways": _ways(evidence.runs), "points": points})
-        found.append(read_object(path))
+            write_json(path, {**_key(sizes), "ways": _ways(evidence.runs), "points": points})
+        found.append(_read(path, sizes))
     return found
 
 
@@ -183,8 +183,23 @@ def measure_layer(task: str, folder: Path, sizes: Sizes) -> dict[str, Any]:
         args = read_args(task, folder, sizes.flags, lm_layer="auto")
         labeler = open_labeler(task, folder, sizes)
         evidence = compare_evidence(args, labeler, folder, similarities=["dot", "whitened", "head"])
-        write_json(path, {"ways": _ways(evidence.runs), **_choice(args)})
-    return read_object(path)
+        write_json(path, {**_key(sizes), "ways": _ways(evidence.runs), **_choice(args)})
+    return _read(path, sizes)
+
+
+def _key(sizes: Sizes) -> dict[str, Any]:
+    """Return what a file was measured with; more draws may follow."""
+    return {"counts": list(sizes.counts), "flags": list(sizes.flags)}
+
+
+def _read(path: Path, sizes: Sizes) -> dict[str, Any]:
+    found = read_object(path)
+    if (before := {name: found.get(name) for name in _key(sizes)}) != _key(sizes):
+        raise PgraError(
+            f"{path} was measured with {before}, and now asked for is {_key(sizes)}: "
+            "give another --output_dir"
+        )
+    return found
 
 
 def _choice(args: PgraArguments) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tiny_models import build_lm
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pgra.artifacts import canonical_json
-from pgra.errors import ConfigError, DataError
+from pgra.errors import ConfigError, DataError, PgraError
 
 NAMES = ("bank", "icl", "index", "memory", "quantized", "questions", "reader", "rerank")
 AS_A_SCRIPT = '\n\nif __name__ == "__main__":\n    sys.exit(run(main))\n'
@@ -209,6 +209,8 @@ def test_worth_measures_what_is_not_measured_yet(
     (root / "rotten-tomatoes" / "layer.json").unlink()
     again, _ = measure("worth", *words)
     assert again == told
+    with pytest.raises(PgraError, match="was measured with .* give another --output_dir"):
+        measure("worth", *words, "--exemplar_seed", 1)
 
 
 def test_doses_tells_the_sources_rank_and_cuts_at_the_median(measure, tmp_path):
