@@ -12,7 +12,7 @@ python benchmarks/distilled.py --artifacts artifacts --json figures.json
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from pgra.config import CorpusArguments, RerankArguments, RetrieverArguments
 from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.data.tasks import Task
+from pgra.report.page import plain_text, save_figure
 from pgra.rerank import Reference, RerankRequest
 from pgra.rerank.bank import Floats
 from pgra.rerank.distilled import DistilledArguments, DistilledRetriever
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--num_passages", type=positive, default=19_000)
     parser.add_argument("--num_queries", type=positive, default=300)
     parser.add_argument("--similarities", nargs="+", default=["head", "whitened"])
+    parser.add_argument("--figure", type=Path, help="SVG or PNG: recall and attained by forwards")
     parser.add_argument("--artifacts", type=Path, help="keep states here; default: nowhere")
     args = parse_flags(parser, argv)
     if args.quick:
@@ -70,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             assert isinstance(reranker, PromptedReranker)
             figures |= measure(name, reranker, splits.test[: args.num_queries])
     write_figures(args.json, figures)
+    if args.figure is not None:
+        draw(figures, args.figure)
     return 0
 
 
@@ -110,6 +114,29 @@ def measure(name: str, reranker: PromptedReranker, queries: list[Example]) -> di
                 f"{read:>10.1%}"
             )
     return figures
+
+
+def draw(figures: Mapping[str, float], path: Path) -> None:
+    """Draw recall and attained score by the share of forwards, a line a similarity."""
+    from matplotlib.figure import Figure
+
+    with plain_text():
+        figure = Figure(figsize=(6, 3.8), layout="constrained")
+        axes = figure.subplots()
+        for name in dict.fromkeys(key.split("/")[0] for key in figures):
+            keys = [key.removesuffix("_recall") for key in figures if key.endswith("_recall")]
+            keys = sorted(
+                (key for key in keys if key.startswith(f"{name}/")),
+                key=lambda key: figures[f"{key}_forwards"],
+            )
+            forwards = [100 * figures[f"{key}_forwards"] for key in keys]
+            for measure, style in (("recall", "o-"), ("attained", "s--")):
+                values = [figures[f"{key}_{measure}"] for key in keys]
+                axes.plot(forwards, values, style, label=f"{name}: {measure}")
+        axes.set_xlabel("forwards of the LM, % of the corpus")
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, path)
 
 
 def _best(scores: Floats) -> float:

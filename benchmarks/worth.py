@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say("\n\n".join(table.to_text() for table in told))
     if args.figures is not None:
         draw_gain(found, args.figures / "gain.svg")
-        draw_layers(layers, args.figures / "layer.svg")
+        draw_layers(found, layers, args.figures / "layer.svg")
     write_figures(args.json, figures_of(told))
     return 0
 
@@ -410,29 +410,29 @@ def draw_gain(found: Found, path: Path) -> None:
     save_figure(figure, path)
 
 
-def draw_layers(layers: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Draw a head's accuracy on training examples by layer, and the layer that was chosen."""
+def draw_layers(found: Found, layers: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Draw by layer a head's accuracy on training examples, and the consistency of its evidence."""
     from matplotlib.figure import Figure
 
     with plain_text():
-        figure = Figure(figsize=(6, 4.2), layout="constrained")
-        axes = figure.subplots()
-        for task, found in layers.items():
-            depths = np.array(list(map(int, found["accuracy"])))
-            values = 100 * np.array(list(found["accuracy"].values()))
-            (line,) = axes.plot(depths / depths.max(), values, marker=".", label=_short(task))
-            chosen = depths == found["layer"]
-            axes.plot(
-                depths[chosen] / depths.max(),
-                values[chosen],
-                "o",
-                color=line.get_color(),
-                markersize=10,
-            )
-        axes.set_xlabel("layer / depth, about the share of the time; large: the choice of auto")
-        axes.set_ylabel("accuracy of a head on its states, %")
-        axes.legend(frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
+        figure = Figure(figsize=(9, 3.8), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for task, layer in layers.items():
+            depths = np.array(list(map(int, layer["accuracy"])))
+            values = 100 * np.array(list(layer["accuracy"].values()))
+            shares, chosen = depths / depths.max(), depths == layer["layer"]
+            (line,) = left.plot(shares, values, marker=".", label=_short(task))
+            left.plot(shares[chosen], values[chosen], "o", color=line.get_color(), markersize=10)
+            ends = [layer, found[task][0]]
+            scores = [100 * np.mean(one["ways"][HEAD]["shares"]) for one in ends]
+            right.plot([shares[chosen][0], 1.0], scores, "o-", label=_short(task))
+        left.set_ylabel("accuracy of a head, %")
+        left.set_title("large: the choice of auto")
+        right.set_ylabel("consistency of the head's evidence, %")
+        for axes in (left, right):
+            axes.set_xlabel("layer / depth, about the share of the time")
+            axes.legend(frameon=False)
+            axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path)
 
 
