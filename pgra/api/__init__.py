@@ -1,0 +1,1 @@
+"""What a program imports: one class an idea, made of names, folders, lists and loaded models."""
