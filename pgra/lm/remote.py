@@ -348,8 +348,8 @@ class RemoteLM:
         self._choices[key] = Answer(json.dumps(vars(way)))  # on disk once it has worked
         self._choice = {key: self._choices[key]}
         if self._is_first(f"way {way}"):
-            reason = "; ".join(why) or "which it offers"
-            logger.info("%s is asked by %s (%s)", self.name, way, reason)
+            reason = f" ({'; '.join(why)})" if why else ""
+            logger.info("%s is asked by %s%s", self.name, way, reason)
         return way
 
     def _try_ways(self, ways: Sequence[Way]) -> tuple[Way, list[str]]:

@@ -334,9 +334,9 @@ class Kate(Method):
         if self._answerer is None and self.icl.decide_by != "vote":
             assert isinstance(self.completer, RemoteLM)
             icl, words = self.icl, list(self._format.words.values())
-            self.completer = self.completer.settle(
-                icl.decide_by, words, needs_chances=icl.calibrate or icl.length_normalize
-            )
+            # Whole words alone have lengths.
+            decide_by = "score" if icl.length_normalize else icl.decide_by
+            self.completer = self.completer.settle(decide_by, words, needs_chances=icl.calibrate)
             self._note_way()
             self._answerer = self._open_answerer(self.completer)
         return self._answerer

@@ -294,5 +294,10 @@ def test_first_tokens_are_calibrated_by_what_is_seen(words, monkeypatch):
         asked = having(asked, lm="openai:mute", name="mute")
         with pytest.raises(ModelError, match="tells no chances of tokens"):
             run(asked)
+        asked = having(asked, calibrate=False, length_normalize=True, name="long")
+        with pytest.raises(ModelError, match="does not echo a prompt.*first_token or generation"):
+            run(asked)
+        with pytest.raises(ConfigError, match="length_normalize is True, and decide_by is first_t"):
+            having(asked, decide_by="first_token")
     with pytest.raises(ConfigError, match="decide_by first_token is for an endpoint, and --lm"):
         run(having(words, decide_by="first_token"))
