@@ -14,7 +14,7 @@ from importlib import import_module
 
 from pgra import __version__
 from pgra.errors import ConfigError, PgraError, Stopped, unknown_name
-from pgra.help import paint, write_help
+from pgra.help import paint, wants_help, write_help
 
 Main = Callable[[Sequence[str] | None], int]
 
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: Sequence[str] | None) -> int:
-    if not words or words[0] in ("-h", "--help", "--help-all"):
+    if not words or wants_help(words[:1]):
         _show_help()
         return 0
     if words[0] in ("-V", "--version"):

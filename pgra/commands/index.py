@@ -24,6 +24,7 @@ from pgra.config import (
 from pgra.core import MISSING_ROW, Context, join_context
 from pgra.data.read import check_file, is_utf8, read_lines
 from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.help import wants_help
 
 if TYPE_CHECKING:
     from pgra.core import Candidates
@@ -134,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra index remove DIR --rows 5 9
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if words in (["--help"], ["-h"]):
+    if len(words) == 1 and wants_help(words):
         functions = {word: run for word, (run, _, _) in _WORDS.items()}
         say_words("pgra index", main, {"build": build, **functions})
         return 0

@@ -19,6 +19,7 @@ from pgra.commands.common import about, quiet_libraries, say, say_words
 from pgra.config import Arguments, KernelArguments, arg, choose, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError
+from pgra.help import wants_help
 from pgra.lm.base import CompleterArguments
 from pgra.memory.chat import (
     ChatArguments,
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra memory chat --lm bundled:smollm2-135m
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
+    if not words or wants_help(words[:1]):
         say_words("pgra memory", main, _WORDS)
         return 0
     choose("word after pgra memory", words[0], _WORDS)
