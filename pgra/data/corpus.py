@@ -1,12 +1,12 @@
 """The searched collection: where its passages come from, memory-mapped and fetched by row.
 
-A passage is one line, or one value of a JSON or parquet field: white space around it is dropped,
-and a line break inside a value becomes a space. With `passage_words` a line is a document, and its
-passages are blocks of so many words that do not overlap (Karpukhin et al. 2020, section 4.1), the
-last as long as what is left. Blank lines and missing values are dropped, and so are lines that are
-not UTF-8, if they are at most one in a hundred. Of equal passages the first stays. All are counted;
-`strict` refuses them. Several sources are one corpus: their passages in the order of the sources,
-so that one more adds rows behind.
+A passage is one line, or one value of a field of a table (jsonl, csv, tsv, parquet): white space
+around it is dropped, and a line break inside a value becomes a space. With `passage_words` a line
+is a document, and its passages are blocks of so many words that do not overlap (Karpukhin et al.
+2020, section 4.1), the last as long as what is left. Blank lines and missing values are dropped,
+and so are lines that are not UTF-8, if they are at most one in a hundred. Of equal passages the
+first stays. All are counted; `strict` refuses them. Several sources are one corpus: their passages
+in the order of the sources, so that one more adds rows behind.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ from pgra.errors import ArtifactError, DataError
 # A source gives raw texts one after the other, never all at once.
 
 
-KINDS = ("txt", "jsonl", "parquet")
+KINDS = ("txt", "jsonl", "csv", "tsv", "parquet")
 _HUB_DATASET = re.compile(r"[\w.-]+/[\w.-]+(:[^:/\\]*){0,2}")
 _READ_ROWS = 1 << 12
 
@@ -59,7 +59,7 @@ class Source:
 
     Attributes:
         where: The source in words, for messages.
-        kind: "txt", "jsonl", "parquet" or "dataset".
+        kind: "txt", "jsonl", "csv", "tsv", "parquet" or "dataset".
         size: What there is to read: bytes on disk, or a data set's rows.
         path: The file, where it is one.
         table: The split of a hub data set, which `datasets` memory-maps, or None.
@@ -91,7 +91,9 @@ class Source:
         """
         if self.kind == "txt":
             return self._line_texts()
-        return self._json_texts(column) if self.kind == "jsonl" else self._column_texts(column)
+        if self.kind in ("jsonl", "csv", "tsv"):
+            return self._record_texts(column)
+        return self._column_texts(column)
 
     def _line_texts(self) -> Iterator[str]:
         num_lines, has_returns = 0, False
@@ -104,8 +106,12 @@ class Source:
                 "ends are: convert them to LF (tr '\\r' '\\n' < OLD > NEW)"
             )
 
-    def _json_texts(self, column: str) -> Iterator[str]:
-        for record in read.read_records(self.path, self.reading):
+    def _record_texts(self, column: str) -> Iterator[str]:
+        if self.kind == "jsonl":
+            records = read.read_records(self.path, self.reading)
+        else:
+            records = read.table_rows(self.path, self.kind, [column])
+        for record in records:
             if column not in record.fields:
                 raise _no_field(record.place, column, record.fields)
             yield _one_line(record.place, column, record.fields[column])
@@ -179,8 +185,8 @@ def find_source(name: str) -> Source:
     def failed(reason: str) -> DataError:
         return DataError(
             f"cannot find corpus '{name}': there is no such file here, and the hub says: {reason} "
-            "Give a local .txt, .jsonl or .parquet file, a data set's file or OWNER/SET:CONFIG, or "
-            "a bundled: name (pgra data lists them)."
+            "Give a local .txt, .jsonl, .csv, .tsv or .parquet file, a data set's file or "
+            "OWNER/SET:CONFIG, or a bundled: name (pgra data lists them)."
         )
 
     if len(parts) >= 3:
