@@ -112,7 +112,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     max_steps: int = arg(
         5000, "Training steps; over num_train_epochs. 0: the reader as it is.", is_common=True
     )
-    num_train_epochs: float = arg(3.0, "Epochs, with --max_steps -1.", is_common=True)
+    num_train_epochs: float = arg(3.0, "Epochs, with --max_steps -1.")
     seed: int = arg(
         42, "Of what the training draws: the order of examples, dropout.", is_common=True
     )
