@@ -1,6 +1,7 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
 from pgra.api.choosing import ExemplarSelector
+from pgra.api.searching import Index
 from pgra.config import (
     CorpusArguments,
     DataArguments,
@@ -11,7 +12,7 @@ from pgra.config import (
     RunArguments,
     RuntimeArguments,
 )
-from pgra.core import Candidates, Context, Example, Prediction
+from pgra.core import Candidates, Context, Example, Hit, Prediction
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import Task
@@ -49,6 +50,8 @@ __all__ = [
     "ExemplarSelector",
     "FewShotPrompt",
     "FusionReader",
+    "Hit",
+    "Index",
     "Method",
     "ModelError",
     "Outcome",
