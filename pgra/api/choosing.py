@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
+
 from pgra.config import choose, find_class, from_values
-from pgra.core import Example
+from pgra.core import Example, Hit
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.read import Record, check_file, clean_text, read_lines, read_records, table_rows
 from pgra.data.tasks import GenerationTask, Task, check_slots
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.exemplars import BM25, PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, Selector, arrange
@@ -63,7 +66,7 @@ class ExemplarSelector:
         *,
         text: str | Sequence[str] | None = None,
         label: str | None = None,
-        encoder: str | Path | ExampleEncoder = SelectionArguments.encoder,
+        encoder: Any = SelectionArguments.encoder,
         selection: str = SelectionArguments.exemplars,
         likeness: str = SelectionArguments.likeness,
         order: str = SelectionArguments.order,
@@ -82,8 +85,8 @@ class ExemplarSelector:
                 (.jsonl, .csv, .tsv, .txt with a text a line, bundled:NAME). May be empty.
             text: Column that is compared, or several; default: "text", or the task's inputs.
             label: Column of the answer; default: "label", or the task's, if the items have it.
-            encoder: Hub id, folder or bundled:NAME; a loaded `pgra.Encoder`, whose vectors are
-                taken as it gives them; or "bm25", by shared words.
+            encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; a `pgra.Encoder`,
+                whose vectors are taken as it gives them; or "bm25", by shared words.
             selection: knn (the nearest), knn-mmr (near, and unlike each other), random, balanced,
                 fixed, official, or module:Class; "bm25" is knn by shared words.
             likeness: Of vectors: cosine, dot or euclidean.
@@ -103,6 +106,7 @@ class ExemplarSelector:
             ConfigError: If an argument is not known or contradicts another.
             DataError: If the pool cannot be read, or an item lacks a column.
             ModelError: If the encoder cannot be found or loaded.
+            ValueError: If it is of a wrong type.
         """
         if template is not None and task is not None:
             raise ConfigError("template and task both say how a prompt is written: give one")
@@ -115,11 +119,10 @@ class ExemplarSelector:
                 f"encoder '{name}' compares by an LM's states under a prompt, which pgra icl does: "
                 "give a text encoder here, or a loaded pgra.PromptedEncoder"
             )
-        loaded = None if isinstance(encoder, str | Path) else encoder
-        if loaded is not None and not hasattr(loaded, "encode_examples"):
-            raise ConfigError(
-                f"encoder is a {name}: give a name, a folder or a loaded pgra.Encoder"
-            )
+        loaded: ExampleEncoder | None = None
+        if not isinstance(encoder, str | Path):
+            is_ours = hasattr(encoder, "encode_examples")
+            loaded = encoder if is_ours else Encoder(encoder, normalize=False, device=device)
         self._task = load_any_task(task) if isinstance(task, str) else task
         format_name = options.pop("prompt_format", None)
         if format_name is not None and not isinstance(self._task, Task):
@@ -184,8 +187,23 @@ class ExemplarSelector:
         """
         queries = query if isinstance(query, list) else [query]
         asked = [self._query(each, n) for n, each in enumerate(queries)]
-        found = [[self.items[row] for row in rows] for rows in self._choose(asked, k)]
+        found = [[self.items[hit.index] for hit in hits] for hits in self._choose(asked, k)]
         return found if isinstance(query, list) else found[0]
+
+    def search(self, query: Query, k: int = 8) -> list[Hit]:
+        """Return what `select` chooses, with its place in the pool and its likeness to the query.
+
+        The score is NaN where nothing was compared.
+
+        Args:
+            query: As of `select`.
+            k: As of `select`.
+
+        Raises:
+            DataError: As `select`.
+            ValueError: As `select`.
+        """
+        return self._choose([self._query(query, 0)], k)[0]
 
     def prompt(self, query: Query, k: int = 8) -> str:
         """Return the few-shot prompt of a query: its exemplars in `order`, then itself, unanswered.
@@ -200,8 +218,8 @@ class ExemplarSelector:
             ValueError: As `select`.
         """
         asked = self._query(query, 0)
-        (rows,) = self._choose([asked], k)
-        seed = self._args.exemplar_seed or 0
+        (hits,) = self._choose([asked], k)
+        rows, seed = [hit.index for hit in hits], self._args.exemplar_seed or 0
         rows = arrange(rows, self._args.order, query=asked.text, seed=seed)
         style = self._format or self._find_format(_Columns(tuple(asked.fields), None))
         told = style.write([self._examples[row] for row in rows], asked.fields)
@@ -222,11 +240,11 @@ class ExemplarSelector:
 
     # What is chosen.
 
-    def _choose(self, queries: Sequence[Example], k: int) -> list[list[int]]:
-        """Return each query's rows, nearest first."""
-        if not isinstance(k, int) or isinstance(k, bool) or k < 0:
+    def _choose(self, queries: Sequence[Example], k: int) -> list[list[Hit]]:
+        """Return each query's exemplars, nearest first."""
+        if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 0:
             raise ValueError(f"k is {k!r}: give a whole number, 0 or more")
-        count = min(k, len(self._pool.guard.distinct)) if self.items else 0
+        count = min(int(k), len(self._pool.guard.distinct)) if self.items else 0
         if count == 0:
             return [[] for _ in queries]
         args = replace(
@@ -234,7 +252,13 @@ class ExemplarSelector:
         )
         selector: Selector = args.selector(args, self._pool, self._similarity)
         chosen = selector.choose(queries)
-        return [chosen.of(index) for index in range(len(queries))]
+        return [
+            [
+                Hit(row, float(score), self._examples[row].text)
+                for row, score in zip(chosen.of(line), chosen.similarity[line], strict=False)
+            ]
+            for line in range(len(queries))
+        ]
 
     # How items are read.
 
