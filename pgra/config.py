@@ -643,7 +643,9 @@ class DataArguments(Arguments):
     validation_file: str | None = arg(
         None, "The same, to choose a checkpoint on; without one a part of train is held out."
     )
-    test_file: str | None = arg(None, "The same, to report on.")
+    test_file: str | None = arg(
+        None, "The same, to report on; without one a part of train is held out (test_fraction)."
+    )
     max_train_samples: int | None = arg(
         None, "Keep this many training examples (drawn with split_seed).", least=1
     )
@@ -659,7 +661,19 @@ class DataArguments(Arguments):
         above=0,
         below=1,
     )
-    split_seed: int = arg(0, "Seed of the held-out part and of every sub-sample.")
+    test_fraction: float | None = arg(
+        None,
+        "Share of train held out to report on, the same share of each label; default: 0.2 where "
+        "there is a train_file and neither test_file nor dataset_name, else none.",
+        above=0,
+        below=1,
+    )
+    split_seed: int = arg(0, "Seed of the held-out parts and of every sub-sample.")
+
+    def check(self) -> None:
+        """Hold out a test set where there is none: a run that is measured again knows of it."""
+        if self.train_file and not (self.test_file or self.dataset_name or self.test_fraction):
+            self.test_fraction = 0.2
 
 
 @dataclass(kw_only=True)
@@ -669,10 +683,10 @@ class CorpusArguments(Arguments):
     corpus: str | list[str] = field(  # of a factory: HfArgumentParser passes a list's default over
         default_factory=lambda: "princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt",
         metadata={
-            "help": "One passage a line (.txt) or a field a line (.jsonl), both also .gz or .zst; "
-            "a column of a .parquet file; hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT,"
-            " the last two where there are several); or bundled:NAME. Several are one corpus, in "
-            "the order given."
+            "help": "One passage a line (.txt), or a field of a table (.jsonl, .csv, .tsv), also "
+            ".gz or .zst; a column of a .parquet file; hub dataset/file; a hub data set "
+            "(OWNER/SET:CONFIG:SPLIT, the last two where there are several); or bundled:NAME. "
+            "Several are one corpus, in the order given."
         },
     )
     corpus_field: str = arg("text", "Field that holds the passage, for all but .txt.")

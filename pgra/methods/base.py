@@ -270,6 +270,8 @@ class Method(Timed, ABC):
         shared = self.data.notes.get("test_rows_in_train")
         sources = [self.args.data.dataset_name or ""]
         found = [f"{shared} test texts also stand in the training file"] if shared else []
+        if self.data.notes.get("test_rule"):
+            found.append(str(self.data.notes["test_rule"]))
         return [*bundled_notes(self.models(), sources), *found]
 
 

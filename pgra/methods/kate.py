@@ -23,7 +23,7 @@ from tqdm import tqdm
 from pgra.artifacts import digest
 from pgra.config import Arguments, RerankArguments, RunArguments, arg, choose, read_yaml
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.examples import load_pool
+from pgra.data.examples import held_out_rule, load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError
@@ -133,7 +133,8 @@ class PoolData(TaskData):
         pool, queries = ([one.example for one in part] for part in (shown, references))
         texts = {example.text for example in pool}
         shared = sum(query.text in texts for query in queries)
-        return cls(task, pool, [], queries, {"test_rows_in_train": shared}, references)
+        notes = {"test_rows_in_train": shared, "test_rule": held_out_rule(args.data, other)}
+        return cls(task, pool, [], queries, notes, references)
 
 
 def load_any_task(name: str) -> Task | GenerationTask:

@@ -202,6 +202,8 @@ def test_names_are_those_of_the_passages_that_were_kept(world, caplog):
     assert list(passage_ids(both)) == ["d0", "d2", "d3", "d4", "8", "9"]
     few = world.corpus(*files, corpus_id="_id", max_passages=2)
     assert list(passage_ids(few)) == ["d0", "d2"]
+    table = world.write("t.csv", ["_id,text", 'x1,"one, text"', "x2,two", 'x3,"one, text"'])
+    assert list(passage_ids(world.corpus(table, corpus_id="_id"))) == ["x1", "x2"]
     assert list(passage_ids(world.corpus(*files))) == ["0", "1", "2", "3"]
     assert corpus.folder == world.corpus(*files).folder  # only names differ
 
