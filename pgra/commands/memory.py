@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_lines
-from pgra.commands.common import about, quiet_libraries, say
+from pgra.commands.common import about, quiet_libraries, say, say_words
 from pgra.config import Arguments, KernelArguments, arg, choose, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError
+from pgra.help import wants_help
 from pgra.lm.base import CompleterArguments
 from pgra.memory.chat import (
     ChatArguments,
@@ -49,7 +50,7 @@ Parse = Callable[..., Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the words after `pgra memory`.
+    """Keep what users corrected, and use it on the next like question.
 
     Examples:
       pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
@@ -60,10 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra memory chat --lm bundled:smollm2-135m
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
-        lines = [f"  {word:<17} {about(run)['description']}" for word, run in _WORDS.items()]
-        usage = "usage: pgra memory COMMAND [--help]\n\ncommands:"
-        say("\n".join([usage, *lines, "", about(main)["epilog"]]))
+    if not words or wants_help(words[:1]):
+        say_words("pgra memory", main, _WORDS)
         return 0
     choose("word after pgra memory", words[0], _WORDS)
     _WORDS[words[0]](partial(_parse, words[0], words[1:]))
@@ -415,7 +414,7 @@ def _score(parse: Parse) -> None:
 class StudyArguments(KernelArguments):
     """Which run, and what the user does."""
 
-    run: str | None = arg(None, "Folder of a finished run of train.py or pgra icl.")
+    run: str | None = arg(None, "Folder of a finished run of pgra train or pgra icl.")
     correction_probabilities: list[float] = arg(
         [0.5, 1.0], "That a wrong decision is corrected.", least=0, most=1
     )

@@ -52,6 +52,7 @@ class EvidenceArguments(Arguments):
         True,
         "Centre the labeler at its medians over 1,000 passages of the corpus, so that it does not "
         "call nearly all of it one label; --no_centre: the paper's labels.",
+        off="The paper's labels.",
     )
 
 
@@ -118,7 +119,7 @@ def evidence(argv: Sequence[str] | None = None) -> int:
     r"""Measure how often the evidence of each way has the label of its query.
 
     Example:
-      python train.py --task sst2 --method plain --output_dir runs/plain
+      pgra train --task sst2 --method plain --output_dir runs/plain
       python ablations/evidence.py --task sst2 --labeler runs/plain --output_dir runs/evidence \
           --bank full --num_evidence 16 --depths 2 16
 

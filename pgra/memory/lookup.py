@@ -88,6 +88,8 @@ def plain_key(question: str) -> str:
 class LookupArguments(Arguments):
     """How a question's nearest feedback is found, and when it is near enough."""
 
+    GROUP = "Memory"
+
     lookup: str | None = arg(
         None,
         "edit (distance of normalised keys: the paper's, for few phrasings and for languages "
@@ -97,6 +99,7 @@ class LookupArguments(Arguments):
         "configs/memory and those that ask with <...>, else relative-edit.",
         choices=LOOKUPS,
         is_open=True,
+        is_common=True,
     )
     threshold: float | None = arg(
         None,
@@ -104,11 +107,13 @@ class LookupArguments(Arguments):
         "(default -5); relative-edit: 0 to 1, 1 the same (0.85); encoder: a cosine, 1 the same "
         "(0.9); bm25: from 0 (1); gud-ir: as --feedback_by. Label feedback of configs/memory has "
         "no gate unless one is given.",
+        is_common=True,
     )
     encoder: str = arg(
         "sentence-transformers/all-MiniLM-L6-v2",
         "Encoder of --lookup encoder or gud-ir: hub id, folder or bundled:NAME. pgra memory "
         "train-similarity makes a folder.",
+        is_common=True,
     )
     key_form: str | None = arg(
         None,

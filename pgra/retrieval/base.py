@@ -170,7 +170,7 @@ def find_retriever(name: str) -> type[Retriever]:
     if name == "exhaustive":
         raise ConfigError(
             "retriever 'exhaustive' is no first stage: it searches the LM's states under a task's "
-            "prompt. Use it with pgra rerank or train.py, or choose "
+            "prompt. Use it with pgra rerank or pgra train, or choose "
             f"{', '.join(sorted(RETRIEVERS))} here"
         )
     is_run = name.startswith("run:")  # and its file
@@ -281,8 +281,7 @@ class Recipe:
             )
         except (KeyError, TypeError):  # none, or one of another version
             raise ArtifactError(
-                f"{folder} does not say what it was made from: build it again "
-                "(python -m index_build)"
+                f"{folder} does not say what it was made from: build it again (pgra index build)"
             ) from None
 
 

@@ -37,6 +37,8 @@ _MOST_SCORE = float(np.finfo(np.float32).max)
 class RunFileArguments(_Arguments):
     """Which queries a run file is of."""
 
+    GROUP = "Retriever"
+
     run_queries: str = arg(
         "",
         "The queries of --retriever run:FILE, by whose texts its candidates are looked up: a .tsv "
