@@ -1,5 +1,7 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
+from pgra.api.choosing import ExemplarSelector
+from pgra.api.searching import Index
 from pgra.config import (
     CorpusArguments,
     DataArguments,
@@ -10,7 +12,7 @@ from pgra.config import (
     RunArguments,
     RuntimeArguments,
 )
-from pgra.core import Candidates, Context, Example, Prediction
+from pgra.core import Candidates, Context, Example, Hit, Prediction
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import Task
@@ -45,8 +47,11 @@ __all__ = [
     "DataError",
     "Encoder",
     "Example",
+    "ExemplarSelector",
     "FewShotPrompt",
     "FusionReader",
+    "Hit",
+    "Index",
     "Method",
     "ModelError",
     "Outcome",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pgra.commands.common import about, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import KernelArguments, arg, parse_arguments
-from pgra.data.read import check_file, read_lines, read_records
+from pgra.data.read import check_file, read_lines, read_records, table_rows
 from pgra.errors import ConfigError, DataError
 from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
 
@@ -90,7 +90,7 @@ class PredictArguments(KernelArguments):
         "", "Folder of a finished run; of a trained reader also its reader/.", must_be_given=True
     )
     file: str | None = arg(
-        None, "A text a line (.txt), or an object with the task's inputs a line (.jsonl)."
+        None, "A text a line (.txt), or rows with the task's inputs (.jsonl, .csv, .tsv)."
     )
     json: bool = arg(False, "One JSON object a query, as in predictions.jsonl.")
     num_shown: int = arg(5, "Evidence shown for a text; --json gives all.", least=0)
@@ -168,25 +168,22 @@ def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[s
     """Read queries from a file; blank lines are passed over.
 
     Args:
-        path: .txt with a text a line, or .jsonl with the inputs by name (others are not looked at).
+        path: .txt with a text a line, or .jsonl, .csv or .tsv with the inputs by name (other fields
+            are not looked at); `.gz` or `.zst` may follow.
         inputs: The task's.
 
     Raises:
         DataError: If it cannot be read, holds none, or a line lacks an input.
     """
-    if check_file(path, ("txt", "jsonl")) == "txt":
+    kind = check_file(path, ("txt", "jsonl", "csv", "tsv"))
+    if kind == "txt":
         texts = [line.text.strip() for line in read_lines(path)]
         queries: list[str | Mapping[str, str]] = [text for text in texts if text]
     else:
         queries = []
-        for record in read_records(path):
-            for name in inputs:
-                if not isinstance(record.fields.get(name), str):
-                    raise DataError(
-                        f"{path}, line {record.line}: '{name}' is {record.fields.get(name)!r}, "
-                        f"not text: the task's inputs are {', '.join(inputs)}"
-                    )
-            queries.append({name: str(record.fields[name]) for name in inputs})
+        is_json = kind == "jsonl"
+        for record in read_records(path) if is_json else table_rows(path, kind, inputs):
+            queries.append({name: record.text(name) for name in inputs})
     if not queries:
         raise DataError(f"{path} holds no text")
     return queries

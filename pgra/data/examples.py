@@ -4,7 +4,8 @@ Formats of files: jsonl; csv as the csv module reads it; tsv without quoting (a 
 character). All may end in .gz. csv and tsv need a header. Other columns are ignored.
 
 The dev set, on which checkpoints are chosen, is a validation file, the data set's validation split
-where the task's YAML names one, or a held-out part of train. It is never the test set.
+where the task's YAML names one, or a held-out part of train. It is never the test set, which may be
+a held-out part of train too.
 """
 
 import logging
@@ -234,9 +235,9 @@ class Splits:
         train: To train on; exemplars are drawn from them too.
         dev: To choose a checkpoint on.
         test: To report on.
-        notes: Where each came from, the dev set's rule in words, counts, blank rows, and how many
-            dev and test texts also stand in train ("dev_rows_in_train", "test_rows_in_train";
-            they are reported, not dropped).
+        notes: Where each came from, the rules of the dev set ("rule") and of a held-out test set
+            ("test_rule") in words, counts, blank rows, and how many dev and test texts also stand
+            in train ("dev_rows_in_train", "test_rows_in_train"; they are reported, not dropped).
     """
 
     train: list[Example]
@@ -248,15 +249,16 @@ class Splits:
 def load_splits(task: Task, args: DataArguments) -> Splits:
     """Read a task's data and divide it.
 
-    Held out are the same share of each label (rounded, at least one), at most `max_dev_samples` in
-    all, drawn with `split_seed`. Sub-samples are drawn with it too and keep the source's order.
+    Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
+    a test set, where `test_fraction` asks for one, then a dev set of at most `max_dev_samples`.
+    Sub-samples are drawn with the seed too and keep the source's order.
 
     Raises:
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
     """
     found = {split: open_named(task, args, split) for split in SPLITS}
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
-    train, test, given = read["train"], read["test"], read.get("validation")
+    train, given = read["train"], read.get("validation")
     if args.validation_file is not None and args.validation_file == args.test_file:
         raise DataError(
             f"--validation_file and --test_file are both {args.test_file}: a checkpoint is never "
@@ -264,20 +266,28 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
         )
     for split, rows in read.items():
         warn_of_size(task, rows.raw, split, len(rows.examples) + rows.blank + rows.ignored)
+    test, learned = _test_set(task, train, read.get("test"), args)
     if given is None:
-        dev, rest = _hold_out(train.examples, task.labels, args)
+        groups, most = _by_label(task, learned), args.max_dev_samples
+        dev, rest = hold_out(learned, groups, args.dev_fraction, args.split_seed, most=most)
+        if not dev:
+            raise DataError(
+                f"{len(learned)} training rows are too few to hold out a dev set: "
+                "give --validation_file"
+            )
         rule = (
-            f"dev: {len(dev)} of {len(train.examples)} training rows, the same share of each "
+            f"dev: {len(dev)} of {len(learned)} training rows, the same share of each "
             f"label, seed {args.split_seed}"
         )
     else:
-        dev, rest = sample(given.examples, args.max_dev_samples, args.split_seed), train.examples
+        dev, rest = sample(given.examples, args.max_dev_samples, args.split_seed), learned
         rule = f"dev: {len(dev)} of {len(given.examples)} rows of {given.raw.where}"
     kept = sample(rest, args.max_train_samples, args.split_seed)
-    tested = sample(test.examples, args.max_test_samples, args.split_seed)
+    tested = sample(test, args.max_test_samples, args.split_seed)
     _warn_of_missing_labels(task, kept)
     notes: dict[str, Json] = {
         "rule": rule,
+        "test_rule": held_out_rule(args),
         "sources": {split: rows.raw.where for split, rows in read.items()},
         "blank_rows": {split: rows.blank for split, rows in read.items()},
         "ignored_rows": {split: rows.ignored for split, rows in read.items()},
@@ -285,10 +295,11 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
         "dev": len(dev),
         "test": len(tested),
         "dev_rows_in_train": _count_shared(dev, rest),
-        "test_rows_in_train": _count_shared(tested, train.examples),
+        "test_rows_in_train": _count_shared(tested, learned),
     }
     counts = (task.name, len(kept), len(dev), len(tested))
-    logger.info("%s: %d training, %d dev and %d test examples (%s)", *counts, rule)
+    rules = "; ".join(filter(None, (rule, held_out_rule(args))))
+    logger.info("%s: %d training, %d dev and %d test examples (%s)", *counts, rules)
     return Splits(kept, dev, tested, notes)
 
 
@@ -310,15 +321,17 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
         DataError: As `load_splits`.
     """
     found = open_pool(task, args, query_dataset_name)
-    train, test = (read_split(task, raw, split) for split, raw in found.items())
-    pool = sample(train.examples, args.max_train_samples, args.split_seed)
-    tested = sample(test.examples, args.max_test_samples, args.split_seed)
+    read = {split: read_split(task, raw, split) for split, raw in found.items()}
+    test, shown = _test_set(task, read["train"], read.get("test"), args)
+    pool = sample(shown, args.max_train_samples, args.split_seed)
+    tested = sample(test, args.max_test_samples, args.split_seed)
     _warn_of_missing_labels(task, pool)
     notes: dict[str, Json] = {
-        "sources": {"train": train.raw.where, "test": test.raw.where},
+        "sources": {split: rows.raw.where for split, rows in read.items()},
+        "test_rule": held_out_rule(args, query_dataset_name),
         "train": len(pool),
         "test": len(tested),
-        "test_rows_in_train": _count_shared(tested, train.examples),
+        "test_rows_in_train": _count_shared(tested, shown),
     }
     logger.info("%s: a pool of %d examples, %d queries", task.name, len(pool), len(tested))
     return Splits(pool, [], tested, notes)
@@ -327,7 +340,12 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
 def open_pool(
     task: Task | GenerationTask, args: DataArguments, query_dataset_name: str | None
 ) -> dict[str, RawSplit]:
-    """Open the pool of exemplars (train) and the queries (test); see `load_pool`."""
+    """Open the pool of exemplars (train) and the queries (test), if these are not held out of it.
+
+    Raises:
+        ConfigError: As `load_pool`.
+        DataError: As `open_named`.
+    """
     if args.validation_file is not None:
         raise ConfigError(
             "validation_file chooses a checkpoint, and nothing is trained here: leave it out (to "
@@ -362,7 +380,9 @@ def own_data_set(task: Task | GenerationTask) -> str:
 def open_named(
     task: Task | GenerationTask, args: DataArguments, split: str, source: str | None = None
 ) -> RawSplit | None:
-    """Open the split that arguments name, or the task's own; None without a validation split.
+    """Open the split that arguments name, or the task's own.
+
+    None without a validation split, and without a test set where that is held out of train.
 
     Args:
         task: Whose fields the rows have.
@@ -374,14 +394,17 @@ def open_named(
         DataError: If there is none, or it cannot be opened.
     """
     files = dict(zip(SPLITS, (args.train_file, args.validation_file, args.test_file), strict=True))
-    file, source, raw = files[split], source or args.dataset_name, None
+    file, named, raw = files[split], source, None
+    source = source or args.dataset_name
     if file is not None:
         return open_file(task, Path(file).expanduser())
+    if split == "test" and args.test_fraction is not None and named is None:
+        return None
     # With files given and no data set, nothing is fetched behind the user's back.
     if source is not None or not any(files.values()):
         raw = open_split(task, source or own_data_set(task), split)
     if raw is None and split != "validation":
-        hint = " (a validation file only chooses the checkpoint)" if split == "test" else ""
+        hint = "; or hold out a part of train (--test_fraction 0.2)" if split == "test" else ""
         raise DataError(f"there is no {split} set: give --{split}_file{hint}")
     return raw
 
@@ -406,28 +429,76 @@ def _warn_of_missing_labels(task: Task, train: Sequence[Example]) -> None:
         logger.warning("%s: no training example has the label %s", task.name, ", ".join(missing))
 
 
-def _hold_out(
-    examples: Sequence[Example], labels: Sequence[str], args: DataArguments
+def held_out_rule(args: DataArguments, query_dataset_name: str | None = None) -> str | None:
+    """Say in words how the test set is held out of train; None if it is not."""
+    if args.test_fraction is None or args.test_file or query_dataset_name:
+        return None
+    return (
+        f"test: {args.test_fraction:g} of the training rows, held out since no test file is given "
+        f"(split_seed {args.split_seed})"
+    )
+
+
+def _test_set(
+    task: Task, train: SplitRows, test: SplitRows | None, args: DataArguments
 ) -> tuple[list[Example], list[Example]]:
-    """Return the held-out part and the rest, both in the order they came."""
-    most = len(examples) if args.max_dev_samples is None else args.max_dev_samples
-    share = min(args.dev_fraction, most / len(examples))
-    draw = random.Random(args.split_seed)
-    held: list[int] = []
-    for label in labels:
-        rows = [row for row, example in enumerate(examples) if example.label == label]
-        wanted = max(1, round(len(rows) * share))
-        held += draw.sample(rows, min(wanted, max(len(rows) - 1, 0)))
-    if len(held) > most:
-        held = draw.sample(held, most)
+    """Return the test set, and what is left to learn from.
+
+    A run that held its test set out learned from the rest, whatever file it is measured on later.
+    """
+    is_of_another = test is not None and args.test_file is None  # queries of another data set
+    if test is not None and (args.test_fraction is None or is_of_another):
+        return test.examples, train.examples
+    share = args.test_fraction or 0
+    held, rest = hold_out(train.examples, _by_label(task, train.examples), share, args.split_seed)
     if not held:
         raise DataError(
-            f"{len(examples)} training rows are too few to hold out a dev set: "
-            "give --validation_file"
+            f"{len(train.examples)} training rows are too few to hold out a test set: give "
+            "--test_file"
         )
+    return held if test is None else test.examples, rest
+
+
+def hold_out(
+    rows: Sequence[_T],
+    groups: Sequence[Sequence[int]],
+    share: float,
+    seed: int,
+    *,
+    most: int | None = None,
+) -> tuple[list[_T], list[_T]]:
+    """Draw a share of each group, at least one where there are two.
+
+    Args:
+        rows: Any.
+        groups: Numbers of rows, such as those of each label.
+        share: Between 0 and 1.
+        seed: Of the draw.
+        most: In all.
+
+    Returns:
+        The held-out part and the rest, both in the order they came.
+    """
+    most = len(rows) if most is None else most
+    share = min(share, most / len(rows))
+    draw = random.Random(seed)
+    held: list[int] = []
+    for group in groups:
+        wanted = max(1, round(len(group) * share))
+        held += draw.sample(group, min(wanted, max(len(group) - 1, 0)))
+    if len(held) > most:
+        held = draw.sample(held, most)
     chosen = set(held)
-    dev = [examples[row] for row in sorted(chosen)]
-    return dev, [example for row, example in enumerate(examples) if row not in chosen]
+    rest = [row for number, row in enumerate(rows) if number not in chosen]
+    return [rows[number] for number in sorted(chosen)], rest
+
+
+def _by_label(task: Task, examples: Sequence[Example]) -> list[list[int]]:
+    """Return the numbers of each label's examples, in the task's order."""
+    return [
+        [number for number, example in enumerate(examples) if example.label == label]
+        for label in task.labels
+    ]
 
 
 def sample(rows: Sequence[_T], most: int | None, seed: int) -> list[_T]:

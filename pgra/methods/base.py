@@ -100,6 +100,11 @@ class TaskData:
         """Return a split's examples."""
         return list({"train": self.train, "dev": self.dev, "test": self.test}[split])
 
+    def is_split(self, examples: Sequence[Example]) -> bool:
+        """Whether examples are a split of these, of which what is found is kept."""
+        asked = list(examples)
+        return any(asked == self.examples(split) for split in SPLITS)
+
     def fingerprint(self, split: str) -> str:
         """Return a digest of a split's examples and their labels."""
         examples = self.examples(split)
@@ -270,6 +275,8 @@ class Method(Timed, ABC):
         shared = self.data.notes.get("test_rows_in_train")
         sources = [self.args.data.dataset_name or ""]
         found = [f"{shared} test texts also stand in the training file"] if shared else []
+        if self.data.notes.get("test_rule"):
+            found.append(str(self.data.notes["test_rule"]))
         return [*bundled_notes(self.models(), sources), *found]
 
 
