@@ -31,7 +31,7 @@ from pgra.plan import Plan, make_plan
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.report.results import EvidenceLine
-from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
+from pgra.rerank import BaseReranker, Reference, RerankRequest, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept
 from pgra.retrieval import IndexRequest, Retriever, open_retriever
 from pgra.retrieval.base import (
@@ -132,7 +132,7 @@ class Stages(Timed):
             return open_corpus(self.args.corpus, self.args.artifacts)
 
     @cached_property
-    def reranker(self) -> Reranker:
+    def reranker(self) -> BaseReranker:
         """The second stage; its LM's weights are loaded when they are first needed."""
         return open_reranker(
             RerankRequest(
