@@ -280,7 +280,7 @@ class Splits:
     notes: Mapping[str, Json] = field(default_factory=dict)
 
 
-def load_splits(task: Task, args: DataArguments) -> Splits:
+def load_splits(task: Task | str | Path, args: DataArguments) -> Splits:
     """Read a task's data and divide it.
 
     Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
@@ -290,6 +290,7 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
     Raises:
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
     """
+    task = task if isinstance(task, Task) else Task.load(str(task))
     found = {split: open_named(task, args, split) for split in SPLITS}
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
     train, given = read["train"], read.get("validation")

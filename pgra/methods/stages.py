@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -381,8 +382,9 @@ class Stages(Timed):
         logger.info("%s for each of %d queries%s", found, count, reused)
 
 
-def prompt_template(task: Task) -> PromptTemplate:
+def prompt_template(task: Task | str | Path) -> PromptTemplate:
     """Return a task's template as the LM sees it."""
+    task = task if isinstance(task, Task) else Task.load(str(task))
     return PromptTemplate(task.prompt, task.answer, task.inputs)
 
 
