@@ -385,6 +385,8 @@ def test_losses_and_consistency_are_drawn_where_they_are_kept_and_not_else(tmp_p
     labels = [plot.get("aria-label", "") for plot in Reader(page).named("svg")]
     assert "pgra: from 1.00 to 0.50 in 3 steps" in labels
     assert "pgra: 75, 50; majority rate: 50" in labels
+    with pytest.raises(ArtifactError, match="not there: give the --output_dir of pgra consist"):
+        read_consistency(tmp_path / "none")
     del told["runs"][0]["by_rank"]
     path.write_text(json.dumps(told))
     with pytest.raises(ArtifactError, match="lacks 'by_rank': run pgra consistency again"):
