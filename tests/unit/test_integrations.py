@@ -178,9 +178,11 @@ def test_a_llama_index_postprocessor_works_behind_a_retriever_and_is_traced(
             return nodes
 
     seen = LlamaDebugHandler(print_trace_on_end=False)
-    rerank = llama_index.PgraRerank(reranker, top_n=2, callback_manager=CallbackManager([seen]))
     engine = RetrieverQueryEngine.from_args(
-        Everything(), llm=MockLLM(), node_postprocessors=[rerank]
+        Everything(),
+        llm=MockLLM(),
+        callback_manager=CallbackManager([seen]),
+        node_postprocessors=[llama_index.PgraRerank(reranker, top_n=2)],
     )
     sources = engine.query(QUERY).source_nodes
     assert [node.node.node_id for node in sources] == [f"n{hit.index}" for hit in hits[:2]]
