@@ -210,7 +210,11 @@ class Kate(Method):
         self._settle()
         root = self.context.artifacts / "neighbors" / self.data.task.name
         self.pool = ExemplarPool(
-            self.data.train, jaccard=self.selection.leak_jaccard, root=root, context=self.context
+            self.data.train,
+            jaccard=self.selection.leak_jaccard,
+            root=root,
+            context=self.context,
+            keeps=self.data.is_split,
         )
         self.similarity = self._open_similarity(root)
         self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
