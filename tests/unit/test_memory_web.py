@@ -225,7 +225,7 @@ def test_a_page_that_cannot_open_says_why(tmp_path, monkeypatch, capsys):
     assert threading.active_count() == before
     with socket.create_server(("127.0.0.1", 0)) as taken:  # told before anything is loaded
         port = taken.getsockname()[1]
-        assert main(["memory", "web", "--port", str(port)]) == 2
+        assert main(["memory", "web", "--lm", "x", "--port", str(port)]) == 2
         assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
 
 
