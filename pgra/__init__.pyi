@@ -1,5 +1,6 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
+from pgra.api.searching import Index
 from pgra.config import (
     CorpusArguments,
     DataArguments,
@@ -10,7 +11,7 @@ from pgra.config import (
     RunArguments,
     RuntimeArguments,
 )
-from pgra.core import Candidates, Context, Example, Prediction
+from pgra.core import Candidates, Context, Example, Hit, Prediction
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import Task
@@ -47,6 +48,8 @@ __all__ = [
     "Example",
     "FewShotPrompt",
     "FusionReader",
+    "Hit",
+    "Index",
     "Method",
     "ModelError",
     "Outcome",

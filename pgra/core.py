@@ -120,6 +120,21 @@ def _are_best_first(rows: Rows, scores: Scores) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
+class Hit:
+    """One text that was found or ranked, as Python's `Index` and `Reranker` give it.
+
+    Attributes:
+        index: Its place in what was given, from 0.
+        score: Higher is better.
+        text: The text.
+    """
+
+    index: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Prediction:
     """A reader's decision on one example.
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,15 @@ import pyarrow.parquet as pq
 import xxhash
 from tqdm import tqdm
 
-from pgra.artifacts import artifact_dir, build_once, file_checksum, read_manifest
+from pgra.artifacts import (
+    TemporaryFolder,
+    artifact_dir,
+    build_once,
+    digest,
+    file_checksum,
+    read_manifest,
+    write_lines,
+)
 from pgra.config import CorpusArguments
 from pgra.core import Json, Rows
 from pgra.data import read
@@ -295,6 +303,7 @@ class Corpus:
         counts: {"rows", "blank", "duplicates", "not_utf8"}: kept, and what the source held beside.
         batches: The memory-mapped text, `_BATCH_ROWS` rows each but the last.
         made_by: How it was asked for; None where it was opened by its folder.
+        keeper: Keeps a temporary folder as long as the corpus is used; None for any other.
     """
 
     folder: Path
@@ -302,6 +311,7 @@ class Corpus:
     counts: Mapping[str, int]
     batches: Sequence[Any]
     made_by: CorpusArguments | None = None
+    keeper: Any = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         """Count the passages."""
@@ -349,21 +359,96 @@ class Corpus:
             yield self.slice(start, start + size)
 
 
-def open_corpus(args: CorpusArguments, artifacts: Path, *, is_quiet: bool = False) -> Corpus:
-    """Open a corpus by name, reading its source into `artifacts/corpora` the first time.
+def open_corpus(
+    source: CorpusArguments | str | Path | Iterable[str],
+    artifacts: str | Path | None = None,
+    *,
+    corpus_field: str = "text",
+    is_quiet: bool = False,
+) -> Corpus:
+    """Open a corpus, reading its source into `artifacts/corpora` the first time.
 
     The folder's name holds the source's checksum, so a changed source is read again.
 
     Args:
-        args: Which corpus, and the rules for its lines.
-        artifacts: Root of all products.
+        source: A file or name as `--corpus` takes it; or the passages themselves, a list or a
+            `datasets.Dataset`, whose rows are then the places in it; or several files and the
+            rules for their lines, as `CorpusArguments`.
+        artifacts: Root of all products; None: a temporary folder, kept as long as the corpus.
+        corpus_field: Field that holds the passage, for all but .txt and lists.
         is_quiet: Whether to say nothing of what was read; the user did not ask for every corpus.
 
     Raises:
         DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; with
-            `strict`, if it holds lines that were dropped.
+            `strict`, if it holds lines that were dropped; if a list's or a data set's passage is
+            no text, or blank.
         ArtifactError: If what was read before is damaged.
+        ValueError: If `source` is none of these.
     """
+    if artifacts is None:
+        keeper = TemporaryFolder()
+        found = open_corpus(source, keeper.path, corpus_field=corpus_field, is_quiet=is_quiet)
+        return replace(found, keeper=keeper)
+    artifacts = Path(artifacts)
+    if isinstance(source, str | Path):
+        args = CorpusArguments(corpus=str(source), corpus_field=corpus_field)
+    elif isinstance(source, CorpusArguments):
+        args = source
+    else:
+        file = write_passages(source, artifacts / "passages", corpus_field)
+        args = CorpusArguments(corpus=str(file), corpus_field=corpus_field, drop_duplicates=False)
+        is_quiet = True
+    return _open(args, artifacts, is_quiet=is_quiet)
+
+
+def write_passages(passages: object, folder: Path, corpus_field: str = "text") -> Path:
+    """Write a list or a data set as a file that a corpus is read from, one passage a line.
+
+    Args:
+        passages: Texts, or a `datasets.Dataset`.
+        folder: Where; the file's name holds a digest of the texts.
+        corpus_field: The data set's column, and the file's field.
+
+    Raises:
+        DataError: If there are none, or one is no text, or blank: its place would be another's.
+        ValueError: If it is something else, or a list of files.
+    """
+    place, columns = "passages[{}]", getattr(passages, "column_names", None)
+    if isinstance(columns, dict):
+        raise DataError(f"this is a DatasetDict: give one of its splits ({', '.join(columns)})")
+    texts = passages
+    if isinstance(columns, list):  # a Dataset; the library takes long to import
+        if corpus_field not in columns:
+            names = ", ".join(map(str, columns))
+            raise DataError(f"the data set has no column '{corpus_field}' (it has {names})")
+        place, texts = "row {} of the data set", cast(Any, passages)[corpus_field]
+    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
+        kind = type(passages).__name__
+        raise ValueError(f"passages are of type {kind}: give a list of texts, a file, or a Dataset")
+    found = [read.clean_text(place.format(row), corpus_field, t) for row, t in enumerate(texts)]
+    if not found:
+        raise DataError("there are no passages: the list is empty")
+    if not all(found):
+        raise DataError(f"{place.format(found.index(''))} is blank: leave it out")
+    if texts is passages and all(map(_is_file, found)):
+        raise ValueError(
+            f"a list holds passages, and these are files ({found[0]}, ...): give several files as "
+            "pgra.CorpusArguments(corpus=[...])"
+        )
+    file = folder / f"passages-{digest(found)[:12]}.jsonl"
+    if not file.is_file():
+        write_lines(file, [{corpus_field: text} for text in found])
+    return file
+
+
+_LONGEST_NAME = 200
+
+
+def _is_file(name: str) -> bool:
+    return len(name) < _LONGEST_NAME and (name.startswith(BUNDLED) or Path(name).is_file())
+
+
+def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
     sources = [find_source(name) for name in args.sources]
     kinds, identities = [s.kind for s in sources], [s.identity for s in sources]
     fields: dict[str, Json] = {

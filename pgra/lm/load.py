@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from pgra.artifacts import digest, file_checksum
+from pgra.artifacts import TemporaryFolder, digest, file_checksum
 from pgra.core import Json
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
@@ -261,6 +261,32 @@ def _load(
         raise ModelError(
             f"cannot load {part} '{source.name}': {hub_reason(error)}{hint}"
         ) from error
+
+
+def save_loaded(model: Any, tokenizer: Any, what: str) -> TemporaryFolder:
+    """Write a loaded model to a folder, so that it is read like any other.
+
+    Args:
+        model: Of transformers, or a `SentenceTransformer`, which has its tokenizer.
+        tokenizer: That of a model of transformers.
+        what: What it shall be, for messages.
+
+    Raises:
+        ValueError: If it is no model, or has no tokenizer.
+    """
+    is_sentence_model = type(model).__module__.startswith("sentence_transformers")
+    if not is_sentence_model and not hasattr(model, "save_pretrained"):
+        raise ValueError(
+            f"{what} is a hub id, a folder, bundled:NAME or a loaded model, and this is of type "
+            f"{type(model).__name__}"
+        )
+    if not is_sentence_model and not hasattr(tokenizer, "save_pretrained"):
+        raise ValueError("a loaded model needs its tokenizer: give (model, tokenizer)")
+    folder = TemporaryFolder()
+    model.save_pretrained(str(folder.path))
+    if not is_sentence_model:
+        tokenizer.save_pretrained(str(folder.path))
+    return folder
 
 
 def load_config(source: ModelSource) -> Any:
