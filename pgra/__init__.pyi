@@ -1,6 +1,7 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
 from pgra.api.searching import Index
+from pgra.api.training import Run, train
 from pgra.config import (
     CorpusArguments,
     DataArguments,
@@ -67,6 +68,7 @@ __all__ = [
     "RerankRequest",
     "Reranker",
     "RetrieverArguments",
+    "Run",
     "RunArguments",
     "RuntimeArguments",
     "Splits",
@@ -81,4 +83,5 @@ __all__ = [
     "prompt_template",
     "run",
     "run_seeds",
+    "train",
 ]

@@ -226,13 +226,14 @@ class SplitRows:
     raw: RawSplit
 
 
-def read_split(task: Task, raw: RawSplit, split: str) -> SplitRows:
+def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False) -> SplitRows:
     """Read a split's examples. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
     Args:
         task: Whose inputs and labels the rows have.
         raw: Where they come from.
         split: "train", "validation" or "test".
+        is_quiet: Whether to say nothing of what was dropped.
 
     Raises:
         DataError: If it is not readable or empty, or lacks a column or known label.
@@ -257,9 +258,9 @@ def read_split(task: Task, raw: RawSplit, split: str) -> SplitRows:
     if not examples:
         more = f", {ignored} with a label that the task does without" if ignored else ""
         raise DataError(f"{raw.where} holds no example ({blank} blank rows{more})")
-    if blank:
+    if blank and not is_quiet:
         logger.warning("%s: %d rows without text were dropped", raw.where, blank)
-    if ignored:
+    if ignored and not is_quiet:
         names = ", ".join(task.ignored_labels)
         logger.info("%s: %d rows labelled %s were left out", raw.where, ignored, names)
     return SplitRows(examples, blank, ignored, raw)

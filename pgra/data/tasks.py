@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal, Self
 
 import yaml
 
-from pgra.artifacts import write_text
 from pgra.config import (
     at_least,
     choose,
@@ -162,22 +161,12 @@ class _Sourced:
             raise ConfigError(f"a task is made of a dict of its keys, not of {values!r:.80}")
         return from_values(cls, {"name": name, **values})
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the task as a YAML that `load` and `--task` take.
-
-        Args:
-            folder: Where; the file's name is the task's.
-
-        Returns:
-            The YAML.
-        """
-        path = Path(folder) / f"{self.name}.yaml"
+    def to_yaml(self) -> str:
+        """Return the YAML that `load` and `--task` take, in a file of the task's name."""
         made = asdict(self)
         kept = {f.name: made[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
         plain = {name: _plain(value) for name, value in kept.items() if name != "name" and value}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-        return path
+        return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
 @dataclass(frozen=True, kw_only=True)
