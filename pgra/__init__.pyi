@@ -1,5 +1,6 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
+from pgra.api.choosing import ExemplarSelector
 from pgra.api.searching import Index
 from pgra.api.training import Run, train
 from pgra.config import (
@@ -47,6 +48,7 @@ __all__ = [
     "DataError",
     "Encoder",
     "Example",
+    "ExemplarSelector",
     "FewShotPrompt",
     "FusionReader",
     "Hit",

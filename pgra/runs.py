@@ -347,7 +347,7 @@ def evaluate_run(
         find_reader(folder)  # refuses a run that was stopped before its end
         check_reader(folder)
     if target != folder and (target / IDENTITY_FILE).is_file():
-        raise ArtifactError(f"{target} is a run of train.py itself: choose another --output_dir")
+        raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
     method = open_method(args, _context_of(args, context))
     free = {name for section in (changes or {}).values() for name in section}
     free |= {f"reader.{name}" for name in free}

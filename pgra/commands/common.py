@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.config import Defaults, PgraArguments, RunArguments, parse_arguments
 from pgra.errors import ConfigError
+from pgra.help import write_help
 
 if TYPE_CHECKING:
     from pgra.core import Context
@@ -28,6 +29,12 @@ def about(command: Callable[..., object]) -> dict[str, Any]:
     """Return what a command's help says above and below its flags: its function's docstring."""
     first, _, rest = (getdoc(command) or "").partition("\n\n")
     return {"description": first, "epilog": rest}
+
+
+def say_words(prog: str, command: Callable[..., object], words: Mapping[str, Any]) -> None:
+    """Show the help of a command that has others: the function of each by the word after it."""
+    commands = {name: about(function)["description"] for name, function in words.items()}
+    write_help(prog, **about(command), stream=sys.stdout, commands={"Commands": commands})
 
 
 def parse_run(
@@ -199,8 +206,10 @@ def say_once() -> Iterator[None]:
 def quiet_libraries() -> None:
     """Leave progress and warnings to us: one bar for each long stage, none for reading a file.
 
-    The bars of the hub's downloads stay: a model may be 26 GB.
+    The bars of the hub's downloads stay: a model may be 26 GB. With -v all libraries speak.
     """
+    if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
+        return
     import datasets
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging

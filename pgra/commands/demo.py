@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra demo
       pgra demo --max_steps 64 --output_dir runs/longer
 
-    Takes the flags of train.py; defaults are those of configs/experiments/demo.yaml. What is there
-    already is reused.
+    Takes the flags of pgra train; defaults are those of configs/experiments/demo.yaml. What is
+    there already is reused.
     """
     start = time.perf_counter()
     words = [*(argv or [])]
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.is_exhaustive:
         raise ConfigError(
             "the demo compares the evidence of both stages, and retriever 'exhaustive' has one "
-            "only: use train.py, or another --retriever"
+            "only: use pgra train, or another --retriever"
         )
     base = run_args.folder
     from pgra.report.results import load_run

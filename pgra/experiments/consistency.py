@@ -397,7 +397,7 @@ def open_labeler(folder: Path) -> Labeler:
     if record.num_evidence:
         raise ConfigError(
             f"{folder} reads {record.num_evidence} evidence texts a query: pseudo-labels come from "
-            "a plain reader, so give a run of train.py --num_evidence 0"
+            "a plain reader, so give a run of pgra train --num_evidence 0"
         )
     home = find_reader(folder)
     path = (home.parent if home == folder else folder) / METRICS_FILE
@@ -692,7 +692,7 @@ def _choose_labelers(
             by_task[task] = open_labeler(min(plain, key=lambda run: run.seed).folder)
         if task not in by_task:
             raise ConfigError(
-                f"no labeler is of task '{task}': give a finished run of train.py --task {task} "
+                f"no labeler is of task '{task}': give a finished run of pgra train --task {task} "
                 "--num_evidence 0 with --labeler, or put it among the runs"
             )
         labeler = chosen[task] = by_task[task]

@@ -71,11 +71,14 @@ _NOTES = {
 class AnswerArguments(Arguments):
     """How prompts are written and answers taken."""
 
+    GROUP = "LM"
+
     prompt_format: str | None = arg(
         None,
         "task (the template of the task's YAML, with PGRA's instruction) or kate (the paper's: "
         "'Sentence: ... Label: Positive'); default: task, and kate where a task writes answers.",
         choices=FORMATS,
+        is_common=True,
     )
     decide_by: str | None = arg(
         None,
@@ -83,6 +86,7 @@ class AnswerArguments(Arguments):
         "majority of the exemplars, of a tie the nearest); default: score, and generation where a "
         "task has no labels.",
         choices=("generation", "score", "vote"),
+        is_common=True,
     )
     calibrate: bool = arg(
         False,
@@ -206,7 +210,11 @@ class Kate(Method):
         self._settle()
         root = self.context.artifacts / "neighbors" / self.data.task.name
         self.pool = ExemplarPool(
-            self.data.train, jaccard=self.selection.leak_jaccard, root=root, context=self.context
+            self.data.train,
+            jaccard=self.selection.leak_jaccard,
+            root=root,
+            context=self.context,
+            keeps=self.data.is_split,
         )
         self.similarity = self._open_similarity(root)
         self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
@@ -671,7 +679,11 @@ class IclSelectionArguments(SelectionArguments):
     """Which labelled examples stand before all queries: PGRA's, unless it is said otherwise."""
 
     exemplars: str = arg(
-        "balanced", "How they are chosen: see --method kate.", choices=SELECTORS, is_open=True
+        "balanced",
+        "How they are chosen: see --method kate.",
+        choices=SELECTORS,
+        is_open=True,
+        is_common=True,
     )
     exemplar_seed: int | None = arg(0, "Seed of what is drawn, as of PGRA's prompt.", least=0)
 

@@ -160,12 +160,12 @@ def find_reader(folder: Path) -> Path:
     if is_run or (folder.parent / "run.json").is_file():
         raise ArtifactError(
             f"{folder} holds no whole reader (no {RECORD_FILE}): the run was stopped before its "
-            "end, and the same train.py command goes on with it"
+            "end, and the same pgra train command goes on with it"
         )
     kind = "is a plain model folder" if (folder / "config.json").is_file() else "is no run"
     raise ArtifactError(
         f"{folder} {kind}, not a trained reader (it has no {RECORD_FILE}): give the folder of a "
-        "finished run of train.py, or its reader/"
+        "finished run of pgra train, or its reader/"
     )
 
 
@@ -215,7 +215,7 @@ def check_reads_any(record: ReaderRecord) -> None:
         raise ConfigError(
             f"this reader was trained by --method {record.method}, which makes its inputs in its "
             "own way: its predictions are in the run's predictions.jsonl, and other examples are "
-            "decided by train.py with another --test_file and --output_dir"
+            "decided by pgra train with another --test_file and --output_dir"
         )
 
 

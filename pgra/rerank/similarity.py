@@ -605,7 +605,7 @@ class Fitting:
         if self._is_known and not self.is_ready:
             raise ArtifactError(
                 f"{self.folder} is missing, what similarity '{self.name}' was fitted to: restore "
-                "it, or give the run's train.py command again, which makes it anew"
+                "it, or give the run's pgra train command again, which makes it anew"
             )
 
     def fit(self, bank: Bank, query_bank: Bank) -> None:

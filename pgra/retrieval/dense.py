@@ -522,7 +522,7 @@ def add_passages(
     if load_manifest(folder).stage == "bm25_index":
         raise ConfigError(
             f"{folder} is a BM25 index, which weighs words by the whole corpus: build one of the "
-            "larger corpus (python -m index_build --retriever bm25 --corpus OLD NEW)"
+            "larger corpus (pgra index build --retriever bm25 --corpus OLD NEW)"
         )
     with lock_folder(folder):
         manifest = load_manifest(folder, stage=STAGE)

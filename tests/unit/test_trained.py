@@ -153,5 +153,5 @@ def test_a_folder_without_a_whole_reader_says_how_to_go_on(copy, t5_dir, tmp_pat
     (copy / RECORD_FILE).unlink()  # as a run leaves it that is killed before its end
     (tmp_path / "run.json").write_text("{}")
     for place in (copy, tmp_path):
-        with pytest.raises(ArtifactError, match="the same train.py command goes on with it"):
+        with pytest.raises(ArtifactError, match="the same pgra train command goes on with it"):
             find_reader(place)
