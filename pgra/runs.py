@@ -457,6 +457,7 @@ class Predictor:
         attention: bool = False,
         memory: PromptMemoryArguments | None = None,
         memory_weight: float = MEMORY_WEIGHT,
+        progress: bool = True,
     ) -> Self:
         """Load a run.
 
@@ -469,6 +470,7 @@ class Predictor:
             attention: Whether to say what share of the reader's attention each evidence gets.
             memory: Corrections: in the prompts of a method that has some, else mixed into labels.
             memory_weight: The corrections' weight where they are mixed in.
+            progress: Whether to show bars.
 
         Raises:
             ArtifactError: If the run is not whole, or what it was made with is not there any more.
@@ -498,7 +500,7 @@ class Predictor:
         if attention:
             changes["reader"] = {"evidence_attention": True}
         try:
-            decider = open_run(folder, Context(device=device), changes)
+            decider = open_run(folder, Context(device=device, progress=progress), changes)
         except PgraError as error:
             if not is_fetched:
                 raise

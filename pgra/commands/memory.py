@@ -5,7 +5,6 @@ loads none.
 """
 
 import contextlib
-import io
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_lines
-from pgra.commands.common import about, quiet_libraries, say, say_words
+from pgra.commands.common import about, quiet_libraries, say, say_words, typed_lines
 from pgra.config import Arguments, KernelArguments, arg, choose, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError
@@ -635,21 +634,11 @@ def _chat(parse: Parse) -> None:
 
 
 def read_lines() -> Iterator[str]:
-    """Read what is typed, or what stands in a pipe, line by line."""
-    if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    if not sys.stdin.isatty():
-        for line in sys.stdin:
-            line = line.rstrip("\r\n")
+    """Read what is typed, or what stands in a pipe, which is shown as if it were typed."""
+    for line in typed_lines():
+        if not sys.stdin.isatty():
             say(f"> {visible(line)}")
-            yield line
-        return
-    with contextlib.suppress(ImportError):  # not on every system; then lines have no history
-        import readline  # noqa: F401 (input() uses it once it is there)
-    with contextlib.suppress(EOFError):
-        while True:
-            yield input("> ")
-    say("")
+        yield line
 
 
 def _web(parse: Parse) -> None:
