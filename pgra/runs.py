@@ -319,12 +319,12 @@ def _reuse(folder: Path, *, has_reader: bool) -> Outcome:
 
 
 def evaluate_run(
-    folder: Path,
+    folder: str | Path,
     context: Context = ALONE,
     *,
     split: str = "test",
     changes: Mapping[str, Mapping[str, Any]] | None = None,
-    output_dir: Path | None = None,
+    output_dir: str | Path | None = None,
 ) -> Outcome:
     """Measure a finished run again, on its own split or on another file.
 
@@ -340,7 +340,8 @@ def evaluate_run(
             another run's.
         PgraError: As each stage says.
     """
-    target = output_dir or folder
+    folder = Path(folder)
+    target = Path(output_dir or folder)
     check_writable(target)
     args = read_arguments(folder, changes or {})
     if args.trains:
