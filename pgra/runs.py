@@ -276,6 +276,7 @@ def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
         "task": method.data.task.name,
         "split": split,
         "metric": method.data.metric,
+        "sizes": {"train": len(method.data.train), "dev": len(method.data.dev)},
         "calibration": decided.calibration,
         "seed": method.seed,
         "uses_seed": method.uses_seed(method.args),
