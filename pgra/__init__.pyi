@@ -4,6 +4,7 @@ from pgra.api.choosing import ExemplarSelector
 from pgra.api.remembering import Memory, MemoryEntry
 from pgra.api.reranking import Reranker
 from pgra.api.searching import Index
+from pgra.api.training import Run, train
 from pgra.config import (
     CorpusArguments,
     DataArguments,
@@ -74,6 +75,7 @@ __all__ = [
     "RerankRequest",
     "Reranker",
     "RetrieverArguments",
+    "Run",
     "RunArguments",
     "RuntimeArguments",
     "Splits",
@@ -88,4 +90,5 @@ __all__ = [
     "prompt_template",
     "run",
     "run_seeds",
+    "train",
 ]
