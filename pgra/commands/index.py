@@ -5,6 +5,7 @@ build run again goes on where it stopped; a finished index is found and reused.
 """
 
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pgra.core import Candidates
     from pgra.data.corpus import Corpus
     from pgra.retrieval import BuiltIndex, IndexRequest
+
+logger = logging.getLogger(__name__)
 
 MOST_QUERIES = 1000
 
@@ -243,6 +246,10 @@ def _search_index(
 def _show(texts: Sequence[str], request: "IndexRequest") -> int:
     from pgra.retrieval import open_retriever
 
+    asked, there = request.args.num_candidates, len(request.corpus)
+    if asked > there:  # a person reads them: no harm
+        logger.warning("num_candidates is %d, and the corpus has %d passages: all", asked, there)
+        request = replace(request, args=replace(request.args, num_candidates=there))
     retriever = open_retriever(request.args, request.corpus, request.context)
     found = retriever.retrieve(texts, request.args.num_candidates)
     say(describe_hits(texts, found, request.corpus))
