@@ -280,7 +280,7 @@ NEIGHBOR_ENCODERS = ("encoder", "reader")
 POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
 LEAK_JACCARD = 0.9
 """Share of common words from which on a text is nearly the query's own; see `LeakGuard`."""
-RETRIEVERS = ("bm25", "dense", "distilled", "exhaustive", "hybrid", "random")
+RETRIEVERS = ("bm25", "dense", "distilled", "exhaustive", "hybrid", "random", "run")
 
 
 @dataclass(kw_only=True)
@@ -326,8 +326,8 @@ class RetrieverArguments(EncoderArguments):
         "dense",
         "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), distilled (the dense "
         "index searched by what a sample says of the LM's states), random (by chance, a control), "
-        "or exhaustive (none: the LM reads the whole corpus once, and evidence is the best of all "
-        "of it); or your own, module:Class.",
+        "run:FILE (the candidates of a TREC run file), or exhaustive (none: the LM reads the whole "
+        "corpus once, and evidence is the best of all of it); or your own, module:Class.",
         choices=RETRIEVERS,
         is_open=True,
         is_common=True,
@@ -750,6 +750,11 @@ class CorpusArguments(Arguments):
         is_common=True,
     )
     corpus_field: str = arg("text", "Field that holds the passage, for all but .txt.")
+    corpus_id: str | None = arg(
+        None,
+        "Field that holds a passage's name in TREC run files and qrels; default: its row.",
+        decides=False,  # a run's fingerprint says which rows are meant
+    )
     passage_words: int | None = arg(
         None, "Cut each line, a document, into passages of so many words (DPR: 100).", least=1
     )
@@ -772,6 +777,10 @@ class CorpusArguments(Arguments):
             self.corpus = self.corpus[0]
         if not self.sources:
             raise ConfigError("corpus names no file: give one, or a bundled: name")
+        if self.corpus_id is not None and self.passage_words is not None:
+            raise ConfigError(
+                "corpus_id names whole lines, which passage_words cuts: leave one of the two out"
+            )
 
     @property
     def sources(self) -> list[str]:

@@ -318,12 +318,12 @@ def _reuse(folder: Path, *, has_reader: bool) -> Outcome:
 
 
 def evaluate_run(
-    folder: Path,
+    folder: str | Path,
     context: Context = ALONE,
     *,
     split: str = "test",
     changes: Mapping[str, Mapping[str, Any]] | None = None,
-    output_dir: Path | None = None,
+    output_dir: str | Path | None = None,
 ) -> Outcome:
     """Measure a finished run again, on its own split or on another file.
 
@@ -339,7 +339,8 @@ def evaluate_run(
             another run's.
         PgraError: As each stage says.
     """
-    target = output_dir or folder
+    folder = Path(folder)
+    target = Path(output_dir or folder)
     check_writable(target)
     args = read_arguments(folder, changes or {})
     if args.trains:
@@ -441,6 +442,7 @@ class Predictor:
         attention: bool = False,
         memory: PromptMemoryArguments | None = None,
         memory_weight: float = MEMORY_WEIGHT,
+        progress: bool = True,
     ) -> Self:
         """Load a run.
 
@@ -451,6 +453,7 @@ class Predictor:
             attention: Whether to say what share of the reader's attention each evidence gets.
             memory: Corrections: in the prompts of a method that has some, else mixed into labels.
             memory_weight: The corrections' weight where they are mixed in.
+            progress: Whether to show bars.
 
         Raises:
             ArtifactError: If the run is not whole, or what it was made with is not there any more.
@@ -475,7 +478,7 @@ class Predictor:
             )
         if attention:
             changes["reader"] = {"evidence_attention": True}
-        decider = open_run(folder, Context(device=device), changes)
+        decider = open_run(folder, Context(device=device, progress=progress), changes)
         if "memory" in sections or memory is None or memory.memory is None:
             return cls(decider)
         data = decider.data

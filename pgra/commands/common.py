@@ -1,5 +1,7 @@
 """What several commands share."""
 
+import contextlib
+import io
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -203,6 +205,23 @@ def _refuse_contradictions(words: Sequence[str], sections: Mapping[str, Any]) ->
 def say(text: str) -> None:
     """Print to standard output."""
     print(text, flush=True)  # noqa: T201 (the one place that prints)
+
+
+def typed_lines() -> Iterator[str]:
+    """Return what is typed, after a prompt, until Ctrl-D; or what stands in a pipe."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+        return
+    with contextlib.suppress(ImportError):  # not on every system; then lines have no history
+        import readline  # noqa: F401 (input() uses it once it is there)
+    with contextlib.suppress(EOFError):
+        while True:
+            yield input("> " if sys.stdout.isatty() else "")
+    if sys.stdout.isatty():
+        say("")
 
 
 @contextmanager

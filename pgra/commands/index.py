@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import about, quiet_libraries, say, say_words
+from pgra.commands.common import about, given_names, quiet_libraries, say, say_words
+from pgra.commands.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
 from pgra.config import (
     Arguments,
     CorpusArguments,
@@ -88,7 +89,13 @@ class TextArguments(Arguments):
 class SearchArguments(RetrieverArguments):
     """The first stage, with few hits: a person reads them."""
 
-    num_candidates: int = arg(5, "Passages shown for each text.", least=1, is_common=True)
+    num_candidates: int = arg(
+        5,
+        f"Passages shown for each text; with --trec or --qrels {NUM_CANDIDATES} where it is not "
+        "given.",
+        least=1,
+        is_common=True,
+    )
 
 
 @dataclass(kw_only=True)
@@ -118,7 +125,10 @@ class RemoveArguments(Arguments):
 
 
 _FIND = (RuntimeArguments, CorpusArguments, RetrieverArguments)
-_SEARCH = (TextArguments, RuntimeArguments, CorpusArguments, SearchArguments)
+_SEARCH = (
+    *(TextArguments, QueryFileArguments),
+    *(RuntimeArguments, CorpusArguments, SearchArguments),
+)
 _UNUSED = ("method", "num_neighbors", "neighbor_encoder")
 _FOR_BUILDING = ("encoder_batch_tokens", "num_candidates", "rescore_factor", "shard_rows", "strict")
 
@@ -154,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = name_leading_texts(words)
     texts = {**about(main), "description": about(run)["description"]}
     prog = f"pgra index {word} [DIR]"
-    return run(*parse_arguments(classes, words, prog=prog, unused=unused, **texts))
+    parsed = parse_arguments(classes, words, prog=prog, unused=unused, **texts)
+    return run(words, *parsed) if word == "search" else run(*parsed)
 
 
 def build(argv: Sequence[str] | None = None) -> int:
@@ -209,23 +220,38 @@ def search(argv: Sequence[str] | None = None) -> int:
       pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \
           --encoder bundled:minilm-l6
       pgra search --text "first text" "second text" --corpus sentences.txt --retriever bm25
+      pgra search --queries queries.tsv --trec run.txt --qrels qrels.txt --corpus corpus.jsonl \
+          --corpus_id _id --encoder bundled:minilm-l6
     """
-    texts, runtime, corpus_args, args = parse_arguments(
-        _SEARCH, name_leading_texts(argv), prog="pgra search", unused=_UNUSED, **about(search)
+    from pgra.methods.base import find_options
+
+    words = name_leading_texts(argv)
+    texts, own, runtime, corpus_args, args, *options = parse_arguments(
+        lambda chosen: [*_SEARCH, *find_options(chosen).values()],
+        words,
+        prog="pgra search",
+        unused=_UNUSED,
+        **about(search),
     )
-    if not texts.text:
+    queries = QueryFile.read(own, texts.text)
+    if not texts.text and queries is None:
         raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
-    return _show(texts.text, _request(corpus_args, args, _context(runtime)))
+    request = _request(corpus_args, args, _context(runtime))
+    request = replace(request, options=options[0] if options else None)
+    return _show(texts.text, queries, _deepen(request, own, words))
 
 
 def _search_index(
+    words: Sequence[str],
     texts: TextArguments,
+    own: QueryFileArguments,
     runtime: RuntimeArguments,
     corpus_args: CorpusArguments,
     args: SearchArguments,
 ) -> int:
     """Look up the passages near a text."""
-    if not texts.text:
+    queries = QueryFile.read(own, texts.text)
+    if not texts.text and queries is None:
         raise ConfigError('there is nothing to search with: pgra index search DIR "a text"')
     from pgra.artifacts import load_manifest
     from pgra.data.corpus import load_corpus, open_corpus
@@ -239,20 +265,41 @@ def _search_index(
         corpus = load_corpus(recipe.corpus_folder)
     else:
         corpus = open_corpus(recipe.corpus, context.artifacts)
+    named = replace(recipe.corpus, corpus_id=corpus_args.corpus_id or recipe.corpus.corpus_id)
+    corpus = replace(corpus, made_by=named)
     settled = replace(recipe.retriever, num_candidates=args.num_candidates)
-    return _show(texts.text, IndexRequest(args=settled, corpus=corpus, context=context))
+    request = IndexRequest(args=settled, corpus=corpus, context=context)
+    return _show(texts.text, queries, _deepen(request, own, words))
 
 
-def _show(texts: Sequence[str], request: "IndexRequest") -> int:
+def _deepen(
+    request: "IndexRequest", own: QueryFileArguments, words: Sequence[str]
+) -> "IndexRequest":
+    """Look deeper where a run is made and neither words nor a YAML say how deep."""
+    usual = SearchArguments().num_candidates
+    is_said = "num_candidates" in given_names(words) or request.args.num_candidates != usual
+    if is_said or not own.is_run:
+        return request
+    most = min(NUM_CANDIDATES, len(request.corpus))
+    return replace(request, args=replace(request.args, num_candidates=most))
+
+
+def _show(texts: Sequence[str], queries: QueryFile | None, request: "IndexRequest") -> int:
     from pgra.retrieval import open_retriever
 
-    asked, there = request.args.num_candidates, len(request.corpus)
-    if asked > there:  # a person reads them: no harm
-        logger.warning("num_candidates is %d, and the corpus has %d passages: all", asked, there)
-        request = replace(request, args=replace(request.args, num_candidates=there))
-    retriever = open_retriever(request.args, request.corpus, request.context)
-    found = retriever.retrieve(texts, request.args.num_candidates)
-    say(describe_hits(texts, found, request.corpus))
+    if queries is not None:
+        texts = list(queries.texts.values())
+    args, corpus = request.args, request.corpus
+    if args.num_candidates > len(corpus):  # a person reads them: no harm
+        shown = (args.num_candidates, len(corpus))
+        logger.warning("num_candidates is %d, and the corpus has %d passages: all", *shown)
+        args = replace(args, num_candidates=len(corpus))
+    retriever = open_retriever(args, corpus, request.context, options=request.options)
+    found = retriever.retrieve(texts, args.num_candidates)
+    if queries is not None and queries.args.is_run:
+        say(queries.finish(found, corpus, f"pgra-{args.retriever.partition(':')[0]}"))
+    else:
+        say(describe_hits(texts, found, corpus))
     return 0
 
 

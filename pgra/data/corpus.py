@@ -95,6 +95,29 @@ class Source:
             return self._record_texts(column)
         return self._column_texts(column)
 
+    def ids(self, column: str) -> Iterator[str]:
+        """Return the names of the texts, in their order.
+
+        Args:
+            column: The field that holds them: words, or whole numbers.
+
+        Raises:
+            DataError: If it has no such field, or a name is missing or not one word.
+        """
+        if self.kind == "txt":
+            raise DataError(
+                f"{self.where} has no fields: leave --corpus_id out, and passages are called by "
+                "their rows"
+            )
+        is_table = self.kind in ("jsonl", "csv", "tsv")
+        read_values = self._record_values if is_table else self._column_values
+        for place, value in read_values(column, "--corpus_id"):
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            name = str(value) if is_number else read.clean_text(place, column, value)
+            if len(name.split()) != 1:
+                raise DataError(f"{place}: '{column}' must be one word to name a passage: {name!r}")
+            yield name
+
     def _line_texts(self) -> Iterator[str]:
         num_lines, has_returns = 0, False
         for line in read.read_lines(self.path, self.reading):
@@ -107,36 +130,45 @@ class Source:
             )
 
     def _record_texts(self, column: str) -> Iterator[str]:
+        for place, value in self._record_values(column, "--corpus_field"):
+            yield _one_line(place, column, value)
+
+    def _record_values(self, column: str, flag: str) -> Iterator[tuple[str, object]]:
         if self.kind == "jsonl":
             records = read.read_records(self.path, self.reading)
         else:
             records = read.table_rows(self.path, self.kind, [column])
         for record in records:
             if column not in record.fields:
-                raise _no_field(record.place, column, record.fields)
-            yield _one_line(record.place, column, record.fields[column])
+                raise _no_field(record.place, column, record.fields, flag)
+            yield record.place, record.fields[column]
 
     def _column_texts(self, column: str) -> Iterator[str]:
-        scalars = (scalar for batch in self._batches(column) for scalar in batch.column(column))
+        for place, value in self._column_values(column, "--corpus_field"):
+            yield "" if value is None else _one_line(place, column, value)
+
+    def _column_values(self, column: str, flag: str) -> Iterator[tuple[str, object]]:
+        batches = self._batches(column, flag)
+        scalars = (scalar for batch in batches for scalar in batch.column(column))
         for number, scalar in enumerate(scalars, 1):
             place = f"{self.where}, row {number}"
             try:
                 value = scalar.as_py()
             except UnicodeDecodeError:
                 raise DataError(f"{place}: '{column}' is not UTF-8") from None
-            yield "" if value is None else _one_line(place, column, value)
+            yield place, value
 
-    def _batches(self, column: str) -> Iterator[Any]:
+    def _batches(self, column: str, flag: str) -> Iterator[Any]:
         """Yield a column of a hub's data set or of a parquet file, some rows at a time."""
         if self.table is not None:
-            self._check_column(column, self.table.data.schema)
+            self._check_column(column, self.table.data.schema, flag)
             for batch in self.table.select_columns([column]).with_format("arrow").iter(_READ_ROWS):
                 yield batch
                 self.reading.done += len(batch)
             return
         try:
             with pq.ParquetFile(self.path) as file:
-                self._check_column(column, file.schema_arrow)
+                self._check_column(column, file.schema_arrow, flag)
                 num_rows = 0
                 for batch in file.iter_batches(_READ_ROWS, columns=[column]):
                     yield batch
@@ -146,22 +178,23 @@ class Source:
             reason = str(error).splitlines()[0]
             raise DataError(f"{self.where} is damaged or is not parquet ({reason})") from None
 
-    def _check_column(self, column: str, schema: Any) -> None:
+    def _check_column(self, column: str, schema: Any, flag: str) -> None:
         if column not in schema.names:
-            raise _no_field(self.where, column, schema.names)
+            raise _no_field(self.where, column, schema.names, flag)
         kind = schema.field(column).type
         plain = kind.value_type if pa.types.is_dictionary(kind) else kind
         is_text = pa.types.is_string(plain) or pa.types.is_large_string(plain)
-        if not is_text and not pa.types.is_string_view(plain):
+        is_name = flag == "--corpus_id" and pa.types.is_integer(plain)
+        if not is_text and not is_name and not pa.types.is_string_view(plain):
             raise DataError(
-                f"{self.where}: '{column}' is {kind}, not text: name another with --corpus_field"
+                f"{self.where}: '{column}' is {kind}, not text: name another with {flag}"
             )
 
 
-def _no_field(where: str, column: str, found: Iterable[str]) -> DataError:
+def _no_field(where: str, column: str, found: Iterable[str], flag: str) -> DataError:
     return DataError(
         f"{where}: no field '{column}' (it has {', '.join(found) or 'none'}): name another with "
-        "--corpus_field"
+        f"{flag}"
     )
 
 
@@ -481,6 +514,33 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
             "mend the file, or leave --strict out to drop and count them"
         )
     return corpus
+
+
+def passage_ids(corpus: Corpus) -> Iterator[str]:
+    """Return what passages are called in run files, row by row: by `corpus_id`, or their rows.
+
+    The sources are read again, and followed by the passages that were kept of them.
+
+    Raises:
+        DataError: If a source has no such field, or has changed since it was read.
+    """
+    args = corpus.made_by
+    if args is None or args.corpus_id is None:
+        yield from map(str, range(len(corpus)))
+        return
+    passages = (text for batch in corpus.batched(_BATCH_ROWS) for text in batch)
+    wanted = next(passages, None)
+    for name in args.sources:
+        texts = find_source(name).texts(args.corpus_field)
+        ids = find_source(name).ids(args.corpus_id)
+        # A kept passage is the first of its equals, so it is the next line with its text.
+        for text, found in zip(texts, ids, strict=True):
+            if text.strip() == wanted:
+                yield found
+                wanted = next(passages, None)
+                if wanted is None:
+                    return
+    raise DataError(f"{', '.join(args.sources)} changed since it was read: run it again")
 
 
 def changed_sources(args: CorpusArguments, folder: Path) -> list[str]:

@@ -115,13 +115,47 @@ def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
     return RawSplit(rows, columns, str(path))
 
 
+def given_split(task: Task, rows: object, name: str) -> RawSplit:
+    """Take a split from memory.
+
+    Args:
+        task: Whose fields the rows have.
+        rows: Mappings, such as the rows of a `datasets.Dataset`, by the task's names or by its hub
+            data set's; `Example`s; or, of a task of one text, (text, label) pairs.
+        name: Of the split, for messages.
+
+    Raises:
+        ValueError: If there are no rows of such a kind.
+    """
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise ValueError(f"{name} are of type {type(rows).__name__}: give a list of examples")
+    named = task.hub.columns if task.hub else {}
+    records = [_given_row(task, row, f"{name}[{at}]", at) for at, row in enumerate(rows)]
+    is_hubs = bool(records) and all(column in records[0].fields for column in named.values())
+    columns = _columns(task, named if is_hubs else {})
+    labels = _class_names(rows, columns[LABEL], task.labels)
+    return RawSplit(records, columns, name, labels or (task.hub.labels if task.hub else None))
+
+
+def _given_row(task: Task, row: object, place: str, number: int) -> Record:
+    if isinstance(row, Example):
+        return Record(number, {**row.fields, LABEL: row.label}, place)
+    if isinstance(row, Mapping):
+        return Record(number, row, place)
+    if isinstance(row, list | tuple) and len(row) == 2 and len(task.inputs) == 1:
+        return Record(number, {task.inputs[0]: row[0], LABEL: row[1]}, place)
+    wanted = "a (text, label) pair" if len(task.inputs) == 1 else "a mapping"
+    names = ", ".join((*task.inputs, LABEL))
+    raise ValueError(f"{place} is {row!r:.80}: give {wanted} of {names}, or a pgra.Example")
+
+
 def _columns(task: Task | GenerationTask, named: Mapping[str, str]) -> dict[str, str]:
     return {name: named.get(name, name) for name in (*task.inputs, task.target)}
 
 
 def _class_names(table: object, column: str, labels: Sequence[str]) -> tuple[str, ...] | None:
     """Return the names behind a hub column's integers, where the data set states ours."""
-    feature = getattr(table, "features", {}).get(column)
+    feature = (getattr(table, "features", None) or {}).get(column)
     names = getattr(feature, "names", None)
     if names is not None and set(names) != set(labels):
         raise DataError(
@@ -246,7 +280,7 @@ class Splits:
     notes: Mapping[str, Json] = field(default_factory=dict)
 
 
-def load_splits(task: Task, args: DataArguments) -> Splits:
+def load_splits(task: Task | str | Path, args: DataArguments) -> Splits:
     """Read a task's data and divide it.
 
     Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
@@ -256,6 +290,7 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
     Raises:
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
     """
+    task = task if isinstance(task, Task) else Task.load(str(task))
     found = {split: open_named(task, args, split) for split in SPLITS}
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
     train, given = read["train"], read.get("validation")

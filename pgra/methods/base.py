@@ -100,6 +100,11 @@ class TaskData:
         """Return a split's examples."""
         return list({"train": self.train, "dev": self.dev, "test": self.test}[split])
 
+    def is_split(self, examples: Sequence[Example]) -> bool:
+        """Whether examples are a split of these, of which what is found is kept."""
+        asked = list(examples)
+        return any(asked == self.examples(split) for split in SPLITS)
+
     def fingerprint(self, split: str) -> str:
         """Return a digest of a split's examples and their labels."""
         examples = self.examples(split)

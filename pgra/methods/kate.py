@@ -210,13 +210,17 @@ class Kate(Method):
         self._settle()
         root = self.context.artifacts / "neighbors" / self.data.task.name
         self.pool = ExemplarPool(
-            self.data.train, jaccard=self.selection.leak_jaccard, root=root, context=self.context
+            self.data.train,
+            jaccard=self.selection.leak_jaccard,
+            root=root,
+            context=self.context,
+            keeps=self.data.is_split,
         )
         self.similarity = self._open_similarity(root)
         self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
             self.selection, self.pool, self.similarity
         )
-        self._known: dict[tuple[str, ...], Prompts] = {}
+        self._known: tuple[list[Example], Prompts] | None = None
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if self.data.references:
             answers = [list(reference.answers) for reference in self.data.references]
@@ -381,7 +385,7 @@ class Kate(Method):
                 "leave one of them out"
             )
         other = super().with_seed(args)
-        other._known = {}
+        other._known = None
         other._settle()
         other.selector = other.selection.selector(other.selection, other.pool, other.similarity)
         return other
@@ -404,10 +408,10 @@ class Kate(Method):
 
     def _prompts(self, examples: Sequence[Example]) -> Prompts:
         """Choose exemplars, leave out what does not fit, and render; remembered for these."""
-        key = tuple(example.id for example in examples)
-        if key not in self._known:
-            self._known = {key: self._render(examples)}
-        return self._known[key]
+        asked = list(examples)  # whole: other new queries have the same ids
+        if self._known is None or self._known[0] != asked:
+            self._known = asked, self._render(asked)
+        return self._known[1]
 
     def _render(self, examples: Sequence[Example]) -> Prompts:
         is_test = list(examples) == list(self.data.test)
