@@ -3,6 +3,7 @@
 from pgra.api.choosing import ExemplarSelector
 from pgra.api.reranking import Reranker
 from pgra.api.searching import Index
+from pgra.api.training import Run, train
 from pgra.config import (
     CorpusArguments,
     DataArguments,
@@ -71,6 +72,7 @@ __all__ = [
     "RerankRequest",
     "Reranker",
     "RetrieverArguments",
+    "Run",
     "RunArguments",
     "RuntimeArguments",
     "Splits",
@@ -85,4 +87,5 @@ __all__ = [
     "prompt_template",
     "run",
     "run_seeds",
+    "train",
 ]

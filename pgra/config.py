@@ -676,6 +676,10 @@ class FolderArguments(Arguments):
     )
 
 
+TEST_FRACTION = 0.2
+"""Of train, where nothing is named to report on."""
+
+
 @dataclass(kw_only=True)
 class DataArguments(Arguments):
     """Which task, and where its examples come from."""
@@ -732,7 +736,7 @@ class DataArguments(Arguments):
     def check(self) -> None:
         """Hold out a test set where there is none: a run that is measured again knows of it."""
         if self.train_file and not (self.test_file or self.dataset_name or self.test_fraction):
-            self.test_fraction = 0.2
+            self.test_fraction = TEST_FRACTION
 
 
 @dataclass(kw_only=True)

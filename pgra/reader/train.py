@@ -45,6 +45,7 @@ from pgra.errors import ConfigError, ModelError, Stopped
 from pgra.progress import Bar
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.calibrate import decide
+from pgra.reader.fields import LOSSES_FILE
 from pgra.reader.module import Classifier, ReaderModule, Trainable
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
@@ -60,7 +61,6 @@ from pgra.reader.resume import (
 
 logger = logging.getLogger(__name__)
 
-LOSSES_FILE = "losses.jsonl"
 _CHUNK = 50  # steps copied from the device at once, and at most lost after a loss that is none
 _SHOWN_EVERY = 1.0  # seconds, of a loss on the bar
 _NAMED = 16  # examples of a broken batch that a message names
