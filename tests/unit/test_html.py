@@ -298,7 +298,7 @@ def dom(path, words):
 def test_a_browser_shows_what_a_link_asks_for(page, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(page, encoding="utf-8")
-    shown = dom(path, "size=10&show=mixed&label=0&open=on")
+    shown = dom(path, "show=mixed&label=0")
     assert "2 of 4 queries, 1 to 2 shown" in shown
     assert "a dull film" in shown
     assert "a fine film" not in shown.split('id="data"')[0]
@@ -306,8 +306,8 @@ def test_a_browser_shows_what_a_link_asks_for(page, tmp_path):
     assert reader.named("img") == []
     assert len(reader.named("script")) == 2
     assert "&lt;img src=x onerror=" in shown  # evidence, as text
-    assert "3 of 4 queries" in dom(path, "size=10&show=nonsense&task=&page=-7")  # passed over
-    assert "1 of 4 queries" in dom(path, "size=10&show=right")
+    assert "3 of 4 queries" in dom(path, "show=nonsense&task=&page=-7")  # passed over
+    assert "1 of 4 queries" in dom(path, "show=right")
 
 
 def card_of(page, name):
