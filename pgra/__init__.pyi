@@ -1,7 +1,9 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
 from pgra.api.choosing import ExemplarSelector
+from pgra.api.reranking import Reranker
 from pgra.api.searching import Index
+from pgra.api.training import Run, train
 from pgra.config import (
     CorpusArguments,
     DataArguments,
@@ -28,7 +30,7 @@ from pgra.prompts.template import PromptTemplate
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.record import Reader
-from pgra.rerank import Reranker, RerankRequest, open_reranker
+from pgra.rerank import BaseReranker, RerankRequest, open_reranker
 from pgra.rerank.prompted import PromptedReranker
 from pgra.retrieval import open_retriever
 from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
@@ -37,6 +39,7 @@ __version__: str
 __all__ = [
     "Answer",
     "ArtifactError",
+    "BaseReranker",
     "Candidates",
     "CausalLM",
     "ConfigError",
@@ -69,6 +72,7 @@ __all__ = [
     "RerankRequest",
     "Reranker",
     "RetrieverArguments",
+    "Run",
     "RunArguments",
     "RuntimeArguments",
     "Splits",
@@ -83,4 +87,5 @@ __all__ = [
     "prompt_template",
     "run",
     "run_seeds",
+    "train",
 ]

@@ -104,6 +104,12 @@ def file_checksum(path: Path) -> str:
     return f"xxh3:{hasher.hexdigest()}"
 
 
+def user_cache() -> Path:
+    """Return where artifacts are kept of a user who names no folder."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path("~/.cache").expanduser()) / "pgra"
+
+
 class TemporaryFolder:
     """A folder that goes with the object, or with the process.
 

@@ -201,6 +201,9 @@ class Context:
     progress: bool = True
     shared: dict[str, Any] = field(default_factory=dict, compare=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "artifacts", Path(self.artifacts))  # callers give texts too
+
     @property
     def is_main(self) -> bool:
         """Whether this process writes manifests and speaks."""

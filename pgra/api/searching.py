@@ -10,8 +10,9 @@ What was built by the command line lies under its artifacts likewise, but for th
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -43,6 +44,7 @@ from pgra.retrieval.dense import (
 logger = logging.getLogger(__name__)
 
 _INDEX, _CORPORA, _PASSAGES, _ENCODER = _PARTS = ("index", "corpora", "passages", "encoder")
+_BATCH = 1024  # passages read at once
 
 
 class Index:
@@ -74,8 +76,8 @@ class Index:
             corpus = replace(load_corpus(recipe.corpus_folder), made_by=recipe.corpus)
         else:
             corpus = open_corpus(recipe.corpus)  # reads the sources again
-        self.corpus, self.encoder, self.folder = corpus, encoder, folder
-        self.args = replace(recipe.retriever, index_dir=str(folder))
+        self.corpus, self.encoder, self.folder = corpus, encoder, folder.absolute()
+        self.args = replace(recipe.retriever, index_dir=str(self.folder))
         self._recipe, self._keeper = recipe, keeper
         device = str(encoder.device)
         self._context = Context(artifacts=_root_of(recipe), device=device, progress=False)
@@ -295,6 +297,11 @@ class Index:
         return home
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether its folder goes with it."""
+        return self._keeper is not None
+
+    @property
     def encoder_name(self) -> str:
         """The encoder, as a name that a run can be given."""
         return self.args.encoder
@@ -302,6 +309,10 @@ class Index:
     def __len__(self) -> int:
         """Count the passages."""
         return len(self.corpus)
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the passages."""
+        return chain.from_iterable(self.corpus.batched(_BATCH))
 
     def __getitem__(self, index: int) -> str:
         """Return one passage; -1 is the last.

@@ -83,7 +83,8 @@ def _report(runs: Sequence[Any], base: Path, seconds: float, *, all_reused: bool
     """Write the report and the plot, and return the report."""
     from pgra.artifacts import write_text
     from pgra.report.compare import compare_runs
-    from pgra.report.page import case_study, choose_case, demo_table, plot_study
+    from pgra.report.figures import plot_study
+    from pgra.report.page import case_study, choose_case, demo_table
     from pgra.report.results import Group
 
     first, place = runs[0].metrics, choose_case(runs)

@@ -14,6 +14,7 @@ from pgra.errors import ConfigError
 if TYPE_CHECKING:
     from pgra.report.compare import Study
     from pgra.report.results import Group, Run
+    from pgra.report.tables import Table
 
 logger = logging.getLogger(__name__)
 _FORMAT_OF = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".txt": "text"}
@@ -52,6 +53,12 @@ class ReportArguments(Arguments):
         "read and said. One file that ends in .html and asks for nothing else.",
     )
 
+    consistency: str | None = arg(
+        None,
+        "Folder of pgra consistency: the page draws label consistency by rank too.",
+        needs={"html": True},
+    )
+
     def check(self) -> None:
         """Refuse files of no known kind."""
         suffix = Path(self.output or "report.txt").suffix.lower()
@@ -86,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     from pgra.artifacts import write_text
     from pgra.report.compare import load_reference, long_table, summarise
-    from pgra.report.page import FIGURES, PAGES, check_path, plot_study, render_page
+    from pgra.report.figures import FIGURES, check_path, plot_study
+    from pgra.report.page import PAGES, page_title, read_consistency, render_page
     from pgra.report.results import load_collection
     from pgra.report.tables import FORMATS
 
@@ -110,11 +118,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables = [long_table(study) for study in studies]
         tables = [replace(tables[0], rows=[row for table in tables for row in table.rows])]
     else:
-        tables = [table for study in studies for table in summarise(study)]
+        tables = _told_once([table for study in studies for table in summarise(study)])
     text = "\n\n".join(FORMATS[kind](table) for table in tables)
     texts = {}
     if args.html is not None:
-        texts[args.html] = render_page(titles[0] if len(titles) == 1 else "Results", studies)
+        found = read_consistency(Path(args.consistency)) if args.consistency else {}
+        texts[args.html] = render_page(page_title(studies), studies, found)
     if args.output is None:
         say(text)
     else:
@@ -194,6 +203,16 @@ def _read_before(line: Mapping[str, Any], pool: Mapping[str, str]) -> list[str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _told_once(tables: "Sequence[Table]") -> "list[Table]":
+    """Leave out of each table's notes those that stand behind a later one too."""
+    later: set[str] = set()
+    shown = []
+    for table in reversed(tables):
+        shown.append(replace(table, notes=[note for note in table.notes if note not in later]))
+        later.update(table.notes)
+    return shown[::-1]
 
 
 def _compare(groups: "Sequence[Group]", args: ReportArguments) -> "list[Study]":

@@ -13,11 +13,11 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pgra.config import DataArguments
+from pgra.config import TEST_FRACTION, DataArguments
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.read import Record, check_file, clean_text, load_data_set, read_records, table_rows
@@ -103,6 +103,61 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
     return RawSplit(rows, columns, where, names, is_own)
 
 
+Rows = Iterable[Any]
+"""A `datasets.Dataset`, mappings, or pairs (text, label) of a task with one input."""
+
+
+def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) -> RawSplit:
+    """Open rows in memory, whose columns have the names that the task's files or its hub's have.
+
+    Args:
+        task: Whose fields the rows have.
+        rows: What a data set holds, or a file would; or a file's name.
+        where: What they are called in messages.
+
+    Raises:
+        DataError: If there are none, or one is of another kind.
+    """
+    if isinstance(rows, str | Path):
+        return open_file(task, Path(rows).expanduser())
+    features = getattr(rows, "features", None)
+    if isinstance(rows, bytes | Mapping) or not isinstance(rows, Iterable):
+        splits = f" of {', '.join(map(str, rows))}" if isinstance(rows, Mapping) else ""
+        hint = ": give one of its splits" if splits else ""
+        raise DataError(f"{where} is a {type(rows).__name__}{splits}{hint or _KINDS_OF_ROWS}")
+    found = []
+    for number, row in enumerate(rows):
+        place = f"{where}, row {number}"
+        if isinstance(row, tuple | list) and len(row) == 2 and len(task.inputs) == 1:
+            row = dict(zip((task.inputs[0], task.target), row, strict=True))
+        if not isinstance(row, Mapping):
+            raise DataError(f"{place} is a {type(row).__name__} ({row!r:.60}){_KINDS_OF_ROWS}")
+        values = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in row.items()
+        }
+        found.append(Record(number, values, place))
+    if not found:
+        raise DataError(f"{where} is empty: give at least one row")
+    columns, names = _columns(task, task.local.columns), None
+    is_files = {*columns.values()} <= {*found[0].fields}
+    if task.hub and (features or not is_files):  # a Dataset is the hub's where it can be
+        of_hub = _columns(task, task.hub.columns)
+        if {*of_hub.values()} <= {*found[0].fields}:
+            columns, names, is_files = of_hub, task.hub.labels, True
+    if not is_files:
+        columns = _columns(task, {})
+    if names is None and isinstance(task, Task):
+        names = _class_names(rows, columns[task.target], task.labels)
+    return RawSplit(found, columns, where, names)
+
+
+_KINDS_OF_ROWS = (
+    ": give a datasets.Dataset, a list of dicts, or of (text, label) pairs where the task has one "
+    "input, or the name of a file"
+)
+
+
 def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
     """Open a file of a task's rows.
 
@@ -115,13 +170,47 @@ def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
     return RawSplit(rows, columns, str(path))
 
 
+def given_split(task: Task, rows: object, name: str) -> RawSplit:
+    """Take a split from memory.
+
+    Args:
+        task: Whose fields the rows have.
+        rows: Mappings, such as the rows of a `datasets.Dataset`, by the task's names or by its hub
+            data set's; `Example`s; or, of a task of one text, (text, label) pairs.
+        name: Of the split, for messages.
+
+    Raises:
+        ValueError: If there are no rows of such a kind.
+    """
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise ValueError(f"{name} are of type {type(rows).__name__}: give a list of examples")
+    named = task.hub.columns if task.hub else {}
+    records = [_given_row(task, row, f"{name}[{at}]", at) for at, row in enumerate(rows)]
+    is_hubs = bool(records) and all(column in records[0].fields for column in named.values())
+    columns = _columns(task, named if is_hubs else {})
+    labels = _class_names(rows, columns[LABEL], task.labels)
+    return RawSplit(records, columns, name, labels or (task.hub.labels if task.hub else None))
+
+
+def _given_row(task: Task, row: object, place: str, number: int) -> Record:
+    if isinstance(row, Example):
+        return Record(number, {**row.fields, LABEL: row.label}, place)
+    if isinstance(row, Mapping):
+        return Record(number, row, place)
+    if isinstance(row, list | tuple) and len(row) == 2 and len(task.inputs) == 1:
+        return Record(number, {task.inputs[0]: row[0], LABEL: row[1]}, place)
+    wanted = "a (text, label) pair" if len(task.inputs) == 1 else "a mapping"
+    names = ", ".join((*task.inputs, LABEL))
+    raise ValueError(f"{place} is {row!r:.80}: give {wanted} of {names}, or a pgra.Example")
+
+
 def _columns(task: Task | GenerationTask, named: Mapping[str, str]) -> dict[str, str]:
     return {name: named.get(name, name) for name in (*task.inputs, task.target)}
 
 
 def _class_names(table: object, column: str, labels: Sequence[str]) -> tuple[str, ...] | None:
     """Return the names behind a hub column's integers, where the data set states ours."""
-    feature = getattr(table, "features", {}).get(column)
+    feature = (getattr(table, "features", None) or {}).get(column)
     names = getattr(feature, "names", None)
     if names is not None and set(names) != set(labels):
         raise DataError(
@@ -171,13 +260,14 @@ class SplitRows:
     raw: RawSplit
 
 
-def read_split(task: Task, raw: RawSplit, split: str) -> SplitRows:
+def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False) -> SplitRows:
     """Read a split's examples. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
     Args:
         task: Whose inputs and labels the rows have.
         raw: Where they come from.
         split: "train", "validation" or "test".
+        is_quiet: Whether to say nothing of what was dropped.
 
     Raises:
         DataError: If it is not readable or empty, or lacks a column or known label.
@@ -202,9 +292,9 @@ def read_split(task: Task, raw: RawSplit, split: str) -> SplitRows:
     if not examples:
         more = f", {ignored} with a label that the task does without" if ignored else ""
         raise DataError(f"{raw.where} holds no example ({blank} blank rows{more})")
-    if blank:
+    if blank and not is_quiet:
         logger.warning("%s: %d rows without text were dropped", raw.where, blank)
-    if ignored:
+    if ignored and not is_quiet:
         names = ", ".join(task.ignored_labels)
         logger.info("%s: %d rows labelled %s were left out", raw.where, ignored, names)
     return SplitRows(examples, blank, ignored, raw)
@@ -246,17 +336,40 @@ class Splits:
     notes: Mapping[str, Json] = field(default_factory=dict)
 
 
-def load_splits(task: Task, args: DataArguments) -> Splits:
+def load_splits(
+    task: Task | str | Path, data: DataArguments | Mapping[str, Rows | str | Path]
+) -> Splits:
     """Read a task's data and divide it.
 
     Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
     a test set, where `test_fraction` asks for one, then a dev set of at most `max_dev_samples`.
     Sub-samples are drawn with the seed too and keep the source's order.
 
+    Args:
+        task: Whose inputs and labels the rows have; or its name or YAML.
+        data: Where they are; or the rows by split, such as a `datasets.DatasetDict`.
+
     Raises:
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
+        ValueError: If `data` is something else.
     """
-    found = {split: open_named(task, args, split) for split in SPLITS}
+    task = task if isinstance(task, Task) else Task.load(str(task))
+    if isinstance(data, DataArguments):
+        args = data
+        found = {split: open_named(task, args, split) for split in SPLITS}
+    elif isinstance(data, Mapping):
+        if "train" not in data:
+            raise DataError(f"there is no split 'train' (there are: {', '.join(map(str, data))})")
+        args = DataArguments(test_fraction=None if "test" in data else TEST_FRACTION)
+        found = {
+            split: open_rows(task, data[split], split) if split in data else None
+            for split in SPLITS
+        }
+    else:
+        raise ValueError(
+            f"data is a {type(data).__name__}: give the rows by split, such as {{'train': rows, "
+            "'test': rows}, or pgra.DataArguments(train_file=..., test_file=...)"
+        )
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
     train, given = read["train"], read.get("validation")
     if args.validation_file is not None and args.validation_file == args.test_file:

@@ -24,7 +24,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import normalize
-from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -48,6 +47,7 @@ from pgra.memory.lessons import (
 from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, in_form, plain_input
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import Step
+from pgra.progress import Bar
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.causal import CausalModule, pad
 from pgra.reader.module import ReaderModule, Trainable
@@ -56,6 +56,7 @@ from pgra.reader.train import TrainResult, fit, replace_folder
 LM_FOLDER = "lm"
 ABOUT_FILE = "trained_on.json"
 """In the folder of a trained model: what it was trained on, and how."""
+_SHOWN_EVERY = 10  # steps, of a loss on the bar
 _SAME = ("bf16", "learning_rate", "max_steps", "save_steps", "seed")  # as the Trainer has them
 _LEAST_PAIRS = 4  # questions that a layer can be trained on
 
@@ -369,7 +370,8 @@ def fit_head(
     size = min(arguments.batch_size, len(vectors))
     others = ~torch.eye(size, dtype=torch.bool)  # a question beside itself teaches nothing
     losses = []
-    for _ in tqdm(range(arguments.num_steps), desc="training", unit="step"):
+    bar = Bar(range(arguments.num_steps), desc="train", unit="step")
+    for step in bar:
         rows = torch.randperm(len(vectors), generator=draw)[:size]
         gaps = cosines(head.apply(vectors[rows])) - wanted[rows][:, rows]
         loss = gaps[others].square().mean()
@@ -377,6 +379,8 @@ def fit_head(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.detach())
+        if step % _SHOWN_EVERY == 0:
+            bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
     last = torch.stack(losses[-max(1, len(losses) // 10) :]).mean().item()
     if not torch.isfinite(torch.stack(losses)).all():
         raise ModelError(

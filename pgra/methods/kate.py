@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
-from tqdm import tqdm
 
 from pgra.artifacts import digest
 from pgra.config import Arguments, RerankArguments, RunArguments, arg, choose, read_yaml
@@ -39,6 +38,7 @@ from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
 from pgra.methods.base import Decisions, Forecast, Method, TaskData, bundled_notes, task_name
 from pgra.methods.stages import prompt_template
+from pgra.progress import Bar
 from pgra.prompts.fewshot import FORMATS, FewShotPrompt, line_format, task_format
 from pgra.prompts.fitting import Fit, fit_prompts
 from pgra.prompts.template import PromptTemplate
@@ -489,7 +489,7 @@ class Kate(Method):
             device=self.context.device,
         )
         with opened as memory:
-            bar = tqdm(examples, desc="memory", unit="query", delay=1)
+            bar = Bar(examples, desc="memory", unit="query", delay=1)
             found = [memory.recall(example.fields) for example in bar]
             self._memory = {**memory.fingerprint, "use": args.memory_as}
             others = {"entries_of_other_tasks": memory.num_others}

@@ -44,8 +44,8 @@ class IndexRequest:
         recall_queries: Texts to measure a dense index's recall with; None: passages.
         engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
         num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
-        reranker: The second stage (`pgra.rerank.Reranker`), for a retriever that learns from it;
-            None outside a task.
+        reranker: The second stage (`pgra.rerank.BaseReranker`), for a retriever that learns from
+            it; None outside a task.
     """
 
     args: RetrieverArguments

@@ -7,7 +7,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
-    *("errors", "help", "core", "config", "artifacts", "data", "prompts", "lm", "encoders"),
+    *(
+        "errors",
+        "help",
+        "progress",
+        "core",
+        "config",
+        "artifacts",
+        "data",
+        "prompts",
+        "lm",
+        "encoders",
+    ),
     *("retrieval", "exemplars", "rerank", "plan", "reader", "report", "run_folder", "publish"),
     *("memory", "methods", "runs", "experiments", "api", "commands", "cli", "__main__"),
 ]
