@@ -1,8 +1,10 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
 from pgra.api.choosing import ExemplarSelector
+from pgra.api.remembering import Memory, MemoryEntry
 from pgra.api.reranking import Reranker
 from pgra.api.searching import Index
+from pgra.api.training import Run, train
 from pgra.config import (
     CorpusArguments,
     DataArguments,
@@ -54,6 +56,8 @@ __all__ = [
     "FusionReader",
     "Hit",
     "Index",
+    "Memory",
+    "MemoryEntry",
     "Method",
     "ModelError",
     "Outcome",
@@ -71,6 +75,7 @@ __all__ = [
     "RerankRequest",
     "Reranker",
     "RetrieverArguments",
+    "Run",
     "RunArguments",
     "RuntimeArguments",
     "Splits",
@@ -85,4 +90,5 @@ __all__ = [
     "prompt_template",
     "run",
     "run_seeds",
+    "train",
 ]

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import yaml
 
-from pgra.errors import ConfigError, unknown_name
+from pgra.errors import ConfigError, near_files, unknown_name
 from pgra.help import Flag, wants_all, wants_help, write_help
 
 logger = logging.getLogger(__name__)
@@ -88,6 +88,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_SAFE_LOADER)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.{near_files(path)}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -686,6 +688,10 @@ class FolderArguments(Arguments):
     )
 
 
+TEST_FRACTION = 0.2
+"""Of train, where nothing is named to report on."""
+
+
 @dataclass(kw_only=True)
 class DataArguments(Arguments):
     """Which task, and where its examples come from."""
@@ -742,7 +748,7 @@ class DataArguments(Arguments):
     def check(self) -> None:
         """Hold out a test set where there is none: a run that is measured again knows of it."""
         if self.train_file and not (self.test_file or self.dataset_name or self.test_fraction):
-            self.test_fraction = 0.2
+            self.test_fraction = TEST_FRACTION
 
 
 @dataclass(kw_only=True)
@@ -1556,7 +1562,7 @@ def typed_value(name: str, value: Any, kind: Any) -> Any:
         choose(name, str(value), parts)
         return value
     if origin in (list, tuple, Sequence):
-        if not isinstance(value, list) or not value:
+        if not isinstance(value, list | tuple) or not value:
             raise ConfigError(f"{name} is {value!r}; it must be a list of at least one")
         items = [typed_value(name, item, parts[0]) for item in value]
         return items if origin is list else tuple(items)

@@ -301,6 +301,11 @@ class Index:
         return home
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether its folder goes with it."""
+        return self._keeper is not None
+
+    @property
     def encoder_name(self) -> str:
         """The encoder, as a name that a run can be given."""
         return self.args.encoder

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from pgra.commands.common import (
     about,
-    fill_folder,
     given_names,
     join_run,
     parse_run,
@@ -228,6 +227,7 @@ def resolve_point(
         ConfigError: As `parse_run`, or if the values contradict each other.
     """
     from pgra.experiments.grid import argument_names
+    from pgra.methods.base import fill_folder
 
     over = [grid.over(task, point)]
     if not grid.share:  # artifacts of its own

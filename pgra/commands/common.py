@@ -11,7 +11,7 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import READERS, Defaults, PgraArguments, RunArguments, parse_arguments
+from pgra.config import Defaults, PgraArguments, RunArguments, parse_arguments
 from pgra.errors import ConfigError
 from pgra.help import write_help
 
@@ -71,7 +71,7 @@ def parse_run(
         ConfigError: As `parse_arguments`.
     """
     quiet_imports()  # before the Trainer's arguments, which bring the models
-    from pgra.methods.base import METHODS, find_method, find_sections
+    from pgra.methods.base import METHODS, find_method, find_sections, refuse_contradictions
 
     words = list(sys.argv[1:] if argv is None else argv)
 
@@ -101,7 +101,7 @@ def parse_run(
         epilog=epilog,
     )
     if not is_shared:
-        _refuse_contradictions(words, sections)
+        refuse_contradictions(given_names(words), sections)
     return RunArguments(sections), rest
 
 
@@ -177,29 +177,6 @@ def join_run(words: Sequence[str]) -> "Context":
     from pgra.core import join_context
 
     return join_context("cpu" if is_on_cpu(words) else "auto")
-
-
-def fill_folder(args: RunArguments) -> RunArguments:
-    """Fill the places of the folder's name but for the seed, of which there may be several."""
-    from pgra.methods.base import find_method
-
-    task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
-    name = str(args[args.home].output_dir).replace("{task}", task)
-    name = name.replace("{method}", find_method(args.runtime.method).name(args))
-    return args.change(args.home, output_dir=name)
-
-
-def _refuse_contradictions(words: Sequence[str], sections: Mapping[str, Any]) -> None:
-    """Refuse flags that contradict the method; what a YAML says of them gives way to it."""
-    given = given_names(words)
-    method = sections["runtime"].method
-    for name, decided in READERS.get(method, {}).items():
-        asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))
-        if name in given and asked != decided:
-            raise ConfigError(
-                f"{name} is {asked}, and method '{method}' is the one with {name} {decided}: leave "
-                "it out, or choose another --method"
-            )
 
 
 def say(text: str) -> None:
@@ -299,9 +276,9 @@ def show_summary(summary: "Summary") -> str:
     return "\n".join(
         [
             *(text.splitlines()[0] for text in lines),
-            *notes,
             f"{summary.folder}: {values['task']} {values['split']} {values['metric']} "
             f"{values['mean']:.4f}{sd} (mean ± sample sd of {values['n']} seeds{of_reader}: "
             f"{seeds}; {values['min']:.4f} to {values['max']:.4f})",
+            *notes,
         ]
     )

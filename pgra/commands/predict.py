@@ -74,6 +74,7 @@ def _decided(label: str, scores: Mapping[str, float]) -> str:
 def _show_correction(told: Mapping[str, Any]) -> str:
     key, feedback = (json.dumps(told[name], ensure_ascii=False) for name in ("key", "feedback"))
     unused = "" if told.get("is_shown", True) else " (no room in the prompt)"
+    unused = " (it decides)" if told.get("decides") else unused
     return f"memory: entry {told['entry']} at {told['score']:.3f}{unused}: {key} -> {feedback}"
 
 
@@ -88,7 +89,10 @@ class PredictArguments(KernelArguments):
     """Which run, on what, and how much is shown."""
 
     run: str = arg(
-        "", "Folder of a finished run; of a trained reader also its reader/.", must_be_given=True
+        "",
+        "Folder of a finished run; of a trained reader also its reader/, or the hub id that it was "
+        "pushed to.",
+        must_be_given=True,
     )
     file: str | None = arg(
         None, "A text a line (.txt), or rows with the task's inputs (.jsonl, .csv, .tsv)."
@@ -122,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra predict --run runs/sst2-pgra-seed42 --file new.txt --json > answers.jsonl
       pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42 --attention
       pgra predict "A warm and funny film." --run runs/sst2-icl-knn
+      pgra predict "A warm and funny film." --run me/sst2-pgra
       pgra predict --run runs/sst2-icl-knn --interactive
       pgra memory add "So bad it is good." positive --task sst2
       pgra predict "So bad, it's good." --run runs/sst2-pgra-seed42 --memory memory.sqlite
@@ -134,10 +139,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown.
 
     With --memory, a user's correction of a near text is used: as an exemplar of a prompt, or mixed
-    into a reader's probabilities with --memory_weight.
+    into a reader's probabilities with --memory_weight. With --memory_as override the correction of
+    an equal text is the answer.
 
     From Python, with evidence of your own:
-      pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
+      pgra.Reader.from_pretrained("runs/sst2-pgra-seed42").predict(texts, evidence)
     """
     texts, args, memory = parse_arguments(
         [TextArguments, PredictArguments, PromptMemoryArguments],

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import (
     about,
-    fill_folder,
     join_run,
     parse_run,
     quiet_libraries,
@@ -89,6 +88,7 @@ def _run(
         words, [SeriesArguments], prog=prog, **about(command), under=[Defaults(prog, under or {})]
     )
     from pgra.experiments.search import search_runs
+    from pgra.methods.base import fill_folder
     from pgra.runs import run, run_seeds, series_folder
 
     quiet_libraries()

@@ -13,11 +13,11 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pgra.config import DataArguments
+from pgra.config import TEST_FRACTION, DataArguments
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.read import Record, check_file, clean_text, load_data_set, read_records, table_rows
@@ -101,6 +101,61 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
         names = _class_names(table, columns[LABEL], task.labels)
     rows = (Record(i, row, f"{where}, row {i}") for i, row in enumerate(table))
     return RawSplit(rows, columns, where, names, is_own)
+
+
+Rows = Iterable[Any]
+"""A `datasets.Dataset`, mappings, or pairs (text, label) of a task with one input."""
+
+
+def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) -> RawSplit:
+    """Open rows in memory, whose columns have the names that the task's files or its hub's have.
+
+    Args:
+        task: Whose fields the rows have.
+        rows: What a data set holds, or a file would; or a file's name.
+        where: What they are called in messages.
+
+    Raises:
+        DataError: If there are none, or one is of another kind.
+    """
+    if isinstance(rows, str | Path):
+        return open_file(task, Path(rows).expanduser())
+    features = getattr(rows, "features", None)
+    if isinstance(rows, bytes | Mapping) or not isinstance(rows, Iterable):
+        splits = f" of {', '.join(map(str, rows))}" if isinstance(rows, Mapping) else ""
+        hint = ": give one of its splits" if splits else ""
+        raise DataError(f"{where} is a {type(rows).__name__}{splits}{hint or _KINDS_OF_ROWS}")
+    found = []
+    for number, row in enumerate(rows):
+        place = f"{where}, row {number}"
+        if isinstance(row, tuple | list) and len(row) == 2 and len(task.inputs) == 1:
+            row = dict(zip((task.inputs[0], task.target), row, strict=True))
+        if not isinstance(row, Mapping):
+            raise DataError(f"{place} is a {type(row).__name__} ({row!r:.60}){_KINDS_OF_ROWS}")
+        values = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in row.items()
+        }
+        found.append(Record(number, values, place))
+    if not found:
+        raise DataError(f"{where} is empty: give at least one row")
+    columns, names = _columns(task, task.local.columns), None
+    is_files = {*columns.values()} <= {*found[0].fields}
+    if task.hub and (features or not is_files):  # a Dataset is the hub's where it can be
+        of_hub = _columns(task, task.hub.columns)
+        if {*of_hub.values()} <= {*found[0].fields}:
+            columns, names, is_files = of_hub, task.hub.labels, True
+    if not is_files:
+        columns = _columns(task, {})
+    if names is None and isinstance(task, Task):
+        names = _class_names(rows, columns[task.target], task.labels)
+    return RawSplit(found, columns, where, names)
+
+
+_KINDS_OF_ROWS = (
+    ": give a datasets.Dataset, a list of dicts, or of (text, label) pairs where the task has one "
+    "input, or the name of a file"
+)
 
 
 def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
@@ -205,13 +260,14 @@ class SplitRows:
     raw: RawSplit
 
 
-def read_split(task: Task, raw: RawSplit, split: str) -> SplitRows:
+def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False) -> SplitRows:
     """Read a split's examples. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
     Args:
         task: Whose inputs and labels the rows have.
         raw: Where they come from.
         split: "train", "validation" or "test".
+        is_quiet: Whether to say nothing of what was dropped.
 
     Raises:
         DataError: If it is not readable or empty, or lacks a column or known label.
@@ -236,9 +292,9 @@ def read_split(task: Task, raw: RawSplit, split: str) -> SplitRows:
     if not examples:
         more = f", {ignored} with a label that the task does without" if ignored else ""
         raise DataError(f"{raw.where} holds no example ({blank} blank rows{more})")
-    if blank:
+    if blank and not is_quiet:
         logger.warning("%s: %d rows without text were dropped", raw.where, blank)
-    if ignored:
+    if ignored and not is_quiet:
         names = ", ".join(task.ignored_labels)
         logger.info("%s: %d rows labelled %s were left out", raw.where, ignored, names)
     return SplitRows(examples, blank, ignored, raw)
@@ -280,18 +336,40 @@ class Splits:
     notes: Mapping[str, Json] = field(default_factory=dict)
 
 
-def load_splits(task: Task | str | Path, args: DataArguments) -> Splits:
+def load_splits(
+    task: Task | str | Path, data: DataArguments | Mapping[str, Rows | str | Path]
+) -> Splits:
     """Read a task's data and divide it.
 
     Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
     a test set, where `test_fraction` asks for one, then a dev set of at most `max_dev_samples`.
     Sub-samples are drawn with the seed too and keep the source's order.
 
+    Args:
+        task: Whose inputs and labels the rows have; or its name or YAML.
+        data: Where they are; or the rows by split, such as a `datasets.DatasetDict`.
+
     Raises:
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
+        ValueError: If `data` is something else.
     """
     task = task if isinstance(task, Task) else Task.load(str(task))
-    found = {split: open_named(task, args, split) for split in SPLITS}
+    if isinstance(data, DataArguments):
+        args = data
+        found = {split: open_named(task, args, split) for split in SPLITS}
+    elif isinstance(data, Mapping):
+        if "train" not in data:
+            raise DataError(f"there is no split 'train' (there are: {', '.join(map(str, data))})")
+        args = DataArguments(test_fraction=None if "test" in data else TEST_FRACTION)
+        found = {
+            split: open_rows(task, data[split], split) if split in data else None
+            for split in SPLITS
+        }
+    else:
+        raise ValueError(
+            f"data is a {type(data).__name__}: give the rows by split, such as {{'train': rows, "
+            "'test': rows}, or pgra.DataArguments(train_file=..., test_file=...)"
+        )
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
     train, given = read["train"], read.get("validation")
     if args.validation_file is not None and args.validation_file == args.test_file:

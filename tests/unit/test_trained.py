@@ -106,7 +106,7 @@ def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(rea
 @pytest.mark.parametrize(
     ("queries", "evidence", "message"),
     [
-        ("a text", [], "queries is a single query"),
+        ("a text", "evidence", "evidence 0 is 'evidence': give a list of clean texts"),
         ([""], [], "query 0 is empty"),
         ([{"text": "a", "title": "", "body": "b"}], [], "query 0: unknown input 'body'"),
         ([{"text": "a\0", "title": ""}], [], "query 0: 'text' is 'a.x00', not clean text"),
