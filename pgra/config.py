@@ -1538,7 +1538,7 @@ def typed_value(name: str, value: Any, kind: Any) -> Any:
         choose(name, str(value), parts)
         return value
     if origin in (list, tuple, Sequence):
-        if not isinstance(value, list) or not value:
+        if not isinstance(value, list | tuple) or not value:
             raise ConfigError(f"{name} is {value!r}; it must be a list of at least one")
         items = [typed_value(name, item, parts[0]) for item in value]
         return items if origin is list else tuple(items)

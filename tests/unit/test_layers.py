@@ -20,7 +20,8 @@ LAYERS = [
         "encoders",
     ),
     *("retrieval", "exemplars", "rerank", "plan", "reader", "report", "run_folder", "publish"),
-    *("memory", "methods", "runs", "experiments", "api", "commands", "cli", "__main__"),
+    *("memory", "methods", "runs", "experiments", "api", "integrations", "commands", "cli"),
+    "__main__",
 ]
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text
 MODULES = sorted(
