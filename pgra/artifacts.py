@@ -18,8 +18,10 @@ import os
 import platform
 import shutil
 import sqlite3
+import tempfile
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -100,6 +102,24 @@ def file_checksum(path: Path) -> str:
         while block := file.read(1 << 22):
             hasher.update(block)
     return f"xxh3:{hasher.hexdigest()}"
+
+
+def user_cache() -> Path:
+    """Return where artifacts are kept of a user who names no folder."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path("~/.cache").expanduser()) / "pgra"
+
+
+class TemporaryFolder:
+    """A folder that goes with the object, or with the process.
+
+    Attributes:
+        path: Where it is.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="pgra-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -533,6 +553,7 @@ class DatabaseKind:
             raise ArtifactError(f"{path} cannot be used ({error}): {way}") from None
 
 
+_SERIALIZED = 3  # of Python's `sqlite3.threadsafety`
 # "Error" alone is that of a table that is not there.
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
 _NOT_WRITABLE = "it cannot be written; use a folder that you may write to"
@@ -583,7 +604,11 @@ def open_database(
 
 def _connect(path: Path, kind: DatabaseKind, mode: str) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?{mode}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=kind.timeout)
+    # SQLite takes calls of several threads in turn; who shares one keeps transactions apart.
+    alone = sqlite3.threadsafety < _SERIALIZED
+    return sqlite3.connect(
+        uri, uri=True, isolation_level=None, timeout=kind.timeout, check_same_thread=alone
+    )
 
 
 def _create_database(path: Path, kind: DatabaseKind) -> None:

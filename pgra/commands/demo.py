@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra demo
       pgra demo --max_steps 64 --output_dir runs/longer
 
-    Takes the flags of train.py; defaults are those of configs/experiments/demo.yaml. What is there
-    already is reused.
+    Takes the flags of pgra train; defaults are those of configs/experiments/demo.yaml. What is
+    there already is reused.
     """
     start = time.perf_counter()
     words = [*(argv or [])]
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.is_exhaustive:
         raise ConfigError(
             "the demo compares the evidence of both stages, and retriever 'exhaustive' has one "
-            "only: use train.py, or another --retriever"
+            "only: use pgra train, or another --retriever"
         )
     base = run_args.folder
     from pgra.report.results import load_run
@@ -83,7 +83,8 @@ def _report(runs: Sequence[Any], base: Path, seconds: float, *, all_reused: bool
     """Write the report and the plot, and return the report."""
     from pgra.artifacts import write_text
     from pgra.report.compare import compare_runs
-    from pgra.report.page import case_study, choose_case, demo_table, plot_study
+    from pgra.report.figures import plot_study
+    from pgra.report.page import case_study, choose_case, demo_table
     from pgra.report.results import Group
 
     first, place = runs[0].metrics, choose_case(runs)

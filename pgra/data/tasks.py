@@ -1,14 +1,28 @@
 """Tasks: one YAML each in `configs/tasks`, or in `configs/generation` where the answer is written.
 
-A YAML's keys are the fields of `Task` or `GenerationTask`; its name is the file's.
+A YAML's keys are the fields of `Task` or `GenerationTask`; its name is the file's. From Python the
+same keys make one without a file: `Task(name=..., labels=..., ...)` or `Task.from_dict`.
 """
 
 import string
+import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
-from pgra.config import at_least, choose, find_class, find_yaml, from_yaml, list_yamls
+import yaml
+
+from pgra.config import (
+    at_least,
+    choose,
+    find_class,
+    find_yaml,
+    from_values,
+    from_yaml,
+    list_yamls,
+    typed_value,
+)
 from pgra.errors import ConfigError
 
 WrittenMetric = Literal["exact_match", "bleu", "parent"]
@@ -80,7 +94,10 @@ class _Sourced:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse inputs, columns and splits that contradict each other."""
+        """Refuse wrong types, and inputs, columns and splits that contradict each other."""
+        self._check_types()
+        if not self.name or {*"/\\\0"} & {*self.name}:
+            raise ConfigError(f"name is '{self.name}', and files are named by it: no '/' in it")
         check_distinct("inputs", self.inputs)
         if self.target in self.inputs:
             raise ConfigError(f"an input cannot be named '{self.target}'")
@@ -101,21 +118,54 @@ class _Sourced:
             if len(set(source.splits.values())) < len(source.splits):
                 raise ConfigError(f"{name}.splits uses one split twice: {dict(source.splits)}")
 
+    def _check_types(self) -> None:
+        """Refuse what a YAML could not say; lists become tuples."""
+        hints = typing.get_type_hints(type(self))
+        for f in fields(self):
+            given = getattr(self, f.name)
+            if given != f.default and not is_dataclass(given):  # else a default, or checked itself
+                value = dict(given) if isinstance(given, Mapping) else given
+                if value not in ("", [], (), {}):
+                    value = typed_value(f.name, value, hints[f.name])
+                object.__setattr__(self, f.name, () if value == [] else value)
+
     @classmethod
     def names(cls) -> list[str]:
         """Return the names of the shipped ones."""
         return list_yamls(cls.folder)
 
     @classmethod
-    def load(cls, name_or_path: str) -> Self:
+    def load(cls, name_or_path: str | Path) -> Self:
         """Read a task by the name of a shipped one, or from a path that ends in .yaml.
 
         Raises:
             ConfigError: If there is no such task, or its YAML has an unknown key, lacks one, or
                 contradicts itself.
         """
-        path = find_yaml("task", cls.folder, name_or_path)
+        path = find_yaml("task", cls.folder, str(name_or_path))
         return from_yaml(cls, path, name=path.stem)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, name: str = "my-task") -> Self:
+        """Make a task of what a YAML would say.
+
+        Args:
+            values: By key; it may hold the name too.
+            name: What runs and results call it.
+
+        Raises:
+            ConfigError: As `load`.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"a task is made of a dict of its keys, not of {values!r:.80}")
+        return from_values(cls, {"name": name, **values})
+
+    def to_yaml(self) -> str:
+        """Return the YAML that `load` and `--task` take, in a file of the task's name."""
+        made = asdict(self)
+        kept = {f.name: made[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
+        plain = {name: _plain(value) for name, value in kept.items() if name != "name" and value}
+        return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +177,8 @@ class Task(_Sourced):
         prompt: P(x) of the second stage, with the inputs in braces.
         answer: What follows P(x), on a line of its own, before the word.
         prompt_words: Word by label, in the second stage's exemplars; default: the labels.
-        reader_template: How the reader sees an example.
-        verbalizer: Word by label, which the reader writes.
+        reader_template: How a trained reader sees an example; "" where there is none.
+        verbalizer: Word by label, which a trained reader writes; empty where there is none.
         metric: Its headline metric: of `METRICS`, or a `module:function` of the user's own.
         ignored_labels: Labels of the data that the task does without: their rows are left out.
     """
@@ -139,8 +189,8 @@ class Task(_Sourced):
     inputs: tuple[str, ...] = ("text",)
     labels: tuple[str, ...]
     prompt: str
-    reader_template: str
-    verbalizer: Mapping[str, str]
+    reader_template: str = ""
+    verbalizer: Mapping[str, str] = field(default_factory=dict)
     answer: str = "The answer is"
     prompt_words: Mapping[str, str] = field(default_factory=dict)
     metric: str = "accuracy"
@@ -152,7 +202,8 @@ class Task(_Sourced):
         check_distinct("labels", self.labels)
         if len(self.labels) < 2:
             raise ConfigError(f"labels are {list(self.labels)}: a task has at least two")
-        check_slots("reader_template", self.reader_template, self.inputs)
+        if self.reader_template:
+            check_slots("reader_template", self.reader_template, self.inputs)
         if self.inputs[0] not in check_slots("prompt", self.prompt, self.inputs):
             raise ConfigError(
                 f"prompt does not hold {{{self.inputs[0]}}}, the first input, which a passage "
@@ -160,7 +211,8 @@ class Task(_Sourced):
             )
         words = self.prompt_words or {label: label for label in self.labels}
         object.__setattr__(self, "prompt_words", self._words("prompt_words", words))
-        object.__setattr__(self, "verbalizer", self._words("verbalizer", self.verbalizer))
+        if self.verbalizer:
+            object.__setattr__(self, "verbalizer", self._words("verbalizer", self.verbalizer))
         for name in self.ignored_labels:
             if name in self.labels:
                 raise ConfigError(f"'{name}' is in labels and in ignored_labels too")
@@ -170,6 +222,36 @@ class Task(_Sourced):
                 f"hub.labels are {', '.join(by_id)}, labels are {', '.join(self.labels)}: they "
                 "must be the same names, in the order of the hub's integers"
             )
+
+    @property
+    def reader_words(self) -> Mapping[str, str]:
+        """The verbalizer, for a reader.
+
+        Raises:
+            ConfigError: If the task has none, as one for `pgra icl` alone may.
+        """
+        if not self.verbalizer:
+            shown = ", ".join(f"{label}: {label}" for label in self.labels)
+            raise self._lacks("verbalizer", f"{{{shown}}}")
+        return self.verbalizer
+
+    @property
+    def reader_text(self) -> str:
+        """The reader's template, for a reader.
+
+        Raises:
+            ConfigError: If the task has none, as one for `pgra icl` alone may.
+        """
+        if not self.reader_template:
+            slots = " ".join(f"{{{name}}}" for name in self.inputs)
+            raise self._lacks("reader_template", f"'{slots} It is <extra_id_0>'")
+        return self.reader_template
+
+    def _lacks(self, key: str, shown: str) -> ConfigError:
+        return ConfigError(
+            f"task '{self.name}' has no {key}, which a trained reader needs (pgra icl does "
+            f"without): add it to the task's YAML, such as {key}: {shown}"
+        )
 
     def _words(self, key: str, given: Mapping[str, str]) -> Mapping[str, str]:
         """Return the words in the order of labels."""
@@ -228,6 +310,13 @@ class GenerationTask(_Sourced):
             at_least(key, getattr(self, key), 1)
         if self.hub is not None and self.hub.labels is not None:
             raise ConfigError("hub.labels are for tasks with labels, and answers are written here")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML writes it, without what nobody gave."""
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items() if part is not None}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def check_distinct(key: str, names: Sequence[str]) -> None:

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
-from tqdm import tqdm
 
 from pgra.artifacts import digest
 from pgra.config import Arguments, RerankArguments, RunArguments, arg, choose, read_yaml
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.examples import load_pool
+from pgra.data.examples import held_out_rule, load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError
@@ -35,11 +34,12 @@ from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.lm.remote import RemoteLM
-from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments
+from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments, overrule
 from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
 from pgra.methods.base import Decisions, Forecast, Method, TaskData, bundled_notes, task_name
 from pgra.methods.stages import prompt_template
+from pgra.progress import Bar
 from pgra.prompts.fewshot import (
     FORMATS,
     FewShotPrompt,
@@ -78,11 +78,14 @@ _NOTES = {
 class AnswerArguments(Arguments):
     """How prompts are written and answers taken."""
 
+    GROUP = "LM"
+
     prompt_format: str | None = arg(
         None,
         "task (the template of the task's YAML, with PGRA's instruction) or kate (the paper's: "
         "'Sentence: ... Label: Positive'); default: task, and kate where a task writes answers.",
         choices=FORMATS,
+        is_common=True,
     )
     decide_by: str | None = arg(
         None,
@@ -91,6 +94,7 @@ class AnswerArguments(Arguments):
         "exemplars, of a tie the nearest); default: score, of an endpoint the first of these that "
         "it offers, and generation where a task has no labels.",
         choices=("first_token", "generation", "score", "vote"),
+        is_common=True,
     )
     calibrate: bool = arg(
         False,
@@ -141,7 +145,8 @@ class PoolData(TaskData):
         pool, queries = ([one.example for one in part] for part in (shown, references))
         texts = {example.text for example in pool}
         shared = sum(query.text in texts for query in queries)
-        return cls(task, pool, [], queries, {"test_rows_in_train": shared}, references)
+        notes = {"test_rows_in_train": shared, "test_rule": held_out_rule(args.data, other)}
+        return cls(task, pool, [], queries, notes, references)
 
 
 def load_any_task(name: str) -> Task | GenerationTask:
@@ -213,13 +218,17 @@ class Kate(Method):
         self._settle()
         root = self.context.artifacts / "neighbors" / self.data.task.name
         self.pool = ExemplarPool(
-            self.data.train, jaccard=self.selection.leak_jaccard, root=root, context=self.context
+            self.data.train,
+            jaccard=self.selection.leak_jaccard,
+            root=root,
+            context=self.context,
+            keeps=self.data.is_split,
         )
         self.similarity = self._open_similarity(root)
         self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
             self.selection, self.pool, self.similarity
         )
-        self._known: dict[tuple[str, ...], Prompts] = {}
+        self._known: tuple[list[Example], Prompts] | None = None
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if self.data.references:
             answers = [list(reference.answers) for reference in self.data.references]
@@ -242,7 +251,7 @@ class Kate(Method):
         """Fill in what the task decides where the user does not; refuse what it does not have."""
         task, icl, selection = self.data.task, self.args["icl"], self.args["selection"]
         completer, format_ = self.args["completer"], icl.prompt_format or "task"
-        if icl.decide_by == "first_token" and not completer.is_remote:
+        if icl.decide_by == "first_token" and completer.lm and not completer.is_remote:
             raise ConfigError(
                 f"decide_by first_token is for an endpoint, and --lm {completer.lm} is none: use "
                 "--decide_by score, which counts all tokens of a word"
@@ -268,6 +277,8 @@ class Kate(Method):
             decide_by, format_ = icl.decide_by or "generation", "kate"
         args = self.args.change("selection", num_exemplars=count)
         self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
+        if decide_by != "vote":
+            self.args["completer"].check_named()
         self.selection, self.icl = self.args["selection"], self.args["icl"]
         if self.selection.exemplar_seed is None:
             self.selection = replace(self.selection, exemplar_seed=self.seed)
@@ -291,6 +302,8 @@ class Kate(Method):
         kind, _, name = args.encoder.partition(":")
         encoder = None
         if kind == PROMPTED:  # an LM under the task's prompt, whose states are compared
+            if not name:
+                completer.check_named()
             if not name and completer.is_remote:
                 raise ConfigError(
                     f"encoder 'prompted' compares by the states of --lm {completer.lm}, and an "
@@ -419,7 +432,7 @@ class Kate(Method):
                 "leave one of them out"
             )
         other = super().with_seed(args)
-        other._known = {}
+        other._known = None
         other._settle()
         if other._answerer is not None:
             other._note_way()
@@ -447,10 +460,10 @@ class Kate(Method):
 
     def _prompts(self, examples: Sequence[Example]) -> Prompts:
         """Choose exemplars, leave out what does not fit, and render; remembered for these."""
-        key = tuple(example.id for example in examples)
-        if key not in self._known:
-            self._known = {key: self._render(examples)}
-        return self._known[key]
+        asked = list(examples)  # whole: other new queries have the same ids
+        if self._known is None or self._known[0] != asked:
+            self._known = asked, self._render(asked)
+        return self._known[1]
 
     def _render(self, examples: Sequence[Example]) -> Prompts:
         is_test = list(examples) == list(self.data.test)
@@ -520,11 +533,11 @@ class Kate(Method):
             args,
             task=self.data.task.name,
             inputs=self.data.task.inputs,
-            labels=self.data.labels if args.memory_as == "exemplar" else (),
+            labels=() if args.memory_as == "clarification" else self.data.labels,
             device=self.context.device,
         )
         with opened as memory:
-            bar = tqdm(examples, desc="memory", unit="query", delay=1)
+            bar = Bar(examples, desc="memory", unit="query", delay=1)
             found = [memory.recall(example.fields) for example in bar]
             self._memory = {**memory.fingerprint, "use": args.memory_as}
             others = {"entries_of_other_tasks": memory.num_others}
@@ -537,7 +550,7 @@ class Kate(Method):
 
         Of the pool's, those of a correction's own text go: the user's word stands.
         """
-        if not found or self.args["memory"].memory_as != "exemplar":
+        if not found or self.args["memory"].memory_as == "clarification":
             return list(chosen)
         said = {text_key(one.example.text) for one in found}
         others = [row for row in chosen if text_key(self.data.train[row].text) not in said]
@@ -561,7 +574,8 @@ class Kate(Method):
         """Tell of exemplars and memory: in each query's line, in counts and in notes."""
         chosen, fit, dropped = prompts.chosen, prompts.fit, prompts.chosen.num_dropped
         exemplars = [[self._example(row) for row in rows] for rows in prompts.rows]
-        predictions = [answer.prediction for answer in answers]
+        corrected = zip(answers, prompts.corrections, strict=True)
+        predictions = [overrule(answer.prediction, found) for answer, found in corrected]
         used = [0, 0]  # queries with a correction, and those that are its very text
         is_behind, size = self.args["memory"].memory_as == "clarification", len(self.data.train)
         details: list[dict[str, Json]] = []
@@ -580,6 +594,9 @@ class Kate(Method):
                 is_shown = [is_behind or size + one.entry.id in rows for one in found]
                 pairs = zip(found, is_shown, strict=True)
                 line["memory"] = [{**one.as_json(), "is_shown": there} for one, there in pairs]
+                if found and found[0].decides:
+                    alone = answers[i].prediction
+                    line["without_memory"] = dict(alone.scores) or alone.label
                 if any(is_shown):
                     used[0] += 1
                     used[1] += text_key(query.text) == text_key(found[0].example.text)
@@ -718,7 +735,11 @@ class IclSelectionArguments(SelectionArguments):
     """Which labelled examples stand before all queries: PGRA's, unless it is said otherwise."""
 
     exemplars: str = arg(
-        "balanced", "How they are chosen: see --method kate.", choices=SELECTORS, is_open=True
+        "balanced",
+        "How they are chosen: see --method kate.",
+        choices=SELECTORS,
+        is_open=True,
+        is_common=True,
     )
     exemplar_seed: int | None = arg(0, "Seed of what is drawn, as of PGRA's prompt.", least=0)
 

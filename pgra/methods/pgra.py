@@ -46,6 +46,7 @@ from pgra.methods.base import (
     Method,
     TaskData,
     bundled_notes,
+    task_name,
 )
 from pgra.methods.stages import Stages, neighbor_model, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
@@ -123,6 +124,7 @@ class Pgra(Method):
     def open(self) -> None:
         """Read task and models' names, and refuse what cannot work."""
         args = self.pgra.reader
+        Task.load(task_name(self.args))  # a wrong name is told before models are looked for
         self.source = find_model(args.model_name_or_path)
         check_adapters(args, self.source, self.MODELS)
         self.read_data()
@@ -159,7 +161,7 @@ class Pgra(Method):
     def verbalizer(self) -> Verbalizer:
         """The reader's words and template."""
         task = self.data.choice
-        return Verbalizer(task.verbalizer, reader_template(task, self.pgra.reader))
+        return Verbalizer(task.reader_words, reader_template(task, self.pgra.reader))
 
     @cached_property
     def layout(self) -> SegmentLayout:
@@ -572,13 +574,13 @@ def reader_template(task: Task, args: ReaderArguments) -> str:
             one text, a pair has two); the task's own is named.
     """
     if not args.reader_template:
-        return task.reader_template
+        return task.reader_text
     try:
         check_template(args.reader_template, task.inputs)
     except ConfigError as error:
         raise ConfigError(
             f"reader_template does not fit task '{task.name}': {str(error).rstrip('.')}; give the "
-            f"task's own, which wins over a profile's: --reader_template '{task.reader_template}'"
+            f"task's own, which wins over a profile's: --reader_template '{task.reader_text}'"
         ) from None
     return args.reader_template
 

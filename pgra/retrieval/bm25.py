@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from pgra.artifacts import artifact_dir, build_once, digest, is_finished, read_manifest
 from pgra.core import MISSING_ROW, Candidates, Json, Rows
+from pgra.progress import Bar
 from pgra.retrieval.base import (
     BuiltIndex,
     IndexIdentity,
@@ -139,7 +139,7 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     corpus, began = request.corpus, time.monotonic()
     is_quiet = not request.context.shows_progress
     texts = (text for batch in corpus.batched(_CHUNK) for text in batch)
-    bar = tqdm(texts, total=len(corpus), desc="bm25", unit="text", disable=is_quiet)
+    bar = Bar(texts, total=len(corpus), desc="bm25", unit="text", disable=is_quiet)
     index = index_words(map(split_words, bar))
     index.save(folder, show_progress=False)
     seconds = time.monotonic() - began
@@ -152,14 +152,15 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     }
 
 
-def index_words(
-    texts: Iterable[Sequence[str]], *, tf: Any = _SETTINGS["tf"], idf: Any = _SETTINGS["idf"]
-) -> Any:
-    """Build the index of texts that are cut into words; `tf` and `idf` are `bm25s`'s names."""
+def index_words(texts: Iterable[Sequence[str]]) -> Any:
+    """Build the index of texts that are cut into words."""
     vocabulary: dict[str, int] = {}
     ids = [[vocabulary.setdefault(word, len(vocabulary)) for word in words] for words in texts]
     vocabulary.setdefault("", len(vocabulary))  # bm25s wants a word even of a corpus without any
-    index = _quiet_bm25s().BM25(k1=_SETTINGS["k1"], b=_SETTINGS["b"], method=tf, idf_method=idf)
+    settings: Any = _SETTINGS
+    index = _quiet_bm25s().BM25(
+        k1=settings["k1"], b=settings["b"], method=settings["tf"], idf_method=settings["idf"]
+    )
     index.index((ids, vocabulary), show_progress=False)
     return index
 

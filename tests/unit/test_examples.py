@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import datasets
+import numpy as np
 import pytest
 from conftest import write_jsonl
 from datasets import ClassLabel, Dataset, DatasetDict
@@ -17,7 +19,7 @@ from pgra.config import DataArguments
 from pgra.core import Example
 from pgra.data.examples import draw_shots, load_pool, load_splits, open_split, read_split
 from pgra.data.tasks import Task
-from pgra.errors import DataError
+from pgra.errors import ConfigError, DataError
 
 TASK = Task.load("mr")
 LABELS = TASK.labels
@@ -128,8 +130,8 @@ def test_a_task_of_ones_own_uses_a_folders_validation_split_as_dev(tmp_path):
     mine, args = Task.load(str(tmp_path / "mine.yaml")), DataArguments(dataset_name=str(tmp_path))
     splits = load_splits(mine, args)
     assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [12, 6, 4]
-    one = DataArguments(train_file=str(tmp_path / "train.jsonl"))
-    with pytest.raises(DataError, match="there is no test set: give --test_file"):
+    one = DataArguments(test_file=str(tmp_path / "test.jsonl"))
+    with pytest.raises(DataError, match="there is no train set: give --train_file$"):
         load_splits(mine, one)
     (tmp_path / "test.csv").write_text("text,label\na,1\n")
     with pytest.raises(DataError, match=r"2 files for the test split .*--test_file"):
@@ -189,6 +191,31 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
 
 
 @pytest.mark.parametrize("load", [load_splits, load_pool])
+def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tmp_path):
+    rows = [{"text": f"t{i}", "label": LABELS[i % 4 == 0]} for i in range(40)]
+    train = write_jsonl(tmp_path / "train.jsonl", rows)
+    args = DataArguments(train_file=str(train))
+    splits = load(TASK, args)
+    learned = ids(splits.train) + ids(splits.dev)
+    assert sorted(ids(splits.test) + learned) == sorted(f"train-{i}" for i in range(40))
+    assert Counter(labels_of(splits.test)) == {LABELS[0]: 6, LABELS[1]: 2}
+    assert splits.notes["test_rule"].startswith("test: 0.2 of the training rows, held out")
+    assert ids(load(TASK, replace(args, split_seed=1)).test) != ids(splits.test)
+    other = write_jsonl(tmp_path / "test.jsonl", rows[:3])
+    measured = load(TASK, replace(args, test_file=str(other)))  # a run's, on another file
+    assert ids(measured.train) + ids(measured.dev) == learned
+    assert (len(measured.test), measured.notes["test_rule"]) == (3, None)
+    whole = load(TASK, files(train, other))  # the control: nothing is held out of that
+    assert len(whole.train) + len(whole.dev) == 40
+    (tmp_path / "sets").mkdir()
+    train.rename(tmp_path / "sets" / "train.jsonl")
+    sets = DataArguments(dataset_name=str(tmp_path / "sets"), test_fraction=0.5)
+    assert len(load(TASK, sets).test) == 20
+    with pytest.raises(ConfigError, match="test_fraction is 1.5: it must be above 0 and below 1"):
+        replace(sets, test_fraction=1.5)
+
+
+@pytest.mark.parametrize("load", [load_splits, load_pool])
 def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted(load, tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)
@@ -224,3 +251,73 @@ def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     assert draw_shots(examples, LABELS, 2, seed=43) != shots  # the control
     with pytest.raises(DataError, match=r"' has 5 .*num_shots \(3\) asks for 6.*lower it"):
         draw_shots(examples, LABELS, 3, seed=0)
+
+
+# Rows in memory.
+
+
+def test_rows_in_memory_are_what_their_file_is(tmp_path):
+    rows = [{"text": f"t{i}", "label": LABELS[i % 2], "more": i} for i in range(40)]
+    test = [{"text": "new", "label": 1}]
+    args = files(*(write_jsonl(tmp_path / f"{n}.jsonl", r) for n, r in (("a", rows), ("b", test))))
+    asked = load_splits(TASK, args)
+    pairs = [(row["text"], np.int64(LABELS.index(row["label"]))) for row in rows]
+    sets = datasets.DatasetDict(
+        {
+            "train": datasets.Dataset.from_list(rows),
+            "test": datasets.Dataset.from_list(test),
+            "more": datasets.Dataset.from_list(test),
+        }
+    )
+    for data in ({"train": rows, "test": test}, {"train": pairs, "test": args.test_file}, sets):
+        found = load_splits(TASK, data)
+        assert (found.train, found.dev, found.test) == (asked.train, asked.dev, asked.test)
+    assert len(load_splits(TASK, {"train": rows}).test) == 8  # a fifth of train
+    other = load_splits(TASK, {"train": rows[:20], "test": test})
+    assert other.train != asked.train  # the control
+
+
+def test_a_hubs_integers_in_memory_are_its_own():
+    task = Task.from_dict(
+        {
+            "labels": LABELS,
+            "prompt": "{text}",
+            "reader_template": "{text} <extra_id_0>",
+            "verbalizer": {label: label for label in LABELS},
+            "hub": {
+                "id": "a/b",
+                "columns": {"text": "sentence", "label": "code"},
+                "labels": list(reversed(LABELS)),
+            },
+        }
+    )
+    rows = [{"sentence": "a", "code": 0}, {"sentence": "b", "code": 1}] * 9
+    for some in (rows, datasets.Dataset.from_list(rows)):
+        found = load_splits(task, {"train": some, "test": rows})
+        assert labels_of(found.test)[:2] == [LABELS[1], LABELS[0]]
+    own = [{"text": "a", "label": 0}, {"text": "b", "label": 1}] * 9
+    assert labels_of(load_splits(task, {"train": own, "test": own}).test)[:2] == [*LABELS]
+    named = datasets.Dataset.from_list(own).cast_column(
+        "label", datasets.ClassLabel(names=["pos", "neg"])
+    )
+    with pytest.raises(DataError, match="column 'label' has the classes pos, neg, the task has"):
+        load_splits(task, {"train": named})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"test": [("a", 1)]}, "there is no split 'train' .there are: test"),
+        ({"train": []}, "train is empty"),
+        ({"train": 3}, "train is a int: give a datasets.Dataset"),
+        ({"train": [3]}, r"train, row 0 is a int \(3\): give a datasets.Dataset"),
+        ({"train": [("a", "b", "c")]}, "train, row 0 is a tuple"),
+        ({"train": [{"text": "a"}]}, "train, row 0: no column 'label'"),
+        ({"train": "no.csv"}, "no.csv does not exist"),
+    ],
+)
+def test_wrong_rows_are_refused_with_their_place(data, message):
+    with pytest.raises(DataError, match=message):
+        load_splits(TASK, data)
+    with pytest.raises(ValueError, match="data is a list: give the rows by split"):
+        load_splits(TASK, [("a", 1)])

@@ -4,16 +4,19 @@ The golden group `icl` has its commands, with every selector and way to answer.
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import review_rows, write_jsonl
 from loopback import LoopbackEndpoint, Written
-from method_runs import having, kate_run, lines_of
+from method_runs import having, kate_run, lines_of, run_of
 
+from pgra.commands.report import main as report_main
 from pgra.config import DataArguments
 from pgra.core import ALONE
+from pgra.data.tasks import Task
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
 from pgra.memory.labels import PromptMemoryArguments
 from pgra.memory.log import FeedbackLog
@@ -203,6 +206,24 @@ def test_free_feedback_stands_behind_the_query_on_one_line(words, memory):
     assert f"{FIRST} | clarification: film / here means cinema\n" in asked
 
 
+def test_a_correction_of_an_equal_text_is_the_answer_where_it_may_override(near, memory):
+    first, other = lines_of(near.folder)[:2]
+    wrong = {"negative": "positive", "positive": "negative"}
+    tell(memory["memory"], **{line["text"]: wrong[line["prediction"]] for line in (first, other)})
+    texts = [first["text"].upper(), f"{other['text']} more"]
+    said = {}
+    for use in ("exemplar", "override"):
+        how = PromptMemoryArguments(**memory | {"memory_threshold": -9}, memory_as=use)
+        said[use] = Predictor.open(near.folder, device="cpu", memory=how).answer(texts)
+    equal, unequal = said["override"]
+    assert equal.prediction.label == wrong[first["prediction"]]
+    assert equal.prediction.scores[equal.prediction.label] == 1
+    alone = said["exemplar"][0].prediction  # what the LM says with the correction in its prompt
+    assert equal.details["without_memory"] == dict(alone.scores)
+    assert unequal == said["exemplar"][1]  # the control: it is only near
+    assert unequal.details["memory"][0]["is_shown"]
+
+
 def test_a_run_decides_new_texts_as_its_own_and_a_memory_near_ones(near, memory, tmp_path):
     lines = lines_of(near.folder)[:2]
     texts = [line["text"] for line in lines]
@@ -224,12 +245,86 @@ def test_a_run_decides_new_texts_as_its_own_and_a_memory_near_ones(near, memory,
     assert [line["prediction"] for line in lines_of(again.folder)] == theirs
 
 
+def test_nothing_is_kept_for_new_texts(world, near, tmp_path):
+    root = Path(world.runtime.artifacts_dir) / "neighbors"
+
+    def kept():
+        return sorted(path for path in root.rglob("*") if path.is_file())
+
+    before = kept()
+    predictor = Predictor.open(near.folder, device="cpu")
+    (first,), (second,) = (predictor.answer([text]) for text in (NEAR, "A dull plot."))
+    together = predictor.answer([NEAR, "A dull plot."])
+    for one, alone in zip(together, (first, second), strict=True):
+        assert one.details == alone.details
+        assert dict(one.prediction.scores) == pytest.approx(dict(alone.prediction.scores))
+    assert kept() == before != []
+    few = write_jsonl(tmp_path / "few.jsonl", review_rows(2, start=30))  # control: a split is
+    changes = {"data": {"test_file": str(few)}}
+    evaluate_run(near.folder, changes=changes, output_dir=tmp_path / "elsewhere")
+    assert len(kept()) > len(before)
+
+
 def test_a_run_whose_pool_has_changed_decides_nothing(words, tmp_path):
     pool = shutil.copy(words.data.train_file, tmp_path / "pool.jsonl")
     outcome = run(having(words, train_file=str(pool)))
     shutil.copy(words.data.test_file, pool)
     with pytest.raises(ArtifactError, match=r"restore them, or run it again"):
         Predictor.open(outcome.folder, device="cpu")
+
+
+def test_samples_show_what_each_run_read_and_said(world, near, kate, tmp_path, capsys):
+    other = run(having(kate, farthest=True, name="far"))
+    assert report_main([str(near.folder), str(other.folder), "--samples", "2"]) == 0
+    shown = capsys.readouterr().out.strip().split("\n\n")
+    assert len(shown) == 2
+    lines = [{line["id"]: line for line in lines_of(one.folder)} for one in (near, other)]
+    name = shown[0].split(": ")[0].removeprefix("sst2, ")
+    differs = any(lines[0][key]["prediction"] != lines[1][key]["prediction"] for key in lines[0])
+    assert (lines[0][name]["prediction"] != lines[1][name]["prediction"]) == differs
+    rows = review_rows(40)
+    for each in lines:
+        for exemplar in each[name]["exemplars"]:
+            row = rows[int(exemplar["id"].removeprefix("train-"))]
+            assert f"{exemplar['similarity']:.3f}  {row['label']}: {row['text']}" in shown[0]
+    assert f"right: {lines[0][name]['label']}" in shown[0]
+    assert (
+        report_main([str(near.folder), "--samples", "1", "--output", str(tmp_path / "s.txt")]) == 0
+    )
+    assert (tmp_path / "s.txt").read_text().startswith("sst2, test-")
+
+
+@pytest.fixture
+def tickets(tmp_path):
+    """A task without what only a reader needs."""
+    path = tmp_path / "tickets.yaml"
+    path.write_text("labels: [positive, negative]\nprompt: 'What is it?\\n{text}'\n")
+    return str(path)
+
+
+def test_a_task_for_icl_alone_needs_no_readers_words(kate, words, tickets, args):
+    data = replace(kate.data, task=tickets)
+    outcome = run(having(type(kate)({**words.sections, "data": data}), name="tickets"))
+    assert outcome.metrics["task"] == "tickets"
+    trained = run_of(replace(args, data=data), "pgra", kate.folder)
+    with pytest.raises(ConfigError, match=r"'tickets' has no verbalizer, which a trained reader n"):
+        run(trained)
+    with_words = "verbalizer: {positive: good, negative: bad}\n"
+    Path(tickets).write_text(Path(tickets).read_text() + with_words)
+    with pytest.raises(ConfigError, match=r"no reader_template.*: '\{text\} It is <extra_id_0>'"):
+        run(trained)
+    Path(tickets).write_text(
+        Path(tickets).read_text() + "reader_template: '{text} It is <extra_id_0>'\n"
+    )
+    assert Task.load(tickets).reader_words == {"positive": "good", "negative": "bad"}
+    assert not kate.folder.exists()
+
+
+@pytest.mark.parametrize("changes", [{}, {"encoder": "prompted", "decide_by": "vote"}])
+def test_an_lm_must_be_named_where_one_is_asked(kate, changes):
+    with pytest.raises(ConfigError, match=r"--lm is missing: name a hub id \(facebook/opt-13b is"):
+        run(having(kate, lm="", **changes))
+    assert run(having(kate, lm="", decide_by="vote", name="vote")).metrics["n"] == 12
 
 
 def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(
