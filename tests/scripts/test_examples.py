@@ -1,0 +1,160 @@
+"""What stands in `examples/` runs in an empty folder, and does what it says."""
+
+import ast
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from loopback import LoopbackEndpoint, Written
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SCRIPTS, NOTEBOOKS = sorted(EXAMPLES.glob("*.py")), sorted(EXAMPLES.glob("*.ipynb"))
+LABELS = {"billing", "bug", "wish"}
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield
+    for path in SCRIPTS:
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    """A chat that writes the last example's answer again."""
+
+    def write(prompt, *_):
+        said = re.findall(r"^(?:Label|Clarification): (.+)$", prompt, re.M)[-1]
+        return Written(f" {said}", 1, 1, (), (), {})
+
+    server = LoopbackEndpoint(write)
+    server.endpoints = ["chat"]
+    with server.serve() as url:
+        yield server, ["--model", "toy", "--base_url", url]
+
+
+def example(name, *words):
+    return importlib.import_module(name).main([*words])
+
+
+def cells_of(notebook, kind):
+    cells = json.loads(notebook.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
+def test_the_table_names_each_and_each_says_how_it_is_run():
+    table = (EXAMPLES / "README.md").read_text()
+    assert sorted(re.findall(r"^\| \[([\w.]+)\]", table, re.M)) == [
+        path.name for path in sorted([*SCRIPTS, *NOTEBOOKS])
+    ]
+    for path in SCRIPTS:
+        told = ast.get_docstring(ast.parse(path.read_text()))
+        assert f"python {path.name}" in told
+        (guide,) = re.findall(r"Guide:\s(\S+\.md)\.", told)
+        assert (ROOT / guide).is_file()
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_valid_and_holds_no_output(notebook):
+    told = json.loads(notebook.read_text())
+    assert (told["nbformat"], told["nbformat_minor"]) == (4, 5)
+    ids = [cell["id"] for cell in told["cells"]]
+    assert len({*ids}) == len(ids)
+    for cell in told["cells"]:
+        is_code = cell["cell_type"] == "code"
+        expected = {"cell_type", "id", "metadata", "source"}
+        assert {*cell} == expected | ({"execution_count", "outputs"} if is_code else set())
+        assert (cell.get("outputs", []), cell.get("execution_count")) == ([], None)
+
+
+@pytest.mark.slow
+def test_rerank_puts_the_likest_review_first(two_threads):
+    hits = example("rerank")
+    assert (hits[0].text, len(hits)) == ("A funny and gentle picture.", 5)
+    Path("lines.txt").write_text(
+        "He was born in Leeds.\nAn awful, boring mess.\nA funny picture.\n"
+    )
+    words = ("a boring waste of time", "--documents", "lines.txt", "--top_k", "1")
+    (other,) = example("rerank", *words)  # the control: another query has another best
+    assert (other.index, other.text) == (1, "An awful, boring mess.")
+
+
+@pytest.mark.slow
+def test_own_task_trains_measures_and_predicts(two_threads, capsys):
+    run = example("own_task")
+    assert run.metrics["n"] == 6
+    assert run.metrics["metrics"]["accuracy"] > 1 / 3  # a third is chance
+    assert {line["prediction"] for line in run.predictions} <= LABELS
+    out = capsys.readouterr().out
+    assert "accuracy" in out
+    corpus = importlib.import_module("own_task").CORPUS
+    read = re.findall(r"read beside it: (.+)", out)
+    assert len({*read}) == 2
+    assert {*read} <= {*corpus}
+
+
+@pytest.mark.slow
+def test_kate_answers_by_the_nearest_examples(two_threads, endpoint):
+    answers = example("kate_endpoint")
+    assert [*answers.values()] == ["billing", "bug", "wish"]
+    server, flags = endpoint
+    told = example("kate_endpoint", *flags, "It crashes at start.", "May I have an invoice?")
+    assert told == {"It crashes at start.": "bug", "May I have an invoice?": "billing"}
+    prompt = server.bodies[-1]["messages"][0]["content"]
+    assert prompt.endswith("Text: May I have an invoice?\nLabel:")
+
+
+@pytest.mark.slow
+def test_the_assistant_recalls_and_uses_a_correction(two_threads, endpoint, capsys):
+    said = [*example("support_assistant").values()]
+    assert "6 in the evening" not in said[0]  # asked before it was corrected
+    assert "6 in the evening" in said[1]
+    assert "6 in the evening" not in said[2]  # the control: another question
+    assert capsys.readouterr().out.count("recalled") == 1
+    server, flags = endpoint
+    start = len(server.bodies)
+    example("support_assistant", *flags)  # the memory is on disk: the first is known now
+    prompts = [body["messages"][0]["content"] for body in server.bodies[start:]]
+    assert ["the hotline closes at 6" in prompt for prompt in prompts] == [True, True, False]
+
+
+@pytest.mark.slow
+def test_a_reranker_of_ones_own_orders_by_shared_words(capsys):
+    assert example("add_reranker", "--max_passages", "200") == 0
+    out = capsys.readouterr().out
+    assert "second stage: add_reranker:SharedWords" in out
+    columns = [line[line.index("second stage") :] for line in out.splitlines()[1:2]]
+    start = len(out.splitlines()[1]) - len(columns[0])
+    second = [line[start:] for line in out.splitlines()[2:]]
+    scores = [float(found) for line in second for found in re.findall(r"^ +(-?\d+\.\d{4}) ", line)]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > 1
+    first = [float(found) for found in re.findall(r"^ +(-?\d+\.\d{4}) ", out, re.M)]
+    assert len(first) == len(scores)
+    assert first != scores  # the control: the first stage's are cosines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_a_notebook_run(notebook, two_threads, capsys):
+    names = {"__name__": "__main__"}
+    for number, cell in enumerate(cells_of(notebook, "code")):
+        exec(compile(cell, f"{notebook.name}, code cell {number}", "exec"), names)
+    if notebook.stem == "rerank":
+        assert names["hits"][0].text == "A funny and gentle picture."
+        assert names["states"].shape == (6, 576)
+    else:
+        assert Path("evidence.png").stat().st_size > 1000
+        assert [way.name for way in names["worth"].ways] == ["first stage", "dot", "head"]
+        assert names["worth"].conclude() in capsys.readouterr().out
+        with pytest.raises(NameError):  # the control: cells need those before them
+            exec(cells_of(notebook, "code")[1], {})
