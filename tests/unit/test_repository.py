@@ -12,17 +12,8 @@ from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 ROOT = Path(__file__).parents[2]
 REQUIRED = [
     *("pgra", "configs", "index_build", "train.py", "evaluate.py", "tests", "requirements.txt"),
-    *(
-        "ablations",
-        "benchmarks",
-        "docs",
-        "examples",
-        "pyproject.toml",
-        "Makefile",
-        "README.md",
-        "LICENSE",
-    ),
-    *(".ci/run", "requirements-bundled.txt", "pgra/py.typed"),
+    *("ablations", "benchmarks", "docs", "pyproject.toml", "Makefile", "README.md", "LICENSE"),
+    *(".ci/run", "requirements-bundled.txt", "pgra/py.typed", "examples/README.md"),
 ]
 PROGRAMS = [
     *(ROOT / "pgra").rglob("*.py"),
