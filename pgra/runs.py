@@ -490,7 +490,7 @@ class Predictor:
         sections = read_arguments(folder, changes).sections
         if "memory" in sections:
             changes["memory"] = asdict(memory or PromptMemoryArguments())
-        elif memory is not None and memory.memory_as != "exemplar":
+        elif memory is not None and memory.memory_as == "clarification":
             raise ConfigError(
                 f"memory_as '{memory.memory_as}' is for prompts of an LM, and {folder} has none: "
                 "leave it out"
