@@ -85,6 +85,7 @@ COMMANDS: Mapping[str, Command] = {
         _LOOK: {
             "demo": ("commands.demo", "see it at work: three readers on real models and data"),
             "models": ("commands.lists:models", "list the models that come inside packages"),
+            "task": ("commands.task", "check a task's YAML, and see rows as models see them"),
             "completion": ("completion", "write what completes commands and flags in your shell"),
             "data": (
                 "commands.lists:data",

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from pgra.cli import dispatch
-from pgra.commands.common import say_words
+from pgra.commands.common import about
 from pgra.config import choose
 from pgra.errors import ConfigError
-from pgra.help import GENERAL, Flag, Page, collect_pages, wants_help
+from pgra.help import GENERAL, Flag, Page, collect_pages, wants_help, write_help
 
-_SHELLS = {
-    "bash": "Write the script for bash.",
-    "tcsh": "Write the script for tcsh.",
-    "zsh": "Write the script for zsh.",
-}
+_SHELLS = ("bash", "tcsh", "zsh")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or wants_help(words):
-        say_words("pgra completion", main, dict.fromkeys(_SHELLS, main))
+        prog = f"pgra completion {'|'.join(_SHELLS)}"
+        write_help(prog, **about(main), stream=sys.stdout)
         return 0
     choose("shell", words[0], _SHELLS)
     if words[1:]:
@@ -50,10 +47,8 @@ def _fill(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     if page.words:
         below = parser.add_subparsers()
         for word, does in page.words.items():
-            is_named = [*words, word] != ["completion", word]
             child = below.add_parser(word, help=does, add_help=False)
-            if is_named:
-                _fill(child, [*words, word])
+            _fill(child, [*words, word])
 
 
 def _ask(words: Sequence[str]) -> Page:
