@@ -6,7 +6,7 @@ import statistics
 import pytest
 from scripted import contents, read_json
 
-STEPS = {"num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
+STEPS = {"save_total_limit": 2, "num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
 
 
 @pytest.fixture(scope="module")
