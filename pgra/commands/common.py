@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.config import Defaults, PgraArguments, RunArguments, parse_arguments
 from pgra.errors import ConfigError
-from pgra.help import write_help
+from pgra.help import Flag, write_help
 
 if TYPE_CHECKING:
     from pgra.core import Context
@@ -33,10 +33,16 @@ def about(command: Callable[..., object]) -> dict[str, Any]:
     return {"description": first, "epilog": rest}
 
 
-def say_words(prog: str, command: Callable[..., object], words: Mapping[str, Any]) -> None:
+def say_words(
+    prog: str,
+    command: Callable[..., object],
+    words: Mapping[str, Any],
+    flags: Sequence[Flag] = (),
+) -> None:
     """Show the help of a command that has others: the function of each by the word after it."""
     commands = {name: about(function)["description"] for name, function in words.items()}
-    write_help(prog, **about(command), stream=sys.stdout, commands={"Commands": commands})
+    what = about(command)
+    write_help(prog, **what, flags=flags, stream=sys.stdout, commands={"Commands": commands})
 
 
 def parse_run(

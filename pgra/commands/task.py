@@ -149,14 +149,18 @@ def _show(task: Task | GenerationTask, rows: Sequence[Example], num_exemplars: i
     if isinstance(task, GenerationTask):
         style = line_format(task.frame, task.inputs)
         return [line for row in shown for line in _part("the LM reads", style, exemplars, row)]
-    style, verbalizer = task_format(task, "task"), Verbalizer(task.verbalizer, task.reader_template)
+    style = task_format(task, "task")
     lines: list[str] = []
     for row in shown:
         lines += _part("the LM reads", style, exemplars, row)
+        if not task.reader_template or not task.verbalizer:
+            continue
         query = task.reader_template.format_map(row.fields)
-        target = verbalizer.target_text(row.label or task.labels[0])
+        words = Verbalizer(task.verbalizer, task.reader_template)
         lines += ["", f"the reader reads, for each evidence ({row.id}):", f"  {query} {_EVIDENCE}"]
-        lines += [f"and learns to write: {target}"]
+        lines.append(f"and learns to write: {words.target_text(row.label or task.labels[0])}")
+    if not task.reader_template or not task.verbalizer:
+        lines += ["", "without reader_template and verbalizer it is for pgra icl alone"]
     return lines
 
 

@@ -49,6 +49,15 @@ def test_two_rows_are_shown_as_the_lm_and_the_reader_see_them(task_file, capsys)
     assert told.count("the LM reads") == told.count("the reader reads") == 2
 
 
+def test_a_task_for_an_lm_alone_says_so(tmp_path, capsys):
+    (tmp_path / "lm.yaml").write_text("".join(TASK.splitlines(keepends=True)[:4]))
+    assert main(["task", "validate", str(tmp_path / "lm.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "the LM reads" in told
+    assert "the reader reads" not in told
+    assert "it is for pgra icl alone" in told
+
+
 @pytest.mark.parametrize("name", ["sst2", "rte", "totto", "nq_open"])
 def test_a_task_without_files_is_shown_with_made_up_rows(name, capsys):
     assert main(["task", "validate", name]) == 0
