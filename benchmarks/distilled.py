@@ -26,7 +26,7 @@ from pgra.config import CorpusArguments, RerankArguments, RetrieverArguments
 from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.data.tasks import Task
-from pgra.report.page import plain_text, save_figure
+from pgra.report.figures import plain_text, save_figure
 from pgra.rerank import Reference, RerankRequest
 from pgra.rerank.bank import Floats
 from pgra.rerank.distilled import DistilledArguments, DistilledRetriever

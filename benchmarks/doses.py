@@ -22,8 +22,8 @@ from measuring import parse_flags, shared_parser, write_figures
 
 from pgra.cli import run
 from pgra.commands.common import say
+from pgra.report.figures import plain_text, save_figure
 from pgra.report.metrics import compare_means
-from pgra.report.page import plain_text, save_figure
 from pgra.report.results import Run, load_collection, read_lines
 from pgra.report.tables import Cell, Table
 

@@ -40,8 +40,8 @@ from pgra.experiments.curve import OPINION, READER
 from pgra.experiments.grid import read_grid
 from pgra.experiments.worth import measure_worth
 from pgra.methods.stages import Stages
+from pgra.report.figures import plain_text, save_figure
 from pgra.report.metrics import Difference, compare_means, holm, sign_flip
-from pgra.report.page import plain_text, save_figure
 from pgra.report.results import METRICS_FILE, read_object
 from pgra.report.tables import Cell, Table
 from pgra.rerank import Reference, RerankRequest

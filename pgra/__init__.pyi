@@ -1,5 +1,9 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
+from pgra.api.choosing import ExemplarSelector
+from pgra.api.reranking import Reranker
+from pgra.api.searching import Index
+from pgra.api.training import Run, train
 from pgra.config import (
     CorpusArguments,
     DataArguments,
@@ -10,7 +14,7 @@ from pgra.config import (
     RunArguments,
     RuntimeArguments,
 )
-from pgra.core import Candidates, Context, Example, Prediction
+from pgra.core import Candidates, Context, Example, Hit, Prediction
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import Task
@@ -26,7 +30,7 @@ from pgra.prompts.template import PromptTemplate
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.record import Reader
-from pgra.rerank import Reranker, RerankRequest, open_reranker
+from pgra.rerank import BaseReranker, RerankRequest, open_reranker
 from pgra.rerank.prompted import PromptedReranker
 from pgra.retrieval import open_retriever
 from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
@@ -35,6 +39,7 @@ __version__: str
 __all__ = [
     "Answer",
     "ArtifactError",
+    "BaseReranker",
     "Candidates",
     "CausalLM",
     "ConfigError",
@@ -45,8 +50,11 @@ __all__ = [
     "DataError",
     "Encoder",
     "Example",
+    "ExemplarSelector",
     "FewShotPrompt",
     "FusionReader",
+    "Hit",
+    "Index",
     "Method",
     "ModelError",
     "Outcome",
@@ -64,6 +72,7 @@ __all__ = [
     "RerankRequest",
     "Reranker",
     "RetrieverArguments",
+    "Run",
     "RunArguments",
     "RuntimeArguments",
     "Splits",
@@ -78,4 +87,5 @@ __all__ = [
     "prompt_template",
     "run",
     "run_seeds",
+    "train",
 ]

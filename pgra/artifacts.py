@@ -18,8 +18,10 @@ import os
 import platform
 import shutil
 import sqlite3
+import tempfile
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -100,6 +102,24 @@ def file_checksum(path: Path) -> str:
         while block := file.read(1 << 22):
             hasher.update(block)
     return f"xxh3:{hasher.hexdigest()}"
+
+
+def user_cache() -> Path:
+    """Return where artifacts are kept of a user who names no folder."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path("~/.cache").expanduser()) / "pgra"
+
+
+class TemporaryFolder:
+    """A folder that goes with the object, or with the process.
+
+    Attributes:
+        path: Where it is.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="pgra-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 @contextlib.contextmanager

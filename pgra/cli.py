@@ -14,6 +14,7 @@ from importlib import import_module
 
 from pgra import __version__
 from pgra.errors import ConfigError, PgraError, Stopped, unknown_name
+from pgra.help import paint, wants_help, write_help
 
 Main = Callable[[Sequence[str] | None], int]
 
@@ -43,39 +44,59 @@ class Command:
     Attributes:
         target: Its function, `main` unless another is named; imported only when it is called.
         about: What it does, in a line.
+        group: Where the help lists it.
     """
 
     target: str
     about: str
+    group: str
 
 
+_FIND, _DECIDE, _COMPARE, _LOOK = "Find evidence", "Train and decide", "Foresee and compare", "Look"
 COMMANDS: Mapping[str, Command] = {
-    "demo": Command("pgra.commands.demo", "see it at work: three readers on real models and data"),
-    "index": Command("pgra.commands.index", "build, grow, check or look into an index"),
-    "search": Command("pgra.commands.index:search", "look up passages near a text"),
-    "rerank": Command("pgra.commands.rerank", "run both retrieval stages for a task"),
-    "plan": Command("pgra.commands.plan", "foresee texts, tokens, memory and time of a task"),
-    "ablate": Command("pgra.commands.ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
-    "train": Command("pgra.commands.train", "train a reader on a task, and measure it"),
-    "evaluate": Command("pgra.commands.train:evaluate", "measure a trained run again"),
-    "report": Command("pgra.commands.report", "put runs into one table or figure, with tests"),
-    "icl": Command(
-        "pgra.commands.train:icl", "decide by a frozen LM behind labelled examples (KATE)"
-    ),
-    "consistency": Command(
-        "pgra.commands.consistency", "measure how often evidence has the label of its query"
-    ),
-    "worth": Command("pgra.commands.worth", "tell before training whether evidence will help"),
-    "push": Command("pgra.commands.push", "put a trained reader on the hub, with its model card"),
-    "predict": Command("pgra.commands.predict", "decide new texts with a trained run"),
-    "memory": Command(
-        "pgra.commands.memory", "keep what users corrected, and use it on the next like question"
-    ),
-    "models": Command("pgra.commands.lists:models", "list the models that come inside packages"),
-    "data": Command(
-        "pgra.commands.lists:data", "list tasks and data inside packages; make claims of a corpus"
-    ),
+    name: Command(f"pgra.commands.{target}", about, group)
+    for group, commands in {
+        _FIND: {
+            "index": ("index", "build, grow, check or look into an index"),
+            "search": ("index:search", "look up passages near a text"),
+            "rerank": ("rerank", "run both retrieval stages for a task"),
+        },
+        _DECIDE: {
+            "train": ("train", "train a reader on a task, and measure it"),
+            "icl": ("train:icl", "decide by a frozen LM behind labelled examples (KATE)"),
+            "evaluate": ("train:evaluate", "measure a trained run again"),
+            "predict": ("predict", "decide new texts with a trained run"),
+            "push": ("push", "put a trained reader on the hub, with its model card"),
+            "memory": (
+                "memory",
+                "keep what users corrected, and use it on the next like question",
+            ),
+        },
+        _COMPARE: {
+            "plan": ("plan", "foresee texts, tokens, memory and time of a task"),
+            "worth": ("worth", "tell before training whether evidence will help"),
+            "consistency": (
+                "consistency",
+                "measure how often evidence has the label of its query",
+            ),
+            "ablate": ("ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
+            "report": ("report", "put runs into one table or figure, with tests"),
+        },
+        _LOOK: {
+            "demo": ("demo", "see it at work: three readers on real models and data"),
+            "models": ("lists:models", "list the models that come inside packages"),
+            "data": ("lists:data", "list tasks and data inside packages; make claims of a corpus"),
+        },
+    }.items()
+    for name, (target, about) in commands.items()
 }
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_LOUDNESS = {"-q": "error", "--quiet": "error", "-v": "debug", "--verbose": "debug"}
 
 
 def run(main: Main, argv: Sequence[str] | None = None) -> int:
@@ -86,11 +107,10 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
         the reader of a pipe left; for a training that was stopped 128 + the signal's number, or 124
         when its time was up.
     """
-    _configure_logging()
     _bound_kernels()
     _keep_freed_memory()
     try:
-        code = _call(main, argv)
+        code = _call(main, sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()  # here, where a reader that left (`| head`) can be told from a mistake
     except BrokenPipeError:
         if not _drop_unread_output():
@@ -99,9 +119,12 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _call(main: Main, argv: Sequence[str] | None) -> int:
+def _call(main: Main, argv: Sequence[str]) -> int:
     try:
-        return main(argv)
+        _configure_logging("info")
+        words, level = take_loudness(argv)
+        _configure_logging(level)
+        return main(words)
     except PgraError as error:
         return _fail(str(error))
     except Stopped as stop:
@@ -116,6 +139,33 @@ def _call(main: Main, argv: Sequence[str] | None) -> int:
             raise
         place = getattr(error, "filename", None)
         return _fail(f"cannot read or write {place or 'a file'}: {_OS_ERRORS[code]}")
+
+
+def take_loudness(argv: Sequence[str]) -> tuple[list[str], str]:
+    """Take -q, -v and --log_level off a command line, where they stand.
+
+    Returns:
+        The other words, and the level that was named last, "info" if none was.
+
+    Raises:
+        ConfigError: If the level is none.
+    """
+    words, level, is_next = [], "info", False
+    for word in argv:
+        name, has_value, value = word.replace("-", "_").lstrip("_").partition("=")
+        if is_next or (word.startswith("--") and name == "log_level" and has_value):
+            level, is_next = word if is_next else value, False
+            if level not in _LEVELS:
+                raise ConfigError(unknown_name("log_level", level, _LEVELS))
+        elif word.startswith("--") and name == "log_level":
+            is_next = True
+        elif word in _LOUDNESS:
+            level = _LOUDNESS[word]
+        else:
+            words.append(word)
+    if is_next:
+        raise ConfigError(f"--log_level is empty: give {', '.join(_LEVELS)}")
+    return words, level
 
 
 def _drop_unread_output() -> bool:
@@ -151,7 +201,8 @@ def _os_error_code(error: Exception) -> int | None:
 def _fail(message: str, *, code: int = 2) -> int:
     message = " ".join(message.split())  # of a YAML parser, say, in several lines
     sys.stdout.flush()
-    sys.stderr.write(f"\npgra: error: {message}\n" if code == 2 else f"\npgra: {message}\n")
+    head = paint("error:", "red", sys.stderr) + " " if code == 2 else ""
+    sys.stderr.write(f"\npgra: {head}{message}\n")
     return code
 
 
@@ -177,9 +228,10 @@ def _keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most it takes; it no longer finds its own
 
 
-def _configure_logging() -> None:
+def _configure_logging(level: str) -> None:
     logging.basicConfig(format="%(message)s", stream=sys.stderr, force=True)
-    logging.getLogger("pgra").setLevel(logging.INFO if _is_main() else logging.WARNING)
+    wanted = _LEVELS[level]
+    logging.getLogger("pgra").setLevel(wanted if _is_main() else max(wanted, logging.WARNING))
 
 
 def _is_main() -> bool:
@@ -192,8 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: Sequence[str] | None) -> int:
-    if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(_help())
+    if not words or wants_help(words[:1]):
+        _show_help()
         return 0
     if words[0] in ("-V", "--version"):
         sys.stdout.write(f"pgra {__version__}\n")
@@ -205,12 +257,15 @@ def _dispatch(words: Sequence[str] | None) -> int:
     return code
 
 
-def _help() -> str:
-    width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:<{width}} {command.about}" for name, command in COMMANDS.items()]
-    return (
-        "usage: pgra COMMAND [--help]\n\n"
+def _show_help() -> None:
+    groups: dict[str, dict[str, str]] = {}
+    for name, command in COMMANDS.items():
+        groups.setdefault(command.group, {})[name] = command.about
+    write_help(
+        "pgra",
         "Prompt-guided retrieval augmentation: a frozen language model picks the sentences that a "
-        "reader should see first.\n\ncommands:\n" + "\n".join(lines) + "\n\n"
-        "example:\n  pgra index --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6\n"
+        "reader should see first.",
+        "Example:\n  pgra index --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6",
+        stream=sys.stdout,
+        commands=groups,
     )

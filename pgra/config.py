@@ -21,11 +21,12 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from operator import ge, gt, le, lt
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import yaml
 
 from pgra.errors import ConfigError, unknown_name
+from pgra.help import Flag, wants_all, wants_help, write_help
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,9 @@ class Rule:
         is_open: Whether a class of the user's own may be named; a text says its kind, as
             `find_class` knows it, where that is not the argument's name.
         must_be_given: Whether nothing can be done without it.
+        is_common: Whether the short help shows it; all that only one command has are shown.
+        group: Where the help shows it, instead of with its class's.
+        off: What `--no_NAME` does, of a switch that is on by default.
         help: What it does.
     """
 
@@ -123,6 +127,9 @@ class Rule:
     decides: bool = True
     is_open: bool | str = False
     must_be_given: bool = False
+    is_common: bool = False
+    group: str = ""
+    off: str = ""
     help: str = ""
 
     def check(self, name: str, value: Any) -> None:
@@ -220,7 +227,13 @@ def rules(cls: type) -> dict[str, Rule]:
 
 @dataclass(kw_only=True)
 class Arguments:
-    """A group of arguments, each checked by what it says of itself."""
+    """A group of arguments, each checked by what it says of itself.
+
+    Attributes:
+        GROUP: Where the help shows them: one of `pgra.help.GROUPS`.
+    """
+
+    GROUP: ClassVar[str] = "Options"
 
     def __post_init__(self) -> None:
         """Refuse values out of range, what lacks what it needs, and contradictions."""
@@ -265,14 +278,18 @@ NEIGHBOR_ENCODERS = ("encoder", "reader")
 POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
 LEAK_JACCARD = 0.9
 """Share of common words from which on a text is nearly the query's own; see `LeakGuard`."""
-RETRIEVERS = ("bm25", "dense", "distilled", "exhaustive", "hybrid", "random")
+RETRIEVERS = ("bm25", "dense", "distilled", "exhaustive", "hybrid", "random", "run")
 
 
 @dataclass(kw_only=True)
 class EncoderArguments(Arguments):
     """Which encoder, and how it reads; shared by all that have one."""
 
-    encoder: str = arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
+    GROUP = "Retriever"
+
+    encoder: str = arg(
+        "google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.", is_common=True
+    )
     pooling: str = arg(
         "auto",
         "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
@@ -301,19 +318,29 @@ class EncoderArguments(Arguments):
 class RetrieverArguments(EncoderArguments):
     """First stage: k candidates a query."""
 
+    GROUP = "Retriever"
+
     retriever: str = arg(
         "dense",
         "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), distilled (the dense "
         "index searched by what a sample says of the LM's states), random (by chance, a control), "
-        "or exhaustive (none: the LM reads the whole corpus once, and evidence is the best of all "
-        "of it); or your own, module:Class.",
+        "run:FILE (the candidates of a TREC run file), or exhaustive (none: the LM reads the whole "
+        "corpus once, and evidence is the best of all of it); or your own, module:Class.",
         choices=RETRIEVERS,
         is_open=True,
+        is_common=True,
     )
     num_candidates: int = arg(
-        150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus.", least=1
+        150,
+        "Candidates a query (the paper's k); with exhaustive it is the whole corpus.",
+        least=1,
+        is_common=True,
     )
-    normalize: bool = arg(True, "Unit vectors, so that the inner product is the cosine.")
+    normalize: bool = arg(
+        True,
+        "Unit vectors, so that the inner product is the cosine.",
+        off="Vectors as the encoder gives them.",
+    )
     passage_prompt: str | None = arg(
         None, "What it reads before each passage, such as 'passage: '."
     )
@@ -389,6 +416,8 @@ KERNEL_SWITCH = "PGRA_FAST_KERNELS"
 class KernelArguments(Arguments):
     """Whether fast kernels may be used; an argument of all that run an LM or a reader."""
 
+    GROUP = "LM"
+
     fast_kernels: str = arg(
         "auto",
         "Attention and products of our own where they are faster: auto (each is compared with the "
@@ -403,7 +432,9 @@ class KernelArguments(Arguments):
 class LMArguments(KernelArguments):
     """Which LM, and how it is run; shared by all that have one."""
 
-    lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
+    GROUP = "LM"
+
+    lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.", is_common=True)
     lm_dtype: str = arg(
         "auto",
         "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
@@ -433,14 +464,17 @@ class LMArguments(KernelArguments):
 class RerankArguments(LMArguments):
     """Second stage: which model orders the candidates, and how many become evidence."""
 
+    GROUP = "Reranker"
+
     reranker: str = arg(
         "prompted",
         "prompted (the paper's), cross-encoder, none (evidence is the first stage's best), or "
         "module:Class of your own; for arguments of its own see --reranker NAME --help.",
         is_open=True,
+        is_common=True,
     )
     num_evidence: int = arg(
-        16, "Evidence kept a query (the paper's d); 0 is the plain reader.", least=0
+        16, "Evidence kept a query (the paper's d); 0 is the plain reader.", least=0, is_common=True
     )
     similarity: str = arg(
         "dot",
@@ -467,7 +501,7 @@ class RerankArguments(LMArguments):
         needs={"similarity": "head", "reranker": "prompted"},
     )
     num_exemplars: int = arg(
-        8, "Labelled examples in the prompt's prefix (the paper's m).", least=0
+        8, "Labelled examples in the prompt's prefix (the paper's m).", least=0, is_common=True
     )
     exemplars: str = arg(
         "balanced",
@@ -599,6 +633,8 @@ READERS: Mapping[str, Mapping[str, Any]] = {
 class RuntimeArguments(Arguments):
     """Which method decides, where products go, and what computes them."""
 
+    GROUP = "Output"
+
     method: str = arg(
         "pgra",
         "What decides labels. Trained readers: pgra (as the arguments say), exhaustive (without a "
@@ -608,42 +644,69 @@ class RuntimeArguments(Arguments):
         "training: icl (a frozen LM behind examples drawn once), kate (behind each query's "
         "nearest), knn (nearest training examples). Or a class of your own: module:Class. Each "
         "has its own arguments: see --method NAME --help.",
+        is_common=True,
+        group="Method",
     )
     artifacts_dir: str = arg(
         "artifacts",
         "Folder of indexes, candidates, banks and evidence, shared by all runs.",
         decides=False,
     )
-    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...", decides=False)
+    device: str = arg(
+        "auto",
+        "auto (a GPU if there is one), cpu, cuda, cuda:1, ...",
+        decides=False,
+        is_common=True,
+    )
 
 
 @dataclass(kw_only=True)
 class FolderArguments(Arguments):
     """Where a run that trains nothing is, and its seed."""
 
-    output_dir: str = arg("runs/{task}-{method}-seed{seed}", "The run's folder.", decides=False)
-    seed: int = arg(0, "Seed of what is drawn, if anything is.", least=0)
+    GROUP = "Output"
+
+    output_dir: str = arg(
+        "runs/{task}-{method}-seed{seed}", "The run's folder.", decides=False, is_common=True
+    )
+    seed: int = arg(
+        0, "Seed of what is drawn, if anything is.", least=0, is_common=True, group="Training"
+    )
+
+
+TEST_FRACTION = 0.2
+"""Of train, where nothing is named to report on."""
 
 
 @dataclass(kw_only=True)
 class DataArguments(Arguments):
     """Which task, and where its examples come from."""
 
-    task: str | None = arg(None, "Name of a YAML in configs/tasks, or the path of one.")
+    GROUP = "Task"
+
+    task: str | None = arg(
+        None, "Name of a YAML in configs/tasks, or the path of one.", is_common=True
+    )
     dataset_name: str | None = arg(
         None,
         "Hub id, local folder with {train,validation,test}.jsonl, or bundled:NAME; "
         "default: the task's own.",
+        is_common=True,
     )
     train_file: str | None = arg(
         None,
         "jsonl, csv or tsv (tsv: no quoting) with the task's input fields and 'label'; over "
         "dataset_name.",
+        is_common=True,
     )
     validation_file: str | None = arg(
         None, "The same, to choose a checkpoint on; without one a part of train is held out."
     )
-    test_file: str | None = arg(None, "The same, to report on.")
+    test_file: str | None = arg(
+        None,
+        "The same, to report on; without one a part of train is held out (test_fraction).",
+        is_common=True,
+    )
     max_train_samples: int | None = arg(
         None, "Keep this many training examples (drawn with split_seed).", least=1
     )
@@ -659,29 +722,49 @@ class DataArguments(Arguments):
         above=0,
         below=1,
     )
-    split_seed: int = arg(0, "Seed of the held-out part and of every sub-sample.")
+    test_fraction: float | None = arg(
+        None,
+        "Share of train held out to report on, the same share of each label; default: 0.2 where "
+        "there is a train_file and neither test_file nor dataset_name, else none.",
+        above=0,
+        below=1,
+    )
+    split_seed: int = arg(0, "Seed of the held-out parts and of every sub-sample.")
+
+    def check(self) -> None:
+        """Hold out a test set where there is none: a run that is measured again knows of it."""
+        if self.train_file and not (self.test_file or self.dataset_name or self.test_fraction):
+            self.test_fraction = TEST_FRACTION
 
 
 @dataclass(kw_only=True)
 class CorpusArguments(Arguments):
     """The sentences that are searched."""
 
-    corpus: str | list[str] = field(  # of a factory: HfArgumentParser passes a list's default over
-        default_factory=lambda: "princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt",
-        metadata={
-            "help": "One passage a line (.txt) or a field a line (.jsonl), both also .gz or .zst; "
-            "a column of a .parquet file; hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT,"
-            " the last two where there are several); or bundled:NAME. Several are one corpus, in "
-            "the order given."
-        },
+    GROUP = "Corpus"
+
+    corpus: str | list[str] = arg(
+        ["princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt"],
+        "One passage a line (.txt), or a field of a table (.jsonl, .csv, .tsv), also .gz or .zst; "
+        "a column of a .parquet file; hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT, "
+        "the last two where there are several); or bundled:NAME. Several are one corpus, in the "
+        "order given.",
+        is_common=True,
     )
     corpus_field: str = arg("text", "Field that holds the passage, for all but .txt.")
+    corpus_id: str | None = arg(
+        None,
+        "Field that holds a passage's name in TREC run files and qrels; default: its row.",
+        decides=False,  # a run's fingerprint says which rows are meant
+    )
     passage_words: int | None = arg(
         None, "Cut each line, a document, into passages of so many words (DPR: 100).", least=1
     )
     max_passages: int | None = arg(None, "Keep the first so many passages.", least=1)
     drop_duplicates: bool = arg(
-        True, "Keep only the first of equal passages (their number is reported either way)."
+        True,
+        "Keep only the first of equal passages (their number is reported either way).",
+        off="Keep equal passages.",
     )
     strict: bool = arg(
         False,
@@ -696,6 +779,10 @@ class CorpusArguments(Arguments):
             self.corpus = self.corpus[0]
         if not self.sources:
             raise ConfigError("corpus names no file: give one, or a bundled: name")
+        if self.corpus_id is not None and self.passage_words is not None:
+            raise ConfigError(
+                "corpus_id names whole lines, which passage_words cuts: leave one of the two out"
+            )
 
     @property
     def sources(self) -> list[str]:
@@ -706,6 +793,8 @@ class CorpusArguments(Arguments):
 @dataclass(kw_only=True)
 class LoraArguments(Arguments):
     """Low-rank adapters of a reader (Hu et al. 2022)."""
+
+    GROUP = "Training"
 
     lora_rank: int | None = arg(
         None,
@@ -737,8 +826,13 @@ class LoraArguments(Arguments):
 class ReaderArguments(LoraArguments):
     """The fused T5 that reads a query with its evidence."""
 
+    GROUP = "Reader"
+
     model_name_or_path: str = arg(
-        "google-t5/t5-base", "Reader, any T5: hub id, folder or bundled:NAME.", decides=False
+        "google-t5/t5-base",
+        "Reader, any T5: hub id, folder or bundled:NAME.",
+        decides=False,
+        is_common=True,
     )
     reader_template: str | None = arg(
         None,
@@ -977,11 +1071,14 @@ _Number = TypeVar("_Number", int, float)
 class SeriesArguments(Arguments):
     """Several runs in one command."""
 
+    GROUP = "Training"
+
     seeds: list[str] | None = arg(
         None,
         "Run once with each of these seeds, such as 0 1 2 or 0,1,2: of the reader (example order, "
         "dropout), or of the exemplars. Mean and spread go to summary.json; over --seed.",
         decides=False,
+        is_common=True,
     )
     search: str = arg(
         "none",
@@ -1097,6 +1194,7 @@ def parse_arguments(
     over: Sequence[Defaults] = (),
     others: Collection[str] = (),
     is_shared: bool = False,
+    unused: Collection[str] = (),
 ) -> tuple[Any, ...]:
     """Read dataclasses from a command line, with `--profile` and `--config` underneath.
 
@@ -1111,6 +1209,7 @@ def parse_arguments(
         over: Values above these, still beneath the command line.
         others: Arguments of other methods, which are passed over with a warning.
         is_shared: Whether the words are for several methods: then there is no warning.
+        unused: Arguments of the classes that the program does not use, and therefore has not.
 
     Returns:
         One instance a class, in their order.
@@ -1119,35 +1218,39 @@ def parse_arguments(
         ConfigError: On an unknown name, a wrong type or a contradiction, on the command line or in
             a YAML.
     """
-    from transformers import HfArgumentParser
-
     words = list(sys.argv[1:] if argv is None else argv)
     first = _Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", help="YAML of defaults; the command line wins.")
-    first.add_argument("--profile", help=f"Named defaults under --config: {', '.join(PROFILES)}.")
+    first.add_argument("--config")
+    first.add_argument("--profile")
     known, rest = first.parse_known_args(words)
-    files = [] if known.config is None else [Path(known.config)]
+    files = [] if known.config is None else [find_yaml("config", "experiments", known.config)]
     if known.profile is not None:
         choose("profile", known.profile, PROFILES)
         files.insert(0, config_root() / "profiles" / f"{known.profile}.yaml")
     layers = (*under, *(Defaults(str(path), read_yaml(path)) for path in files), *over)
     if callable(classes):
         classes = classes(_chosen(layers, rest))
-    parser = HfArgumentParser(
-        list(classes),
-        prog=prog,
-        description=description,
-        epilog=epilog,
-        parents=[first],
-        allow_abbrev=False,
-        formatter_class=_HelpFormatter,
-    )
-    parser.error = _refuse
     fields = _field_types(classes)
+    defaults: dict[str, Any] = {}
     for layer in layers:
-        parser.set_defaults(**check_defaults(layer, fields, others))
+        defaults |= check_defaults(layer, fields, others)
+    has_profile = "retriever" in fields or "reranker" in fields
+    if wants_help(rest):
+        flags = [*flags_of(classes, defaults, unused=unused), *_file_flags(has_profile=has_profile)]
+        is_whole = wants_all(rest)
+        write_help(prog, description, epilog, flags, stream=sys.stdout, is_whole=is_whole)
+        raise SystemExit(0)
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser(list(classes), add_help=False, allow_abbrev=False)
+    parser.error = _refuse
+    parser.set_defaults(**defaults)
+    strange = [name for name in unused if f"--{name}" in rest]
+    if strange or (known.profile is not None and not has_profile):
+        offered = [f"--{name}" for name in sorted(set(fields) - set(unused))]
+        raise ConfigError(_unknown("argument", f"--{[*strange, 'profile'][0]}", offered))
     rest = _without_others(rest, set(others) - set(fields), is_quiet=is_shared)
-    *parsed, _, remaining = parser.parse_args_into_dataclasses(
+    *parsed, remaining = parser.parse_args_into_dataclasses(
         args=rest, return_remaining_strings=True
     )
     if remaining:
@@ -1206,13 +1309,87 @@ def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
     return first, list(rest)
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Show defaults, keep the example's line breaks, and take help texts as plain text."""
+def flags_of(
+    classes: Iterable[type], defaults: Mapping[str, Any], *, unused: Collection[str] = ()
+) -> list[Flag]:
+    """Return the flags of dataclasses of arguments, as a help shows them.
 
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        """Escape percent signs: argparse formats every help text with `%`."""
-        text = super()._get_help_string(action)
-        return text and re.sub(r"%%|%(?!\()", "%%", text)
+    Args:
+        classes: The dataclasses; one may name Trainer's arguments that are not shown, in `HIDDEN`.
+        defaults: Values that stand over those of the dataclasses.
+        unused: Arguments that are left out.
+    """
+    flags = []
+    for cls in classes:
+        hints, declared = typing.get_type_hints(cls), rules(cls)
+        for f in dataclasses.fields(cls):
+            if not f.init or f.name in {*unused, *getattr(cls, "HIDDEN", ())}:
+                continue
+            rule, value = declared[f.name], defaults.get(f.name, _default(f))
+            group = rule.group or _group(cls, f.name)
+            text = str(f.metadata.get("help", "")).replace("%%", "%")
+            flag = Flag(
+                f.name,
+                text,
+                group,
+                value=_value_word(f.name, hints[f.name], rule),
+                default=getattr(value, "value", value),
+                is_common=rule.is_common or rule.must_be_given or group == "Options",
+            )
+            if hints[f.name] in (bool, bool | None):
+                flag = _switch(flag, is_on=_default(f) is True, off=rule.off)
+            flags.append(flag)
+    return flags
+
+
+def _switch(flag: Flag, *, is_on: bool, off: str) -> Flag:
+    """Show a switch as that which changes something; `is_on`: by its class, so that it has a no."""
+    if flag.default and is_on:
+        words = off or f"Turn this off: {flag.help}"
+        return replace(flag, name=f"no_{flag.name}", help=words, default=None)
+    if flag.default:
+        return replace(flag, value="false", default=None, help=f"{flag.help} Off with false.")
+    return replace(flag, default=None)
+
+
+def _default(f: Any) -> Any:
+    is_made = f.default_factory is not dataclasses.MISSING
+    value = f.default_factory() if is_made else f.default
+    return None if value is dataclasses.MISSING else value
+
+
+def _group(cls: type, name: str) -> str:
+    """Return the group of the class that first declared an argument."""
+    first = [base for base in cls.__mro__ if name in vars(base).get("__annotations__", {})][-1]
+    if issubclass(first, Arguments):
+        return str(vars(first).get("GROUP", Arguments.GROUP))
+    return str(getattr(cls, "GROUP", Arguments.GROUP))
+
+
+def _value_word(name: str, kind: Any, rule: Rule) -> str:
+    """Return what stands for a flag's value in its help."""
+    parts = [part for part in typing.get_args(kind) if part is not type(None)]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        lists = [part for part in parts if typing.get_origin(part) is list]
+        return _value_word(name, (lists or parts)[0], rule)
+    if typing.get_origin(kind) is list:
+        return f"{_value_word(name, parts[0], rule)} ..."
+    if kind in (int, float, bool):
+        return {int: "N", float: "X", bool: ""}[kind]
+    if name.endswith(("_dir", "_file")):
+        return name.rpartition("_")[2].upper()
+    return "TEXT" if rule.choices is None and not isinstance(kind, type(enum.Enum)) else "NAME"
+
+
+def _file_flags(*, has_profile: bool) -> list[Flag]:
+    """Return what `parse_arguments` itself takes."""
+    config = "YAML of defaults, or the name of one in configs/experiments; the command line wins."
+    flags = [Flag("config", config, "General", "NAME", is_common=has_profile)]
+    if has_profile:
+        names = ", ".join(PROFILES)
+        about = f"Named defaults under --config: {names}."
+        flags.append(Flag("profile", about, "General", "NAME", is_common=True))
+    return flags
 
 
 def _field_types(classes: Sequence[type]) -> dict[str, Any]:

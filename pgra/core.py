@@ -120,6 +120,21 @@ def _are_best_first(rows: Rows, scores: Scores) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
+class Hit:
+    """One text that was found or ranked, as Python's `Index` and `Reranker` give it.
+
+    Attributes:
+        index: Its place in what was given, from 0.
+        score: Higher is better.
+        text: The text.
+    """
+
+    index: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Prediction:
     """A reader's decision on one example.
 
@@ -185,6 +200,9 @@ class Context:
     device: str = "auto"
     progress: bool = True
     shared: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "artifacts", Path(self.artifacts))  # callers give texts too
 
     @property
     def is_main(self) -> bool:

@@ -1,8 +1,8 @@
 """What a task's second stage will cost, before it is run: `pgra plan`.
 
 The first stage is looked into (`pgra.retrieval.survey`), the reranker says what it will read
-(`Reranker.cost`), and its model reads for a few seconds on the device at hand. Only the corpus is
-written to disk, as by every command that opens it.
+(`BaseReranker.cost`), and its model reads for a few seconds on the device at hand. Only the corpus
+is written to disk, as by every command that opens it.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pgra.lm.cost import Speed
-from pgra.rerank.base import Cost, Reranker
+from pgra.rerank.base import BaseReranker, Cost
 from pgra.rerank.exhaustive import ExhaustiveSearch
 from pgra.retrieval.survey import FirstStage, Survey
 
@@ -53,7 +53,9 @@ class Plan:
         return self.speed.load_seconds + share * reading
 
 
-def make_plan(survey: Survey, reranker: Reranker, search: ExhaustiveSearch | None = None) -> Plan:
+def make_plan(
+    survey: Survey, reranker: BaseReranker, search: ExhaustiveSearch | None = None
+) -> Plan:
     """Foresee what the second stage will cost.
 
     Args:

@@ -50,7 +50,7 @@ def write_card(run: Path) -> Path:
     if not (run / METRICS_FILE).is_file() or not (run / READER_FOLDER).is_dir():
         raise ArtifactError(
             f"{run} holds no finished run (no {METRICS_FILE} with its {READER_FOLDER}): give the "
-            "folder of a finished run of train.py"
+            "folder of a finished run of pgra train"
         )
     check_reader(run)
     identity, metrics = read_object(run / IDENTITY_FILE), read_object(run / METRICS_FILE)

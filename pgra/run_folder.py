@@ -141,7 +141,7 @@ def reader_checksum(folder: Path) -> str:
     """
     path = folder / READER_FOLDER / WEIGHTS_FILE
     if not path.is_file():
-        raise ArtifactError(f"{path} is missing: delete {path.parent} and run train.py again")
+        raise ArtifactError(f"{path} is missing: delete {path.parent} and run pgra train again")
     return file_checksum(path)
 
 
@@ -163,7 +163,7 @@ def _other_reader(folder: Path, source: str) -> ArtifactError:
     path = folder / READER_FOLDER / WEIGHTS_FILE
     return ArtifactError(
         f"{path} is damaged (it is not what {source} says): "
-        f"delete {path.parent} and run train.py again"
+        f"delete {path.parent} and run pgra train again"
     )
 
 

@@ -27,12 +27,13 @@ from typing import Any, Self
 from pgra.artifacts import (
     digest,
     lock_folder,
+    user_cache,
     write_json,
     write_text,
 )
 from pgra.config import RunArguments
 from pgra.core import ALONE, Context, Example, Json, Prediction
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.memory.labels import (
     MEMORY_WEIGHT,
     Correction,
@@ -47,7 +48,7 @@ from pgra.methods.base import (
     open_method,
 )
 from pgra.reader.inputs import Query, read_queries
-from pgra.reader.record import find_reader
+from pgra.reader.record import fetch_reader, find_reader, is_on_hub
 from pgra.report.results import (
     METRICS_FILE,
     EvidenceLine,
@@ -275,6 +276,7 @@ def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
         "task": method.data.task.name,
         "split": split,
         "metric": method.data.metric,
+        "sizes": {"train": len(method.data.train), "dev": len(method.data.dev)},
         "calibration": decided.calibration,
         "seed": method.seed,
         "uses_seed": method.uses_seed(method.args),
@@ -318,12 +320,12 @@ def _reuse(folder: Path, *, has_reader: bool) -> Outcome:
 
 
 def evaluate_run(
-    folder: Path,
+    folder: str | Path,
     context: Context = ALONE,
     *,
     split: str = "test",
     changes: Mapping[str, Mapping[str, Any]] | None = None,
-    output_dir: Path | None = None,
+    output_dir: str | Path | None = None,
 ) -> Outcome:
     """Measure a finished run again, on its own split or on another file.
 
@@ -339,14 +341,15 @@ def evaluate_run(
             another run's.
         PgraError: As each stage says.
     """
-    target = output_dir or folder
+    folder = Path(folder)
+    target = Path(output_dir or folder)
     check_writable(target)
     args = read_arguments(folder, changes or {})
     if args.trains:
         find_reader(folder)  # refuses a run that was stopped before its end
         check_reader(folder)
     if target != folder and (target / IDENTITY_FILE).is_file():
-        raise ArtifactError(f"{target} is a run of train.py itself: choose another --output_dir")
+        raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
     method = open_method(args, _context_of(args, context))
     free = {name for section in (changes or {}).values() for name in section}
     free |= {f"reader.{name}" for name in free}
@@ -416,6 +419,21 @@ class Answer:
     corrections: Sequence[Correction] = ()
     unaided: Prediction | None = None
 
+    @property
+    def label(self) -> str:
+        """The label, or the text that was written."""
+        return self.prediction.label
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """The probability of each label."""
+        return self.prediction.scores
+
+    @property
+    def text(self) -> str:
+        """The query's text."""
+        return self.query.text
+
 
 @dataclass(frozen=True)
 class Predictor:
@@ -436,30 +454,38 @@ class Predictor:
         cls,
         folder: Path | str,
         *,
-        artifacts_dir: str | None = None,
+        artifacts_dir: str | Path | None = None,
         device: str = "auto",
         attention: bool = False,
         memory: PromptMemoryArguments | None = None,
         memory_weight: float = MEMORY_WEIGHT,
+        progress: bool = True,
     ) -> Self:
         """Load a run.
 
         Args:
-            folder: The run; of one with a trained reader also its `reader/`, wherever it was moved.
-            artifacts_dir: Folder of its index and bank; None is where they were.
+            folder: The run; of one with a trained reader also its `reader/`, wherever it was moved,
+                or the hub id that it was pushed to.
+            artifacts_dir: Folder of its index and bank; None is where they were. Those of a reader
+                from the hub are made again; None is then the user's cache.
             device: What computes, whatever the run's was.
             attention: Whether to say what share of the reader's attention each evidence gets.
             memory: Corrections: in the prompts of a method that has some, else mixed into labels.
             memory_weight: The corrections' weight where they are mixed in.
+            progress: Whether to show bars.
 
         Raises:
             ArtifactError: If the run is not whole, or what it was made with is not there any more.
             PgraError: As each stage says.
         """
-        folder = Path(folder)
+        name, is_fetched = str(folder), is_on_hub(folder)
+        folder = fetch_reader(folder)
+        if is_fetched:
+            artifacts_dir = str(artifacts_dir or user_cache())
+            Path(artifacts_dir).mkdir(parents=True, exist_ok=True)
         runtime = {"device": device}
         if artifacts_dir is not None:
-            runtime["artifacts_dir"] = artifacts_dir
+            runtime["artifacts_dir"] = str(artifacts_dir)
         changes: dict[str, Mapping[str, Any]] = {"runtime": runtime}
         sections = read_arguments(folder, changes).sections
         if "memory" in sections:
@@ -475,7 +501,15 @@ class Predictor:
             )
         if attention:
             changes["reader"] = {"evidence_attention": True}
-        decider = open_run(folder, Context(device=device), changes)
+        try:
+            decider = open_run(folder, Context(device=device, progress=progress), changes)
+        except PgraError as error:
+            if not is_fetched:
+                raise
+            raise type(error)(
+                f"{error} [the reader '{name}' came from the hub without its corpus, index and LM; "
+                f"with evidence of your own: pgra.Reader.from_pretrained('{name}')]"
+            ) from None
         if "memory" in sections or memory is None or memory.memory is None:
             return cls(decider)
         data = decider.data

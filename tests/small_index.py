@@ -8,6 +8,7 @@ from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import Context
 from pgra.data.corpus import open_corpus
 from pgra.retrieval import IndexRequest, find_retriever, open_retriever
+from pgra.retrieval.trec import find_docnos, write_run
 
 
 def flip_byte(path: Path) -> None:
@@ -51,8 +52,19 @@ class World:
     def prepare(self, name: str = "dense", *files: Path, **changes):
         return find_retriever(name).prepare(self.request(name, *files, **changes))
 
-    def open(self, name: str = "dense", *files: Path, **changes):
-        return open_retriever(self.args(name, **changes), self.corpus(*files), self.context)
+    def open(self, name: str = "dense", *files: Path, options=None, rules=None, **changes):
+        corpus, args = self.corpus(*files, **(rules or {})), self.args(name, **changes)
+        return open_retriever(args, corpus, self.context, options=options)
+
+    def write_queries(self, name: str, queries) -> Path:
+        return self.write(name, [f"{query}\t{text}" for query, text in queries.items()])
+
+    def write_run(self, name: str, queries, k: int) -> Path:
+        """Search with queries by id, and write what is found: passages are called by their rows."""
+        found = self.open(num_candidates=k).retrieve(list(queries.values()), k)
+        docnos = find_docnos(self.corpus(), found)
+        write_run(self.root / name, queries, found, docnos, tag="test")
+        return self.root / name
 
     def indexes(self) -> list[Path]:
         return sorted(p for p in (self.context.artifacts / "indexes").iterdir() if p.is_dir())

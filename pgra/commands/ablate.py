@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from pgra.commands.common import (
     about,
-    fill_folder,
     given_names,
     join_run,
     parse_run,
@@ -20,6 +19,7 @@ from pgra.commands.common import (
 )
 from pgra.config import Arguments, Defaults, SeriesArguments, arg, parse_first
 from pgra.errors import ConfigError, PgraError
+from pgra.help import wants_all, wants_help
 
 if TYPE_CHECKING:
     from pgra.config import RunArguments
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     The grids: {names}.
 
-    The first word is one of these or the path of a YAML; all arguments of train.py (for the grids
+    The first word is one of these or the path of a YAML; all arguments of pgra train (for the grids
     kate_... those of --method kate) may follow, and win over the YAML. Given again, the same
     command goes on where it was stopped.
     """
@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _explain(words)
     how, rest = parse_first(GridArguments, words[1:])
     grid = _read(words[0], how, rest)
-    if "-h" in rest or "--help" in rest:
-        return _explain(["--help"], grid)
+    if wants_help(rest):
+        return _explain(rest, grid)
     context, root = join_run(rest), _root(grid, how, rest)
     seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
     runs = make_runs(
@@ -173,10 +173,10 @@ def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:
     from pgra.experiments.grid import grid_names
 
     names = ", ".join(grid_names())
-    if list(words) not in (["-h"], ["--help"]):
+    if not wants_help(words):
         raise ConfigError(f"name a grid first, such as pgra ablate k --demo; there are: {names}")
     parse_run(
-        ["--help"],
+        ["--help-all" if wants_all(words) else "--help"],
         [GridArguments],
         prog="pgra ablate NAME|FILE.yaml",
         **{name: text.format(names=names) for name, text in about(main).items()},
@@ -227,6 +227,7 @@ def resolve_point(
         ConfigError: As `parse_run`, or if the values contradict each other.
     """
     from pgra.experiments.grid import argument_names
+    from pgra.methods.base import fill_folder
 
     over = [grid.over(task, point)]
     if not grid.share:  # artifacts of its own

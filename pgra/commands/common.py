@@ -1,5 +1,7 @@
 """What several commands share."""
 
+import contextlib
+import io
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -9,8 +11,9 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import READERS, Defaults, PgraArguments, RunArguments, parse_arguments
+from pgra.config import Defaults, PgraArguments, RunArguments, parse_arguments
 from pgra.errors import ConfigError
+from pgra.help import write_help
 
 if TYPE_CHECKING:
     from pgra.core import Context
@@ -28,6 +31,12 @@ def about(command: Callable[..., object]) -> dict[str, Any]:
     """Return what a command's help says above and below its flags: its function's docstring."""
     first, _, rest = (getdoc(command) or "").partition("\n\n")
     return {"description": first, "epilog": rest}
+
+
+def say_words(prog: str, command: Callable[..., object], words: Mapping[str, Any]) -> None:
+    """Show the help of a command that has others: the function of each by the word after it."""
+    commands = {name: about(function)["description"] for name, function in words.items()}
+    write_help(prog, **about(command), stream=sys.stdout, commands={"Commands": commands})
 
 
 def parse_run(
@@ -62,7 +71,7 @@ def parse_run(
         ConfigError: As `parse_arguments`.
     """
     quiet_imports()  # before the Trainer's arguments, which bring the models
-    from pgra.methods.base import METHODS, find_method, find_sections
+    from pgra.methods.base import METHODS, find_method, find_sections, refuse_contradictions
 
     words = list(sys.argv[1:] if argv is None else argv)
 
@@ -92,7 +101,7 @@ def parse_run(
         epilog=epilog,
     )
     if not is_shared:
-        _refuse_contradictions(words, sections)
+        refuse_contradictions(given_names(words), sections)
     return RunArguments(sections), rest
 
 
@@ -170,32 +179,26 @@ def join_run(words: Sequence[str]) -> "Context":
     return join_context("cpu" if is_on_cpu(words) else "auto")
 
 
-def fill_folder(args: RunArguments) -> RunArguments:
-    """Fill the places of the folder's name but for the seed, of which there may be several."""
-    from pgra.methods.base import find_method
-
-    task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
-    name = str(args[args.home].output_dir).replace("{task}", task)
-    name = name.replace("{method}", find_method(args.runtime.method).name(args))
-    return args.change(args.home, output_dir=name)
-
-
-def _refuse_contradictions(words: Sequence[str], sections: Mapping[str, Any]) -> None:
-    """Refuse flags that contradict the method; what a YAML says of them gives way to it."""
-    given = given_names(words)
-    method = sections["runtime"].method
-    for name, decided in READERS.get(method, {}).items():
-        asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))
-        if name in given and asked != decided:
-            raise ConfigError(
-                f"{name} is {asked}, and method '{method}' is the one with {name} {decided}: leave "
-                "it out, or choose another --method"
-            )
-
-
 def say(text: str) -> None:
     """Print to standard output."""
     print(text, flush=True)  # noqa: T201 (the one place that prints)
+
+
+def typed_lines() -> Iterator[str]:
+    """Return what is typed, after a prompt, until Ctrl-D; or what stands in a pipe."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+        return
+    with contextlib.suppress(ImportError):  # not on every system; then lines have no history
+        import readline  # noqa: F401 (input() uses it once it is there)
+    with contextlib.suppress(EOFError):
+        while True:
+            yield input("> " if sys.stdout.isatty() else "")
+    if sys.stdout.isatty():
+        say("")
 
 
 @contextmanager
@@ -222,8 +225,10 @@ def say_once() -> Iterator[None]:
 def quiet_libraries() -> None:
     """Leave progress and warnings to us: one bar for each long stage, none for reading a file.
 
-    The bars of the hub's downloads stay: a model may be 26 GB.
+    The bars of the hub's downloads stay: a model may be 26 GB. With -v all libraries speak.
     """
+    if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
+        return
     import datasets
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging

@@ -31,8 +31,9 @@ class ConsistencyArguments(Arguments):
         True,
         "Centre the labeler at its medians over 1,000 passages of the runs' corpus, so that it "
         "does not call nearly all of it one label; --no_centre: the paper's labels.",
+        off="The paper's labels.",
     )
-    plots: bool = arg(True, "Draw them too.")
+    plots: bool = arg(True, "Draw them too.", off="Tables only.")
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
 
 
@@ -40,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure how often evidence has the label of its query.
 
     Examples:
-      python train.py --task sst2 --method plain --output_dir runs/plain
-      python train.py --task sst2 --method fid --output_dir runs/fid
-      python train.py --task sst2 --output_dir runs/pgra
+      pgra train --task sst2 --method plain --output_dir runs/plain
+      pgra train --task sst2 --method fid --output_dir runs/fid
+      pgra train --task sst2 --output_dir runs/pgra
       pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
       pgra ablate label_consistency --output_dir runs/grid
       pgra consistency --runs runs/grid --output_dir runs/grid/consistency

@@ -1,4 +1,4 @@
-"""The demo (`make demo`, `pgra demo`): the main job on real models, and what the LM's choice does."""
+"""The demo (`make demo`, `pgra demo`): the main job on real models, and what the LM picks."""
 
 import os
 import time
@@ -64,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = run(own, context)
         is_new = is_new or not outcome.reused
         runs.append(load_run(outcome.folder, name=name))
-    say(f"\n[{len(readers) + 1}/{len(readers) + 1}] what each stage picks, labelled by the T5 alone")
+    say(
+        f"\n[{len(readers) + 1}/{len(readers) + 1}] what each stage picks, labelled by the T5 alone"
+    )
     found = compare_evidence(
         args,
         base / _FOLDERS[NO_EVIDENCE],
@@ -104,8 +106,8 @@ def _introduce(args: "PgraArguments", readers: Sequence[str]) -> str:
     memory = _available_gb()
     if memory is not None and memory < _MEMORY_GB:
         lines.append(
-            f"Only {memory:.1f} GB of memory are free, and the demo takes up to {_MEMORY_GB}: close "
-            "other programs if it is killed; the same command then goes on."
+            f"Only {memory:.1f} GB of memory are free, and the demo takes up to {_MEMORY_GB}: if it "
+            "is killed, close other programs; the same command then goes on."
         )
     return "\n".join(lines)
 
@@ -137,8 +139,8 @@ def _report(
     first, second = found.runs[1:]  # the one before is by chance
     gap = compare_means(second.shares, first.shares, seed=0)
     effect = (
-        f"Of the evidence that the LM picks {100 * second.score:.1f} % has its review's own label, of the "
-        f"encoder's {100 * first.score:.1f} %: {_verdict(gap, len(second.shares))}."
+        f"Of the evidence that the LM picks {100 * second.score:.1f} % has its review's own label, "
+        f"of the encoder's {100 * first.score:.1f} %: {_verdict(gap, len(second.shares))}."
     )
     lines = []
     for run in runs[1:]:
@@ -149,13 +151,16 @@ def _report(
         )
     case = _case(args, runs[0], found)
     notes = "\n".join(f"- {note}" for note in runs[-1].metrics["notes"])
-    study = compare_runs(Group("The demo's readers", runs), baseline=None)
-    write_text(base / "report.html", render_page("Prompt-guided retrieval: the demo", [study]))
+    study = compare_runs(Group("The demo's readers", runs))
+    title, lead = "Prompt-guided retrieval: the demo", "\n\n".join([effect, *lines, case])
+    page = render_page(title, [study], lead=lead)
+    write_text(base / "report.html", page)
     write_text(
         base / "report.md",
-        "# Prompt-guided retrieval: the demo\n\n"
+        f"# {title}\n\n"
         + "\n\n".join([effect, *lines])
-        + f"\n\n```\n{case}\n```\n\n{found.tables[0].to_markdown()}\n\n{notes}\n\nIt took {seconds}.\n",
+        + f"\n\n```\n{case}\n```\n\n{found.tables[0].to_markdown()}\n\n{notes}\n\n"
+        + f"It took {seconds}.\n",
     )
     return "\n\n".join(
         [

@@ -1,6 +1,6 @@
 """The first stage's index and its search: `pgra index build|info|verify|search|add|remove`.
 
-`python -m index_build` is `pgra index build`, and `pgra search` builds what it searches. A stopped
+`pgra index build` is `pgra index build`, and `pgra search` builds what it searches. A stopped
 build run again goes on where it stopped; a finished index is found and reused.
 """
 
@@ -8,11 +8,11 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import about, quiet_libraries, say
+from pgra.commands.common import about, given_names, quiet_libraries, say, say_words
+from pgra.commands.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
 from pgra.config import (
     Arguments,
     CorpusArguments,
@@ -25,6 +25,7 @@ from pgra.config import (
 from pgra.core import MISSING_ROW, Context, join_context
 from pgra.data.read import check_file, is_utf8, read_lines
 from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.help import wants_help
 
 if TYPE_CHECKING:
     from pgra.core import Candidates
@@ -85,7 +86,13 @@ class TextArguments(Arguments):
 class SearchArguments(RetrieverArguments):
     """The first stage, with few hits: a person reads them."""
 
-    num_candidates: int = arg(5, "Passages shown for each text.", least=1)
+    num_candidates: int = arg(
+        5,
+        f"Passages shown for each text; with --trec or --qrels {NUM_CANDIDATES} where it is not "
+        "given.",
+        least=1,
+        is_common=True,
+    )
 
 
 @dataclass(kw_only=True)
@@ -115,22 +122,19 @@ class RemoveArguments(Arguments):
 
 
 _FIND = (RuntimeArguments, CorpusArguments, RetrieverArguments)
-_SEARCH = (TextArguments, RuntimeArguments, CorpusArguments, SearchArguments)
+_SEARCH = (
+    *(TextArguments, QueryFileArguments),
+    *(RuntimeArguments, CorpusArguments, SearchArguments),
+)
+_UNUSED = ("method", "num_neighbors", "neighbor_encoder")
+_FOR_BUILDING = ("encoder_batch_tokens", "num_candidates", "rescore_factor", "shard_rows", "strict")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Build an index, grow, check or look into it.
 
-    commands:
-      build      build an index of a corpus, or go on where that stopped (the default;
-                 the same as python -m index_build)
-      info       what an index is: encoder, corpus, rows, type, recall, bytes, versions
-      verify     read every byte of it, and of its corpus; exit code 1 names what is damaged
-      search     the passages near a text: rank, score, row and text
-      add        append the passages of further files; old shards and rows stay as they are
-      remove     remove rows: no search gives them any more
-
-    An index is its folder, which may stand first, or what the arguments of build find.
+    An index is its folder, which may stand first, or what the arguments of build find; build is
+    what no word stands for.
 
     Examples:
       pgra index --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6
@@ -141,37 +145,42 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra index remove DIR --rows 5 9
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if words in (["--help"], ["-h"]):
-        say(f"usage: pgra index [build|{'|'.join(_WORDS)}] [--help]\n\n{getdoc(main)}")
+    if len(words) == 1 and wants_help(words):
+        functions = {word: run for word, (run, _, _) in _WORDS.items()}
+        say_words("pgra index", main, {"build": build, **functions})
         return 0
     word = words.pop(0) if words and not words[0].startswith("-") else "build"
     choose("word after pgra index", word, ["build", *_WORDS])
     if word == "build":
         return build(words)
-    run, classes = _WORDS[word]
+    run, classes, unused = _WORDS[word]
     is_named = words and not words[0].startswith("-")
     if is_named and (word != "search" or Path(words[0]).is_dir()):  # a folder may stand first
         words = ["--index_dir", words[0], *name_leading_texts(words[1:])]
     elif is_named:
         words = name_leading_texts(words)
     texts = {**about(main), "description": about(run)["description"]}
-    return run(*parse_arguments(classes, words, prog=f"pgra index {word}", **texts))
+    prog = f"pgra index {word} [DIR]"
+    parsed = parse_arguments(classes, words, prog=prog, unused=unused, **texts)
+    return run(words, *parsed) if word == "search" else run(*parsed)
 
 
 def build(argv: Sequence[str] | None = None) -> int:
-    r"""Build the first stage's index of a corpus.
+    r"""Build the first stage's index of a corpus, or go on where that stopped.
 
     Example:
-      python -m index_build --corpus sentences.txt --encoder bundled:minilm-l6
-      accelerate launch --num_processes 8 -m index_build --corpus sentences.txt \
+      pgra index build --corpus sentences.txt --encoder bundled:minilm-l6
+      accelerate launch --num_processes 8 -m pgra index build --corpus sentences.txt \
           --index_factory IVF4096,Flat
-      python -m index_build --corpus sentences.txt --engine ray --artifacts_dir /shared/artifacts
+      pgra index build --corpus sentences.txt --engine ray --artifacts_dir /shared/artifacts
     """
     runtime, corpus_args, args, own = parse_arguments(
-        [*_FIND, BuildArguments], argv, prog="python -m index_build", **about(build)
+        [*_FIND, BuildArguments],
+        argv,
+        prog="pgra index build",
+        unused=(*_UNUSED, "index_dir"),
+        **about(build),
     )
-    if args.index_dir is not None:
-        raise ConfigError("index_dir names an index to use; this program builds one in output_dir")
     from pgra.retrieval import find_retriever
 
     context = join_context(runtime.device, Path(runtime.artifacts_dir))
@@ -208,23 +217,38 @@ def search(argv: Sequence[str] | None = None) -> int:
       pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \
           --encoder bundled:minilm-l6
       pgra search --text "first text" "second text" --corpus sentences.txt --retriever bm25
+      pgra search --queries queries.tsv --trec run.txt --qrels qrels.txt --corpus corpus.jsonl \
+          --corpus_id _id --encoder bundled:minilm-l6
     """
-    texts, runtime, corpus_args, args = parse_arguments(
-        _SEARCH, name_leading_texts(argv), prog="pgra search", **about(search)
+    from pgra.methods.base import find_options
+
+    words = name_leading_texts(argv)
+    texts, own, runtime, corpus_args, args, *options = parse_arguments(
+        lambda chosen: [*_SEARCH, *find_options(chosen).values()],
+        words,
+        prog="pgra search",
+        unused=_UNUSED,
+        **about(search),
     )
-    if not texts.text:
+    queries = QueryFile.read(own, texts.text)
+    if not texts.text and queries is None:
         raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
-    return _show(texts.text, _request(corpus_args, args, _context(runtime)))
+    request = _request(corpus_args, args, _context(runtime))
+    request = replace(request, options=options[0] if options else None)
+    return _show(texts.text, queries, _deepen(request, own, words))
 
 
 def _search_index(
+    words: Sequence[str],
     texts: TextArguments,
+    own: QueryFileArguments,
     runtime: RuntimeArguments,
     corpus_args: CorpusArguments,
     args: SearchArguments,
 ) -> int:
     """Look up the passages near a text."""
-    if not texts.text:
+    queries = QueryFile.read(own, texts.text)
+    if not texts.text and queries is None:
         raise ConfigError('there is nothing to search with: pgra index search DIR "a text"')
     from pgra.artifacts import load_manifest
     from pgra.data.corpus import load_corpus, open_corpus
@@ -238,21 +262,42 @@ def _search_index(
         corpus = load_corpus(recipe.corpus_folder)
     else:
         corpus = open_corpus(recipe.corpus, context.artifacts)
+    named = replace(recipe.corpus, corpus_id=corpus_args.corpus_id or recipe.corpus.corpus_id)
+    corpus = replace(corpus, made_by=named)
     settled = replace(recipe.retriever, num_candidates=args.num_candidates)
-    return _show(texts.text, IndexRequest(args=settled, corpus=corpus, context=context))
+    request = IndexRequest(args=settled, corpus=corpus, context=context)
+    return _show(texts.text, queries, _deepen(request, own, words))
 
 
-def _show(texts: Sequence[str], request: "IndexRequest") -> int:
+def _deepen(
+    request: "IndexRequest", own: QueryFileArguments, words: Sequence[str]
+) -> "IndexRequest":
+    """Look deeper where a run is made and neither words nor a YAML say how deep."""
+    usual = SearchArguments().num_candidates
+    is_said = "num_candidates" in given_names(words) or request.args.num_candidates != usual
+    if is_said or not own.is_run:
+        return request
+    most = min(NUM_CANDIDATES, len(request.corpus))
+    return replace(request, args=replace(request.args, num_candidates=most))
+
+
+def _show(texts: Sequence[str], queries: QueryFile | None, request: "IndexRequest") -> int:
     from pgra.retrieval import open_retriever
 
-    retriever = open_retriever(request.args, request.corpus, request.context)
-    found = retriever.retrieve(texts, request.args.num_candidates)
-    say(describe_hits(texts, found, request.corpus))
+    if queries is not None:
+        texts = list(queries.texts.values())
+    args, corpus = request.args, request.corpus
+    retriever = open_retriever(args, corpus, request.context, options=request.options)
+    found = retriever.retrieve(texts, args.num_candidates)
+    if queries is not None and queries.args.is_run:
+        say(queries.finish(found, corpus, f"pgra-{args.retriever.partition(':')[0]}"))
+    else:
+        say(describe_hits(texts, found, corpus))
     return 0
 
 
 def _info(*found_by: Any) -> int:
-    """Say what an index is."""
+    """Say what an index is: encoder, corpus, rows, type, recall, bytes, versions."""
     from pgra.artifacts import load_manifest
 
     for folder in _find(*found_by):
@@ -294,7 +339,7 @@ def _info(*found_by: Any) -> int:
 
 
 def _verify(*found_by: Any) -> int:
-    """Compare every byte of an index with what was written."""
+    """Read every byte of an index and its corpus; exit code 1 names what is damaged."""
     from pgra.retrieval.dense import verify_index
 
     verdicts = {folder: verify_index(folder) for folder in _find(*found_by)}
@@ -307,7 +352,7 @@ def _verify(*found_by: Any) -> int:
 
 
 def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
-    """Append the passages of further files to an index."""
+    """Append the passages of further files; old shards and rows stay as they are."""
     from pgra.artifacts import load_manifest
     from pgra.retrieval.dense import add_passages
 
@@ -323,7 +368,7 @@ def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
 
 
 def _remove(args: RemoveArguments) -> int:
-    """Remove rows from an index."""
+    """Remove rows: no search gives them any more."""
     from pgra.retrieval.dense import remove_rows
 
     rows = list(args.rows)
@@ -343,13 +388,14 @@ def _remove(args: RemoveArguments) -> int:
     return 0
 
 
-_WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type]]] = {
-    "info": (_info, _FIND),
-    "verify": (_verify, _FIND),
-    "search": (_search_index, _SEARCH),
-    "add": (_add, (RuntimeArguments, AddArguments)),
-    "remove": (_remove, (RemoveArguments,)),
+_WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], Sequence[str]]] = {
+    "info": (_info, _FIND, (*_UNUSED, *_FOR_BUILDING)),
+    "verify": (_verify, _FIND, (*_UNUSED, *_FOR_BUILDING)),
+    "search": (_search_index, _SEARCH, _UNUSED),
+    "add": (_add, (RuntimeArguments, AddArguments), ["method"]),
+    "remove": (_remove, (RemoveArguments,), []),
 }
+"""A word's function, its classes of arguments, and which of these arguments it does not use."""
 
 
 def name_leading_texts(argv: Sequence[str] | None) -> list[str]:

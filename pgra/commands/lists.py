@@ -3,27 +3,24 @@
 Imports nothing heavy.
 """
 
-import argparse
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from pgra.commands.common import about, say
+from pgra.commands.common import about, say, say_words
 from pgra.config import CorpusArguments, choose, parse_arguments
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled
 from pgra.data.tasks import GenerationTask, Task
+from pgra.errors import ConfigError
+from pgra.help import wants_help, write_help
 
 _WIDTH = 100
 
 
 def data(argv: Sequence[str] | None = None) -> int:
     r"""List the tasks, and the data that come inside packages; or make claims of a corpus.
-
-    commands:
-      claims     make true and false claims of a corpus, for --task claims
 
     Examples:
       pgra data
@@ -35,7 +32,10 @@ def data(argv: Sequence[str] | None = None) -> int:
     if words and not words[0].startswith("-"):
         choose("word after pgra data", words[0], ["claims"])
         return claims(words[1:])
-    _parse_help_only(words, data)
+    if wants_help(words):
+        say_words("pgra data", data, {"claims": claims})
+        return 0
+    _refuse(words)
     _show(
         "tasks, for --task:",
         (_task_lines(Task.load(name)) for name in Task.names()),
@@ -62,7 +62,7 @@ def claims(argv: Sequence[str] | None = None) -> int:
     Example:
       pgra data claims --corpus bundled:wikipedia-19k --num_train 200 --num_test 400 \
           --output_dir claims
-      python train.py --task claims --dataset_name claims --corpus claims/corpus.txt \
+      pgra train --task claims --dataset_name claims --corpus claims/corpus.txt \
           --segment_order evidence_first
 
     A claim is a sentence of 10 to 24 words that holds one year, number or entity, kept or changed,
@@ -96,7 +96,11 @@ def models(argv: Sequence[str] | None = None) -> int:
       pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \
           --encoder bundled:minilm-l6
     """
-    _parse_help_only(argv, models)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if wants_help(words):
+        write_help("pgra models", **about(models), stream=sys.stdout)
+        return 0
+    _refuse(words)
     _show(
         "models inside packages, for --encoder, --lm and --model_name_or_path:",
         map(_bundled_lines, BUNDLED_MODELS.values()),
@@ -106,9 +110,9 @@ def models(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse_help_only(argv: Sequence[str] | None, command: Callable[..., int]) -> None:
-    how: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    argparse.ArgumentParser(f"pgra {command.__name__}", **about(command), **how).parse_args(argv)
+def _refuse(words: Sequence[str]) -> None:
+    if words:
+        raise ConfigError(f"unknown argument '{words[0]}'. See --help.")
 
 
 def _task_lines(task: Task | GenerationTask) -> list[str]:

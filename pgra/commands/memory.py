@@ -5,7 +5,6 @@ loads none.
 """
 
 import contextlib
-import io
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_lines
-from pgra.commands.common import about, quiet_libraries, say
+from pgra.commands.common import about, quiet_libraries, say, say_words, typed_lines
 from pgra.config import Arguments, KernelArguments, arg, choose, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError
+from pgra.help import wants_help
 from pgra.lm.base import CompleterArguments
 from pgra.memory.chat import (
     ChatArguments,
@@ -49,7 +49,7 @@ Parse = Callable[..., Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the words after `pgra memory`.
+    """Keep what users corrected, and use it on the next like question.
 
     Examples:
       pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
@@ -60,10 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra memory chat --lm bundled:smollm2-135m
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
-        lines = [f"  {word:<17} {about(run)['description']}" for word, run in _WORDS.items()]
-        usage = "usage: pgra memory COMMAND [--help]\n\ncommands:"
-        say("\n".join([usage, *lines, "", about(main)["epilog"]]))
+    if not words or wants_help(words[:1]):
+        say_words("pgra memory", main, _WORDS)
         return 0
     choose("word after pgra memory", words[0], _WORDS)
     _WORDS[words[0]](partial(_parse, words[0], words[1:]))
@@ -76,6 +74,7 @@ def _parse(
     *classes: type,
     bare: Sequence[str] = (),
     needs: Sequence[str] = (),
+    may_lack: Sequence[str] = (),
 ) -> Any:
     """Read a word's arguments.
 
@@ -85,6 +84,7 @@ def _parse(
         classes: Of the arguments.
         bare: Arguments that may stand first without their names, in this order; each is needed.
         needs: Others that are needed.
+        may_lack: Those of `bare` that are not.
     """
     count = next((i for i, text in enumerate(words) if text.startswith("--")), len(words))
     if bare == ("ids",):  # any number of them
@@ -98,7 +98,7 @@ def _parse(
     parsed = parse_arguments(list(classes), given, prog=f"pgra memory {word}", **texts)
     values = {name: value for group in parsed for name, value in vars(group).items()}
     for name in (*bare, *needs):
-        if not str(values[name] or "").strip():
+        if name not in may_lack and not str(values[name] or "").strip():
             usage = [*(f'"{n.upper()}"' for n in bare), *(f"--{n} {n.upper()}" for n in needs)]
             raise ConfigError(f"{name} is missing: pgra memory {word} {' '.join(usage)}")
     return parsed
@@ -148,6 +148,11 @@ class AddArguments(FamilyArguments):
         "Which questions it is for, such as sst2 of a corrected label; default: all that share the "
         "memory.",
     )
+    scope: str = arg(
+        "",
+        "Whose it is, such as a user's name: it is found for questions of that scope alone. "
+        "Default: for all.",
+    )
     source: str = arg("user", "Who says it.")
 
 
@@ -155,6 +160,7 @@ class AddArguments(FamilyArguments):
 class ListArguments(FamilyArguments):
     """What is shown."""
 
+    scope: str | None = arg(None, "Only entries of this scope; default: all.")
     log: bool = arg(False, "Show every event instead of what is in the memory now.")
     verify: bool = arg(False, "Read every byte, and compare the entries with the log.")
     collisions: bool = arg(False, "Show entries whose keys a look-up by edit distance confuses.")
@@ -167,6 +173,7 @@ class QuestionArguments(FamilyArguments, LookupArguments):
     question: str | None = arg(None, "A question; it may also stand first, bare.")
     num_matches: int = arg(3, "Entries shown.", least=1)
     task: str = arg("", "Which entries count.")
+    scope: str = arg("", "Whose question it is: entries of this scope, and those of none, count.")
     device: str = arg("auto", "Where the encoder runs.")
 
 
@@ -180,6 +187,13 @@ class ChangeArguments(Arguments):
 
 
 @dataclass(kw_only=True)
+class EraseArguments(ChangeArguments):
+    """Which entries are erased."""
+
+    scope: str | None = arg(None, "All that was ever written in this scope, instead of ids.")
+
+
+@dataclass(kw_only=True)
 class FileArguments(Arguments):
     """Which file."""
 
@@ -187,10 +201,21 @@ class FileArguments(Arguments):
     output: str | None = arg(None, "The new memory (salvage).")
 
 
+@dataclass(kw_only=True)
+class LogFileArguments(FileArguments):
+    """Which file, and what of it."""
+
+    scope: str | None = arg(
+        None,
+        "Only events of this scope (export); all go into this scope (import). Default: all, each "
+        "in its own.",
+    )
+
+
 def _add(parse: Parse) -> None:
     """Write what was meant by a question that was misunderstood."""
     memory, args = parse(MemoryArguments, AddArguments, bare=("question", "feedback"))
-    values = {"source": args.source, "task": args.task}
+    values = {"source": args.source, "task": args.task, "scope": args.scope}
     Event(key=args.question, feedback=args.feedback, **values)  # refused before a memory is made
     is_relative = args.is_relative
     with FeedbackLog.open(Path(memory.memory)) as log:
@@ -206,8 +231,11 @@ def _list(parse: Parse) -> None:
     is_relative = args.is_relative
 
     def show(event: Event, kind: str = "") -> None:
-        origin = "  ".join(part for part in (event.time[:19], event.source, event.task) if part)
-        say(f"{event.id:>6}  {origin}  {kind}{show_entry(event)}")
+        if args.scope not in (None, event.scope):
+            return
+        names = [event.time[:19], event.source, event.task, visible(event.scope)]
+        texts = "" if event.kind == "erase" else show_entry(event)
+        say(f"{event.id:>6}  {'  '.join(filter(None, names))}  {kind}{texts}".rstrip())
 
     with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
         if args.verify:
@@ -217,7 +245,8 @@ def _list(parse: Parse) -> None:
             for event in log.events():
                 show(event, f"{event.kind} ")
         elif args.collisions:
-            found = find_collisions(log.entries(), is_relative=is_relative)
+            entries = (e for e in log.entries() if args.scope in (None, e.scope))
+            found = find_collisions(entries, is_relative=is_relative)
             for entry, near in found:
                 say(f"distance {-near.score:g}: entry {entry.id} {show_entry(entry)}")
                 say(f"            entry {near.entry.id} {show_entry(near.entry)}")
@@ -236,7 +265,9 @@ def _lookup(parse: Parse) -> None:
     quiet_libraries()
     # Vectors are written beside it, so that it must be writable for an encoder's look-up only.
     with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
-        lookup = load_lookup(settled, Context(device=args.device), task=args.task)(log)
+        lookup = load_lookup(
+            settled, Context(device=args.device), task=args.task, scope=args.scope
+        )(log)
         matches = lookup.find(args.question, args.num_matches)
     near = len(passing(matches, settled.gate_of(family)))
     for place, match in enumerate(matches):
@@ -264,19 +295,50 @@ def _forget(parse: Parse) -> None:
         say(f"{memory.memory}: {len(args.ids):,} forgotten, {len(log):,} entries left")
 
 
+def _restore(parse: Parse) -> None:
+    """Put a forgotten entry back."""
+    memory, args = parse(MemoryArguments, ChangeArguments, bare=("ids",))
+    with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
+        for entry_id in args.ids:
+            entry = log.restore(entry_id, source=args.source)
+            say(f"{memory.memory}: entry {entry_id} is now entry {entry.id}: {show_entry(entry)}")
+
+
+def _erase(parse: Parse) -> None:
+    """Take entries out of the log too, for ever.
+
+    Examples:
+      pgra memory erase 7
+      pgra memory erase --scope anna
+
+    All that was ever said of the entry's question in its task and scope goes: no byte of the texts
+    is left in the memory's files or in its vectors, and the log tells when they were erased. Files
+    that were written from it (exports, copies, runs) are yours to delete.
+    """
+    memory, args = parse(MemoryArguments, EraseArguments, bare=("ids",), may_lack=("ids",))
+    if bool(args.ids) == (args.scope is not None):
+        raise ConfigError("name entries or a scope: pgra memory erase 7, or erase --scope NAME")
+    with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
+        if args.ids:
+            count = log.erase(*args.ids, source=args.source)
+        else:
+            count = log.erase_scope(args.scope, source=args.source)
+        say(f"{memory.memory}: {count:,} events erased, {len(log):,} entries left")
+
+
 def _export(parse: Parse) -> None:
     """Write the log to a jsonl file."""
-    memory, args = parse(MemoryArguments, FileArguments, bare=("file",))
+    memory, args = parse(MemoryArguments, LogFileArguments, bare=("file",))
     with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
-        say(f"{args.file}: {export_log(log, Path(args.file)):,} events")
+        say(f"{args.file}: {export_log(log, Path(args.file), scope=args.scope):,} events")
 
 
 def _import(parse: Parse) -> None:
     """Append the events of a jsonl file."""
-    memory, args = parse(MemoryArguments, FileArguments, bare=("file",))
+    memory, args = parse(MemoryArguments, LogFileArguments, bare=("file",))
     events = read_events(Path(args.file))  # before a memory is made
     with FeedbackLog.open(Path(memory.memory)) as log:
-        count = import_events(log, events)
+        count = import_events(log, events, scope=args.scope)
         added = f"{count:,} events added, {len(events) - count:,} were there"
         say(f"{memory.memory}: {added}; {len(log):,} entries")
 
@@ -415,7 +477,7 @@ def _score(parse: Parse) -> None:
 class StudyArguments(KernelArguments):
     """Which run, and what the user does."""
 
-    run: str | None = arg(None, "Folder of a finished run of train.py or pgra icl.")
+    run: str | None = arg(None, "Folder of a finished run of pgra train or pgra icl.")
     correction_probabilities: list[float] = arg(
         [0.5, 1.0], "That a wrong decision is corrected.", least=0, most=1
     )
@@ -572,21 +634,11 @@ def _chat(parse: Parse) -> None:
 
 
 def read_lines() -> Iterator[str]:
-    """Read what is typed, or what stands in a pipe, line by line."""
-    if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    if not sys.stdin.isatty():
-        for line in sys.stdin:
-            line = line.rstrip("\r\n")
+    """Read what is typed, or what stands in a pipe, which is shown as if it were typed."""
+    for line in typed_lines():
+        if not sys.stdin.isatty():
             say(f"> {visible(line)}")
-            yield line
-        return
-    with contextlib.suppress(ImportError):  # not on every system; then lines have no history
-        import readline  # noqa: F401 (input() uses it once it is there)
-    with contextlib.suppress(EOFError):
-        while True:
-            yield input("> ")
-    say("")
+        yield line
 
 
 def _web(parse: Parse) -> None:
@@ -638,6 +690,8 @@ _WORDS: Mapping[str, Callable[[Parse], None]] = {
     "lookup": _lookup,
     "correct": _correct,
     "forget": _forget,
+    "restore": _restore,
+    "erase": _erase,
     "export": _export,
     "import": _import,
     "salvage": _salvage,

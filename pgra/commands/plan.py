@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
           --encoder bundled:minilm-l6 --lm bundled:smollm2-135m --max_train_samples 32 \
           --json plan.json
 
-    Takes the flags of train.py but for the reader's training. Nothing is computed for keeps: only
+    Takes the flags of pgra train but for the reader's training. Nothing is computed for keeps: only
     the corpus is read into the artifacts folder, as by every command that opens it, and with
     --lm_layer auto the layer is chosen, as by the run. Numbers are
     counts where candidates or an index are there to count on; where it says "about", they are

@@ -1,21 +1,22 @@
 """Decides new texts with a trained run, and shows the evidence: `pgra predict`."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import about, quiet_libraries, say
+from pgra.commands.common import about, quiet_libraries, say, typed_lines
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import KernelArguments, arg, parse_arguments
-from pgra.data.read import check_file, read_lines, read_records
-from pgra.errors import ConfigError, DataError
+from pgra.data.read import check_file, read_lines, read_records, table_rows
+from pgra.errors import ConfigError, DataError, PgraError
 from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
 
 if TYPE_CHECKING:
     from pgra.report.results import EvidenceLine
-    from pgra.runs import Answer
+    from pgra.runs import Answer, Predictor
 
 
 # How `pgra predict` shows an answer: as JSON, or laid out for a person.
@@ -87,10 +88,18 @@ class PredictArguments(KernelArguments):
     """Which run, on what, and how much is shown."""
 
     run: str = arg(
-        "", "Folder of a finished run; of a trained reader also its reader/.", must_be_given=True
+        "",
+        "Folder of a finished run; of a trained reader also its reader/, or the hub id that it was "
+        "pushed to.",
+        must_be_given=True,
     )
     file: str | None = arg(
-        None, "A text a line (.txt), or an object with the task's inputs a line (.jsonl)."
+        None, "A text a line (.txt), or rows with the task's inputs (.jsonl, .csv, .tsv)."
+    )
+    interactive: bool = arg(
+        False,
+        "Load the run once and decide each line as it is typed, or comes through a pipe; Ctrl-D or "
+        "'exit' ends. Of a task with several inputs a line may be a JSON object.",
     )
     json: bool = arg(False, "One JSON object a query, as in predictions.jsonl.")
     num_shown: int = arg(5, "Evidence shown for a text; --json gives all.", least=0)
@@ -116,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra predict --run runs/sst2-pgra-seed42 --file new.txt --json > answers.jsonl
       pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42 --attention
       pgra predict "A warm and funny film." --run runs/sst2-icl-knn
+      pgra predict "A warm and funny film." --run me/sst2-pgra
+      pgra predict --run runs/sst2-icl-knn --interactive
       pgra memory add "So bad it is good." positive --task sst2
       pgra predict "So bad, it's good." --run runs/sst2-pgra-seed42 --memory memory.sqlite
 
@@ -130,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     into a reader's probabilities with --memory_weight.
 
     From Python, with evidence of your own:
-      pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
+      pgra.Reader.from_pretrained("runs/sst2-pgra-seed42").predict(texts, evidence)
     """
     texts, args, memory = parse_arguments(
         [TextArguments, PredictArguments, PromptMemoryArguments],
@@ -138,10 +149,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="pgra predict",
         **about(main),
     )
-    if bool(texts.text) == bool(args.file):
+    given = [bool(texts.text), bool(args.file), args.interactive]
+    if sum(given) != 1:
         raise ConfigError(
-            "give either texts (pgra predict 'some text' --run RUN) or --file FILE"
-            + (", not both" if args.file else "")
+            "give either texts (pgra predict 'some text' --run RUN) or --file FILE, or ask for "
+            "--interactive" + (": one of them, not both" if any(given) else "")
         )
     memory.check_named()
     quiet_libraries()
@@ -154,7 +166,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         attention=args.attention,
         memory=memory,
         memory_weight=args.memory_weight,
+        progress=not args.interactive,
     )
+    if args.interactive:
+        return answer_lines(predictor, args)
     inputs = predictor.decider.data.task.inputs
     answers = predictor.answer(texts.text or read_queries_file(Path(args.file), inputs))
     if args.json:
@@ -164,29 +179,67 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def answer_lines(predictor: "Predictor", args: PredictArguments) -> int:
+    """Decide each line that comes in; one that cannot be is told, and the next is awaited."""
+    logger = logging.getLogger("pgra")
+    if logger.level == logging.INFO:  # what a run tells once would stand between the answers
+        logger.setLevel(logging.WARNING)
+    inputs = predictor.decider.data.task.inputs
+    for line in typed_lines():
+        text = line.strip()
+        if text in ("exit", "quit"):
+            break
+        if not text:
+            continue
+        try:
+            (answer,) = predictor.answer([_read_line(text, inputs)])
+        except PgraError as error:
+            told = text.encode(errors="backslashreplace").decode()
+            if args.json:
+                say(json.dumps({"text": told, "error": str(error)}, ensure_ascii=False))
+            else:
+                logger.error("error: %s", error)
+            continue
+        if args.json:
+            say(json.dumps(as_json(answer), ensure_ascii=False))
+        else:
+            say(show(answer, args.num_shown) + "\n")
+    return 0
+
+
+def _read_line(text: str, inputs: Sequence[str]) -> str | Mapping[str, str]:
+    """Return a line as a query: the text of the first input, or all of them by name."""
+    if len(inputs) == 1 or not text.startswith("{"):
+        return text
+    try:
+        found: Mapping[str, str] = json.loads(text)
+    except ValueError as error:
+        raise DataError(
+            f"the line is not JSON ({error}): give an object with {', '.join(inputs)}"
+        ) from None
+    return found
+
+
 def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[str, str]]:
     """Read queries from a file; blank lines are passed over.
 
     Args:
-        path: .txt with a text a line, or .jsonl with the inputs by name (others are not looked at).
+        path: .txt with a text a line, or .jsonl, .csv or .tsv with the inputs by name (other fields
+            are not looked at); `.gz` or `.zst` may follow.
         inputs: The task's.
 
     Raises:
         DataError: If it cannot be read, holds none, or a line lacks an input.
     """
-    if check_file(path, ("txt", "jsonl")) == "txt":
+    kind = check_file(path, ("txt", "jsonl", "csv", "tsv"))
+    if kind == "txt":
         texts = [line.text.strip() for line in read_lines(path)]
         queries: list[str | Mapping[str, str]] = [text for text in texts if text]
     else:
         queries = []
-        for record in read_records(path):
-            for name in inputs:
-                if not isinstance(record.fields.get(name), str):
-                    raise DataError(
-                        f"{path}, line {record.line}: '{name}' is {record.fields.get(name)!r}, "
-                        f"not text: the task's inputs are {', '.join(inputs)}"
-                    )
-            queries.append({name: str(record.fields[name]) for name in inputs})
+        is_json = kind == "jsonl"
+        for record in read_records(path) if is_json else table_rows(path, kind, inputs):
+            queries.append({name: record.text(name) for name in inputs})
     if not queries:
         raise DataError(f"{path} holds no text")
     return queries

@@ -12,7 +12,7 @@ from pgra.config import Arguments, arg, parse_arguments
 class PushArguments(Arguments):
     """Which run, and where to."""
 
-    run: str = arg("", "Folder of a finished run of train.py.", must_be_given=True)
+    run: str = arg("", "Folder of a finished run of pgra train.", must_be_given=True)
     hub_model_id: str | None = arg(
         None, "OWNER/NAME; a name alone is your own; default: the folder's name."
     )

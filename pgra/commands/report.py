@@ -46,6 +46,12 @@ class ReportArguments(Arguments):
         "read and said. One file that ends in .html and asks for nothing else.",
     )
 
+    consistency: str | None = arg(
+        None,
+        "Folder of pgra consistency: the page draws label consistency by rank too.",
+        needs={"html": True},
+    )
+
     def check(self) -> None:
         """Refuse files of no known kind."""
         suffix = Path(self.output or "report.txt").suffix.lower()
@@ -79,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     from pgra.artifacts import write_text
     from pgra.report.compare import load_reference, long_table, summarise
-    from pgra.report.page import FIGURES, PAGES, check_path, plot_study, render_page
+    from pgra.report.figures import FIGURES, check_path, plot_study
+    from pgra.report.page import PAGES, page_title, read_consistency, render_page
     from pgra.report.results import load_collection
     from pgra.report.tables import FORMATS
 
@@ -105,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = "\n\n".join(FORMATS[kind](table) for table in tables)
     texts = {}
     if args.html is not None:
-        texts[args.html] = render_page(titles[0] if len(titles) == 1 else "Results", studies)
+        found = read_consistency(Path(args.consistency)) if args.consistency else {}
+        texts[args.html] = render_page(page_title(studies), studies, found)
     if args.output is None:
         say(text)
     else:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pgra.commands.common import about, given_names, parse_stages, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
+from pgra.commands.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
 from pgra.config import Arguments, PgraArguments, ReaderArguments, arg
 from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError
@@ -20,6 +21,7 @@ from pgra.errors import ConfigError
 if TYPE_CHECKING:
     from pgra.core import Candidates, Context
     from pgra.data.corpus import Corpus
+    from pgra.methods.stages import Stages
 
 _SCORE = "{:>10.4f}  "
 
@@ -50,6 +52,7 @@ class EvidenceArguments(Arguments):
         True,
         "Centre the labeler at its medians over 1,000 passages of the corpus, so that it does not "
         "call nearly all of it one label; --no_centre: the paper's labels.",
+        off="The paper's labels.",
     )
 
 
@@ -69,19 +72,24 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra rerank --task sst2 --config configs/experiments/paper.yaml
 
     With texts, it shows the best of both stages side by side (the exemplars in the prompt are the
-    task's). Without, it runs both stages for all splits of the task, and says where their products
-    lie. With --retriever exhaustive there is one stage: the LM reads the whole corpus once, and the
-    best of all of it is evidence.
+    task's); with --queries FILE and --trec or --qrels, it writes the second stage's order of all
+    candidates as a TREC run, or measures it. Without, it runs both stages for all splits of the
+    task, and says where their products lie. With --retriever exhaustive there is one stage: the LM
+    reads the whole corpus once, and the best of all of it is evidence.
     """
     from pgra.core import join_context
 
     words = name_leading_texts(argv)
-    parts, (texts, show) = parse_stages(
-        words, [TextArguments, ShowArguments], without=["reader"], prog="pgra rerank", **about(main)
+    parts, (texts, own, show) = parse_stages(
+        words,
+        [TextArguments, QueryFileArguments, ShowArguments],
+        without=["reader"],
+        prog="pgra rerank",
+        **about(main),
     )
-    if texts.text and "num_evidence" not in given_names(
-        words
-    ):  # all candidates are ordered and shown
+    queries = QueryFile.read(own, texts.text)
+    asked = texts.text if queries is None else list(queries.texts.values())
+    if asked and "num_evidence" not in given_names(words):  # all candidates are ordered
         most = parts["retriever"].num_candidates
         kept = min(parts["rerank"].num_evidence, most)
         parts["rerank"] = replace(parts["rerank"], num_evidence=kept)
@@ -93,8 +101,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("evidence 'hint' is without passages: there is nothing to rerank")
     quiet_libraries()
     context = join_context(args.runtime.device)
-    if texts.text:
-        message = _show_texts(args, texts.text, show.num_shown, context)
+    if queries is not None and own.is_run:
+        search, _, best = _search(args, asked, NUM_CANDIDATES, context)
+        if not context.is_main:
+            return 0
+        message = queries.finish(best, search.corpus, f"pgra-{args.rerank.reranker}")
+    elif asked:
+        message = _show_texts(args, asked, show.num_shown, context)
     else:
         message = _rerank_splits(args, context)
     if context.is_main:
@@ -106,7 +119,7 @@ def evidence(argv: Sequence[str] | None = None) -> int:
     r"""Measure how often the evidence of each way has the label of its query.
 
     Example:
-      python train.py --task sst2 --method plain --output_dir runs/plain
+      pgra train --task sst2 --method plain --output_dir runs/plain
       python ablations/evidence.py --task sst2 --labeler runs/plain --output_dir runs/evidence \
           --bank full --num_evidence 16 --depths 2 16
 
@@ -159,21 +172,25 @@ def _rerank_splits(args: "PgraArguments", context: "Context") -> str:
     return "\n".join(lines)
 
 
-def _show_texts(
-    args: "PgraArguments", texts: Sequence[str], num_shown: int, context: "Context"
-) -> str:
+def _search(
+    args: "PgraArguments", texts: Sequence[str], depth: int, context: "Context"
+) -> tuple["Stages", "Candidates", "Candidates"]:
     """Find evidence for texts. Their states are kept in the bank, what is found is not."""
     from pgra.core import Example
     from pgra.methods.stages import Stages
-    from pgra.rerank import find_reranker
 
     search = Stages.read(args, context)
-    prompt = search.prompt
-    queries = [
-        Example(f"text-{number}", prompt.template.passage_fields(text))
-        for number, text in enumerate(texts)
-    ]
-    first, best = search.search(queries, depth=num_shown)
+    fields = search.prompt.template.passage_fields
+    queries = [Example(f"text-{number}", fields(text)) for number, text in enumerate(texts)]
+    return search, *search.search(queries, depth=depth)
+
+
+def _show_texts(
+    args: "PgraArguments", texts: Sequence[str], num_shown: int, context: "Context"
+) -> str:
+    from pgra.rerank import find_reranker
+
+    search, first, best = _search(args, texts, num_shown, context)
     models = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
     if args.rerank.reranker == "prompted":
         models.append(args.rerank.similarity)

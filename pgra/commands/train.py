@@ -1,6 +1,6 @@
-"""Runs a method on a task: `train.py`, `pgra train`, `pgra icl`; and measures a run again.
+"""Runs a method on a task: `pgra train`, `pgra icl`; and measures a run again.
 
-`train.py` runs alone or under `accelerate launch`.
+`train.py` is `pgra train`; both run alone or under `accelerate launch`.
 """
 
 import sys
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import (
     about,
-    fill_folder,
     join_run,
     parse_run,
     quiet_libraries,
@@ -32,26 +31,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     r"""Train a reader on a task with evidence that an LM picked, or run another method.
 
     Examples:
-      accelerate launch train.py --task sst2
-      accelerate launch train.py --task sst2 --config configs/experiments/paper.yaml
-      python train.py --task sst2 --dataset_name bundled:rotten-tomatoes \
+      pgra train --task sst2
+      accelerate launch -m pgra train --task sst2 --config paper
+      pgra train --task sst2 --dataset_name bundled:rotten-tomatoes \
           --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \
           --model_name_or_path bundled:t5-small-titles --num_evidence 4 --max_steps 40
-      python train.py --task my_task.yaml --train_file train.jsonl --test_file test.jsonl
-      python train.py --task sst2 --method fid --seeds 0 1 2
-      python train.py --task sst2 --method ralm --reader_lm bundled:smollm2-135m
-      python train.py --config configs/experiments/lm-bff.yaml --task sst2 --seeds 13 21 42 87 100
-      python train.py --task sst2 --search grid --report_to tensorboard
-      python train.py --task sst2 --model_name_or_path google-t5/t5-3b --lora_rank 16
-      python train.py --task sst2 --push_to_hub --hub_model_id me/sst2-pgra
-      python train.py --method knn --help
+      pgra train --task my_task.yaml --train_file train.jsonl --test_file test.jsonl
+      pgra train --task sst2 --method fid --seeds 0 1 2
+      pgra train --task sst2 --method ralm --reader_lm bundled:smollm2-135m
+      pgra train --config lm-bff --task sst2 --seeds 13 21 42 87 100
+      pgra train --task sst2 --search grid --report_to tensorboard
+      pgra train --task sst2 --model_name_or_path google-t5/t5-3b --lora_rank 16
+      pgra train --task sst2 --push_to_hub --hub_model_id me/sst2-pgra
+      pgra train --method knn --help
 
     --method fid trains Fusion-in-Decoder on the first stage's best, plain the reader without
     evidence, random on random passages; icl, kate and knn train nothing. What tells readers apart
     may be given as flags too (--reranker none, --num_evidence 0). A stopped run goes on when the
     same command is given again.
     """
-    return _run(argv, prog="train.py", command=main)
+    return _run(argv, prog="pgra train", command=main)
 
 
 def icl(argv: Sequence[str] | None = None) -> int:
@@ -69,8 +68,8 @@ def icl(argv: Sequence[str] | None = None) -> int:
       accelerate launch --num_processes 8 -m pgra icl --task sst2 --lm facebook/opt-13b
       pgra report runs/ --baseline icl-random
 
-    The same as train.py --method kate. Vectors, neighbors and answers are kept in --artifacts_dir:
-    what was stopped goes on, and another run asks only what is new.
+    The same as pgra train --method kate. Vectors, neighbors and answers are kept in
+    --artifacts_dir: what was stopped goes on, and another run asks only what is new.
     """
     under = {"method": "kate", "output_dir": "runs/{task}-{method}"}
     return _run(argv, prog="pgra icl", command=icl, under=under)
@@ -89,6 +88,7 @@ def _run(
         words, [SeriesArguments], prog=prog, **about(command), under=[Defaults(prog, under or {})]
     )
     from pgra.experiments.search import search_runs
+    from pgra.methods.base import fill_folder
     from pgra.runs import run, run_seeds, series_folder
 
     quiet_libraries()
@@ -197,10 +197,10 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
     """Measure a finished run on its test set, or on another file.
 
     Examples:
-      python evaluate.py --run runs/sst2-pgra-seed42
-      python evaluate.py --run runs/sst2-pgra-seed42 --test_file other.jsonl --output_dir runs/other
+      pgra evaluate --run runs/sst2-pgra-seed42
+      pgra evaluate --run runs/sst2-pgra-seed42 --test_file other.jsonl --output_dir runs/other
     """
-    (args,) = parse_arguments([EvaluateArguments], argv, prog="evaluate.py", **about(evaluate))
+    (args,) = parse_arguments([EvaluateArguments], argv, prog="pgra evaluate", **about(evaluate))
     quiet_libraries()
     from pgra.core import join_context
     from pgra.runs import evaluate_run

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
           --lm bundled:smollm2-135m --num_candidates 50 --max_train_samples 200 \
           --max_test_samples 150
 
-    Takes the flags of train.py but for the reader's training. The LM reads the candidates of the
+    Takes the flags of pgra train but for the reader's training. The LM reads the candidates of the
     test queries, the training queries and a draw of the corpus; its states are kept for training.
     A head on its states says which label a query, or a passage, speaks for (the LM's opinion); one
     on the encoder's vectors stands for the reader. What evidence can add is how much better the

@@ -1,12 +1,12 @@
 """The searched collection: where its passages come from, memory-mapped and fetched by row.
 
-A passage is one line, or one value of a JSON or parquet field: white space around it is dropped,
-and a line break inside a value becomes a space. With `passage_words` a line is a document, and its
-passages are blocks of so many words that do not overlap (Karpukhin et al. 2020, section 4.1), the
-last as long as what is left. Blank lines and missing values are dropped, and so are lines that are
-not UTF-8, if they are at most one in a hundred. Of equal passages the first stays. All are counted;
-`strict` refuses them. Several sources are one corpus: their passages in the order of the sources,
-so that one more adds rows behind.
+A passage is one line, or one value of a field of a table (jsonl, csv, tsv, parquet): white space
+around it is dropped, and a line break inside a value becomes a space. With `passage_words` a line
+is a document, and its passages are blocks of so many words that do not overlap (Karpukhin et al.
+2020, section 4.1), the last as long as what is left. Blank lines and missing values are dropped,
+and so are lines that are not UTF-8, if they are at most one in a hundred. Of equal passages the
+first stays. All are counted; `strict` refuses them. Several sources are one corpus: their passages
+in the order of the sources, so that one more adds rows behind.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,15 @@ import pyarrow.parquet as pq
 import xxhash
 from tqdm import tqdm
 
-from pgra.artifacts import artifact_dir, build_once, file_checksum, read_manifest
+from pgra.artifacts import (
+    TemporaryFolder,
+    artifact_dir,
+    build_once,
+    digest,
+    file_checksum,
+    read_manifest,
+    write_lines,
+)
 from pgra.config import CorpusArguments
 from pgra.core import Json, Rows
 from pgra.data import read
@@ -40,7 +48,7 @@ from pgra.errors import ArtifactError, DataError
 # A source gives raw texts one after the other, never all at once.
 
 
-KINDS = ("txt", "jsonl", "parquet")
+KINDS = ("txt", "jsonl", "csv", "tsv", "parquet")
 _HUB_DATASET = re.compile(r"[\w.-]+/[\w.-]+(:[^:/\\]*){0,2}")
 _READ_ROWS = 1 << 12
 
@@ -51,7 +59,7 @@ class Source:
 
     Attributes:
         where: The source in words, for messages.
-        kind: "txt", "jsonl", "parquet" or "dataset".
+        kind: "txt", "jsonl", "csv", "tsv", "parquet" or "dataset".
         size: What there is to read: bytes on disk, or a data set's rows.
         path: The file, where it is one.
         table: The split of a hub data set, which `datasets` memory-maps, or None.
@@ -83,7 +91,32 @@ class Source:
         """
         if self.kind == "txt":
             return self._line_texts()
-        return self._json_texts(column) if self.kind == "jsonl" else self._column_texts(column)
+        if self.kind in ("jsonl", "csv", "tsv"):
+            return self._record_texts(column)
+        return self._column_texts(column)
+
+    def ids(self, column: str) -> Iterator[str]:
+        """Return the names of the texts, in their order.
+
+        Args:
+            column: The field that holds them: words, or whole numbers.
+
+        Raises:
+            DataError: If it has no such field, or a name is missing or not one word.
+        """
+        if self.kind == "txt":
+            raise DataError(
+                f"{self.where} has no fields: leave --corpus_id out, and passages are called by "
+                "their rows"
+            )
+        is_table = self.kind in ("jsonl", "csv", "tsv")
+        read_values = self._record_values if is_table else self._column_values
+        for place, value in read_values(column, "--corpus_id"):
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            name = str(value) if is_number else read.clean_text(place, column, value)
+            if len(name.split()) != 1:
+                raise DataError(f"{place}: '{column}' must be one word to name a passage: {name!r}")
+            yield name
 
     def _line_texts(self) -> Iterator[str]:
         num_lines, has_returns = 0, False
@@ -96,33 +129,46 @@ class Source:
                 "ends are: convert them to LF (tr '\\r' '\\n' < OLD > NEW)"
             )
 
-    def _json_texts(self, column: str) -> Iterator[str]:
-        for record in read.read_records(self.path, self.reading):
+    def _record_texts(self, column: str) -> Iterator[str]:
+        for place, value in self._record_values(column, "--corpus_field"):
+            yield _one_line(place, column, value)
+
+    def _record_values(self, column: str, flag: str) -> Iterator[tuple[str, object]]:
+        if self.kind == "jsonl":
+            records = read.read_records(self.path, self.reading)
+        else:
+            records = read.table_rows(self.path, self.kind, [column])
+        for record in records:
             if column not in record.fields:
-                raise _no_field(record.place, column, record.fields)
-            yield _one_line(record.place, column, record.fields[column])
+                raise _no_field(record.place, column, record.fields, flag)
+            yield record.place, record.fields[column]
 
     def _column_texts(self, column: str) -> Iterator[str]:
-        scalars = (scalar for batch in self._batches(column) for scalar in batch.column(column))
+        for place, value in self._column_values(column, "--corpus_field"):
+            yield "" if value is None else _one_line(place, column, value)
+
+    def _column_values(self, column: str, flag: str) -> Iterator[tuple[str, object]]:
+        batches = self._batches(column, flag)
+        scalars = (scalar for batch in batches for scalar in batch.column(column))
         for number, scalar in enumerate(scalars, 1):
             place = f"{self.where}, row {number}"
             try:
                 value = scalar.as_py()
             except UnicodeDecodeError:
                 raise DataError(f"{place}: '{column}' is not UTF-8") from None
-            yield "" if value is None else _one_line(place, column, value)
+            yield place, value
 
-    def _batches(self, column: str) -> Iterator[Any]:
+    def _batches(self, column: str, flag: str) -> Iterator[Any]:
         """Yield a column of a hub's data set or of a parquet file, some rows at a time."""
         if self.table is not None:
-            self._check_column(column, self.table.data.schema)
+            self._check_column(column, self.table.data.schema, flag)
             for batch in self.table.select_columns([column]).with_format("arrow").iter(_READ_ROWS):
                 yield batch
                 self.reading.done += len(batch)
             return
         try:
             with pq.ParquetFile(self.path) as file:
-                self._check_column(column, file.schema_arrow)
+                self._check_column(column, file.schema_arrow, flag)
                 num_rows = 0
                 for batch in file.iter_batches(_READ_ROWS, columns=[column]):
                     yield batch
@@ -132,22 +178,23 @@ class Source:
             reason = str(error).splitlines()[0]
             raise DataError(f"{self.where} is damaged or is not parquet ({reason})") from None
 
-    def _check_column(self, column: str, schema: Any) -> None:
+    def _check_column(self, column: str, schema: Any, flag: str) -> None:
         if column not in schema.names:
-            raise _no_field(self.where, column, schema.names)
+            raise _no_field(self.where, column, schema.names, flag)
         kind = schema.field(column).type
         plain = kind.value_type if pa.types.is_dictionary(kind) else kind
         is_text = pa.types.is_string(plain) or pa.types.is_large_string(plain)
-        if not is_text and not pa.types.is_string_view(plain):
+        is_name = flag == "--corpus_id" and pa.types.is_integer(plain)
+        if not is_text and not is_name and not pa.types.is_string_view(plain):
             raise DataError(
-                f"{self.where}: '{column}' is {kind}, not text: name another with --corpus_field"
+                f"{self.where}: '{column}' is {kind}, not text: name another with {flag}"
             )
 
 
-def _no_field(where: str, column: str, found: Iterable[str]) -> DataError:
+def _no_field(where: str, column: str, found: Iterable[str], flag: str) -> DataError:
     return DataError(
         f"{where}: no field '{column}' (it has {', '.join(found) or 'none'}): name another with "
-        "--corpus_field"
+        f"{flag}"
     )
 
 
@@ -171,8 +218,8 @@ def find_source(name: str) -> Source:
     def failed(reason: str) -> DataError:
         return DataError(
             f"cannot find corpus '{name}': there is no such file here, and the hub says: {reason} "
-            "Give a local .txt, .jsonl or .parquet file, a data set's file or OWNER/SET:CONFIG, or "
-            "a bundled: name (pgra data lists them)."
+            "Give a local .txt, .jsonl, .csv, .tsv or .parquet file, a data set's file or "
+            "OWNER/SET:CONFIG, or a bundled: name (pgra data lists them)."
         )
 
     if len(parts) >= 3:
@@ -289,6 +336,7 @@ class Corpus:
         counts: {"rows", "blank", "duplicates", "not_utf8"}: kept, and what the source held beside.
         batches: The memory-mapped text, `_BATCH_ROWS` rows each but the last.
         made_by: How it was asked for; None where it was opened by its folder.
+        keeper: Keeps a temporary folder as long as the corpus is used; None for any other.
     """
 
     folder: Path
@@ -296,6 +344,7 @@ class Corpus:
     counts: Mapping[str, int]
     batches: Sequence[Any]
     made_by: CorpusArguments | None = None
+    keeper: Any = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         """Count the passages."""
@@ -343,21 +392,96 @@ class Corpus:
             yield self.slice(start, start + size)
 
 
-def open_corpus(args: CorpusArguments, artifacts: Path, *, is_quiet: bool = False) -> Corpus:
-    """Open a corpus by name, reading its source into `artifacts/corpora` the first time.
+def open_corpus(
+    source: CorpusArguments | str | Path | Iterable[str],
+    artifacts: str | Path | None = None,
+    *,
+    corpus_field: str = "text",
+    is_quiet: bool = False,
+) -> Corpus:
+    """Open a corpus, reading its source into `artifacts/corpora` the first time.
 
     The folder's name holds the source's checksum, so a changed source is read again.
 
     Args:
-        args: Which corpus, and the rules for its lines.
-        artifacts: Root of all products.
+        source: A file or name as `--corpus` takes it; or the passages themselves, a list or a
+            `datasets.Dataset`, whose rows are then the places in it; or several files and the
+            rules for their lines, as `CorpusArguments`.
+        artifacts: Root of all products; None: a temporary folder, kept as long as the corpus.
+        corpus_field: Field that holds the passage, for all but .txt and lists.
         is_quiet: Whether to say nothing of what was read; the user did not ask for every corpus.
 
     Raises:
         DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; with
-            `strict`, if it holds lines that were dropped.
+            `strict`, if it holds lines that were dropped; if a list's or a data set's passage is
+            no text, or blank.
         ArtifactError: If what was read before is damaged.
+        ValueError: If `source` is none of these.
     """
+    if artifacts is None:
+        keeper = TemporaryFolder()
+        found = open_corpus(source, keeper.path, corpus_field=corpus_field, is_quiet=is_quiet)
+        return replace(found, keeper=keeper)
+    artifacts = Path(artifacts)
+    if isinstance(source, str | Path):
+        args = CorpusArguments(corpus=str(source), corpus_field=corpus_field)
+    elif isinstance(source, CorpusArguments):
+        args = source
+    else:
+        file = write_passages(source, artifacts / "passages", corpus_field)
+        args = CorpusArguments(corpus=str(file), corpus_field=corpus_field, drop_duplicates=False)
+        is_quiet = True
+    return _open(args, artifacts, is_quiet=is_quiet)
+
+
+def write_passages(passages: object, folder: Path, corpus_field: str = "text") -> Path:
+    """Write a list or a data set as a file that a corpus is read from, one passage a line.
+
+    Args:
+        passages: Texts, or a `datasets.Dataset`.
+        folder: Where; the file's name holds a digest of the texts.
+        corpus_field: The data set's column, and the file's field.
+
+    Raises:
+        DataError: If there are none, or one is no text, or blank: its place would be another's.
+        ValueError: If it is something else, or a list of files.
+    """
+    place, columns = "passages[{}]", getattr(passages, "column_names", None)
+    if isinstance(columns, dict):
+        raise DataError(f"this is a DatasetDict: give one of its splits ({', '.join(columns)})")
+    texts = passages
+    if isinstance(columns, list):  # a Dataset; the library takes long to import
+        if corpus_field not in columns:
+            names = ", ".join(map(str, columns))
+            raise DataError(f"the data set has no column '{corpus_field}' (it has {names})")
+        place, texts = "row {} of the data set", cast(Any, passages)[corpus_field]
+    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
+        kind = type(passages).__name__
+        raise ValueError(f"passages are of type {kind}: give a list of texts, a file, or a Dataset")
+    found = [read.clean_text(place.format(row), corpus_field, t) for row, t in enumerate(texts)]
+    if not found:
+        raise DataError("there are no passages: the list is empty")
+    if not all(found):
+        raise DataError(f"{place.format(found.index(''))} is blank: leave it out")
+    if texts is passages and all(map(_is_file, found)):
+        raise ValueError(
+            f"a list holds passages, and these are files ({found[0]}, ...): give several files as "
+            "pgra.CorpusArguments(corpus=[...])"
+        )
+    file = folder / f"passages-{digest(found)[:12]}.jsonl"
+    if not file.is_file():
+        write_lines(file, [{corpus_field: text} for text in found])
+    return file
+
+
+_LONGEST_NAME = 200
+
+
+def _is_file(name: str) -> bool:
+    return len(name) < _LONGEST_NAME and (name.startswith(BUNDLED) or Path(name).is_file())
+
+
+def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
     sources = [find_source(name) for name in args.sources]
     kinds, identities = [s.kind for s in sources], [s.identity for s in sources]
     fields: dict[str, Json] = {
@@ -390,6 +514,33 @@ def open_corpus(args: CorpusArguments, artifacts: Path, *, is_quiet: bool = Fals
             "mend the file, or leave --strict out to drop and count them"
         )
     return corpus
+
+
+def passage_ids(corpus: Corpus) -> Iterator[str]:
+    """Return what passages are called in run files, row by row: by `corpus_id`, or their rows.
+
+    The sources are read again, and followed by the passages that were kept of them.
+
+    Raises:
+        DataError: If a source has no such field, or has changed since it was read.
+    """
+    args = corpus.made_by
+    if args is None or args.corpus_id is None:
+        yield from map(str, range(len(corpus)))
+        return
+    passages = (text for batch in corpus.batched(_BATCH_ROWS) for text in batch)
+    wanted = next(passages, None)
+    for name in args.sources:
+        texts = find_source(name).texts(args.corpus_field)
+        ids = find_source(name).ids(args.corpus_id)
+        # A kept passage is the first of its equals, so it is the next line with its text.
+        for text, found in zip(texts, ids, strict=True):
+            if text.strip() == wanted:
+                yield found
+                wanted = next(passages, None)
+                if wanted is None:
+                    return
+    raise DataError(f"{', '.join(args.sources)} changed since it was read: run it again")
 
 
 def changed_sources(args: CorpusArguments, folder: Path) -> list[str]:

@@ -4,7 +4,8 @@ Formats of files: jsonl; csv as the csv module reads it; tsv without quoting (a 
 character). All may end in .gz. csv and tsv need a header. Other columns are ignored.
 
 The dev set, on which checkpoints are chosen, is a validation file, the data set's validation split
-where the task's YAML names one, or a held-out part of train. It is never the test set.
+where the task's YAML names one, or a held-out part of train. It is never the test set, which may be
+a held-out part of train too.
 """
 
 import logging
@@ -12,11 +13,11 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pgra.config import DataArguments
+from pgra.config import TEST_FRACTION, DataArguments
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.read import Record, check_file, clean_text, load_data_set, read_records, table_rows
@@ -102,6 +103,61 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
     return RawSplit(rows, columns, where, names, is_own)
 
 
+Rows = Iterable[Any]
+"""A `datasets.Dataset`, mappings, or pairs (text, label) of a task with one input."""
+
+
+def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) -> RawSplit:
+    """Open rows in memory, whose columns have the names that the task's files or its hub's have.
+
+    Args:
+        task: Whose fields the rows have.
+        rows: What a data set holds, or a file would; or a file's name.
+        where: What they are called in messages.
+
+    Raises:
+        DataError: If there are none, or one is of another kind.
+    """
+    if isinstance(rows, str | Path):
+        return open_file(task, Path(rows).expanduser())
+    features = getattr(rows, "features", None)
+    if isinstance(rows, bytes | Mapping) or not isinstance(rows, Iterable):
+        splits = f" of {', '.join(map(str, rows))}" if isinstance(rows, Mapping) else ""
+        hint = ": give one of its splits" if splits else ""
+        raise DataError(f"{where} is a {type(rows).__name__}{splits}{hint or _KINDS_OF_ROWS}")
+    found = []
+    for number, row in enumerate(rows):
+        place = f"{where}, row {number}"
+        if isinstance(row, tuple | list) and len(row) == 2 and len(task.inputs) == 1:
+            row = dict(zip((task.inputs[0], task.target), row, strict=True))
+        if not isinstance(row, Mapping):
+            raise DataError(f"{place} is a {type(row).__name__} ({row!r:.60}){_KINDS_OF_ROWS}")
+        values = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in row.items()
+        }
+        found.append(Record(number, values, place))
+    if not found:
+        raise DataError(f"{where} is empty: give at least one row")
+    columns, names = _columns(task, task.local.columns), None
+    is_files = {*columns.values()} <= {*found[0].fields}
+    if task.hub and (features or not is_files):  # a Dataset is the hub's where it can be
+        of_hub = _columns(task, task.hub.columns)
+        if {*of_hub.values()} <= {*found[0].fields}:
+            columns, names, is_files = of_hub, task.hub.labels, True
+    if not is_files:
+        columns = _columns(task, {})
+    if names is None and isinstance(task, Task):
+        names = _class_names(rows, columns[task.target], task.labels)
+    return RawSplit(found, columns, where, names)
+
+
+_KINDS_OF_ROWS = (
+    ": give a datasets.Dataset, a list of dicts, or of (text, label) pairs where the task has one "
+    "input, or the name of a file"
+)
+
+
 def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
     """Open a file of a task's rows.
 
@@ -114,13 +170,47 @@ def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
     return RawSplit(rows, columns, str(path))
 
 
+def given_split(task: Task, rows: object, name: str) -> RawSplit:
+    """Take a split from memory.
+
+    Args:
+        task: Whose fields the rows have.
+        rows: Mappings, such as the rows of a `datasets.Dataset`, by the task's names or by its hub
+            data set's; `Example`s; or, of a task of one text, (text, label) pairs.
+        name: Of the split, for messages.
+
+    Raises:
+        ValueError: If there are no rows of such a kind.
+    """
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise ValueError(f"{name} are of type {type(rows).__name__}: give a list of examples")
+    named = task.hub.columns if task.hub else {}
+    records = [_given_row(task, row, f"{name}[{at}]", at) for at, row in enumerate(rows)]
+    is_hubs = bool(records) and all(column in records[0].fields for column in named.values())
+    columns = _columns(task, named if is_hubs else {})
+    labels = _class_names(rows, columns[LABEL], task.labels)
+    return RawSplit(records, columns, name, labels or (task.hub.labels if task.hub else None))
+
+
+def _given_row(task: Task, row: object, place: str, number: int) -> Record:
+    if isinstance(row, Example):
+        return Record(number, {**row.fields, LABEL: row.label}, place)
+    if isinstance(row, Mapping):
+        return Record(number, row, place)
+    if isinstance(row, list | tuple) and len(row) == 2 and len(task.inputs) == 1:
+        return Record(number, {task.inputs[0]: row[0], LABEL: row[1]}, place)
+    wanted = "a (text, label) pair" if len(task.inputs) == 1 else "a mapping"
+    names = ", ".join((*task.inputs, LABEL))
+    raise ValueError(f"{place} is {row!r:.80}: give {wanted} of {names}, or a pgra.Example")
+
+
 def _columns(task: Task | GenerationTask, named: Mapping[str, str]) -> dict[str, str]:
     return {name: named.get(name, name) for name in (*task.inputs, task.target)}
 
 
 def _class_names(table: object, column: str, labels: Sequence[str]) -> tuple[str, ...] | None:
     """Return the names behind a hub column's integers, where the data set states ours."""
-    feature = getattr(table, "features", {}).get(column)
+    feature = (getattr(table, "features", None) or {}).get(column)
     names = getattr(feature, "names", None)
     if names is not None and set(names) != set(labels):
         raise DataError(
@@ -170,13 +260,14 @@ class SplitRows:
     raw: RawSplit
 
 
-def read_split(task: Task, raw: RawSplit, split: str) -> SplitRows:
+def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False) -> SplitRows:
     """Read a split's examples. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
     Args:
         task: Whose inputs and labels the rows have.
         raw: Where they come from.
         split: "train", "validation" or "test".
+        is_quiet: Whether to say nothing of what was dropped.
 
     Raises:
         DataError: If it is not readable or empty, or lacks a column or known label.
@@ -201,9 +292,9 @@ def read_split(task: Task, raw: RawSplit, split: str) -> SplitRows:
     if not examples:
         more = f", {ignored} with a label that the task does without" if ignored else ""
         raise DataError(f"{raw.where} holds no example ({blank} blank rows{more})")
-    if blank:
+    if blank and not is_quiet:
         logger.warning("%s: %d rows without text were dropped", raw.where, blank)
-    if ignored:
+    if ignored and not is_quiet:
         names = ", ".join(task.ignored_labels)
         logger.info("%s: %d rows labelled %s were left out", raw.where, ignored, names)
     return SplitRows(examples, blank, ignored, raw)
@@ -234,9 +325,9 @@ class Splits:
         train: To train on; exemplars are drawn from them too.
         dev: To choose a checkpoint on.
         test: To report on.
-        notes: Where each came from, the dev set's rule in words, counts, blank rows, and how many
-            dev and test texts also stand in train ("dev_rows_in_train", "test_rows_in_train";
-            they are reported, not dropped).
+        notes: Where each came from, the rules of the dev set ("rule") and of a held-out test set
+            ("test_rule") in words, counts, blank rows, and how many dev and test texts also stand
+            in train ("dev_rows_in_train", "test_rows_in_train"; they are reported, not dropped).
     """
 
     train: list[Example]
@@ -245,18 +336,42 @@ class Splits:
     notes: Mapping[str, Json] = field(default_factory=dict)
 
 
-def load_splits(task: Task, args: DataArguments) -> Splits:
+def load_splits(
+    task: Task | str | Path, data: DataArguments | Mapping[str, Rows | str | Path]
+) -> Splits:
     """Read a task's data and divide it.
 
-    Held out are the same share of each label (rounded, at least one), at most `max_dev_samples` in
-    all, drawn with `split_seed`. Sub-samples are drawn with it too and keep the source's order.
+    Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
+    a test set, where `test_fraction` asks for one, then a dev set of at most `max_dev_samples`.
+    Sub-samples are drawn with the seed too and keep the source's order.
+
+    Args:
+        task: Whose inputs and labels the rows have; or its name or YAML.
+        data: Where they are; or the rows by split, such as a `datasets.DatasetDict`.
 
     Raises:
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
+        ValueError: If `data` is something else.
     """
-    found = {split: open_named(task, args, split) for split in SPLITS}
+    task = task if isinstance(task, Task) else Task.load(str(task))
+    if isinstance(data, DataArguments):
+        args = data
+        found = {split: open_named(task, args, split) for split in SPLITS}
+    elif isinstance(data, Mapping):
+        if "train" not in data:
+            raise DataError(f"there is no split 'train' (there are: {', '.join(map(str, data))})")
+        args = DataArguments(test_fraction=None if "test" in data else TEST_FRACTION)
+        found = {
+            split: open_rows(task, data[split], split) if split in data else None
+            for split in SPLITS
+        }
+    else:
+        raise ValueError(
+            f"data is a {type(data).__name__}: give the rows by split, such as {{'train': rows, "
+            "'test': rows}, or pgra.DataArguments(train_file=..., test_file=...)"
+        )
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
-    train, test, given = read["train"], read["test"], read.get("validation")
+    train, given = read["train"], read.get("validation")
     if args.validation_file is not None and args.validation_file == args.test_file:
         raise DataError(
             f"--validation_file and --test_file are both {args.test_file}: a checkpoint is never "
@@ -264,20 +379,28 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
         )
     for split, rows in read.items():
         warn_of_size(task, rows.raw, split, len(rows.examples) + rows.blank + rows.ignored)
+    test, learned = _test_set(task, train, read.get("test"), args)
     if given is None:
-        dev, rest = _hold_out(train.examples, task.labels, args)
+        groups, most = _by_label(task, learned), args.max_dev_samples
+        dev, rest = hold_out(learned, groups, args.dev_fraction, args.split_seed, most=most)
+        if not dev:
+            raise DataError(
+                f"{len(learned)} training rows are too few to hold out a dev set: "
+                "give --validation_file"
+            )
         rule = (
-            f"dev: {len(dev)} of {len(train.examples)} training rows, the same share of each "
+            f"dev: {len(dev)} of {len(learned)} training rows, the same share of each "
             f"label, seed {args.split_seed}"
         )
     else:
-        dev, rest = sample(given.examples, args.max_dev_samples, args.split_seed), train.examples
+        dev, rest = sample(given.examples, args.max_dev_samples, args.split_seed), learned
         rule = f"dev: {len(dev)} of {len(given.examples)} rows of {given.raw.where}"
     kept = sample(rest, args.max_train_samples, args.split_seed)
-    tested = sample(test.examples, args.max_test_samples, args.split_seed)
+    tested = sample(test, args.max_test_samples, args.split_seed)
     _warn_of_missing_labels(task, kept)
     notes: dict[str, Json] = {
         "rule": rule,
+        "test_rule": held_out_rule(args),
         "sources": {split: rows.raw.where for split, rows in read.items()},
         "blank_rows": {split: rows.blank for split, rows in read.items()},
         "ignored_rows": {split: rows.ignored for split, rows in read.items()},
@@ -285,10 +408,11 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
         "dev": len(dev),
         "test": len(tested),
         "dev_rows_in_train": _count_shared(dev, rest),
-        "test_rows_in_train": _count_shared(tested, train.examples),
+        "test_rows_in_train": _count_shared(tested, learned),
     }
     counts = (task.name, len(kept), len(dev), len(tested))
-    logger.info("%s: %d training, %d dev and %d test examples (%s)", *counts, rule)
+    rules = "; ".join(filter(None, (rule, held_out_rule(args))))
+    logger.info("%s: %d training, %d dev and %d test examples (%s)", *counts, rules)
     return Splits(kept, dev, tested, notes)
 
 
@@ -310,15 +434,17 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
         DataError: As `load_splits`.
     """
     found = open_pool(task, args, query_dataset_name)
-    train, test = (read_split(task, raw, split) for split, raw in found.items())
-    pool = sample(train.examples, args.max_train_samples, args.split_seed)
-    tested = sample(test.examples, args.max_test_samples, args.split_seed)
+    read = {split: read_split(task, raw, split) for split, raw in found.items()}
+    test, shown = _test_set(task, read["train"], read.get("test"), args)
+    pool = sample(shown, args.max_train_samples, args.split_seed)
+    tested = sample(test, args.max_test_samples, args.split_seed)
     _warn_of_missing_labels(task, pool)
     notes: dict[str, Json] = {
-        "sources": {"train": train.raw.where, "test": test.raw.where},
+        "sources": {split: rows.raw.where for split, rows in read.items()},
+        "test_rule": held_out_rule(args, query_dataset_name),
         "train": len(pool),
         "test": len(tested),
-        "test_rows_in_train": _count_shared(tested, train.examples),
+        "test_rows_in_train": _count_shared(tested, shown),
     }
     logger.info("%s: a pool of %d examples, %d queries", task.name, len(pool), len(tested))
     return Splits(pool, [], tested, notes)
@@ -327,7 +453,12 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
 def open_pool(
     task: Task | GenerationTask, args: DataArguments, query_dataset_name: str | None
 ) -> dict[str, RawSplit]:
-    """Open the pool of exemplars (train) and the queries (test); see `load_pool`."""
+    """Open the pool of exemplars (train) and the queries (test), if these are not held out of it.
+
+    Raises:
+        ConfigError: As `load_pool`.
+        DataError: As `open_named`.
+    """
     if args.validation_file is not None:
         raise ConfigError(
             "validation_file chooses a checkpoint, and nothing is trained here: leave it out (to "
@@ -362,7 +493,9 @@ def own_data_set(task: Task | GenerationTask) -> str:
 def open_named(
     task: Task | GenerationTask, args: DataArguments, split: str, source: str | None = None
 ) -> RawSplit | None:
-    """Open the split that arguments name, or the task's own; None without a validation split.
+    """Open the split that arguments name, or the task's own.
+
+    None without a validation split, and without a test set where that is held out of train.
 
     Args:
         task: Whose fields the rows have.
@@ -374,14 +507,17 @@ def open_named(
         DataError: If there is none, or it cannot be opened.
     """
     files = dict(zip(SPLITS, (args.train_file, args.validation_file, args.test_file), strict=True))
-    file, source, raw = files[split], source or args.dataset_name, None
+    file, named, raw = files[split], source, None
+    source = source or args.dataset_name
     if file is not None:
         return open_file(task, Path(file).expanduser())
+    if split == "test" and args.test_fraction is not None and named is None:
+        return None
     # With files given and no data set, nothing is fetched behind the user's back.
     if source is not None or not any(files.values()):
         raw = open_split(task, source or own_data_set(task), split)
     if raw is None and split != "validation":
-        hint = " (a validation file only chooses the checkpoint)" if split == "test" else ""
+        hint = "; or hold out a part of train (--test_fraction 0.2)" if split == "test" else ""
         raise DataError(f"there is no {split} set: give --{split}_file{hint}")
     return raw
 
@@ -406,28 +542,76 @@ def _warn_of_missing_labels(task: Task, train: Sequence[Example]) -> None:
         logger.warning("%s: no training example has the label %s", task.name, ", ".join(missing))
 
 
-def _hold_out(
-    examples: Sequence[Example], labels: Sequence[str], args: DataArguments
+def held_out_rule(args: DataArguments, query_dataset_name: str | None = None) -> str | None:
+    """Say in words how the test set is held out of train; None if it is not."""
+    if args.test_fraction is None or args.test_file or query_dataset_name:
+        return None
+    return (
+        f"test: {args.test_fraction:g} of the training rows, held out since no test file is given "
+        f"(split_seed {args.split_seed})"
+    )
+
+
+def _test_set(
+    task: Task, train: SplitRows, test: SplitRows | None, args: DataArguments
 ) -> tuple[list[Example], list[Example]]:
-    """Return the held-out part and the rest, both in the order they came."""
-    most = len(examples) if args.max_dev_samples is None else args.max_dev_samples
-    share = min(args.dev_fraction, most / len(examples))
-    draw = random.Random(args.split_seed)
-    held: list[int] = []
-    for label in labels:
-        rows = [row for row, example in enumerate(examples) if example.label == label]
-        wanted = max(1, round(len(rows) * share))
-        held += draw.sample(rows, min(wanted, max(len(rows) - 1, 0)))
-    if len(held) > most:
-        held = draw.sample(held, most)
+    """Return the test set, and what is left to learn from.
+
+    A run that held its test set out learned from the rest, whatever file it is measured on later.
+    """
+    is_of_another = test is not None and args.test_file is None  # queries of another data set
+    if test is not None and (args.test_fraction is None or is_of_another):
+        return test.examples, train.examples
+    share = args.test_fraction or 0
+    held, rest = hold_out(train.examples, _by_label(task, train.examples), share, args.split_seed)
     if not held:
         raise DataError(
-            f"{len(examples)} training rows are too few to hold out a dev set: "
-            "give --validation_file"
+            f"{len(train.examples)} training rows are too few to hold out a test set: give "
+            "--test_file"
         )
+    return held if test is None else test.examples, rest
+
+
+def hold_out(
+    rows: Sequence[_T],
+    groups: Sequence[Sequence[int]],
+    share: float,
+    seed: int,
+    *,
+    most: int | None = None,
+) -> tuple[list[_T], list[_T]]:
+    """Draw a share of each group, at least one where there are two.
+
+    Args:
+        rows: Any.
+        groups: Numbers of rows, such as those of each label.
+        share: Between 0 and 1.
+        seed: Of the draw.
+        most: In all.
+
+    Returns:
+        The held-out part and the rest, both in the order they came.
+    """
+    most = len(rows) if most is None else most
+    share = min(share, most / len(rows))
+    draw = random.Random(seed)
+    held: list[int] = []
+    for group in groups:
+        wanted = max(1, round(len(group) * share))
+        held += draw.sample(group, min(wanted, max(len(group) - 1, 0)))
+    if len(held) > most:
+        held = draw.sample(held, most)
     chosen = set(held)
-    dev = [examples[row] for row in sorted(chosen)]
-    return dev, [example for row, example in enumerate(examples) if row not in chosen]
+    rest = [row for number, row in enumerate(rows) if number not in chosen]
+    return [rows[number] for number in sorted(chosen)], rest
+
+
+def _by_label(task: Task, examples: Sequence[Example]) -> list[list[int]]:
+    """Return the numbers of each label's examples, in the task's order."""
+    return [
+        [number for number, example in enumerate(examples) if example.label == label]
+        for label in task.labels
+    ]
 
 
 def sample(rows: Sequence[_T], most: int | None, seed: int) -> list[_T]:

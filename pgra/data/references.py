@@ -10,7 +10,7 @@ from typing import Any
 
 from pgra.config import DataArguments
 from pgra.core import Example
-from pgra.data.examples import RawSplit, open_pool, sample, warn_of_size
+from pgra.data.examples import RawSplit, hold_out, open_pool, sample, warn_of_size
 from pgra.data.read import Record, clean_text
 from pgra.data.tasks import ANSWERS, GenerationTask
 from pgra.errors import DataError
@@ -144,7 +144,11 @@ def load_references(
         DataError: If a source is missing or unreadable, or has a bad row.
     """
     found = open_pool(task, args, query_dataset_name)
-    pool, queries = (read_references(task, raw, split) for split, raw in found.items())
+    read = {split: read_references(task, raw, split) for split, raw in found.items()}
+    pool, queries = read["train"], read.get("test")
+    if queries is None or (args.test_file and args.test_fraction):
+        held, pool = hold_out(pool, [range(len(pool))], args.test_fraction or 0, args.split_seed)
+        queries = queries or held
     queries = sample(queries, args.max_test_samples, args.split_seed)
     return sample(pool, args.max_train_samples, args.split_seed), queries
 

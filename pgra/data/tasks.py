@@ -1,14 +1,28 @@
 """Tasks: one YAML each in `configs/tasks`, or in `configs/generation` where the answer is written.
 
-A YAML's keys are the fields of `Task` or `GenerationTask`; its name is the file's.
+A YAML's keys are the fields of `Task` or `GenerationTask`; its name is the file's. From Python the
+same keys make one without a file: `Task(name=..., labels=..., ...)` or `Task.from_dict`.
 """
 
 import string
+import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
-from pgra.config import at_least, choose, find_class, find_yaml, from_yaml, list_yamls
+import yaml
+
+from pgra.config import (
+    at_least,
+    choose,
+    find_class,
+    find_yaml,
+    from_values,
+    from_yaml,
+    list_yamls,
+    typed_value,
+)
 from pgra.errors import ConfigError
 
 WrittenMetric = Literal["exact_match", "bleu", "parent"]
@@ -80,7 +94,10 @@ class _Sourced:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse inputs, columns and splits that contradict each other."""
+        """Refuse wrong types, and inputs, columns and splits that contradict each other."""
+        self._check_types()
+        if not self.name or {*"/\\\0"} & {*self.name}:
+            raise ConfigError(f"name is '{self.name}', and files are named by it: no '/' in it")
         check_distinct("inputs", self.inputs)
         if self.target in self.inputs:
             raise ConfigError(f"an input cannot be named '{self.target}'")
@@ -101,21 +118,55 @@ class _Sourced:
             if len(set(source.splits.values())) < len(source.splits):
                 raise ConfigError(f"{name}.splits uses one split twice: {dict(source.splits)}")
 
+    def _check_types(self) -> None:
+        """Refuse what a YAML could not say; lists become tuples."""
+        hints = typing.get_type_hints(type(self))
+        for f in fields(self):
+            given = getattr(self, f.name)
+            if given != f.default and not is_dataclass(given):  # else a default, or checked itself
+                plain = list(given) if isinstance(given, tuple) else given
+                plain = dict(given) if isinstance(given, Mapping) else plain
+                if plain not in ("", [], {}):
+                    plain = typed_value(f.name, plain, hints[f.name])
+                object.__setattr__(self, f.name, tuple(plain) if plain == [] else plain)
+
     @classmethod
     def names(cls) -> list[str]:
         """Return the names of the shipped ones."""
         return list_yamls(cls.folder)
 
     @classmethod
-    def load(cls, name_or_path: str) -> Self:
+    def load(cls, name_or_path: str | Path) -> Self:
         """Read a task by the name of a shipped one, or from a path that ends in .yaml.
 
         Raises:
             ConfigError: If there is no such task, or its YAML has an unknown key, lacks one, or
                 contradicts itself.
         """
-        path = find_yaml("task", cls.folder, name_or_path)
+        path = find_yaml("task", cls.folder, str(name_or_path))
         return from_yaml(cls, path, name=path.stem)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, name: str = "my-task") -> Self:
+        """Make a task of what a YAML would say.
+
+        Args:
+            values: By key; it may hold the name too.
+            name: What runs and results call it.
+
+        Raises:
+            ConfigError: As `load`.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"a task is made of a dict of its keys, not of {values!r:.80}")
+        return from_values(cls, {"name": name, **values})
+
+    def to_yaml(self) -> str:
+        """Return the YAML that `load` and `--task` take, in a file of the task's name."""
+        made = asdict(self)
+        kept = {f.name: made[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
+        plain = {name: _plain(value) for name, value in kept.items() if name != "name" and value}
+        return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +279,13 @@ class GenerationTask(_Sourced):
             at_least(key, getattr(self, key), 1)
         if self.hub is not None and self.hub.labels is not None:
             raise ConfigError("hub.labels are for tasks with labels, and answers are written here")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML writes it, without what nobody gave."""
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items() if part is not None}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def check_distinct(key: str, names: Sequence[str]) -> None:

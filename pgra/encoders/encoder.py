@@ -9,7 +9,7 @@ part that is not known here is refused by name: without it the vectors would be 
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
-from pgra.artifacts import file_checksum
-from pgra.config import POOLINGS, RetrieverArguments
+from pgra.artifacts import TemporaryFolder, file_checksum
+from pgra.config import POOLINGS, RetrieverArguments, choose
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
@@ -297,11 +297,25 @@ def _count_positions(model: Any) -> int | None:
     return window
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, kw_only=True)
+class EncoderParts:
+    """What an encoder is made of: see `Encoder`."""
+
+    args: RetrieverArguments
+    model: Any
+    tokenizer: Any
+    fingerprint: Mapping[str, Json]
+    device: torch.device
+    sentence: SentenceModel = SentenceModel()
+    query_prompt: str = ""
+
+
 class Encoder:
     """Turns texts into vectors; knows nothing of tasks, prompts or indexes.
 
     Attributes:
+        args: What it was asked for by.
+        copied: The folder that a loaded model was written to; None for one that has a name.
         model: Of transformers, on its device.
         tokenizer: Its tokenizer.
         fingerprint: All that determines a passage's vector, besides its text.
@@ -313,16 +327,41 @@ class Encoder:
         num_cut: Texts longer than `max_tokens` met so far; only their beginning was read.
     """
 
-    model: Any
-    tokenizer: Any
-    fingerprint: Mapping[str, Json]
-    device: torch.device
-    batch_tokens: int
-    sentence: SentenceModel = SentenceModel()
-    query_prompt: str = ""
-    num_cut: int = field(default=0, init=False)
+    def __init__(
+        self,
+        encoder: Any,
+        tokenizer: Any = None,
+        *,
+        device: str = "auto",
+        **options: Any,
+    ) -> None:
+        """Load an encoder.
 
-    def __post_init__(self) -> None:
+        Args:
+            encoder: Hub id, folder or bundled:NAME; or a loaded model, of transformers or a
+                `SentenceTransformer`, which is read as if from the folder that it is saved to.
+            tokenizer: That of a loaded model of transformers.
+            device: Where it runs; with "auto" a loaded model's copy runs where that does.
+            **options: Fields of `RetrieverArguments`, such as `pooling="cls"`.
+
+        Raises:
+            ConfigError: If an option is unknown, or the model has too few positions for it.
+            ModelError: If the model cannot be found, loaded, or used as an encoder.
+            ValueError: If `encoder` is none of these, or a loaded model has no tokenizer.
+        """
+        self.copied: TemporaryFolder | None = None
+        if isinstance(encoder, EncoderParts):
+            parts = encoder
+        else:
+            if not isinstance(encoder, str | Path):
+                self.copied = load.save_loaded(encoder, tokenizer, "an encoder")
+                device = str(encoder.device) if device == "auto" else device
+                encoder = self.copied.path
+            parts = _read_parts(_encoder_arguments(str(encoder), options), device)
+        self.args, self.batch_tokens = parts.args, parts.args.encoder_batch_tokens
+        self.model, self.tokenizer, self.device = parts.model, parts.tokenizer, parts.device
+        self.fingerprint, self.query_prompt = parts.fingerprint, parts.query_prompt
+        self.sentence, self.num_cut = parts.sentence, 0
         self._layers = [layer and layer.to(self.device) for layer in self.sentence.layers]
         dense = [layer for layer in self.sentence.layers if layer]
         self.width: int = len(dense[-1].weight) if dense else self.model.config.hidden_size
@@ -330,15 +369,14 @@ class Encoder:
         self._back_off = BackOff(load.batch_budget(self.batch_tokens, self.device), advice)
         self._max_tokens = int(str(self.fingerprint["max_tokens"]))
 
-    @staticmethod
-    def from_name(name: str, *, device: str = "auto", **options: Any) -> "Encoder":
+    @classmethod
+    def from_name(cls, name: str | Path, *, device: str = "auto", **options: Any) -> "Encoder":
         """Load an encoder: hub id, folder or bundled:NAME; options are `RetrieverArguments`.
 
         Raises:
-            ConfigError: If an option is unknown, or the model has too few positions for it.
-            ModelError: If the model cannot be found, loaded, or used as an encoder.
+            PgraError: As the class.
         """
-        return load_encoder(RetrieverArguments(encoder=name, **options), device)
+        return cls(name, device=device, **options)
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
@@ -440,6 +478,13 @@ class Encoder:
         return unit_length(vectors, dim=-1) if self.fingerprint["normalize"] else vectors
 
 
+def _encoder_arguments(name: str, options: Mapping[str, Any]) -> RetrieverArguments:
+    known = {each.name for each in fields(RetrieverArguments)} - {"encoder"}
+    for option in options:
+        choose("option of an encoder", option, known)
+    return RetrieverArguments(encoder=name, **options)
+
+
 def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
     """Load the encoder that arguments name.
 
@@ -450,6 +495,10 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
         ConfigError: If `max_encoder_tokens` exceeds the model's positions.
         ModelError: If the model cannot be found, loaded, or used as an encoder.
     """
+    return Encoder(_read_parts(args, device))
+
+
+def _read_parts(args: RetrieverArguments, device: str) -> EncoderParts:
     source, place = load.find_model(args.encoder), load.choose_device(device)
     sentence, pooling = read_sentence_model(source), args.pooling
     if pooling == "auto" or sentence.layers:
@@ -484,8 +533,15 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
     fingerprint |= {"passage_prompt": prompt} if prompt else {}
     fingerprint |= {"lower_case": True} if sentence.is_lower else {}
     query_prompt = sentence.query_prompt if args.query_prompt is None else args.query_prompt
-    batch_tokens = args.encoder_batch_tokens
-    return Encoder(model, tokenizer, fingerprint, place, batch_tokens, sentence, query_prompt)
+    return EncoderParts(
+        args=args,
+        model=model,
+        tokenizer=tokenizer,
+        fingerprint=fingerprint,
+        device=place,
+        sentence=sentence,
+        query_prompt=query_prompt,
+    )
 
 
 def _load_model(source: ModelSource, pooling: str, dtype: torch.dtype) -> Any:
@@ -550,5 +606,11 @@ def load_t5_encoder(args: RetrieverArguments, name: str, device: str) -> Encoder
         "max_tokens": args.max_encoder_tokens or DEFAULT_MAX_TOKENS,
         "dtype": load.dtype_name(torch.float32),
     }
-    tokenizer, batch_tokens = load.load_tokenizer(source), args.encoder_batch_tokens
-    return Encoder(model.to(place).eval(), tokenizer, fingerprint, place, batch_tokens)
+    parts = EncoderParts(
+        args=args,
+        model=model.to(place).eval(),
+        tokenizer=load.load_tokenizer(source),
+        fingerprint=fingerprint,
+        device=place,
+    )
+    return Encoder(parts)

@@ -45,6 +45,8 @@ _USUAL = 8
 class SelectionArguments(EncoderArguments):
     """Which labelled examples stand before a query."""
 
+    GROUP = "Exemplars"
+
     exemplars: str = arg(
         "knn",
         "How they are chosen: knn (KATE: the query's nearest), knn-mmr (near, and unlike each "
@@ -53,12 +55,14 @@ class SelectionArguments(EncoderArguments):
         "module:Class of your own.",
         choices=SELECTORS,
         is_open="selector",
+        is_common=True,
     )
     num_exemplars: int | None = arg(
         None,
         "Labelled examples in each prompt; default: 8, and the paper's number where answers are "
         "written.",
         least=0,
+        is_common=True,
     )
     farthest: bool = arg(
         False,
@@ -89,6 +93,7 @@ class SelectionArguments(EncoderArguments):
         "sentence-transformers/all-MiniLM-L6-v2",
         "What compares texts: an encoder (hub id, folder or bundled:NAME), bm25, or prompted: the "
         "state of --lm under the task's prompt, h*(x) of PGRA (prompted:NAME for another LM).",
+        is_common=True,
     )
     likeness: str = arg(
         "cosine", "Of vectors: cosine, dot, or euclidean (its negative).", choices=METRICS

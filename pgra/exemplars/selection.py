@@ -9,7 +9,7 @@ prompt, and of examples equal in text and label only the first is shown.
 import logging
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -62,15 +62,18 @@ class ExemplarPool:
 
     Attributes:
         examples: The pool, in the order of its rows.
-        jaccard: Of `guard`: the share of common words of what is nearly a query's text.
+        jaccard: Of `guard`: the share of common words of what is nearly a query's text; None: no
+            text is left out.
         root: Folder where neighbors are stored; None: they are not.
         context: Who waits while the main process searches.
+        keeps: Whether the neighbors of some queries are stored; None: those of all.
     """
 
     examples: Sequence[Example]
-    jaccard: float
+    jaccard: float | None
     root: Path | None = None
     context: Context = ALONE
+    keeps: Callable[[Sequence[Example]], bool] | None = None
 
     @cached_property
     def guard(self) -> LeakGuard:
@@ -182,11 +185,12 @@ class Nearest(Selector):
     compares: ClassVar[bool] = True
 
     def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
-        """Return each query's nearest of the pool; they are stored."""
+        """Return each query's nearest of the pool; they are stored where the pool keeps them."""
         rows, farthest = self.pool.guard.distinct, self.args.farthest
         sign = -1 if farthest else 1
         find = partial(self.similarity.nearest, queries, rows, depth, sign=sign)
-        if self.pool.root is None:
+        root, keeps = self.pool.root, self.pool.keeps
+        if root is None or not (keeps is None or keeps(queries)):
             found, is_reused = find(), False
         else:
             fields = {
@@ -198,7 +202,7 @@ class Nearest(Selector):
                 "rows": digest(rows.tolist()),
             }
             stored = store_candidates(
-                self.pool.root,
+                root,
                 "exemplars",
                 fields,
                 find,

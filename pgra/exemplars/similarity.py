@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,18 @@ class Similarity(ABC):
             key: What of the queries is compared; None: all.
         """
         self._neighbors, self._key = neighbors, key
+
+    def renewed(self) -> Self:
+        """Return the same comparison with a pool that has grown; its vectors are taken over."""
+        return type(self)(self._neighbors, key=self._key)
+
+    def load(self) -> None:
+        """Load what compares, so that what is not there is refused now.
+
+        Raises:
+            ModelError: If the encoder cannot be found or loaded.
+        """
+        _ = self._neighbors.encoder
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -171,6 +183,9 @@ class WordSimilarity(Similarity):
     def _index(self) -> BM25Retriever:
         return BM25Retriever.of_texts([example.text for example in self._neighbors.examples])
 
+    def load(self) -> None:
+        """Load nothing: words need no model."""
+
     def _made_of(self) -> Mapping[str, Json]:
         return self._index.fingerprint
 
@@ -194,7 +209,7 @@ class WordSimilarity(Similarity):
 def open_similarity(
     args: SelectionArguments,
     examples: Sequence[Example],
-    root: Path,
+    root: Path | None,
     *,
     device: str,
     key: Key | None = None,
@@ -205,7 +220,7 @@ def open_similarity(
     Args:
         args: Which encoder and metric.
         examples: The pool.
-        root: Folder of the pool's vectors, which are stored.
+        root: Folder of the pool's vectors, which are stored; None: in memory alone.
         device: Where the encoder runs.
         key: What of examples is compared, such as questions without what they are about.
         encoder: What gives vectors; None: `--encoder`.

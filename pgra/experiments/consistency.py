@@ -50,16 +50,23 @@ from pgra.exemplars.selection import vote
 from pgra.methods.stages import Stages
 from pgra.reader.record import RECORD_FILE, Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import Study, compare_runs, load_reference
+from pgra.report.figures import plain_text, save_figure
 from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_95
-from pgra.report.page import plain_text, save_figure
-from pgra.report.results import METRICS_FILE, Run, load_collection, read_lines, read_object
+from pgra.report.results import (
+    CONSISTENCY_FILE,
+    METRICS_FILE,
+    Run,
+    load_collection,
+    read_lines,
+    read_object,
+)
 from pgra.report.tables import Cell, Table
 from pgra.rerank.similarity import SIMILARITIES, find_similarity
 
 logger = logging.getLogger(__name__)
 
 SAMPLE = 1000  # passages of a corpus: a share then has a standard error of 1.6 points at most
-REPORT_FILE = "consistency.json"
+REPORT_FILE = CONSISTENCY_FILE
 TABLES_FILE = "consistency.md"
 RANDOM, FIRST_STAGE = "random", "first stage"
 _SEED = 0
@@ -91,6 +98,7 @@ class Consistency:
         shares: Share of consistent evidence of each of these queries, in 0..1; mean over seeds.
         queries: How many queries have 0, 1, ... d consistent evidence, of all seeds, (d + 1,).
         right: How many of these were decided rightly.
+        by_rank: Share of consistent evidence by its rank, the best first, (d,); of all seeds.
         majority: Share of the queries that have the commonest label.
         chance: The score if evidence had nothing to do with its query.
         pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
@@ -108,6 +116,7 @@ class Consistency:
     shares: Values
     queries: _Counts
     right: _Counts
+    by_rank: Sequence[float]
     majority: float
     chance: float
     pseudo_labels: Mapping[str, float]
@@ -153,6 +162,7 @@ class Consistency:
             "queries": len(self.shares),
             "interval_95": list(self.interval),
             "pseudo_labels": dict(self.pseudo_labels),
+            "by_rank": list(self.by_rank),
             "by_count": by_count,
         }
 
@@ -198,6 +208,14 @@ def measure_consistency(
     said = [[pseudo_labels[seen["text"]] for seen in line["evidence"][:depth]] for line in lines]
     counts = np.array([own.count(line["label"]) for line, own in zip(lines, said, strict=True)])
     shares = counts / np.array([len(own) for own in said])
+    at_rank = [
+        [
+            own[rank] == line["label"]
+            for line, own in zip(lines, said, strict=True)
+            if rank < len(own)
+        ]
+        for rank in range(depth)
+    ]
     is_right = np.array([line["prediction"] == line["label"] for line in lines])
     truth = Counter(line["label"] for line in lines)
     pseudo = Counter(label for own in said for label in own)
@@ -210,6 +228,7 @@ def measure_consistency(
         shares.reshape(len(seeds), -1).mean(axis=0),
         np.bincount(counts, minlength=depth + 1),
         np.bincount(counts[is_right], minlength=depth + 1),
+        by_rank=[float(np.mean(found)) for found in at_rank if found],
         majority=max(truth.values()) / len(lines),
         chance=sum(truth[x] * pseudo[x] for x in labels) / (len(lines) * pseudo.total()),
         pseudo_labels={label: pseudo[label] / pseudo.total() for label in labels},
@@ -397,7 +416,7 @@ def open_labeler(folder: Path) -> Labeler:
     if record.num_evidence:
         raise ConfigError(
             f"{folder} reads {record.num_evidence} evidence texts a query: pseudo-labels come from "
-            "a plain reader, so give a run of train.py --num_evidence 0"
+            "a plain reader, so give a run of pgra train --num_evidence 0"
         )
     home = find_reader(folder)
     path = (home.parent if home == folder else folder) / METRICS_FILE
@@ -696,7 +715,7 @@ def _choose_labelers(
             by_task[task] = open_labeler(min(plain, key=lambda run: run.seed).folder)
         if task not in by_task:
             raise ConfigError(
-                f"no labeler is of task '{task}': give a finished run of train.py --task {task} "
+                f"no labeler is of task '{task}': give a finished run of pgra train --task {task} "
                 "--num_evidence 0 with --labeler, or put it among the runs"
             )
         labeler = chosen[task] = by_task[task]

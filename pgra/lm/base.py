@@ -71,9 +71,12 @@ class LanguageModel(Protocol):
 class CompleterArguments(LMArguments):
     """Which LM answers, and how an endpoint is asked."""
 
+    GROUP = "LM"
+
     lm: str = arg(
         "facebook/opt-13b",
         "Causal LM: hub id, folder or bundled:NAME; or openai:MODEL, behind an endpoint.",
+        is_common=True,
     )
     lm_window: int | None = arg(
         None,
@@ -85,6 +88,7 @@ class CompleterArguments(LMArguments):
         "An OpenAI-compatible endpoint, up to /v1 (default: OPENAI_BASE_URL, or OpenAI's). Its key "
         "is read from OPENAI_API_KEY alone, and written nowhere.",
         decides=False,
+        is_common=True,
     )
     tokenizer: str | None = arg(
         None,

@@ -4,16 +4,18 @@ KATE's LM call is `complete`: greedy, up to a stop string (Liu et al. 2022, sect
 0).
 """
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import fields, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from pgra.config import LMArguments
+from pgra.config import LMArguments, choose
 from pgra.core import Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
@@ -28,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 Tokens = Sequence[int]
 _NO_LIMIT = 1 << 20
+_OPTIONS = [f.name for f in fields(LMArguments) if f.name.startswith("lm_")]
 _SHOWN = 60  # characters of a prompt in a message
 
 
-@dataclass(eq=False)
 class CausalLM:
     """A decoder-only LM of transformers: OPT, GPT-2, Llama, Qwen and their kin.
 
@@ -53,42 +55,85 @@ class CausalLM:
         window: Most tokens of prompt and answer together.
     """
 
-    source: load.ModelSource
-    config: Any
-    tokenizer: Any
-    device: torch.device
-    dtype: torch.dtype
-    with_head: bool = False
-    how: LMArguments = field(default_factory=LMArguments)
-    layer: int | None = None
-    depths: Sequence[int] = ()
-    window: int = field(init=False)
+    def __init__(
+        self,
+        lm: Any,
+        tokenizer: Any = None,
+        *,
+        device: str = "auto",
+        with_head: bool = False,
+        layer: str = "last",
+        **how: Any,
+    ) -> None:
+        """Find an LM; nothing is loaded but its tokenizer.
 
-    def __post_init__(self) -> None:
+        Args:
+            lm: Hub id, folder or `bundled:NAME`; or `LMArguments`; or a loaded model of
+                transformers, whose weights are shared, not copied, and which is not changed.
+            tokenizer: That of a loaded model.
+            device: Where it runs; a loaded model stays where it is.
+            with_head: Whether it shall write and score words too.
+            layer: "last"; or the number of a layer, or a share of the depth, with which it ends. A
+                state is then what the LM's own final norm (OPT-350m's projection) makes of that
+                layer's output.
+            **how: Fields of `LMArguments` without their `lm_`, such as `dtype="bfloat16"`.
+
+        Raises:
+            ConfigError: If an option is unknown, a device map meets several processes, or one GPU
+                by name, 8-bit weights meet float16, or there is no such layer, or words are wanted
+                from an earlier one; or if a loaded model would have to change for an option.
+            ModelError: If it cannot be found, is of another kind, or a library is missing.
+            ValueError: If `lm` is none of these, or a loaded model has no tokenizer.
+        """
+        self._given: Any = None
+        for option in how:
+            choose("option of an LM", f"lm_{option}", _OPTIONS)
+        named = {f"lm_{option}": value for option, value in how.items()}
+        if isinstance(lm, LMArguments):
+            self.how = replace(lm, **named)
+        elif isinstance(lm, str | Path):
+            self.how = LMArguments(lm=str(lm), **named)
+        else:
+            load.check_loaded(lm, tokenizer, "an LM")
+            self._given = lm
+            self.how = LMArguments(lm=lm.name_or_path or type(lm).__name__, **named)
+        self.with_head, self.depths = with_head, list[int]()
+        if self._given is None:
+            self.device = load.first_device(device, self.how.lm_device_map)
+            self.dtype = load.choose_dtype(self.how.lm_dtype, self.device)
+            load.check_quantization(self.how.lm_quantization, self.dtype)
+            self.source = load.find_model(self.how.lm)
+            self.config = load.load_config(self.source)
+        else:
+            self.device, self.dtype = lm.device, lm.dtype
+            self._check_options(device)
+            self.source = load.loaded_source(lm, self.how.lm)
+            self.config = copy.deepcopy(lm.config)
+        if with_head and layer != "last":
+            raise ConfigError(
+                f"lm_layer is '{layer}', and an LM has words for its last layer alone, which "
+                "--similarity label_words and kl need: use --lm_layer last, or another --similarity"
+            )
+        self.layer = load.cut_layers(self.config, layer, self.how.lm)
+        self._check_kind()
+        if tokenizer is None:
+            tokenizer = load.load_tokenizer(self.source, self.config)
+        self.tokenizer = tokenizer
         limit = getattr(self.config, "max_position_embeddings", None)
-        self.window = int(limit or min(self.tokenizer.model_max_length, _NO_LIMIT))
+        self.window = int(limit or min(tokenizer.model_max_length, _NO_LIMIT))
 
     @classmethod
     def from_name(
         cls,
-        name: str,
+        name: str | Path,
         *,
         device: str = "auto",
         with_head: bool = False,
         layer: str = "last",
         **how: Any,
     ) -> Self:
-        """Find by hub id, folder or `bundled:NAME`; see `open`.
-
-        Args:
-            name: The LM.
-            device: Where it runs.
-            with_head: Whether it shall write and score words too.
-            layer: See `open`.
-            **how: Fields of `LMArguments` without their `lm_`, such as `dtype="bfloat16"`.
-        """
-        args = LMArguments(lm=name, **{f"lm_{key}": value for key, value in how.items()})
-        return cls.open(args, device, with_head=with_head, layer=layer)
+        """Find by hub id, folder or `bundled:NAME`; see the class."""
+        return cls(name, device=device, with_head=with_head, layer=layer, **how)
 
     @classmethod
     def open(
@@ -99,40 +144,34 @@ class CausalLM:
         with_head: bool = False,
         layer: str = "last",
     ) -> Self:
-        """Find the LM that arguments name; nothing is loaded but the tokenizer.
+        """Find the LM that arguments name; see the class."""
+        return cls(args, device=device, with_head=with_head, layer=layer)
 
-        Args:
-            args: Which.
-            device: Where it runs.
-            with_head: Whether it shall write and score words too.
-            layer: "last"; or the number of a layer, or a share of the depth, with which it ends. A
-                state is then what the LM's own final norm (OPT-350m's projection) makes of that
-                layer's output.
-
-        Raises:
-            ConfigError: If a device map meets several processes, or one GPU by name, 8-bit weights
-                meet float16, or there is no such layer, or words are wanted from an earlier one.
-            ModelError: If it cannot be found, is of another kind, or a library is missing.
-        """
+    def _check_kind(self) -> None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-        place = load.first_device(device, args.lm_device_map)
-        dtype = load.choose_dtype(args.lm_dtype, place)
-        load.check_quantization(args.lm_quantization, dtype)
-        source = load.find_model(args.lm)
-        config = load.load_config(source)
-        if with_head and layer != "last":
-            raise ConfigError(
-                f"lm_layer is '{layer}', and an LM has words for its last layer alone, which "
-                "--similarity label_words and kl need: use --lm_layer last, or another --similarity"
-            )
-        number = load.cut_layers(config, layer, args.lm)
-        is_pair = getattr(config, "is_encoder_decoder", False)
-        if is_pair or config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            what = "an encoder-decoder" if is_pair else f"a {config.model_type}"
-            raise ModelError(f"'{args.lm}' is {what}, not a causal LM: give a GPT, OPT, Llama, ...")
-        tokenizer = load.load_tokenizer(source, config)
-        return cls(source, config, tokenizer, place, dtype, with_head, args, number)
+        kind = self.config.model_type
+        is_pair = getattr(self.config, "is_encoder_decoder", False)
+        if is_pair or kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            what = "an encoder-decoder" if is_pair else f"a {kind}"
+            name = self.how.lm
+            raise ModelError(f"'{name}' is {what}, not a causal LM: give a GPT, OPT, Llama, ...")
+
+    def _check_options(self, device: str) -> None:
+        """Refuse what would change a loaded model."""
+        place = self.device if device == "auto" else load.choose_device(device)
+        if place.type != self.device.type:
+            raise ConfigError(f"the loaded LM is on {self.device}, not on {place}: move it first")
+        for option, plain in (
+            ("lm_dtype", ("auto", load.dtype_name(self.dtype))),
+            ("lm_quantization", ("none",)),
+            ("lm_device_map", ("none",)),
+        ):
+            if (asked := getattr(self.how, option)) not in plain:
+                raise ConfigError(
+                    f"{option} is '{asked}', and the LM is loaded already ({self.dtype}): load it "
+                    "so, or give its name"
+                )
 
     @cached_property
     def model(self) -> Any:
@@ -164,6 +203,8 @@ class CausalLM:
         return model.eval().requires_grad_(False)
 
     def _load(self) -> Any:
+        if self._given is not None:
+            return self._share()
         from transformers import AutoModel, AutoModelForCausalLM
 
         kind = AutoModelForCausalLM if self.with_head else AutoModel
@@ -198,6 +239,27 @@ class CausalLM:
                 "cannot write words. Give an LM with its head"
             )
         return model
+
+    def _share(self) -> Any:
+        """Return a copy of the loaded model that has its very weights, and ends where we do."""
+        whole = load.share_weights(self._given)
+        if self.with_head and whole.get_output_embeddings() is None:
+            raise ModelError(
+                f"'{self.source.name}' is loaded without its head: it cannot write words. Load it "
+                "by AutoModelForCausalLM"
+            )
+        if self.with_head:
+            return whole
+        base = whole.base_model
+        if self.layer is not None:
+            layers = find_layers(base)
+            lists = [part for part in base.modules() if isinstance(part, torch.nn.ModuleList)]
+            home = next((part for part in lists if layers and part[0] is layers[0]), None)
+            if home is None:
+                raise ModelError("the LM's layers do not stand in one list: give its name instead")
+            del home[self.layer :]
+            load.cut_layers(base.config, str(self.layer), self.source.name)
+        return base
 
     @cached_property
     def head(self) -> torch.nn.Linear:

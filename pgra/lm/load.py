@@ -6,7 +6,9 @@ Weights are safetensors only and never bring code of their own. A model's identi
 is its content: the hub's commit, or the checksums of a folder's files, never just its name.
 """
 
+import copy
 import importlib
+import json
 import logging
 import math
 import os
@@ -18,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import SafetensorError
 
-from pgra.artifacts import digest, file_checksum
+from pgra.artifacts import TemporaryFolder, digest, file_checksum
 from pgra.core import Json
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
@@ -261,6 +264,67 @@ def _load(
         raise ModelError(
             f"cannot load {part} '{source.name}': {hub_reason(error)}{hint}"
         ) from error
+
+
+def check_loaded(model: Any, tokenizer: Any, what: str) -> None:
+    """Refuse what is neither a name nor a loaded model of transformers with its tokenizer.
+
+    Args:
+        model: What was given.
+        tokenizer: What was given with it.
+        what: What it shall be, for messages.
+
+    Raises:
+        ValueError: If it is no model, or has no tokenizer.
+    """
+    if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
+        raise ValueError(
+            f"{what} is a hub id, a folder, bundled:NAME or a loaded model, and this is of type "
+            f"{type(model).__name__}"
+        )
+    if not hasattr(tokenizer, "save_pretrained"):
+        raise ValueError("a loaded model needs its tokenizer: give (model, tokenizer)")
+
+
+def save_loaded(model: Any, tokenizer: Any, what: str) -> TemporaryFolder:
+    """Write a loaded model to a folder, so that it is read like any other.
+
+    Args:
+        model: Of transformers, or a `SentenceTransformer`, which has its tokenizer.
+        tokenizer: That of a model of transformers.
+        what: What it shall be, for messages.
+
+    Raises:
+        ValueError: If it is no model, or has no tokenizer.
+    """
+    is_sentence_model = type(model).__module__.startswith("sentence_transformers")
+    if not is_sentence_model:
+        check_loaded(model, tokenizer, what)
+    folder = TemporaryFolder()
+    model.save_pretrained(str(folder.path))
+    if not is_sentence_model:
+        tokenizer.save_pretrained(str(folder.path))
+    return folder
+
+
+def loaded_source(model: Any, name: str) -> ModelSource:
+    """Return where a loaded model is from: nowhere. Its identity is a checksum of its weights."""
+    hasher = xxhash.xxh3_128()
+    for key, weight in model.state_dict().items():
+        hasher.update(f"{key} {tuple(weight.shape)} {weight.dtype}".encode())
+        hasher.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    config = digest(json.loads(model.config.to_json_string()))
+    return ModelSource(name, "", None, f"loaded:{config[:12]}:{hasher.hexdigest()}")
+
+
+def share_weights(model: Any) -> Any:
+    """Return a copy of a model with its very weights, so that only the copy is hooked or cut."""
+    kept: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for weight in model.parameters():
+        is_plain = type(weight) is torch.nn.Parameter
+        shared = torch.nn.Parameter(weight.detach(), requires_grad=False) if is_plain else weight
+        kept[id(weight)] = shared
+    return copy.deepcopy(model, kept)
 
 
 def load_config(source: ModelSource) -> Any:

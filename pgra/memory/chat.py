@@ -18,7 +18,7 @@ from pgra.data.read import is_utf8
 from pgra.errors import DataError, PgraError
 from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
-from pgra.memory.log import Event, FeedbackLog
+from pgra.memory.log import SHARED, Event, FeedbackLog, Part
 from pgra.memory.lookup import LookupArguments, Match, find_near, load_lookup
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import (
@@ -75,6 +75,11 @@ class ChatArguments(PromptedArguments):
     """What a person talks to."""
 
     task: str = arg("", "Which entries count, and under which name corrections are written.")
+    scope: str = arg(
+        "",
+        "Whose corrections are written, such as a user's name; those that are used are its own and "
+        "those without a scope. Default: none.",
+    )
     source: str = arg("user", "Who corrects.")
 
 
@@ -137,14 +142,14 @@ class Conversation:
     Attributes:
         lm: Prompt and LM.
         system: Family, memory, look-up and gate.
-        task: Under which name corrections are written.
+        part: Under which task and scope corrections are written.
         source: Who is said to have made them.
         about: What is talked to, in a line.
     """
 
     lm: PromptedLM
     system: MemPrompt
-    task: str = ""
+    part: Part = SHARED
     source: str = "user"
     about: str = ""
 
@@ -174,8 +179,10 @@ class Conversation:
             DataError: If it is empty, too long, or holds what is no text.
             ArtifactError: If the memory cannot be written.
         """
-        log = self.system.log
-        entry = log.write(question, feedback.strip(), source=self.source, task=self.task)
+        log, part = self.system.log, self.part
+        entry = log.write(
+            question, feedback.strip(), source=self.source, task=part.task, scope=part.scope
+        )
         shown = self.lm.few_shot.as_data(entry.feedback)
         differs = shown != " ".join(entry.feedback.split())
         near = find_near(log, entry, is_relative=not self.system.family.follows_release)
@@ -189,11 +196,48 @@ class Conversation:
             DataError: If one is not there any more.
             ArtifactError: If the memory cannot be written.
         """
+        for entry_id in entry_ids:
+            self._check_own(entry_id)
         self.system.log.forget(*entry_ids, source=self.source)
 
-    def entries(self) -> list[Event]:
-        """Return what is in the memory for these questions, the oldest first."""
-        return [entry for entry in self.system.log.entries() if entry.task == self.task]
+    def change(self, entry_id: int, feedback: str) -> Event:
+        """Replace an entry's feedback.
+
+        Raises:
+            DataError: If it is not there any more, or the feedback cannot be kept.
+            ArtifactError: If the memory cannot be written.
+        """
+        self._check_own(entry_id)
+        return self.system.log.correct(entry_id, feedback.strip(), source=self.source)
+
+    def restore(self, entry_id: int) -> Event:
+        """Put a forgotten entry back.
+
+        Raises:
+            DataError: If it cannot be, as it was erased, or its question has another entry now.
+            ArtifactError: If the memory cannot be written.
+        """
+        self._check_own(entry_id)
+        return self.system.log.restore(entry_id, source=self.source)
+
+    def entries(self, search: str = "") -> list[Event]:
+        """Return what is in the memory for these questions, the oldest first.
+
+        Args:
+            search: A text that must stand in question or feedback, in letters of any case.
+        """
+        text = search.casefold()
+        own = (entry for entry in self.system.log.entries() if self._owns(entry))
+        return [e for e in own if text in e.key.casefold() or text in e.feedback.casefold()]
+
+    def _owns(self, event: Event) -> bool:
+        return (event.task, event.scope) == (self.part.task, self.part.scope)
+
+    def _check_own(self, entry_id: int) -> None:
+        """Refuse an entry of another task or scope; what is not there, the log refuses."""
+        event = self.system.log.event(entry_id)
+        if event is not None and event.kind != "erase" and not self._owns(event):
+            raise DataError(f"entry {entry_id} is of another task or scope: it is not changed here")
 
 
 def load_conversation(
@@ -219,14 +263,16 @@ def load_conversation(
     if path.exists():
         FeedbackLog.open(path, is_writable=False).close()
     gate, prompted = lookup.gate_of(family), chat.open_lm(few_shot, lm)
-    open_lookup = load_lookup(lookup, chat.context, task=chat.task)
+    part = Part(chat.task, chat.scope)
+    open_lookup = load_lookup(lookup, chat.context, task=part.task, scope=part.scope)
     shown = "" if gate is None else f", gate {gate:g}"
+    of = f"; scope {chat.scope}" if chat.scope else ""
     return lambda log: Conversation(
         lm=prompted,
         system=MemPrompt(family, few_shot, log, open_lookup(log), gate),
-        task=chat.task,
+        part=part,
         source=chat.source,
-        about=f"LM {lm.lm}; look-up {lookup.lookup}{shown}",
+        about=f"LM {lm.lm}; look-up {lookup.lookup}{shown}{of}",
     )
 
 

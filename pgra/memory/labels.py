@@ -36,10 +36,13 @@ MEMORY_WEIGHT = 0.6
 class PromptMemoryArguments(Arguments):
     """Whose corrections are used, how near they must be, and how they stand in a prompt."""
 
+    GROUP = "Memory"
+
     memory: str | None = arg(
         None,
         "A memory of corrections (pgra memory add TEXT LABEL --task NAME): those of the task whose "
         "text is near an input are used for it.",
+        is_common=True,
     )
     memory_lookup: str = arg(
         "relative-edit",

@@ -1,20 +1,29 @@
 """A memory that loses nothing: an append-only log of corrections in SQLite, in and out.
 
-`event` is the log; nothing there is ever changed. `entry` says which events are in force: it is
-what `replay` makes of the log, kept with each write in one transaction.
+`event` is the log; nothing there is changed, but that `erase` takes texts out of it. `entry` says
+which events are in force: it is what `replay` makes of the log, kept with each write in one
+transaction.
 
 The file has a write-ahead log and `synchronous=FULL`: a write is on the disk when it returns,
 readers do not wait for writers, and writers wait for each other. A record is the checksum of its
 JSON, the JSON on one line, and a line break, so that `salvage` finds it in any bytes that hold it.
+
+`erase` puts records without a text in the place of an entry's, in one transaction, and then has
+SQLite write the file anew (VACUUM) and empty the write-ahead log. A file of another name that is
+renamed would do for one process, but others that have the memory open would go on writing to the
+old one. Where the second part is cut short, the table `erasing` is left, and whoever opens the
+memory to write ends it.
 """
 
 import contextlib
 import datetime
 import json
+import logging
 import mmap
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -39,16 +48,21 @@ CREATE TABLE entry (event INTEGER PRIMARY KEY, slot BLOB NOT NULL UNIQUE);
     if_missing="pgra memory add makes one",
     if_damaged="pgra memory salvage {path} --output NEW.sqlite reads what is left",
 )
+logger = logging.getLogger(__name__)
+
 _CHECKPOINT_PAGES = 64
-Kind = Literal["write", "correct", "forget"]
+_PAUSE = 0.02
+_PATIENCE = 1.0  # seconds, to end an erasure that was cut short
+_ERASING = "SELECT 1 FROM sqlite_schema WHERE name = 'erasing'"
+Kind = Literal["write", "correct", "forget", "erase"]
 MAX_KEY_CHARS = 10_000
 MAX_FEEDBACK_CHARS = 2_000
 MAX_NAME_CHARS = 200
-"""Of a source and of a task. With these limits a record is shorter than a page of the database."""
+"""Of source, task and scope. With these limits a record is shorter than a database page."""
 _LIMITS = {
     "key": MAX_KEY_CHARS,
     "feedback": MAX_FEEDBACK_CHARS,
-    **dict.fromkeys(("source", "task", "time"), MAX_NAME_CHARS),
+    **dict.fromkeys(("source", "task", "scope", "time"), MAX_NAME_CHARS),
 }
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and line breaks
 _CHECKSUM_CHARS = 32
@@ -59,16 +73,18 @@ _ENTRIES = "SELECT id, record FROM event JOIN entry ON entry.event = event.id"
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One line of the log, of a slot: a task and a key. An entry of the memory is one in force.
+    """One line of the log, of a slot: task, scope and key. An entry of the memory is one in force.
 
     Attributes:
         kind: "write" puts a feedback in a slot, "correct" replaces the one there, "forget" empties
-            the slot.
-        key: The question that was misunderstood, as it was asked.
-        feedback: What the user said of it; "" for a "forget".
+            the slot; "erase" stands where an event was whose texts are gone, and once more at the
+            end of the log, so that who follows it learns of it.
+        key: The question that was misunderstood, as it was asked; "" for an "erase".
+        feedback: What the user said of it; "" for a "forget" and an "erase".
         time: UTC, ISO 8601; "" where a file that was read does not tell.
         source: Who said it, or what: "user", "stream", a name.
         task: Which questions it is for; "" for all that share the memory.
+        scope: Whose it is: a user, a group, a project; "" for an entry that all share.
         id: Its place in the log, from 1; 0 before it is in one.
 
     Raises:
@@ -76,11 +92,12 @@ class Event:
     """
 
     kind: Kind = "write"
-    key: str
+    key: str = ""
     feedback: str = ""
     time: str = ""
     source: str = "user"
     task: str = ""
+    scope: str = ""
     id: int = 0
 
     def __post_init__(self) -> None:
@@ -97,6 +114,8 @@ class Event:
                 raise DataError(
                     f"the {name} holds {odd or 'half a surrogate pair'}: give plain text"
                 )
+        if self.kind == "erase":
+            return
         if not self.key.strip():
             raise DataError("the key is empty: give the question that was misunderstood")
         if self.kind != "forget" and not self.feedback.strip():
@@ -104,8 +123,9 @@ class Event:
 
     @property
     def slot(self) -> bytes:
-        """A digest of task and key."""
-        return xxhash.xxh3_128_digest(f"{self.task}\0{self.key}".encode())
+        """A digest of task, scope and key."""
+        names = [self.task, *([self.scope] if self.scope else []), self.key]
+        return xxhash.xxh3_128_digest("\0".join(names).encode())
 
     def pack(self) -> bytes:
         """Return the event's record."""
@@ -125,6 +145,27 @@ def _checksum(body: bytes) -> bytes:
     return xxhash.xxh3_128_hexdigest(body).encode()
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which entries of a memory count for a question.
+
+    Attributes:
+        task: Those of this task.
+        scope: Those of this scope, and what all share; "" for the latter alone.
+    """
+
+    task: str = ""
+    scope: str = ""
+
+    def holds(self, event: Event) -> bool:
+        """Whether an event is of it."""
+        return event.task == self.task and event.scope in ("", self.scope)
+
+
+SHARED = Part()
+"""Entries of no task and no scope."""
+
+
 def replay(events: Iterable[Event]) -> list[Event]:
     """Return what is in the memory after these events, the oldest first.
 
@@ -133,6 +174,8 @@ def replay(events: Iterable[Event]) -> list[Event]:
     """
     slots: dict[bytes, Event] = {}
     for event in events:
+        if event.kind == "erase":
+            continue
         slots.pop(event.slot, None)
         if event.kind != "forget":
             slots[event.slot] = event
@@ -164,7 +207,11 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         db = open_database(path, MEMORY, writable=is_writable, create=may_make)
         if is_writable:
             db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-        return cls(path, db)
+        log = cls(path, db)
+        # An erasure may have been cut short.
+        if is_writable and log._value(_ERASING) and not log._write_anew(_PATIENCE):
+            logger.warning("%s holds bytes of what was erased: %s", path, _HELD)
+        return log
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -183,14 +230,17 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         """The last event's id; 0 in an empty log."""
         return int(self._value("SELECT max(id) FROM event") or 0)
 
-    def write(self, key: str, feedback: str, *, source: str = "user", task: str = "") -> Event:
-        """Put a feedback in the memory; one there for the same task and key gives way.
+    def write(
+        self, key: str, feedback: str, *, source: str = "user", task: str = "", scope: str = ""
+    ) -> Event:
+        """Put a feedback in the memory; one there for the same task, scope and key gives way.
 
         Args:
             key: The question that was misunderstood.
             feedback: What the user says of it.
             source: Who.
             task: Which questions it is for.
+            scope: Whose it is; "" for all that share the memory.
 
         Returns:
             The entry, which is on the disk.
@@ -199,7 +249,9 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             DataError: If a text cannot be kept (see `Event`).
             ArtifactError: If the file cannot be written.
         """
-        event = Event(key=key, feedback=feedback, time=_now(), source=source, task=task)
+        event = Event(
+            key=key, feedback=feedback, time=_now(), source=source, task=task, scope=scope
+        )
         with self._transaction():
             return self._insert(event)
 
@@ -223,6 +275,119 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         with self._transaction():
             for entry_id in entry_ids:
                 self._change(entry_id, "forget", "", source)
+
+    def restore(self, event_id: int, *, source: str = "user") -> Event:
+        """Put a forgotten entry back, as a new one.
+
+        Args:
+            event_id: Its number when it was in the memory.
+            source: Who wants it back.
+
+        Raises:
+            DataError: If there was no such entry, it was erased, or its question has one now.
+            ArtifactError: If the file cannot be written.
+        """
+        with self._transaction():
+            event = self.event(event_id)
+            if event is None or event.kind not in ("write", "correct"):
+                gone = "was erased" if event and event.kind == "erase" else "is not in the log"
+                raise DataError(f"{self.path}: entry {event_id} {gone}: nothing can be put back")
+            if now := self._value("SELECT event FROM entry WHERE slot = ?", event.slot):
+                raise DataError(
+                    f"{self.path}: the question of entry {event_id} has entry {now} now: correct "
+                    f"or forget {now} first"
+                )
+            return self._insert(replace(event, kind="write", source=source, time=_now()))
+
+    def erase(self, *event_ids: int, source: str = "user") -> int:
+        """Take entries out of the log too, all or none: nothing of their texts is left in a file.
+
+        With an entry goes all that was ever said of its question in its task and scope. In place of
+        each event stands one that tells when it was erased, and by whom.
+
+        Args:
+            event_ids: Entries; also those that were corrected or forgotten since.
+            source: Who erases.
+
+        Returns:
+            How many events were erased.
+
+        Raises:
+            DataError: If one is not in the log, or was erased already.
+            ArtifactError: If the file cannot be written; or if another process reads it for so
+                long that bytes of the texts stay until the memory is opened next.
+        """
+        found = {event_id: self.event(event_id) for event_id in event_ids}
+        for event_id, event in found.items():
+            if event is None or event.kind == "erase":
+                what = "was erased already" if event else "is not in the log"
+                raise DataError(f"{self.path}: entry {event_id} {what}: list --log shows what is")
+        slots = {event.slot for event in found.values() if event is not None}
+        return self._erase(lambda event: event.slot in slots, source)
+
+    def erase_scope(self, scope: str, *, source: str = "user") -> int:
+        """Erase all that was ever written in a scope; see `erase`.
+
+        Raises:
+            DataError: If nothing in the log is of that scope.
+            ArtifactError: As `erase`.
+        """
+        count = self._erase(lambda event: event.scope == scope, source)
+        if not count:
+            raise DataError(f"{self.path} has nothing of scope '{scope}'")
+        return count
+
+    def _erase(self, is_meant: Callable[[Event], bool], source: str) -> int:
+        run = self._db.execute
+        gone = Event(kind="erase", time=_now(), source=source)
+        with self._transaction():
+            # What else was said of a slot, and what was written meanwhile, is read here.
+            ids = [e.id for e in self.events() if e.kind != "erase" and is_meant(e)]
+            if not ids:
+                return 0
+            for event_id in ids:
+                record = replace(gone, id=event_id).pack()
+                run("UPDATE event SET record = ? WHERE id = ?", (record, event_id))
+                run("DELETE FROM entry WHERE event = ?", (event_id,))
+            last = self._insert(gone)
+            run("CREATE TABLE IF NOT EXISTS erasing (event INTEGER)")
+            run("INSERT INTO erasing VALUES (?)", (last.id,))
+        if not self._write_anew():
+            raise ArtifactError(
+                f"{self.path}: erased, but bytes of the texts are still in its files: {_HELD}"
+            )
+        return len(ids)
+
+    def _write_anew(self, patience: float = MEMORY.timeout) -> bool:
+        """Leave no byte of what was erased in the memory's files.
+
+        Args:
+            patience: Seconds that others have to end their reading.
+
+        Returns:
+            Whether it was done.
+        """
+        from pgra.memory.vectors import erase_vectors
+
+        erase_vectors(self)
+        last = self.last_id  # what another process erases behind it, that one writes anew
+        # A connection of its own, for VACUUM runs beside no reading of the same one.
+        db, deadline = open_database(self.path, MEMORY, create=False), time.monotonic() + patience
+        with MEMORY.errors_of(self.path), contextlib.closing(db):
+            db.execute(f"PRAGMA busy_timeout = {round(1000 * patience)}")
+            db.execute("PRAGMA secure_delete = ON")
+            db.execute("PRAGMA temp_store = MEMORY")
+            while not _vacuum(db):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_PAUSE)
+            db.execute("BEGIN IMMEDIATE")
+            if db.execute(_ERASING).fetchone():
+                db.execute("DELETE FROM erasing WHERE event <= ?", (last,))
+                if not db.execute("SELECT 1 FROM erasing").fetchone():
+                    db.execute("DROP TABLE erasing")
+            db.execute("COMMIT")
+        return True
 
     def _change(self, entry_id: int, kind: Kind, feedback: str, source: str) -> Event:
         found = self.get([entry_id])
@@ -267,6 +432,14 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         found = {event.id: event for event in self._read(sql, json.dumps(list(ids)))}
         return [found[entry_id] for entry_id in ids if entry_id in found]
 
+    def event(self, event_id: int) -> Event | None:
+        """Read one event; None if there is none."""
+        return next(self._read("SELECT id, record FROM event WHERE id = ?", event_id), None)
+
+    def erased_ids(self) -> list[int]:
+        """Return the ids of events that were erased."""
+        return [event.id for event in self.events() if event.kind == "erase"]
+
     def checksum_of(self, event_id: int) -> str:
         """Read the checksum of an event's record; "" if there is no such event."""
         record = self._value("SELECT record FROM event WHERE id = ?", event_id) or b""
@@ -288,8 +461,9 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         event = replace(event, id=self.last_id + 1)
         run = self._db.execute
         run("INSERT INTO event (id, record) VALUES (?, ?)", (event.id, event.pack()))
-        run("DELETE FROM entry WHERE slot = ?", (event.slot,))
-        if event.kind != "forget":
+        if event.kind != "erase":
+            run("DELETE FROM entry WHERE slot = ?", (event.slot,))
+        if event.kind in ("write", "correct"):
             run("INSERT INTO entry (event, slot) VALUES (?, ?)", (event.id, event.slot))
         return event
 
@@ -300,7 +474,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             self._db.execute("BEGIN IMMEDIATE")
             yield
 
-    def _value(self, sql: str, *values: int) -> Any:
+    def _value(self, sql: str, *values: int | bytes) -> Any:
         """Return the first row's first value; None where there is no row."""
         with MEMORY.errors_of(self.path):
             row = self._db.execute(sql, values).fetchone()
@@ -317,6 +491,21 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
                     yield event
 
 
+_HELD = "another process reads them; close it, and open the memory again"
+
+
+def _vacuum(db: sqlite3.Connection) -> bool:
+    """Write a file anew and empty its write-ahead log; False where others were in between."""
+    try:
+        db.execute("VACUUM")
+        (is_held, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError as error:
+        if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
+            raise
+        return False
+    return not is_held
+
+
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
@@ -324,13 +513,18 @@ def _now() -> str:
 # A memory's log as a jsonl file, there and back.
 
 
-def export_log(log: FeedbackLog, path: Path) -> int:
+def export_log(log: FeedbackLog, path: Path, *, scope: str | None = None) -> int:
     """Write every event, one JSON object a line; replayed, they give the same memory.
+
+    Args:
+        log: The memory.
+        path: The file.
+        scope: Only events of this scope ("": those that all share); None for every event.
 
     Returns:
         How many.
     """
-    lines = [asdict(event) for event in log.events()]
+    lines = [asdict(event) for event in log.events() if scope in (None, event.scope)]
     write_lines(path, lines)
     return len(lines)
 
@@ -339,8 +533,8 @@ def read_events(path: Path) -> list[Event]:
     """Read events from a file.
 
     Args:
-        path: jsonl with `key` and `feedback`; `kind`, `time`, `source` and `task` as `Event` has
-            them, where they are given.
+        path: jsonl with `key` and `feedback`; `kind`, `time`, `source`, `task` and `scope` as
+            `Event` has them, where they are given.
 
     Raises:
         DataError: If a line is no event (file and line are named).
@@ -357,21 +551,25 @@ def read_events(path: Path) -> list[Event]:
     return events
 
 
-def import_events(log: FeedbackLog, events: Sequence[Event]) -> int:
+def import_events(log: FeedbackLog, events: Sequence[Event], *, scope: str | None = None) -> int:
     """Append events, all or none, in their order.
 
     An event that the log has already (all fields but its id) is passed over, so that a file may be
-    imported twice. What comes later in the log wins, whatever its time says.
+    imported twice; and what tells of an erasure, which was of another log. What comes later in the
+    log wins, whatever its time says.
 
     Args:
         log: The memory.
         events: Of `read_events`, whose ids are 0.
+        scope: Put them all in this scope; None leaves each in its own.
 
     Returns:
         Events appended.
     """
+    if scope is not None:
+        events = [replace(event, scope=scope) for event in events]
     known = {replace(event, id=0) for event in log.events()}
-    return log.extend(event for event in events if event not in known)
+    return log.extend(e for e in events if e not in known and e.kind != "erase")
 
 
 # What is left of a damaged memory, read into a new one; and what is not.
@@ -406,8 +604,10 @@ def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
             continue
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for match in _RECORD.finditer(data):
-                if (event := unpack(match.group())) is not None:
-                    found.setdefault(event.id, event)
+                event = unpack(match.group())
+                # Bytes of what was erased may be left where that was cut short.
+                if event is not None and (event.id not in found or event.kind == "erase"):
+                    found[event.id] = event
     if not found:
         raise DataError(f"nothing can be read from {damaged}: no whole record is left in it")
     with write_aside(output) as aside, FeedbackLog.open(aside) as log:

@@ -2,7 +2,9 @@
 
 Each follows the log: what another process wrote, corrected or forgot counts at the next question.
 Scores are higher for nearer keys, and of equals the newest wins, so that a key that was written
-again gives its last feedback; the release's semantic memory gave that of another key then.
+again gives its last feedback; the release's semantic memory gave that of another key then. A
+question of a scope is looked up among its entries and those that all share, and of equals its own
+win.
 
 The combiner C(x, M(x)) is a gate: a threshold on the score lets no far-off feedback through
 (section 3.4). Questions are compared by their keys: `normalize_key` as the paper's release does it,
@@ -12,6 +14,8 @@ The combiner C(x, M(x)) is a gate: a threshold on the score lets no far-off feed
 import math
 import re
 import string
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,7 +32,7 @@ from pgra.config import Arguments, arg, find_class
 from pgra.core import Context, Json
 from pgra.errors import ConfigError
 from pgra.memory.families import Family
-from pgra.memory.log import Event, FeedbackLog
+from pgra.memory.log import SHARED, Event, FeedbackLog, Part
 
 LOOKUPS: Mapping[str, str] = {
     "bm25": "pgra.memory.lookup:Bm25Lookup",
@@ -49,9 +53,12 @@ _END_MARKS = " ?.!"
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
 _DROPPED = str.maketrans("", "", string.punctuation)
 _FORMS = {"slotless": {}, "whole": {"key_form": "whole"}, "feedback": {"of": "feedback"}}
+_K1, _B = 1.5, 0.75  # as BM25 of the first stage has them
 _FIRST_ASKED = 8
 _DEEPER = 8  # times as many are asked for, where those found were forgotten or of other tasks
 _MOST_WRITTEN = 65_536  # generated feedback kept by question
+_Slot = tuple[str, str]
+"""Scope and key: what an entry is of, in a task."""
 _COMPARED = 10_000  # entries; of larger memories `pgra memory list --collisions` tells
 
 
@@ -88,6 +95,8 @@ def plain_key(question: str) -> str:
 class LookupArguments(Arguments):
     """How a question's nearest feedback is found, and when it is near enough."""
 
+    GROUP = "Memory"
+
     lookup: str | None = arg(
         None,
         "edit (distance of normalised keys: the paper's, for few phrasings and for languages "
@@ -97,6 +106,7 @@ class LookupArguments(Arguments):
         "configs/memory and those that ask with <...>, else relative-edit.",
         choices=LOOKUPS,
         is_open=True,
+        is_common=True,
     )
     threshold: float | None = arg(
         None,
@@ -104,11 +114,13 @@ class LookupArguments(Arguments):
         "(default -5); relative-edit: 0 to 1, 1 the same (0.85); encoder: a cosine, 1 the same "
         "(0.9); bm25: from 0 (1); gud-ir: as --feedback_by. Label feedback of configs/memory has "
         "no gate unless one is given.",
+        is_common=True,
     )
     encoder: str = arg(
         "sentence-transformers/all-MiniLM-L6-v2",
         "Encoder of --lookup encoder or gud-ir: hub id, folder or bundled:NAME. pgra memory "
         "train-similarity makes a folder.",
+        is_common=True,
     )
     key_form: str | None = arg(
         None,
@@ -220,12 +232,12 @@ class Lookup(Protocol):
     scores: ClassVar[ScoreRange]
 
     @classmethod
-    def load(cls, args: LookupArguments, task: str, context: Context) -> "OpenLookup":
+    def load(cls, args: LookupArguments, part: Part, context: Context) -> "OpenLookup":
         """Load what is heavy once, for any number of memories.
 
         Args:
             args: Settled; what this look-up needs of them.
-            task: Which entries count.
+            part: Which entries count.
             context: Where an encoder runs.
 
         Returns:
@@ -242,18 +254,20 @@ class Lookup(Protocol):
         ...
 
     def find(self, question: str, k: int = 1) -> list[Match]:
-        """Return the nearest k entries of its task, the nearest first; fewer if there are fewer."""
+        """Return the nearest k entries of its part, the nearest first; fewer if there are fewer."""
         ...
 
 
 OpenLookup = Callable[[FeedbackLog], Lookup]
 
 
-def load_lookup(args: LookupArguments, context: Context, *, task: str = "") -> OpenLookup:
+def load_lookup(
+    args: LookupArguments, context: Context, *, task: str = "", scope: str = ""
+) -> OpenLookup:
     """Load a look-up by its name; see `Lookup.load`. What is open is as for any questions."""
     args = args.settle()
     cls: type[Lookup] = find_class("lookup", str(args.lookup), LOOKUPS)
-    return cls.load(args, task, context)
+    return cls.load(args, Part(task, scope), context)
 
 
 def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
@@ -262,26 +276,52 @@ def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
 
 
 class _KeyLookup:
-    """What look-ups by a log's keys share: there is nothing to load."""
+    """What look-ups by a log's texts share: nothing to load, and how they follow the log."""
 
-    def __init__(self, log: FeedbackLog, *, task: str = "", form: str = "slotless") -> None:
+    def __init__(self, log: FeedbackLog, part: Part = SHARED, *, form: str = "slotless") -> None:
         """Follow a log.
 
         Args:
             log: The memory.
-            task: Which questions it is for.
+            part: Which entries count.
             form: What is compared: keys "slotless" or "whole", or the "feedback" of them.
         """
-        self._log, self._task, self._form = log, task, form
+        self._log, self._part, self._form = log, part, form
+        self._through = 0
+        self._clear()
 
     @classmethod
-    def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:  # noqa: ARG003
+    def load(cls, args: LookupArguments, part: Part, context: Context) -> OpenLookup:  # noqa: ARG003
         """Load nothing; see `Lookup`."""
         form = str(args.key_form)
-        return cast(OpenLookup, lambda log: cls(log, task=task, form=form))
+        return cast(OpenLookup, lambda log: cls(log, part, form=form))
 
     def _normalize(self, text: str) -> str:
         return normalize_key(text, is_whole=self._form == "whole")
+
+    def _follow(self) -> None:
+        """Take in what was written since; all of it again where something was erased."""
+        news: Iterable[Event] = self._log.events(after=self._through)
+        if self._through:
+            news = list(news)
+            if any(event.kind == "erase" for event in news):
+                self._clear()
+                self._through, news = 0, self._log.events()
+        for event in news:
+            self._through = event.id
+            if event.kind == "erase" or not self._part.holds(event):
+                continue
+            text = event.feedback if self._form == "feedback" else event.key
+            is_there = event.kind != "forget"
+            self._put((event.scope, event.key), event.id, self._normalize(text), is_there=is_there)
+
+    def _clear(self) -> None:
+        """Forget all that was taken in."""
+        raise NotImplementedError
+
+    def _put(self, slot: _Slot, entry_id: int, text: str, *, is_there: bool) -> None:
+        """Take in that a slot has this entry now, or none."""
+        raise NotImplementedError
 
 
 class EditLookup(_KeyLookup):
@@ -296,12 +336,10 @@ class EditLookup(_KeyLookup):
     _equal: ClassVar[float] = 0.0  # the score of equal keys
     _scorer: ClassVar[Any] = staticmethod(Levenshtein.distance)
 
-    def __init__(self, log: FeedbackLog, *, task: str = "", form: str = "slotless") -> None:
-        super().__init__(log, task=task, form=form)
-        self._through = 0
-        self._compared: dict[str, str] = {}  # by raw key
-        # By compared key, the first written first: entries' ids by raw key.
-        self._ids: dict[str, dict[str, int]] = {}
+    def _clear(self) -> None:
+        self._compared: dict[_Slot, str] = {}
+        # By compared key, the first written first: entries' ids by slot.
+        self._ids: dict[str, dict[_Slot, int]] = {}
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -313,25 +351,24 @@ class EditLookup(_KeyLookup):
         self._follow()
         key, names = self._normalize(question), list(self._ids)
         nearest = process.extract(key, names, scorer=self._scorer, limit=k)  # ties in their order
-        scores = {max(self._ids[name].values()): self._equal - d for name, d, _ in nearest}
+        scores = {_chosen(self._ids[name]): self._equal - d for name, d, _ in nearest}
         return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
 
-    def _follow(self) -> None:
-        for event in self._log.events(after=self._through):
-            self._through = event.id
-            if event.task != self._task:
-                continue
-            old, new = self._compared.pop(event.key, None), None
-            if event.kind != "forget":
-                new = self._normalize(event.feedback if self._form == "feedback" else event.key)
-            if old is not None and old != new:
-                ids = self._ids[old]
-                del ids[event.key]
-                if not ids:
-                    del self._ids[old]
-            if new is not None:
-                self._compared[event.key] = new
-                self._ids.setdefault(new, {})[event.key] = event.id
+    def _put(self, slot: _Slot, entry_id: int, text: str, *, is_there: bool) -> None:
+        old = self._compared.pop(slot, None)
+        if old is not None and not (is_there and old == text):
+            ids = self._ids[old]
+            del ids[slot]
+            if not ids:
+                del self._ids[old]
+        if is_there:
+            self._compared[slot] = text
+            self._ids.setdefault(text, {})[slot] = entry_id
+
+
+def _chosen(ids: Mapping[_Slot, int]) -> int:
+    """Return the newest entry of a scope's own, else the newest that all share."""
+    return max((slot[0] != "", entry_id) for slot, entry_id in ids.items())[1]
 
 
 class RelativeEditLookup(EditLookup):
@@ -358,45 +395,62 @@ class RelativeEditLookup(EditLookup):
 class Bm25Lookup(_KeyLookup):
     """By BM25 over the words of normalised keys, with an idf that is above 0 in a small memory too.
 
-    The index is made again when the log has grown: it is for memories of thousands.
+    tf / (tf + k1 (1 - b + b length / mean length)) times ln(1 + (N - n + 0.5) / (n + 0.5)), as
+    Lucene has it. Words, lengths and counts are kept, and weighed when a question comes, so that a
+    write costs its own words alone and scores are those of an index that is made anew.
     """
 
     scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
 
-    def __init__(self, log: FeedbackLog, *, task: str = "", form: str = "slotless") -> None:
-        super().__init__(log, task=task, form=form)
-        self._through = -1
-        self._entries: list[Event] = []
-        self._index: Any = None
+    def _clear(self) -> None:
+        self._rows: dict[_Slot, int] = {}
+        self._ids, self._sizes = array("q"), array("d")  # by row; 0: nothing is there now
+        self._owned = array("b")
+        self._found: dict[str, tuple[array[int], array[float]]] = {}  # by word: rows, how often
+        self._counts: Counter[str] = Counter()  # by word: entries now
+        self._num_entries, self._num_words = 0, 0
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """See `Lookup`."""
-        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene", **_FORMS[self._form]}
+        return {"lookup": "bm25", "k1": _K1, "b": _B, "idf": "lucene", **_FORMS[self._form]}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return the best k entries that share a word with a question; see `Lookup`."""
         self._follow()
-        if self._index is None:
-            return []
-        scores = self._index.get_scores_from_ids(
-            self._index.get_tokens_ids(self._normalize(question).split())
-        )
-        newest_first = np.lexsort((-np.arange(len(scores)), -scores))[:k]
-        return [Match(self._entries[i], float(scores[i])) for i in newest_first if scores[i] > 0]
+        scores, ids = np.zeros(len(self._ids)), np.array(self._ids)
+        mean = self._num_words / max(1, self._num_entries)
+        for word in self._normalize(question).split():
+            if count := self._counts.get(word):
+                rows, often = (np.array(values) for values in self._found[word])
+                sizes = np.frombuffer(self._sizes)[rows]
+                idf = math.log(1 + (self._num_entries - count + 0.5) / (count + 0.5))
+                scores[rows] += idf * often / (often + _K1 * (1 - _B + _B * sizes / mean))
+        rows = np.flatnonzero((scores > 0) & (ids > 0))
+        if len(rows) > k:  # all that tie with the k-th stay, so that the newest can win
+            rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
+        best = rows[np.lexsort((-ids[rows], -np.array(self._owned)[rows], -scores[rows]))][:k]
+        nearest = {int(ids[row]): float(scores[row]) for row in best}
+        return [Match(entry, nearest[entry.id]) for entry in self._log.get(list(nearest))]
 
-    def _follow(self) -> None:
-        last = self._log.last_id
-        if last == self._through:
-            return
-        self._through, self._index = last, None
-        self._entries = [entry for entry in self._log.entries() if entry.task == self._task]
-        texts = [self._normalize(entry.key).split() for entry in self._entries]
-        if not any(texts):
-            return
-        from pgra.retrieval.bm25 import index_words
-
-        self._index = index_words(texts, tf="lucene", idf="lucene")
+    def _put(self, slot: _Slot, entry_id: int, text: str, *, is_there: bool) -> None:
+        words = text.split()
+        if (row := self._rows.get(slot)) is None:
+            row = self._rows[slot] = len(self._ids)
+            self._ids.append(0)
+            self._sizes.append(len(words))
+            self._owned.append(slot[0] != "")
+            for word, count in Counter(words).items():
+                rows, often = self._found.setdefault(word, (array("q"), array("d")))
+                rows.append(row)
+                often.append(count)
+        change = is_there - (self._ids[row] != 0)
+        self._ids[row] = entry_id if is_there else 0
+        if change:  # a slot's key, and so its words, stay
+            self._num_entries += change
+            self._num_words += change * len(words)
+            for word in set(words):
+                self._counts[word] += change
 
 
 class EncoderLookup:
@@ -404,33 +458,43 @@ class EncoderLookup:
 
     scores: ClassVar = ScoreRange(0.9, -1.0, 1.0)
 
-    def __init__(self, log: FeedbackLog, vectors: Any, *, task: str = "") -> None:
+    def __init__(self, log: FeedbackLog, vectors: Any, part: Part = SHARED) -> None:
         """Join a log and its vectors, a `pgra.memory.vectors.KeyVectors`."""
-        self._log, self._vectors, self._task = log, vectors, task
+        self._log, self._vectors, self._part = log, vectors, part
 
     @classmethod
     def load(
-        cls, args: LookupArguments, task: str, context: Context, *, of_feedback: bool = False
+        cls, args: LookupArguments, part: Part, context: Context, *, of_feedback: bool = False
     ) -> OpenLookup:
-        """Load the encoder; see `Lookup`.
-
-        Vectors lie beside the log, a folder for each encoder: one that was made by another is never
-        read.
-        """
+        """Load the encoder; see `Lookup`."""
         from pgra.encoders.encoder import Encoder
-        from pgra.memory.vectors import KeyVectors
 
         form = "feedback" if of_feedback else str(args.key_form)
         encoder = Encoder.from_name(args.encoder, device=context.device)
         short = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
+        return lambda log: cls.of_encoder(log, encoder, part, form=form, name=short)
+
+    @classmethod
+    def of_encoder(
+        cls, log: FeedbackLog, encoder: Any, part: Part, *, form: str = "whole", name: str
+    ) -> Lookup:
+        """Open the look-up of a log by an encoder that is loaded.
+
+        Vectors lie beside the log, a folder for each encoder: one that was made by another is never
+        read.
+
+        Args:
+            log: The memory.
+            encoder: A `pgra.Encoder`.
+            part: Which entries count.
+            form: What is compared; see `KeyVectors`.
+            name: Begins the folder's name.
+        """
+        from pgra.memory.vectors import KeyVectors, vectors_of
+
         fingerprint = {**encoder.query_fingerprint, "key_form": form}
-
-        def open_lookup(log: FeedbackLog) -> Lookup:
-            root = log.path.with_name(f"{log.path.name}.vectors")
-            folder = artifact_dir(root, short, fingerprint)
-            return cls(log, KeyVectors(folder, encoder, form), task=task)
-
-        return open_lookup
+        folder = artifact_dir(vectors_of(log.path), name, fingerprint)
+        return cls(log, KeyVectors(folder, encoder, form), part)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -443,8 +507,10 @@ class EncoderLookup:
         depth = max(k, _FIRST_ASKED)
         while True:
             scores = self._vectors.search(question, depth)
-            entries = [e for e in self._log.get(list(scores)) if e.task == self._task]
+            entries = [e for e in self._log.get(list(scores)) if self._part.holds(e)]
             if len(entries) >= k or depth >= len(self._vectors):
+                # Of equals a scope's own first; the sort keeps the order of the rest.
+                entries.sort(key=lambda entry: (-scores[entry.id], entry.scope == ""))
                 return [Match(entry, scores[entry.id]) for entry in entries[:k]]
             depth *= _DEEPER
 
@@ -468,12 +534,12 @@ class GeneratingLookup:
         }
 
     @classmethod
-    def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:
+    def load(cls, args: LookupArguments, part: Part, context: Context) -> OpenLookup:
         """Load the generator, and the encoder that compares feedback; see `Lookup`."""
         how = load_generator(str(args.generator), device=context.device)
         if args.feedback_by == "edit":
-            return lambda log: cls(*how, EditLookup(log, task=task, form="feedback"))
-        nearest = EncoderLookup.load(args, task, context, of_feedback=True)
+            return lambda log: cls(*how, EditLookup(log, part, form="feedback"))
+        nearest = EncoderLookup.load(args, part, context, of_feedback=True)
         return lambda log: cls(*how, nearest(log))
 
     def find(self, question: str, k: int = 1) -> list[Match]:
@@ -574,7 +640,7 @@ def _near_distance(key: str, other: str, *, is_relative: bool) -> int | None:
 
 
 def find_near(log: FeedbackLog, entry: Event, *, is_relative: bool, most: int = 3) -> list[Match]:
-    """Return the entries of the same task that an entry collides with, the nearest first.
+    """Return the entries of its task and scope that an entry collides with, the nearest first.
 
     Args:
         log: The memory, which the entry is in.
@@ -589,8 +655,9 @@ def find_near(log: FeedbackLog, entry: Event, *, is_relative: bool, most: int = 
     if len(log) > _COMPARED:
         return []
     near, compared = [], plain_key if is_relative else normalize_key
+    part = Part(entry.task, entry.scope)
     for other in log.entries():
-        if other.task == entry.task and other.feedback != entry.feedback:
+        if part.holds(other) and other.feedback != entry.feedback:
             keys = compared(other.key), compared(entry.key)
             distance = _near_distance(*keys, is_relative=is_relative)
             near += [] if distance is None else [Match(other, -distance)]

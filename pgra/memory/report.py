@@ -533,7 +533,7 @@ def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
     """
     from matplotlib.figure import Figure
 
-    from pgra.report.page import save_figure
+    from pgra.report.figures import save_figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)

@@ -5,6 +5,8 @@
     FOLDER/index-ROWS.faiss  an index of the first ROWS of them, once there are many
     FOLDER/state.json        rows, how far the log is followed; written last
 
+An erased entry's vector is zeros, and an index that had it is removed.
+
 What is behind `rows` in a file is of a job that was killed, and is written over. A folder that is
 not what its state says, or whose state is not of this log, is made again from the log.
 """
@@ -13,7 +15,8 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -124,8 +127,7 @@ class KeyVectors:
         if (self._state.through, self._state.record) == (last, checksum) and len(self._ids):
             return 0
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until no other process writes here
+        with _alone(self.folder):
             state = self._read_state(log)
             new = log.entries(after=state.through)
             while chunk := list(islice(new, _CHUNK)):
@@ -231,6 +233,51 @@ class KeyVectors:
             self._ids = np.memmap(self.folder / _IDS, np.int64, "r", shape=(state.rows,))
         self._tail = np.asarray(self._vectors[state.indexed : state.rows], np.float32)
         self._state = state
+
+
+def vectors_of(log_path: Path) -> Path:
+    """Return where a log's vectors are: a folder for each encoder."""
+    return log_path.with_name(f"{log_path.name}.vectors")
+
+
+def erase_vectors(log: FeedbackLog) -> None:
+    """Leave nothing of what was erased in the vectors beside a log, of any encoder."""
+    erased = log.erased_ids()
+    for folder in vectors_of(log.path).glob("*/"):
+        with _alone(folder):
+            try:
+                _erase_rows(folder, erased, log)
+            except (OSError, ValueError, TypeError):  # torn: all is made again from the log
+                for path in folder.glob("[!.]*"):  # but the lock
+                    path.unlink()
+
+
+def _erase_rows(folder: Path, erased: Sequence[int], log: FeedbackLog) -> None:
+    state = _State(**json.loads((folder / _STATE).read_text()))
+    ids = np.fromfile(folder / _IDS, np.int64, state.rows)
+    rows, size = np.flatnonzero(np.isin(ids, erased)), 2 * state.width
+    with (folder / _VECTORS).open("r+b") as file:
+        for row in rows.tolist():
+            file.seek(size * row)
+            file.write(bytes(size))
+        file.truncate(size * state.rows)
+        file.flush()
+        os.fsync(file.fileno())
+    if len(rows):
+        for path in folder.glob("index-*.faiss"):
+            path.unlink()
+        state = replace(state, indexed=0, index_bytes=0)
+    if state.through in erased:  # whose record is another now
+        state = replace(state, record=log.checksum_of(state.through))
+    write_json(folder / _STATE, asdict(state))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder until no other process writes in it."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _append(path: Path, start: int, array: npt.NDArray[Any]) -> None:

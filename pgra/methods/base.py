@@ -8,7 +8,7 @@ resume, seeds and results are the run's (`pgra.runs`), so that they are alike fo
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,19 +17,22 @@ from typing import Any, ClassVar, Self
 from pgra.artifacts import digest
 from pgra.config import (
     CHOOSING,
+    READERS,
     Arguments,
     DataArguments,
+    Defaults,
     FolderArguments,
     PgraArguments,
     RunArguments,
     RuntimeArguments,
     find_class,
+    parse_arguments,
 )
 from pgra.core import Context, Example, Json, Prediction
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import load_splits
 from pgra.data.tasks import GenerationTask, Task
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, unknown_name
 from pgra.report.results import EvidenceLine
 from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
@@ -99,6 +102,11 @@ class TaskData:
     def examples(self, split: str) -> list[Example]:
         """Return a split's examples."""
         return list({"train": self.train, "dev": self.dev, "test": self.test}[split])
+
+    def is_split(self, examples: Sequence[Example]) -> bool:
+        """Whether examples are a split of these, of which what is found is kept."""
+        asked = list(examples)
+        return any(asked == self.examples(split) for split in SPLITS)
 
     def fingerprint(self, split: str) -> str:
         """Return a digest of a split's examples and their labels."""
@@ -270,6 +278,8 @@ class Method(Timed, ABC):
         shared = self.data.notes.get("test_rows_in_train")
         sources = [self.args.data.dataset_name or ""]
         found = [f"{shared} test texts also stand in the training file"] if shared else []
+        if self.data.notes.get("test_rule"):
+            found.append(str(self.data.notes["test_rule"]))
         return [*bundled_notes(self.models(), sources), *found]
 
 
@@ -349,6 +359,86 @@ def known_options() -> dict[str, str]:
         for own in find_options({kind: name}).values()
         for f in fields(own)
     }
+
+
+def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: str) -> RunArguments:
+    """Make a run's arguments of values by their names on the command line.
+
+    Args:
+        values: By name, each of its own type; paths may be `Path`.
+        layers: Words that name what stands beneath them: `--profile NAME`, `--config FILE`.
+        caller: Who asks, for messages.
+
+    Raises:
+        ConfigError: If the method has no argument of a name, or a value is of another type, out of
+            range, or contradicts others.
+    """
+    given = Defaults(caller, {name: _plain_value(value) for name, value in values.items()})
+    names: list[str] = []
+
+    def classes(chosen: Mapping[str, Any]) -> list[type]:
+        sections = find_sections(chosen)
+        names.extend(sections)
+        _refuse_strangers(given.values, sections, chosen)
+        if "training" in sections and given.values.get("device") == "cpu":
+            given.values["use_cpu"] = True  # type: ignore[index]
+        return list(sections.values())
+
+    parsed = parse_arguments(classes, layers, prog=caller, description="", over=[given])
+    sections = dict(zip(names, parsed, strict=True))
+    refuse_contradictions(values, sections)
+    return fill_folder(RunArguments(sections))
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a value as a YAML would give it."""
+    if isinstance(value, list | tuple):
+        return [_plain_value(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _refuse_strangers(
+    given: Mapping[str, Any], sections: Mapping[str, type], chosen: Mapping[str, Any]
+) -> None:
+    known = {f.name for cls in sections.values() for f in fields(cls) if f.init}
+    for name in given:
+        if name in known:
+            continue
+        if name in (options := known_options()):
+            raise ConfigError(
+                f"{name} is an argument of {options[name]}: add that, or leave {name} out"
+            )
+        message = unknown_name("argument", name, known).partition(" Known:")[0]
+        method = chosen.get("method", RuntimeArguments.method)
+        raise ConfigError(f"{message} (pgra train --method {method} --help lists them)")
+
+
+def fill_folder(args: RunArguments) -> RunArguments:
+    """Fill the places of the folder's name but for the seed, of which there may be several."""
+    task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
+    name = str(args[args.home].output_dir).replace("{task}", task)
+    name = name.replace("{method}", find_method(args.runtime.method).name(args))
+    return args.change(args.home, output_dir=name)
+
+
+def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -> None:
+    """Refuse arguments that contradict the method; what a YAML says of them gives way to it.
+
+    Args:
+        given: Names of those that a user gave.
+        sections: All of the run's.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    method = sections["runtime"].method
+    for name, decided in READERS.get(method, {}).items():
+        asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))
+        if name in given and asked != decided:
+            raise ConfigError(
+                f"{name} is {asked}, and method '{method}' is the one with {name} {decided}: leave "
+                "it out, or choose another --method"
+            )
 
 
 def arguments_from(

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from pgra.artifacts import digest
 from pgra.config import Arguments, RerankArguments, RunArguments, arg, choose, read_yaml
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.examples import load_pool
+from pgra.data.examples import held_out_rule, load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError
@@ -71,11 +71,14 @@ _NOTES = {
 class AnswerArguments(Arguments):
     """How prompts are written and answers taken."""
 
+    GROUP = "LM"
+
     prompt_format: str | None = arg(
         None,
         "task (the template of the task's YAML, with PGRA's instruction) or kate (the paper's: "
         "'Sentence: ... Label: Positive'); default: task, and kate where a task writes answers.",
         choices=FORMATS,
+        is_common=True,
     )
     decide_by: str | None = arg(
         None,
@@ -83,6 +86,7 @@ class AnswerArguments(Arguments):
         "majority of the exemplars, of a tie the nearest); default: score, and generation where a "
         "task has no labels.",
         choices=("generation", "score", "vote"),
+        is_common=True,
     )
     calibrate: bool = arg(
         False,
@@ -133,7 +137,8 @@ class PoolData(TaskData):
         pool, queries = ([one.example for one in part] for part in (shown, references))
         texts = {example.text for example in pool}
         shared = sum(query.text in texts for query in queries)
-        return cls(task, pool, [], queries, {"test_rows_in_train": shared}, references)
+        notes = {"test_rows_in_train": shared, "test_rule": held_out_rule(args.data, other)}
+        return cls(task, pool, [], queries, notes, references)
 
 
 def load_any_task(name: str) -> Task | GenerationTask:
@@ -205,13 +210,17 @@ class Kate(Method):
         self._settle()
         root = self.context.artifacts / "neighbors" / self.data.task.name
         self.pool = ExemplarPool(
-            self.data.train, jaccard=self.selection.leak_jaccard, root=root, context=self.context
+            self.data.train,
+            jaccard=self.selection.leak_jaccard,
+            root=root,
+            context=self.context,
+            keeps=self.data.is_split,
         )
         self.similarity = self._open_similarity(root)
         self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
             self.selection, self.pool, self.similarity
         )
-        self._known: dict[tuple[str, ...], Prompts] = {}
+        self._known: tuple[list[Example], Prompts] | None = None
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if self.data.references:
             answers = [list(reference.answers) for reference in self.data.references]
@@ -376,7 +385,7 @@ class Kate(Method):
                 "leave one of them out"
             )
         other = super().with_seed(args)
-        other._known = {}
+        other._known = None
         other._settle()
         other.selector = other.selection.selector(other.selection, other.pool, other.similarity)
         return other
@@ -399,10 +408,10 @@ class Kate(Method):
 
     def _prompts(self, examples: Sequence[Example]) -> Prompts:
         """Choose exemplars, leave out what does not fit, and render; remembered for these."""
-        key = tuple(example.id for example in examples)
-        if key not in self._known:
-            self._known = {key: self._render(examples)}
-        return self._known[key]
+        asked = list(examples)  # whole: other new queries have the same ids
+        if self._known is None or self._known[0] != asked:
+            self._known = asked, self._render(asked)
+        return self._known[1]
 
     def _render(self, examples: Sequence[Example]) -> Prompts:
         is_test = list(examples) == list(self.data.test)
@@ -670,7 +679,11 @@ class IclSelectionArguments(SelectionArguments):
     """Which labelled examples stand before all queries: PGRA's, unless it is said otherwise."""
 
     exemplars: str = arg(
-        "balanced", "How they are chosen: see --method kate.", choices=SELECTORS, is_open=True
+        "balanced",
+        "How they are chosen: see --method kate.",
+        choices=SELECTORS,
+        is_open=True,
+        is_common=True,
     )
     exemplar_seed: int | None = arg(0, "Seed of what is drawn, as of PGRA's prompt.", least=0)
 

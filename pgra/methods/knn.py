@@ -113,8 +113,14 @@ class NearestNeighbors(Method):
         return [vote([str(train[row].label) for row in line]) for line in rows[:, :number].tolist()]
 
     def _nearest(self, examples: Sequence[Example]) -> Rows:
-        """Return the nearest training examples of each, (B, k), nearest first; stored once."""
+        """Return the nearest training examples of each, (B, k), nearest first.
+
+        Those of a split are stored, and found once.
+        """
         count = self.numbers[-1]
+        if not self.data.is_split(examples):
+            with self.timed("neighbors"):
+                return self.neighbors.nearest(examples, count, self.context).rows
         fields: dict[str, Json] = {
             "encoder": dict(self.neighbors.encoder.query_fingerprint),
             "training_examples": examples_digest(self.data.train),

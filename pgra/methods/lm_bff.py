@@ -52,10 +52,13 @@ Vectors = npt.NDArray[np.float32]
 class LmBffArguments(Arguments):
     """The few examples, and what stands beside each."""
 
+    GROUP = "Reader"
+
     num_shots: int = arg(
         16,
         "Examples of each label that lm-bff trains on; as many others choose the checkpoint.",
         least=2,  # an example's label needs another one to show
+        is_common=True,
     )
     exemplar_sets: int = arg(
         16, "Sets of demonstrations, one of each label, that lm-bff reads an example with.", least=1

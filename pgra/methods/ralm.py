@@ -51,12 +51,15 @@ from pgra.run_folder import TRAINING_FILE
 class RalmArguments(LoraArguments):
     """The causal LM that reads a query behind its evidence."""
 
+    GROUP = "Reader"
+
     reader_lm: str = arg(
         "HuggingFaceTB/SmolLM2-135M",
         "Reader, any causal LM: hub id, folder or bundled:NAME. It stays as it is unless "
         "--lora_rank is given; --lm_dtype, --lm_quantization, --lm_device_map and "
         "--lm_batch_tokens go for it too.",
         decides=False,
+        is_common=True,
     )
     evidence_order: str = arg(
         "best_last",

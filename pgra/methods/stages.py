@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -31,7 +32,7 @@ from pgra.plan import Plan, make_plan
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.report.results import EvidenceLine
-from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
+from pgra.rerank import BaseReranker, Reference, RerankRequest, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept
 from pgra.retrieval import IndexRequest, Retriever, open_retriever
 from pgra.retrieval.base import (
@@ -132,7 +133,7 @@ class Stages(Timed):
             return open_corpus(self.args.corpus, self.args.artifacts)
 
     @cached_property
-    def reranker(self) -> Reranker:
+    def reranker(self) -> BaseReranker:
         """The second stage; its LM's weights are loaded when they are first needed."""
         return open_reranker(
             RerankRequest(
@@ -381,8 +382,9 @@ class Stages(Timed):
         logger.info("%s for each of %d queries%s", found, count, reused)
 
 
-def prompt_template(task: Task) -> PromptTemplate:
+def prompt_template(task: Task | str | Path) -> PromptTemplate:
     """Return a task's template as the LM sees it."""
+    task = task if isinstance(task, Task) else Task.load(str(task))
     return PromptTemplate(task.prompt, task.answer, task.inputs)
 
 

@@ -37,6 +37,7 @@ class PromptTemplate:
             compared with, and its prompt has no hole where the other inputs stand alone on theirs.
         instruction: What stands before the first exemplar.
         one_line: Whether the line breaks of a text become spaces, as in KATE's prompts.
+        gap: What stands before an exemplar's answer.
     """
 
     body: str
@@ -44,6 +45,7 @@ class PromptTemplate:
     inputs: tuple[str, ...] = ("text",)
     instruction: str = INSTRUCTION
     one_line: bool = False
+    gap: str = " "
 
     def __post_init__(self) -> None:
         check_template(self.body, self.inputs)
@@ -62,7 +64,7 @@ class PromptTemplate:
     def render_exemplar(self, fields: Mapping[str, str], word: str) -> str:
         """Fill P(x) and say its answer."""
         word = " ".join(word.split()) if self.one_line else word
-        return f"{self.render_query(fields, after_prefix=False)} {word}"
+        return f"{self.render_query(fields, after_prefix=False)}{self.gap}{word}"
 
     def render_query(self, fields: Mapping[str, str], *, after_prefix: bool) -> str:
         """Fill P(x) and leave the answer open: the suffix of a prompt."""

@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import DynamoBackend
@@ -89,14 +89,34 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     """`transformers.TrainingArguments` with the paper's values for SST-2 (appendix H, table 7).
 
     The Trainer decays all weights but norms and biases; the released code decays those too.
+
+    Attributes:
+        HIDDEN: What `--help-all` does not show: it is refused, or taken off before (`pgra.cli`).
     """
 
+    GROUP: ClassVar[str] = "Training"
+    HIDDEN: ClassVar[Sequence[str]] = (*REFUSED, "log_level", "log_level_replica")
+
     output_dir: str | None = arg(
-        "runs/{task}-{method}-seed{seed}", "Folder of this run: checkpoints and results."
+        "runs/{task}-{method}-seed{seed}",
+        "Folder of this run: checkpoints and results.",
+        is_common=True,
+        group="Output",
     )
-    learning_rate: float = arg(8e-5, "Peak learning rate (the paper's grid: 1e-5 to 1e-4).")
-    per_device_train_batch_size: int = arg(8, "Examples a device and step (the paper: 4 or 8).")
-    max_steps: int = arg(5000, "Training steps; over num_train_epochs. 0: the reader as it is.")
+    learning_rate: float = arg(
+        8e-5, "Peak learning rate (the paper's grid: 1e-5 to 1e-4).", is_common=True
+    )
+    per_device_train_batch_size: int = arg(
+        8, "Examples a device and step (the paper: 4 or 8).", is_common=True
+    )
+    max_steps: int = arg(
+        5000, "Training steps; over num_train_epochs. 0: the reader as it is.", is_common=True
+    )
+    num_train_epochs: float = arg(3.0, "Epochs, with --max_steps -1.")
+    seed: int = arg(
+        42, "Of what the training draws: the order of examples, dropout.", is_common=True
+    )
+    bf16: bool = arg(False, "Train in mixed precision, bfloat16; also on a CPU.", is_common=True)
     weight_decay: float = arg(0.01, "AdamW's weight decay.")
     eval_strategy: str = arg("steps", "When the dev set is measured: steps, epoch or no.")
     eval_steps: float | None = arg(
@@ -104,9 +124,15 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     )
     save_steps: float | None = arg(None, "Steps between checkpoints; default: eval_steps.")
     save_total_limit: int | None = arg(1, "Checkpoints kept: the best, and the last so many.")
-    load_best_model_at_end: bool = arg(True, "Keep the checkpoint that is best on the dev set.")
+    load_best_model_at_end: bool = arg(
+        True, "Keep the checkpoint that is best on the dev set.", off="Keep the last checkpoint."
+    )
     logging_steps: float = arg(50, "Steps between lines of the log.")
-    dataloader_drop_last: bool = arg(True, "Leave out an epoch's last, smaller batch.")
+    dataloader_drop_last: bool = arg(
+        True,
+        "Leave out an epoch's last, smaller batch.",
+        off="Keep an epoch's last, smaller batch.",
+    )
     remove_unused_columns: bool = arg(False, "Not of use here: inputs are tokenised beforehand.")
     ddp_find_unused_parameters: bool | None = arg(
         False, "Not needed: every weight of a T5 takes part in every step."

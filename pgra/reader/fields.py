@@ -1,5 +1,7 @@
-"""The Hugging Face Trainer's arguments that decide nothing: one list, without `transformers`."""
+"""The Hugging Face Trainer's arguments that decide nothing, and a name: without `transformers`."""
 
+LOSSES_FILE = "losses.jsonl"
+"""Of a run: every step's loss."""
 NOT_DECIDING = frozenset(
     {
         # Where: folders, names, the Hub.

@@ -4,16 +4,18 @@ It is written last, beside the plain T5 files: a folder that has one is whole.
 """
 
 import json
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from pgra import __version__
 from pgra.artifacts import find_damage, package_versions, record_file, write_json
 from pgra.config import from_values
 from pgra.core import Context, Json, Prediction
-from pgra.data.read import is_utf8
+from pgra.data.read import hub_errors, hub_reason, is_utf8
 from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
@@ -98,6 +100,51 @@ def write_record(folder: Path, record: ReaderRecord) -> None:
     write_json(folder / RECORD_FILE, {"format": FORMAT, **values, "versions": versions})
 
 
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")
+
+
+def is_on_hub(name: str | Path) -> bool:
+    """Return whether a name stands for a repository of the hub: OWNER/NAME, and nothing here."""
+    path = Path(name).expanduser()
+    here = path.exists() or path.parent.is_dir()
+    return not here and _HUB_ID.fullmatch(str(name)) is not None
+
+
+def fetch_reader(name: str | Path, *, token: str | None = None) -> Path:
+    """Find a run or a reader by its folder, or fetch a reader that was pushed to the hub.
+
+    Args:
+        name: A folder; or a hub id, as OWNER/NAME or OWNER/NAME@REVISION.
+        token: What to sign with; None: HF_TOKEN, or the login's.
+
+    Returns:
+        The folder; of the hub, its snapshot in the hub's cache.
+
+    Raises:
+        ArtifactError: If the hub has none, cannot be reached, or holds something else there.
+    """
+    if not is_on_hub(name):
+        return Path(name).expanduser()
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    repo, _, revision = str(name).partition("@")
+    try:  # one small file first: another kind of model may be large
+        record = hf_hub_download(repo, RECORD_FILE, revision=revision or None, token=token)
+        commit = Path(record).parent.name
+        return Path(snapshot_download(repo, revision=commit, token=token))
+    except RemoteEntryNotFoundError:
+        raise ArtifactError(
+            f"'{name}' on the hub is no trained reader (it has no {RECORD_FILE}): give one that "
+            "pgra push or run.push_to_hub put there"
+        ) from None
+    except hub_errors() as error:
+        raise ArtifactError(
+            f"cannot find reader '{name}': it is no folder here, and the hub says: "
+            f"{hub_reason(error)} Give the folder of a run, or a hub id that you can reach"
+        ) from None
+
+
 def find_reader(folder: Path) -> Path:
     """Find the reader's folder in a run, or take it as it is.
 
@@ -113,12 +160,12 @@ def find_reader(folder: Path) -> Path:
     if is_run or (folder.parent / "run.json").is_file():
         raise ArtifactError(
             f"{folder} holds no whole reader (no {RECORD_FILE}): the run was stopped before its "
-            "end, and the same train.py command goes on with it"
+            "end, and the same pgra train command goes on with it"
         )
     kind = "is a plain model folder" if (folder / "config.json").is_file() else "is no run"
     raise ArtifactError(
         f"{folder} {kind}, not a trained reader (it has no {RECORD_FILE}): give the folder of a "
-        "finished run of train.py, or its reader/"
+        "finished run of pgra train, or its reader/"
     )
 
 
@@ -168,7 +215,7 @@ def check_reads_any(record: ReaderRecord) -> None:
         raise ConfigError(
             f"this reader was trained by --method {record.method}, which makes its inputs in its "
             "own way: its predictions are in the run's predictions.jsonl, and other examples are "
-            "decided by train.py with another --test_file and --output_dir"
+            "decided by pgra train with another --test_file and --output_dir"
         )
 
 
@@ -181,11 +228,14 @@ class Reader:
 
     Attributes:
         record: What it was trained for and with.
+        folder: Where its files are.
         classifier: What scores its labels.
     """
 
-    def __init__(self, record: ReaderRecord, model: FusionReader, tokenizer: Any) -> None:
-        self.record = record
+    def __init__(
+        self, record: ReaderRecord, model: FusionReader, tokenizer: Any, folder: Path
+    ) -> None:
+        self.record, self.folder = record, folder
         self.classifier = T5Classifier(model, tokenizer, record.verbalizer, record.decision)
 
     @classmethod
@@ -206,33 +256,92 @@ class Reader:
         tokenizer = load_tokenizer(find_model(str(home)))
         model = FusionReader.from_name(str(home))
         model.to(place)
-        return cls(record, model, tokenizer)
+        return cls(record, model, tokenizer, home)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, *, device: str = "auto", token: str | None = None
+    ) -> Self:
+        """Load a reader from the hub, or from a folder.
+
+        Args:
+            name: Hub id, as OWNER/NAME or OWNER/NAME@REVISION; or a folder, as of `load`.
+            device: As of `load`.
+            token: What to sign with; None: HF_TOKEN, or the login's.
+
+        Raises:
+            ArtifactError: As `load`; or if the hub has none, or cannot be reached.
+            ModelError: As `load`.
+        """
+        return cls.load(fetch_reader(name, token=token), device=device)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Copy the reader into a folder, which `from_pretrained` and transformers load.
+
+        Args:
+            folder: Where; another reader there is replaced.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ArtifactError: If it holds something else, or cannot be written.
+        """
+        home = Path(folder).expanduser()
+        if home.resolve() == self.folder.resolve():
+            return home
+        if home.is_file() or (any(home.glob("*")) and not (home / RECORD_FILE).is_file()):
+            raise ArtifactError(f"{home} holds something else: save the reader in another folder")
+        aside = home.with_name(f".{home.name}.partial")
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(self.folder, aside, ignore=shutil.ignore_patterns(".*"))
+            shutil.rmtree(home, ignore_errors=True)
+            aside.rename(home)
+        except OSError as error:
+            raise ArtifactError(f"cannot write {home} ({error}): choose another folder") from None
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        return home
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The task's labels, in its order."""
         return self.record.labels
 
+    @overload
+    def predict(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
+        self, queries: Query, evidence: Sequence[str] | None = ..., *, progress: bool = ...
+    ) -> Prediction: ...
+    @overload
     def predict(
-        self,
-        queries: Sequence[Query],
-        evidence: Evidence | None = None,
-        *,
-        progress: bool = False,
-    ) -> list[Prediction]:
-        """Decide each query, with calibrated probabilities.
+        self, queries: Sequence[Query], evidence: Evidence | None = ..., *, progress: bool = ...
+    ) -> list[Prediction]: ...
+    def predict(
+        self, queries: Query | Sequence[Query], evidence: Any = None, *, progress: bool = False
+    ) -> Prediction | list[Prediction]:
+        """Decide a query, or each of a list, with calibrated probabilities.
 
         Args:
-            queries: Texts, or mappings of the task's inputs to texts.
-            evidence: Texts for each query, in any order and of any number; `[]` for no evidence at
-                all.
+            queries: A text, or a mapping of the task's inputs to texts; or a list of these.
+            evidence: Texts for the query, or for each of a list, in any order and of any number;
+                `[]` for no evidence at all.
             progress: Whether to show a bar.
+
+        Returns:
+            A prediction; for a list, one for each.
 
         Raises:
             ConfigError: If a query is not what the task takes, or a reader that was trained with
                 evidence is given none and `[]` does not say that this is meant.
         """
-        return self.classifier.predict(self._inputs(queries, evidence), Context(progress=progress))
+        if isinstance(queries, str | Mapping):
+            return self.predict([queries], [evidence] if evidence else evidence)[0]
+        inputs = self._inputs(queries, evidence)
+        return self.classifier.predict(inputs, Context(progress=progress))
+
+    __call__ = predict
 
     def _inputs(self, queries: Sequence[Query], evidence: Evidence | None) -> TokenizedInputs:
         record = self.record

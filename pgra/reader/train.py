@@ -44,6 +44,7 @@ from pgra.core import Context, Worker
 from pgra.errors import ConfigError, ModelError, Stopped
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.calibrate import decide
+from pgra.reader.fields import LOSSES_FILE
 from pgra.reader.module import Classifier, ReaderModule, Trainable
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
@@ -59,7 +60,6 @@ from pgra.reader.resume import (
 
 logger = logging.getLogger(__name__)
 
-LOSSES_FILE = "losses.jsonl"
 _CHUNK = 50  # steps copied from the device at once, and at most lost after a loss that is none
 _NAMED = 16  # examples of a broken batch that a message names
 

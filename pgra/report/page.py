@@ -1,4 +1,4 @@
-"""Reports to look at: figures, and one HTML page with tables, plots and a browser of examples.
+"""Reports to look at: one HTML page with the verdict, tables, figures and a browser of examples.
 
 Nothing in the page asks for anything outside: style and script stand in it, and its
 Content-Security-Policy allows no other (by their sha256), nor any request. All text of runs is
@@ -7,195 +7,117 @@ escaped by Jinja2; the script gets it as JSON without `<`, and puts it into text
 
 import base64
 import hashlib
-import io
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pgra.artifacts import write_aside
+import numpy as np
+
 from pgra.core import Json
 from pgra.errors import ArtifactError, ConfigError
-from pgra.report.compare import Study, summarise
-from pgra.report.metrics import compare_methods
-from pgra.report.results import PREDICTIONS_FILE, TASK_AXIS, Group, Run, row_names
+from pgra.report.compare import Study, detail_table, front_table, verdict
+from pgra.report.figures import (
+    Drawing,
+    draw_losses,
+    draw_ranks,
+    draw_reliability,
+    draw_values,
+    number_axis,
+    read_calibration,
+    runs_of,
+)
+from pgra.report.metrics import RIGHT, WRONG
+from pgra.report.results import (
+    CONSISTENCY_FILE,
+    PREDICTIONS_FILE,
+    Group,
+    Run,
+    read_object,
+    row_names,
+)
 from pgra.report.tables import Cell, Table
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 _ASSETS = Path(__file__).parent / "assets"
-_DOTS_PER_INCH = 150
-FIGURES = (".pdf", ".png", ".svg")
 PAGES = (".html", ".htm")
-
-
-# A study as one figure: a line along what a grid varies, or a dot and its interval a row.
-
-
-@contextmanager
-def plain_text() -> Iterator[None]:
-    """Show names as they are: to matplotlib two dollar signs would be a formula."""
-    from matplotlib import rc_context
-
-    with rc_context({"text.parse_math": False, "svg.hashsalt": "pgra"}):
-        yield
-
-
-def save_figure(figure: "Figure", *paths: Path) -> None:
-    """Write a picture, of the kinds that the files' names say, without a date."""
-    undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kind = path.suffix.lower().removeprefix(".")
-        with plain_text(), write_aside(path) as aside:
-            figure.savefig(aside, format=kind, dpi=_DOTS_PER_INCH, metadata=undated[kind])
-
-
-def check_path(name: str, path: Path, suffixes: Sequence[str]) -> None:
-    """Refuse a file that does not look like what is written, before anything is read.
-
-    Raises:
-        ConfigError: If its name has another ending.
-    """
-    if path.suffix.lower() not in suffixes:
-        raise ConfigError(f"{name} is '{path}': give a file that ends in {', '.join(suffixes)}")
-
-
-def number_axis(study: Study) -> str | None:
-    """Return the one argument that a grid varies, if it is a number; else None."""
-    axes = [axis for axis in study.group.axes if axis != TASK_AXIS]
-    if len(axes) != 1 or len(study.rows) < 2:
-        return None
-    values = [point.get(axes[0]) for point in study.group.points.values()]
-    is_number = [isinstance(v, int | float) and not isinstance(v, bool) for v in values]
-    return axes[0] if all(is_number) else None
-
-
-def plot_study(study: Study, path: Path) -> None:
-    """Draw a study to a .png, .svg or .pdf; what is missing is not drawn, and is named above.
-
-    Raises:
-        ConfigError: If the file's name ends in nothing of these.
-    """
-    check_path("figure", path, FIGURES)
-    save_figure(draw_study(study), path)
-
-
-def draw_study(study: Study) -> "Figure":
-    """Return the figure: a panel a task, and one for the average."""
-    from matplotlib.figure import Figure
-
-    width = min(len(study.columns), 3)
-    height = -(-len(study.columns) // width)
-    with plain_text():
-        figure = Figure(figsize=(4.2 * width, _height(study) * height + 0.8), layout="constrained")
-        panels = figure.subplots(height, width, squeeze=False).ravel().tolist()
-        for axes in panels[len(study.columns) :]:
-            axes.set_visible(False)
-        for axes, column in zip(panels, study.columns, strict=False):
-            _draw_panel(axes, study, column)
-            metric = next((run.metric for run in study.group.runs if run.task == column), "")
-            in_hundredths = f"{metric} in hundredths".strip()
-            axes.set_title(f"{column}, {in_hundredths}", fontsize="medium")
-        lines = [study.group.title]
-        if study.paper and study.reference is not None:
-            lines.append(f"hollow: the paper's values ({study.reference.title})")
-        places = [(row, task) for row in study.rows for task in study.tasks]
-        absent = [f"{row} ({task})" for row, task in places if (row, task) not in study.results]
-        lines += [f"missing: {', '.join(absent)}"] if absent else []
-        figure.suptitle("\n".join(lines), fontsize="medium")
-    return figure
-
-
-def _height(study: Study) -> float:
-    return 2.8 if number_axis(study) else 1.0 + 0.35 * len(study.rows)
-
-
-def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
-    """Draw means (discs), seeds (rings), 95 % intervals (bars) and the paper's values (diamonds).
-
-    Along a number, at even steps, from left to right, with a gap where a point is missing; else a
-    line for each row, the first on top.
-    """
-    along, points = number_axis(study), study.group.points
-    rows = list(reversed(study.rows))
-    if along is not None:
-        rows = sorted(study.rows, key=lambda row: float(str(points[row][along])))
-
-    def draw(values: Sequence[float], places: Sequence[int], marks: str, **how: Any) -> None:
-        sides = (values, places) if along is None else (places, values)
-        axes.plot(*sides, marks, color="black", **how)
-
-    everywhere, means, paper = range(len(rows)), [], []
-    for place, row in enumerate(rows):
-        result = study.results.get((row, column))
-        means.append(math.nan if result is None else 100 * result.spread.mean)
-        paper.append(study.paper.get((row, column), math.nan))
-        if result is not None and result.interval is not None:
-            # By Student's t over two seeds it can be wider than all values that there are.
-            ends = [100 * min(max(e, min(0.0, result.spread.mean)), 1.0) for e in result.interval]
-            draw(ends, [place, place], "-", linewidth=3, alpha=0.4, zorder=0)
-        if result is not None and len(result.runs) > 1:
-            values = [100 * run.value for run in result.runs]
-            draw(values, [place] * len(values), "o", fillstyle="none", markersize=5)
-    draw(means, everywhere, "o" if along is None else "o-")
-    if not all(map(math.isnan, paper)):
-        draw(paper, everywhere, "D" if along is None else "D--", fillstyle="none", alpha=0.7)
-    if along is not None:
-        axes.set_xticks(everywhere, [str(points[row][along]) for row in rows])
-        axes.set_xlabel(study.group.labels.get(along) or along.rpartition(".")[2])
-    else:
-        axes.set_yticks(everywhere, [row if len(row) <= 28 else f"{row[:25]}..." for row in rows])
-        axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.spines[["top", "right"]].set_visible(False)
+_MOST_LABELS = 8
+"""Of a confusion matrix that a phone shows; of more labels the most confused pairs are listed."""
+_MOST_PAIRS = 10
+_WIDTH = 160
+"""Of the picture of an interval."""
 
 
 # The page.
 
 
-def render_page(title: str, studies: Sequence[Study]) -> str:
+def page_title(studies: Sequence[Study]) -> str:
+    """Return a grid's own title; of other runs their tasks and methods."""
+    groups = [study.group for study in studies]
+    if len(groups) == 1 and groups[0].points:
+        return groups[0].title
+    tasks = dict.fromkeys(task for study in studies for task in study.tasks)
+    rows = list(dict.fromkeys(run.method for study in studies for run in _in_order(study)))
+    few = " and ".join([", ".join(rows[:-1]), rows[-1]] if rows[1:] else rows)
+    return f"{', '.join(tasks)}: {few if len(rows) < 5 else f'{len(rows)} methods'}"
+
+
+def render_page(
+    title: str,
+    studies: Sequence[Study],
+    consistency: Mapping[str, "ByRank"] | None = None,
+    *,
+    lead: str = "",
+) -> str:
     """Return the page's text.
 
     Args:
         title: Of the page.
         studies: What it tells, in order.
+        consistency: By task, as `read_consistency` reads it.
+        lead: What stands above the verdict, its line breaks kept.
 
     Raises:
-        ArtifactError: If a run's predictions are damaged.
+        ArtifactError: If a run's files are damaged.
         ConfigError: If a run is measured on texts: the page sorts examples into right and wrong.
     """
     from jinja2 import Environment, FileSystemLoader
 
-    groups = [study.group for study in studies]
-    runs = [run for group in groups for run in group.runs]
+    runs = [run for study in studies for run in study.group.runs]
     for run in runs:
         if run.decisions is None:
             raise ConfigError(
                 f"--html shows which examples are right, and {run.task} of {run.folder} is a "
                 "measure of texts that are neither: leave --html out, or that run"
             )
-    summary = f"{len(runs)} runs of {', '.join(sorted({run.task for run in runs}))}."
-    missing = sum(len(group.missing) for group in groups)
     style, script = ((_ASSETS / name).read_text("utf-8") for name in ("page.css", "page.js"))
     environment = Environment(
         loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters["numeric"] = numeric_columns
+    notes = [
+        note
+        for study in studies
+        for t in (front_table(study), detail_table(study))
+        for note in t.notes
+    ]
+    data = browser_data([replace(study.group, runs=_in_order(study)) for study in studies])
     page = environment.get_template("page.html").render(
         title=title,
-        summary=f"{summary} {missing} more are missing." if missing else summary,
+        lead=lead,
+        facts=_facts(studies),
         style=style,
         style_hash=policy_hash(style),
         script=script,
         script_hash=policy_hash(script),
-        tables=[table for study in studies for table in summarise(study)],
-        plots=[_draw_inline(study, column) for study in studies for column in study.columns],
-        data=browser_data(groups),
+        parts=[_part(study, consistency or {}) for study in studies],
+        notes=list(dict.fromkeys(notes)),
+        width=_WIDTH,
+        data=data,
     )
     # Half of a surrogate pair, which JSON may hold and UTF-8 may not, becomes a question mark.
     return page.encode("utf-8", "replace").decode("utf-8")
@@ -206,48 +128,309 @@ def policy_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _draw_inline(study: Study, column: str) -> dict[str, str]:
-    """Draw a panel as SVG in the page's own colours, with its numbers as text for who cannot see.
+def numeric_columns(table: Table) -> list[bool]:
+    """Say which columns hold numbers, which stand to the right."""
+    columns = zip(*table.rows, strict=True)
+    return [
+        number > 0 and all(re.match(r"[-+<\d ]|missing$|$", cell.text) for cell in column)
+        for number, column in enumerate(columns)
+    ]
 
-    The policy allows no style attributes, so that they become attributes of their own.
+
+def _in_order(study: Study) -> list[Run]:
+    """Return a study's runs in the order of its table's rows, then of tasks and seeds."""
+    return [run for row in study.rows for task in study.tasks for run in runs_of(study, row, task)]
+
+
+def _facts(studies: Sequence[Study]) -> dict[str, str]:
+    """Say what was run: task, sizes, models, seeds, when and with which code."""
+    runs = [run for study in studies for run in _in_order(study)]
+    tasks: dict[str, list[Run]] = {}
+    for run in runs:
+        tasks.setdefault(run.task, []).append(run)
+    sizes = []
+    for task, own in tasks.items():
+        told = [f"{own[0].metrics['n']:,} {own[0].metrics.get('split', 'test')}"]
+        for split in ("dev", "train"):
+            counts = {run.metrics.get("sizes", {}).get(split) for run in own} - {None}
+            told += [f"{_span(counts)} {split}"] if counts else []
+        sizes.append((f"{task}: " if len(tasks) > 1 else "") + ", ".join(reversed(told)))
+    missing = {gone.folder for study in studies for gone in study.group.missing}
+    commits = _distinct_words(str(run.metrics.get("git_commit") or "")[:7] for run in runs)
+    versions = _distinct_words(run.metrics.get("versions", {}).get("pgra") for run in runs)
+    days = sorted(filter(None, (_day(run.metrics.get("date")) for run in runs)))
+    facts = {
+        "Task": ", ".join(f"{task} ({own[0].metric})" for task, own in tasks.items()),
+        "Examples": "; ".join(sizes),
+        "Corpus": ", ".join(_corpora(runs)),
+        "Encoder": ", ".join(_models(runs, "encoder")),
+        "Language model": ", ".join(_models(runs, "lm")),
+        "Reader": ", ".join(_models(runs, "model_name_or_path")),
+        "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
+        "Runs": f"{len({run.folder for run in runs})}"
+        + (f"; {len(missing)} more of the grid are missing" if missing else ""),
+        "Date": " to ".join(dict.fromkeys(f"{day:%-d %B %Y}" for day in (days[:1] + days[-1:]))),
+        "Code": " ".join(
+            filter(
+                None,
+                [
+                    f"pgra {', '.join(versions)}" if versions else "",
+                    f"(commit {', '.join(commits)})" if commits else "",
+                ],
+            )
+        ),
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+def _span(counts: set[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _distinct_words(words: Any) -> list[str]:
+    return list(dict.fromkeys(str(word) for word in words if word))
+
+
+def _day(told: Json) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(told))
+    except ValueError:
+        return None
+
+
+def _corpus(run: Run) -> str:
+    """Return the corpus' name, without its folder."""
+    named = run.setting("corpus.corpus")
+    names = named if isinstance(named, list) else [named]
+    return " + ".join(str(name).rstrip("/").rpartition("/")[2] for name in names)
+
+
+def _corpora(runs: Sequence[Run]) -> list[str]:
+    """Return each corpus that was searched and, where it is known, how many passages it has."""
+    sizes: dict[str, set[int]] = {}
+    for run in (run for run in runs if "corpus.corpus" in run.settings):
+        index = run.metrics.get("fingerprints", {}).get("index")
+        rows = index.get("rows") if isinstance(index, Mapping) else None
+        sizes.setdefault(_corpus(run), set()).update([rows] if isinstance(rows, int) else [])
+    return [f"{name} ({_span(n)} passages)" if n else name for name, n in sizes.items()]
+
+
+def _models(runs: Sequence[Run], key: str) -> list[str]:
+    """Return the distinct values of an argument that names a model, in any section."""
+    found = (v for run in runs for n, v in run.settings.items() if n.rpartition(".")[2] == key)
+    return _distinct_words(found)
+
+
+# A study's part of the page.
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Which labels one row took for which, all seeds together.
+
+    Attributes:
+        names: The labels, in the task's order.
+        counts: True label by decided label.
+        shades: Share of the true label's examples in tenths, of the same shape.
+        recall: Of each true label, the share that was found, in hundredths.
+        precision: Of each decided label, the share that is true; None where it was never decided.
+        pairs: The most frequent mistakes: true label, decided label, how often.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
-    with plain_text(), rc_context({"svg.fonttype": "none"}):
-        figure = Figure(figsize=(4.8, _height(study) + 0.3), layout="constrained")
-        _draw_panel(figure.subplots(), study, column)
-        file = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    _, head, drawing = file.getvalue().partition("<svg ")
-    head, _, drawing = drawing.removesuffix("</svg>\n").partition(">")
-    drawing = re.sub(r"<style.*?</style>|<metadata.*?</metadata>", "", drawing, flags=re.DOTALL)
-    drawing = re.sub(r'(<[^<>]*?) style="([^"]*)"', _as_attributes, drawing)
-    drawing = re.sub(r'(<g) id="[^"]*"', r"\1", drawing.replace('"#000000"', '"currentColor"'))
-    box = re.search(r'viewBox="([^"]*)"', head)
-    words = []
-    for row in study.rows:
-        result = study.results.get((row, column))
-        ends = [100 * end for end in (result.interval if result else None) or ()]
-        value = "missing" if result is None else f"{100 * result.spread.mean:.1f}"
-        words.append(f"{row}: {value}" + (f" ({Cell.interval(ends, '.1f').text})" if ends else ""))
-    label = "; ".join(words)
-    paper = [f"{row}: {value:.1f}" for (row, of), value in study.paper.items() if of == column]
-    if paper:
-        label += f". The paper (diamonds): {'; '.join(paper)}"
+    names: Sequence[str]
+    counts: Sequence[Sequence[int]]
+    shades: Sequence[Sequence[int]]
+    recall: Sequence[float | None]
+    precision: Sequence[float | None]
+    pairs: Sequence[tuple[str, str, int]]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is shown as a matrix."""
+        return len(self.names) <= _MOST_LABELS
+
+
+def count_confusion(runs: Sequence[Run]) -> Confusion | None:
+    """Count a row's decisions; None where there are no labels but right and wrong."""
+    known = [run.decisions for run in runs if run.decisions is not None]
+    names = list(dict.fromkeys(name for one in known for name in one.names))
+    if not known or set(names) <= {RIGHT, WRONG}:
+        return None
+    place = {name: number for number, name in enumerate(names)}
+    counts = np.zeros((len(names), len(names)), np.int64)
+    for one in known:
+        for label, said in zip(one.labels, one.predicted, strict=True):
+            counts[place[label], place[said]] += 1
+    true, said = counts.sum(axis=1), counts.sum(axis=0)
+    shades = np.rint(10 * counts / np.maximum(true, 1)[:, None]).astype(np.int64)
+    wrong = np.argwhere((counts > 0) & ~np.eye(len(names), dtype=bool)).tolist()
+    wrong.sort(key=lambda cell: -int(counts[cell[0], cell[1]]))
+    pairs = [(names[i], names[j], int(counts[i, j])) for i, j in wrong[:_MOST_PAIRS]]
+    diagonal = np.diagonal(counts)
+    recall, precision = (
+        [100 * int(right) / int(n) if n else None for right, n in zip(diagonal, of, strict=True)]
+        for of in (true, said)
+    )
+    return Confusion(names, counts.tolist(), shades.tolist(), recall, precision, pairs)
+
+
+def _part(study: Study, consistency: Mapping[str, "ByRank"]) -> dict[str, Any]:
+    """Gather what the page tells of a study."""
+    is_one = len(study.columns) == 1
+    charts: list[Drawing] = []
+    if not is_one or number_axis(study):
+        charts += [draw_values(study, column) for column in study.columns]
+    for task in study.tasks:
+        charts += [found for found in [draw_losses(study, task)] if found]
+        charts += [found for found in [_draw_consistency(study, task, consistency)] if found]
+    mistakes = [card for task in study.tasks for card in _mistakes(study, task)]
     return {
-        "title": f"{study.group.title}: {column} (%)" + (" ◇ the paper" if paper else ""),
-        "box": box[1] if box else "",
-        "label": label,
-        "drawing": drawing,
+        "title": study.group.title,
+        "verdict": verdict(study),
+        "caption": f"{study.columns[0]}, in hundredths" if is_one else "By task, in hundredths",
+        "table": front_table(study),
+        "pictures": _pictures(study, study.columns[0]) if is_one else {},
+        "detail": detail_table(study),
+        "charts": charts,
+        "first": [card for card in mistakes if card["is_first"]],
+        "others": [card for card in mistakes if not card["is_first"]],
+        "evidence": _evidence_table(study),
+        "cost": _cost_table(study),
     }
 
 
-def _as_attributes(match: re.Match[str]) -> str:
-    rules = (rule.partition(":") for rule in match[2].split(";") if rule.strip())
-    kept = [(k.strip(), v.strip()) for k, _, v in rules if k.strip() != "font"]
-    return match[1] + "".join(f' {name}="{value}"' for name, value in kept)
+def _pictures(study: Study, column: str) -> dict[str, Any]:
+    """Return by row where its interval, its mean and its seeds stand on one scale."""
+    found = {
+        row: study.results[row, column] for row in study.rows if (row, column) in study.results
+    }
+    values = [v for r in found.values() for v in (r.interval or ())]
+    values += [run.value for r in found.values() for run in r.runs]
+    low, high = min(values), max(values)
+
+    def at(value: float) -> float:
+        return round(6 + (_WIDTH - 12) * (value - low) / (high - low or 1.0), 1)
+
+    base = found.get(study.baseline or "")
+    return {
+        row: {
+            "ends": [at(end) for end in result.interval or (result.spread.mean,) * 2],
+            "mean": at(result.spread.mean),
+            "seeds": [at(run.value) for run in result.runs] if len(result.runs) > 1 else [],
+            "base": base and at(base.spread.mean),
+        }
+        for row, result in found.items()
+    }
+
+
+@dataclass(frozen=True)
+class ByRank:
+    """Label consistency on a task by the evidence's rank.
+
+    Attributes:
+        shares: Of ranks 1, 2, ..., by row.
+        majority: Share of the queries that have the commonest label.
+    """
+
+    shares: Mapping[str, Sequence[float]]
+    majority: float
+
+
+def read_consistency(folder: Path) -> dict[str, ByRank]:
+    """Read what `pgra consistency` wrote to a folder, by task.
+
+    Raises:
+        ArtifactError: If it is missing, damaged, or of a version that kept no ranks.
+    """
+    path = folder / CONSISTENCY_FILE
+    tasks: dict[str, ByRank] = {}
+    values = read_object(path)
+    try:
+        for run in values["runs"]:
+            own = tasks.setdefault(str(run["task"]), ByRank({}, float(run["majority"])))
+            ranks = {str(run["name"]): [float(share) for share in run["by_rank"]]}
+            tasks[str(run["task"])] = replace(own, shares={**own.shares, **ranks})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            f"{path} lacks {error}: run pgra consistency again with --output_dir {folder}"
+        ) from None
+    return tasks
+
+
+def _draw_consistency(study: Study, task: str, told: Mapping[str, ByRank]) -> Drawing | None:
+    """Draw how consistent evidence is by its rank, of the rows that were measured."""
+    known = told.get(task, ByRank({}, 0.0))
+    shares = {row: known.shares[row] for row in study.rows if known.shares.get(row)}
+    if not shares:
+        return None
+    title = f"{task}: evidence with the query's label, by rank (dashed: majority rate)"
+    return draw_ranks(shares, title, {"majority rate": known.majority})
+
+
+def _mistakes(study: Study, task: str) -> list[dict[str, Any]]:
+    """Return what each row took for what, and how sure it was; the baseline and the best first."""
+    values = {
+        row: study.results[row, task].spread.mean
+        for row in study.rows
+        if (row, task) in study.results
+    }
+    best = sorted(values, key=lambda row: (row != study.baseline, -values[row]))[:2]
+    cards = []
+    for row in values:
+        runs = runs_of(study, row, task)
+        sure = read_calibration(runs)
+        card = {
+            "name": f"{row}, {task}" if len(study.tasks) > 1 else row,
+            "seeds": len(runs),
+            "confusion": count_confusion(runs),
+            "reliability": None if sure is None else draw_reliability(sure),
+            "is_first": task == study.tasks[0] and row in best,
+        }
+        if card["confusion"] or card["reliability"]:
+            cards.append(card)
+    return cards
+
+
+def _evidence_table(study: Study) -> Table | None:
+    """Say of each row's evidence what its reranker changed; None where nothing is read."""
+    rows = []
+    for row in study.rows:
+        for task in study.tasks:
+            for run in runs_of(study, row, task)[:1]:
+                lists = [found for line in run.predictions if (found := line.get("evidence"))]
+                ranks = [
+                    (int(one["stage1_rank"]), len(found))
+                    for found in lists
+                    for one in found
+                    if one.get("stage1_rank")
+                ]
+                if not ranks:
+                    continue
+                kept = sum(rank <= depth for rank, depth in ranks) / len(ranks)
+                texts = len({one["text"] for found in lists for one in found})
+                cells = [Cell(row), *([Cell(task)] if len(study.tasks) > 1 else [])]
+                cells += [Cell(str(max(map(len, lists)))), Cell.of(100 * kept, ".0f")]
+                cells += [Cell.of(float(np.median([rank for rank, _ in ranks])), ".0f")]
+                cells.append(Cell(f"{texts:,} of {len(ranks):,}"))
+                rows.append(cells)
+    if not rows:
+        return None
+    columns = [*("method", "task")[: 1 + (len(study.tasks) > 1)], "evidence a query"]
+    columns += ["% of it the first stage's best", "median rank there", "distinct texts"]
+    return Table("", columns, rows)
+
+
+def _cost_table(study: Study) -> Table | None:
+    """Return the seconds of each stage of each row's first run; None where none are kept."""
+    runs = {row: runs_of(study, row, study.tasks[0])[:1] for row in study.rows}
+    kept = {row: own[0].metrics.get("seconds") or {} for row, own in runs.items() if own}
+    stages = list(dict.fromkeys(stage for own in kept.values() for stage in own))
+    rows = [
+        [Cell(row), *(Cell.of(own.get(stage), ",.0f") for stage in stages)]
+        for row, own in kept.items()
+    ]
+    return Table("", ["method", *stages], rows) if stages else None
 
 
 # What the page's browser of examples looks through, as one value for JSON.

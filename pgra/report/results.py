@@ -5,6 +5,7 @@ A folder counts as a run when it holds `metrics.json`, and as a grid when it hol
 other runs are looked for.
 """
 
+import datetime
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ from pgra.report.text_metrics import SUBSETS
 METRICS_FILE = "metrics.json"
 PREDICTIONS_FILE = "predictions.jsonl"
 GRID_FILE = "grid.json"
+CONSISTENCY_FILE = "consistency.json"
 TASK_AXIS = "data.task"
 _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
@@ -152,6 +154,7 @@ def write_results(
         **about,
         "versions": package_versions(),
         "git_commit": git_commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     write_json(folder / METRICS_FILE, metrics)
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from pgra.config import find_class
 from pgra.errors import ConfigError
+from pgra.rerank.base import BaseReranker as BaseReranker
 from pgra.rerank.base import Reference as Reference
-from pgra.rerank.base import Reranker as Reranker
 from pgra.rerank.base import RerankRequest as RerankRequest
 from pgra.rerank.base import Work as Work
 
@@ -16,19 +16,21 @@ RERANKERS = {
 }
 
 
-def find_reranker(name: str) -> type[Reranker]:
+def find_reranker(name: str) -> type[BaseReranker]:
     """Return the class of a reranker: of `RERANKERS`, of an entry point, or `module:Class`.
 
     Raises:
-        ConfigError: If there is none of that name, or it is no `Reranker`.
+        ConfigError: If there is none of that name, or it is no `BaseReranker`.
     """
     cls = find_class("reranker", name, RERANKERS)
-    if not (isinstance(cls, type) and issubclass(cls, Reranker)):
-        raise ConfigError(f"reranker '{name}' is no subclass of pgra.rerank.Reranker: derive it")
+    if not (isinstance(cls, type) and issubclass(cls, BaseReranker)):
+        raise ConfigError(
+            f"reranker '{name}' is no subclass of pgra.rerank.BaseReranker: derive it"
+        )
     return cls
 
 
-def open_reranker(request: RerankRequest) -> Reranker:
+def open_reranker(request: RerankRequest) -> BaseReranker:
     """Open the second stage; arguments of its own that are not given are their defaults.
 
     Raises:

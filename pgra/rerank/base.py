@@ -2,7 +2,7 @@
 
 A reranker of your own is one class and no line of ours:
 
-    class Longest(Reranker):
+    class Longest(BaseReranker):
         def __init__(self, request): self.corpus = request.corpus
 
         @property
@@ -16,7 +16,7 @@ A reranker of your own is one class and no line of ours:
 
     pgra rerank --reranker my_module:Longest ...
 
-What `Reranker` implements has sensible defaults and may be left out.
+What `BaseReranker` implements has sensible defaults and may be left out.
 """
 
 import time
@@ -153,7 +153,7 @@ _ROUNDING = 1e-6  # of a line's largest score: less spread than this is float32'
 PAIRS, MOST_PAIRS = "every pair", "at most every pair"
 
 
-class Reranker(ABC):
+class BaseReranker(ABC):
     """Orders each query's candidates."""
 
     Arguments: ClassVar[type[_Arguments] | None] = None
@@ -163,7 +163,7 @@ class Reranker(ABC):
         """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
 
     @classmethod
-    def open(cls, request: RerankRequest) -> "Reranker":
+    def open(cls, request: RerankRequest) -> "BaseReranker":
         """Open the reranker, or another class that serves the request."""
         return cls(request)
 
@@ -227,7 +227,7 @@ def draw_texts(corpus: "Corpus", rows: Rows, count: int, seed: int) -> list[str]
     return corpus.texts(rows)
 
 
-class FirstStageOrder(Reranker):
+class FirstStageOrder(BaseReranker):
     """Keeps the first stage's order: FiD on its best hits, the paper's main baseline."""
 
     @property
@@ -240,7 +240,7 @@ class FirstStageOrder(Reranker):
         return candidates
 
 
-class ScoringReranker(Reranker):
+class ScoringReranker(BaseReranker):
     """Orders candidates by scores of what a model reads once and keeps in banks.
 
     Attributes:

@@ -45,10 +45,13 @@ _NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number
 class CrossEncoderArguments(_Arguments):
     """Which cross-encoder; --lm_dtype, --lm_batch_tokens and --bank_shard_rows are its too."""
 
+    GROUP = "Reranker"
+
     cross_encoder: str = arg(
         "cross-encoder/ms-marco-MiniLM-L6-v2",
         "Sequence classifier that reads each query with each of its candidates: hub id, folder or "
         "bundled:NAME.",
+        is_common=True,
     )
     cross_encoder_tokens: int | None = arg(
         None, "Longest pair of query and passage; default: the cross-encoder's window.", least=8

@@ -63,11 +63,14 @@ Doubles = npt.NDArray[np.float64]
 class DistilledArguments(_Arguments):
     """How much of the corpus is read to learn from."""
 
+    GROUP = "Retriever"
+
     distill_sample: int = arg(
         2000,
         "Passages that the LM reads first, to learn what it makes of all; with --retriever "
         "distilled. Doubled up to a hundredth of the corpus while that helps.",
         least=16,
+        is_common=True,
     )
 
 
@@ -206,7 +209,7 @@ def _second_stage(request: IndexRequest) -> PromptedReranker:
     if reranker is None:
         raise ConfigError(
             f"retriever '{name}' learns from a task's second stage: use it with pgra rerank or "
-            "train.py, or choose dense, bm25 or hybrid here"
+            "pgra train, or choose dense, bm25 or hybrid here"
         )
     if not isinstance(reranker, PromptedReranker):
         raise ConfigError(

@@ -19,7 +19,7 @@ from pgra.core import Candidates, Example, Json, Rows
 from pgra.errors import ConfigError
 from pgra.lm.cost import LmShape
 from pgra.rerank.bank import query_key
-from pgra.rerank.base import Reranker, Work
+from pgra.rerank.base import BaseReranker, Work
 from pgra.rerank.prompted import PromptedReranker
 from pgra.retrieval.faiss import (
     AUTO,
@@ -64,7 +64,7 @@ class ExhaustiveSearch:
     """
 
     def __init__(
-        self, reranker: Reranker, *, factory: str = EXACT, memory_gb: float | None = None
+        self, reranker: BaseReranker, *, factory: str = EXACT, memory_gb: float | None = None
     ) -> None:
         """Open the search without a first stage.
 

@@ -23,8 +23,8 @@ from pgra.lm.load import batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.base import (
+    BaseReranker,
     Cost,
-    Reranker,
     RerankRequest,
     ScoringReranker,
     Work,
@@ -91,7 +91,7 @@ class PromptedReranker(ScoringReranker):
         )
 
     @classmethod
-    def open(cls, request: RerankRequest) -> Reranker:
+    def open(cls, request: RerankRequest) -> BaseReranker:
         """Open an LM under the task's prompt, its several prompts, or each query's own.
 
         Raises:
@@ -258,7 +258,7 @@ class PromptedReranker(ScoringReranker):
         )
 
 
-class AveragedReranker(Reranker):
+class AveragedReranker(BaseReranker):
     """Orders candidates by the mean of their scores under several prefixes of one LM.
 
     What an LM makes of few shots depends much on which shots they are (Lu et al. 2022,

@@ -605,7 +605,7 @@ class Fitting:
         if self._is_known and not self.is_ready:
             raise ArtifactError(
                 f"{self.folder} is missing, what similarity '{self.name}' was fitted to: restore "
-                "it, or give the run's train.py command again, which makes it anew"
+                "it, or give the run's pgra train command again, which makes it anew"
             )
 
     def fit(self, bank: Bank, query_bank: Bank) -> None:
@@ -626,16 +626,25 @@ class Fitting:
 
     def _measure(self, aside: Path, bank: Bank, query_bank: Bank) -> Mapping[str, Json]:
         rows, keys = self.rows(), np.array(list(self._queries), np.int64)
+        fitted = self.fit_states(bank.states(rows), query_bank.states(keys))
+        for name, array in vars(fitted).items():
+            write_array(aside / f"{name}.npy", array)
+        return {"passages": len(rows), "queries": len(keys)}
+
+    def fit_states(self, passages: Floats, queries: Floats) -> Similarity:
+        """Fit to the states of `rows` and `queries`, (n, H) and (m, H); nothing is kept on disk.
+
+        Raises:
+            ModelError: If the LM has no plain head, for label words.
+        """
         sample = Sample(
-            passages=bank.states(rows),
-            queries=query_bank.states(keys),
+            passages=passages,
+            queries=queries,
             examples=list(self._queries.values()),
             settings=self._settings,
             lm=self._encoder.lm,
         )
-        for name, array in vars(self._class.fit(sample)).items():
-            write_array(aside / f"{name}.npy", array)
-        return {"passages": len(rows), "queries": len(keys)}
+        return self._class.fit(sample)
 
     @cached_property
     def similarity(self) -> Similarity:

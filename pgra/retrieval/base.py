@@ -26,6 +26,7 @@ RETRIEVERS: dict[str, str] = {
     "distilled": "pgra.rerank.distilled:DistilledRetriever",
     "hybrid": "pgra.retrieval.hybrid:HybridRetriever",
     "random": "pgra.retrieval.random:RandomRetriever",
+    "run": "pgra.retrieval.trec:RunRetriever",
 }
 """What --retriever names; `module:Class` and entry points in `pgra.retrievers` are taken too."""
 
@@ -43,8 +44,8 @@ class IndexRequest:
         recall_queries: Texts to measure a dense index's recall with; None: passages.
         engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
         num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
-        reranker: The second stage (`pgra.rerank.Reranker`), for a retriever that learns from it;
-            None outside a task.
+        reranker: The second stage (`pgra.rerank.BaseReranker`), for a retriever that learns from
+            it; None outside a task.
     """
 
     args: RetrieverArguments
@@ -169,10 +170,11 @@ def find_retriever(name: str) -> type[Retriever]:
     if name == "exhaustive":
         raise ConfigError(
             "retriever 'exhaustive' is no first stage: it searches the LM's states under a task's "
-            "prompt. Use it with pgra rerank or train.py, or choose "
+            "prompt. Use it with pgra rerank or pgra train, or choose "
             f"{', '.join(sorted(RETRIEVERS))} here"
         )
-    cls = find_class("retriever", name, RETRIEVERS)
+    is_run = name.startswith("run:")  # and its file
+    cls = find_class("retriever", "run" if is_run else name, RETRIEVERS)
     if not (isinstance(cls, type) and issubclass(cls, Retriever)):
         raise ConfigError(f"'{name}' is no retriever: a subclass of pgra.retrieval.Retriever is")
     return cls
@@ -279,8 +281,7 @@ class Recipe:
             )
         except (KeyError, TypeError):  # none, or one of another version
             raise ArtifactError(
-                f"{folder} does not say what it was made from: build it again "
-                "(python -m index_build)"
+                f"{folder} does not say what it was made from: build it again (pgra index build)"
             ) from None
 
 

@@ -152,14 +152,15 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     }
 
 
-def index_words(
-    texts: Iterable[Sequence[str]], *, tf: Any = _SETTINGS["tf"], idf: Any = _SETTINGS["idf"]
-) -> Any:
-    """Build the index of texts that are cut into words; `tf` and `idf` are `bm25s`'s names."""
+def index_words(texts: Iterable[Sequence[str]]) -> Any:
+    """Build the index of texts that are cut into words."""
     vocabulary: dict[str, int] = {}
     ids = [[vocabulary.setdefault(word, len(vocabulary)) for word in words] for words in texts]
     vocabulary.setdefault("", len(vocabulary))  # bm25s wants a word even of a corpus without any
-    index = _quiet_bm25s().BM25(k1=_SETTINGS["k1"], b=_SETTINGS["b"], method=tf, idf_method=idf)
+    settings: Any = _SETTINGS
+    index = _quiet_bm25s().BM25(
+        k1=settings["k1"], b=settings["b"], method=settings["tf"], idf_method=settings["idf"]
+    )
     index.index((ids, vocabulary), show_progress=False)
     return index
 

@@ -139,14 +139,17 @@ class DenseRetriever(Retriever):
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
         """Find or build the index, and load it."""
-        args, device = request.args, request.context.device
-        encoder = load_encoder(args, device)
-        built = find_or_build(request, encoder)
+        encoder = load_encoder(request.args, request.context.device)
+        return cls.load(request, encoder, find_or_build(request, encoder))
+
+    @classmethod
+    def load(cls, request: IndexRequest, encoder: Encoder, built: BuiltIndex) -> Self:
+        """Load an index that was found or built, to be searched with this encoder."""
         fields = built.manifest.fingerprint
         return cls(
-            _open_index(built, args, device),
+            _open_index(built, request.args, request.context.device),
             encoder,
-            _with_search(fields, encoder, args),
+            _with_search(fields, encoder, request.args),
             removed=read_removed(built.folder, built.manifest),
         )
 
@@ -482,7 +485,14 @@ def remove_rows(folder: Path, rows: Sequence[int]) -> Manifest:
         return written
 
 
-def add_passages(folder: Path, more: Sequence[str], context: Context) -> BuiltIndex:
+def add_passages(
+    folder: Path,
+    more: Sequence[str],
+    context: Context,
+    *,
+    recipe: Recipe | None = None,
+    encoder: Encoder | None = None,
+) -> BuiltIndex:
     """Append the passages of further files to an index; passages that it has are not added again.
 
     Its corpus is then the old files and these, in this order (`--corpus OLD MORE`), by the same
@@ -495,6 +505,8 @@ def add_passages(folder: Path, more: Sequence[str], context: Context) -> BuiltIn
         more: Files, as `--corpus` takes them. Files that it ends with already add nothing, so that
             a stopped job's command can be given again.
         context: Where; the corpus is read into its artifacts. One process does it all.
+        recipe: What it was made from, where that lies elsewhere now; None: what it says itself.
+        encoder: Its encoder, where that is loaded; it is checked as any.
 
     Returns:
         The index; `num_reused` are the rows that were there, or were encoded before a stop.
@@ -510,15 +522,15 @@ def add_passages(folder: Path, more: Sequence[str], context: Context) -> BuiltIn
     if load_manifest(folder).stage == "bm25_index":
         raise ConfigError(
             f"{folder} is a BM25 index, which weighs words by the whole corpus: build one of the "
-            "larger corpus (python -m index_build --retriever bm25 --corpus OLD NEW)"
+            "larger corpus (pgra index build --retriever bm25 --corpus OLD NEW)"
         )
     with lock_folder(folder):
         manifest = load_manifest(folder, stage=STAGE)
         check_files(folder, manifest.files)
-        recipe, num_rows = Recipe.read(folder, manifest), manifest.counts["rows"]
+        recipe, num_rows = recipe or Recipe.read(folder, manifest), manifest.counts["rows"]
         corpus = open_corpus(_grown_corpus(folder, recipe.corpus, more), context.artifacts)
         _check_beginning(folder, manifest, recipe, corpus)
-        encoder = load_encoder(recipe.retriever, context.device)
+        encoder = encoder or load_encoder(recipe.retriever, context.device)
         made, was = manifest.fingerprint, manifest.counts
         built_of = {name: value for name, value in made.items() if name not in HISTORY}
         factory = str(made["factory"])

@@ -95,7 +95,7 @@ class LeakGuard:
     """Tells which texts of a collection must not be shown with a query.
 
     Attributes:
-        jaccard: From which share of common words on two texts are nearly the same.
+        jaccard: From which share of common words on two texts are nearly the same; None: never.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class LeakGuard:
         texts: Sequence[str],
         labels: Sequence[str | None] | None = None,
         *,
-        jaccard: float = LEAK_JACCARD,
+        jaccard: float | None = LEAK_JACCARD,
     ) -> None:
         """Remember a collection of n texts.
 
@@ -112,12 +112,13 @@ class LeakGuard:
             labels: What each text stands for, so that equal texts of other labels are no copies;
                 None where they have none.
             jaccard: Words that two texts have in common, over all words of either (their sets).
-                From this share on they are nearly the same; 1: they have the same words.
+                From this share on they are nearly the same; 1: they have the same words; None:
+                no text is left out, a query's own neither.
 
         Raises:
             ConfigError: If the share is not above 0 and at most 1.
         """
-        if not 0 < jaccard <= 1:
+        if jaccard is not None and not 0 < jaccard <= 1:
             raise ConfigError(
                 f"leak_jaccard is {jaccard}: it must be above 0 and at most 1 (1 leaves out texts "
                 "of the same words, and what differs in an article or a misspelt word)"
@@ -154,6 +155,9 @@ class LeakGuard:
         Args:
             query: The query's text.
         """
+        jaccard = self.jaccard
+        if jaccard is None:
+            return lambda _: False
         own = text_key(query).split()
         words, content = frozenset(own), _content(own)
 
@@ -162,7 +166,7 @@ class LeakGuard:
             others = frozenset(theirs)
             common = len(words & others)
             return (
-                common >= self.jaccard * (len(words) + len(others) - common)
+                common >= jaccard * (len(words) + len(others) - common)
                 or self._is_respelt(own, theirs)
                 or self._is_respelt(content, _content(theirs))
             )
@@ -280,14 +284,18 @@ class Neighbors:
     """
 
     def __init__(
-        self, open_encoder: Callable[[], ExampleEncoder], examples: Sequence[Example], root: Path
+        self,
+        open_encoder: Callable[[], ExampleEncoder],
+        examples: Sequence[Example],
+        root: Path | None,
     ) -> None:
         """Remember what is to be searched; nothing is loaded yet.
 
         Args:
             open_encoder: Loads what texts are compared by, when it is first needed.
             examples: The collection, in the file's order.
-            root: Folder of the task's neighbors.
+            root: Folder of the task's neighbors. None: vectors are kept in memory alone, and the
+                collection may grow at its end.
         """
         self.examples, self._open, self._root = examples, open_encoder, root
         self._vectors: Vectors | None = None
@@ -319,15 +327,22 @@ class Neighbors:
         Raises:
             ArtifactError: If what is there is damaged.
         """
-        if self._vectors is not None:
-            return self._vectors
+        root, known = self._root, self._vectors
+        if root is None:
+            count = 0 if known is None else len(known)
+            if known is None or count < len(self.examples):
+                new = self.encode(self.examples[count:])
+                self._vectors = known = new if known is None else np.concatenate([known, new])
+            return known
+        if known is not None:
+            return known
         made_of = {name: value for name, value in self.fingerprint.items() if name != "labels"}
 
         def build(folder: Path) -> Mapping[str, Json]:
             write_array(folder / "vectors.npy", self.encode(self.examples))
             return {"examples": len(self.examples)}
 
-        folder = artifact_dir(self._root, "vectors", made_of)
+        folder = artifact_dir(root, "vectors", made_of)
         build_once(
             folder, stage="example vectors", fingerprint=made_of, build=build, context=context
         )

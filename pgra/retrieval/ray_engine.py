@@ -153,7 +153,7 @@ def check_engine(retriever: str, *, num_processes: int) -> None:
     if num_processes > 1:
         raise ConfigError(
             f"engine 'ray' shares the work itself, and a launcher started {num_processes} "
-            "processes: start one, with python -m index_build"
+            "processes: start one, with pgra index build"
         )
     if not find_retriever(retriever).encodes:
         raise ConfigError(f"retriever '{retriever}' encodes nothing: leave --engine ray out")

@@ -123,7 +123,7 @@ class Survey:
             num_texts=round(len(corpus) * (1 - missed)),
             basis=GUESSED,
             num_candidates=args.num_candidates,
-            is_full=args.retriever != "bm25",  # words may find fewer
+            is_full=not args.retriever.startswith(("bm25", "run:")),  # they may find fewer
             num_to_encode=0 if is_encoded else len(corpus),
             width=encoder.width if encoder else 0,
             index_bytes=sum(p.stat().st_size for f in finished for p in f.iterdir() if p.is_file()),

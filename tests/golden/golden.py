@@ -45,9 +45,10 @@ _VOLATILE = [  # what a clock, a disk, a processor or an installation says
 ]
 _DROPPED = {
     *("git_commit", "versions", "notes", "seconds", "time", "when", "calibration_seconds"),
-    "uses_seed",
+    *("uses_seed", "date", "sizes"),
 }
-"""Of metrics: what differs each time, notes, which are shown too, and what a class declares."""
+"""Of metrics: what differs each time, notes, which are shown too, and what a class or the data
+declares."""
 _MANIFESTS = ("first.index_bytes", "index_bytes")
 """Of a plan: files that hold how long something took."""
 _NAME_ONLY = (

@@ -9,7 +9,7 @@ from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW, Candidates, Prediction
 from pgra.exemplars.selection import Selector
 from pgra.methods.base import Decisions, Method
-from pgra.rerank.base import Reranker
+from pgra.rerank.base import BaseReranker
 from pgra.rerank.similarity import Similarity
 from pgra.retrieval.base import Retriever
 
@@ -51,7 +51,7 @@ class LengthArguments(Arguments):
     shortest: bool = arg(False, "Take the shortest passages, not the longest.")
 
 
-class ByLength(Reranker):
+class ByLength(BaseReranker):
     """Takes the longest passages, or the shortest."""
 
     Arguments = LengthArguments

@@ -228,7 +228,7 @@ def test_its_evidence_is_measured_beside_chance_and_the_first_stages(bench, tmp_
     [
         ({"reranker": "crossencoder"}, "unknown reranker 'crossencoder'. Did you mean 'cross-enc"),
         ({"reranker": "nope:Reranker"}, "reranker 'nope:Reranker' cannot be imported: No module"),
-        ({"reranker": "pgra.rerank.bank:Bank"}, "is no subclass of pgra.rerank.Reranker"),
+        ({"reranker": "pgra.rerank.bank:Bank"}, "is no subclass of pgra.rerank.BaseReranker"),
         ({"cross_encoder": "x"}, "--cross_encoder is an argument of --reranker cross-encoder: add"),
         ({"reranker": "toys:ByLength", "stride": 1}, "unknown argument '--stride'"),
         ({"reranker": "toys:ByLength", "retriever": "exhaustive"}, "searches by the LM's states"),

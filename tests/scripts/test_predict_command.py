@@ -1,5 +1,6 @@
 """A trained run, used on new texts: `pgra predict`, and what a run says of its probabilities."""
 
+import io
 import json
 import shutil
 
@@ -151,9 +152,7 @@ def test_a_task_of_two_inputs_takes_one_text_or_both_fields(bench, tmp_path):
     assert alone == answers(run, "--file", first)[0]
     assert alone["scores"] != answer["scores"]
     write_jsonl(both, [{"claim": "a"}])
-    assert "'source' is None, not text: the task's inputs are claim, source" in (
-        ask(run, "--file", both).error
-    )
+    assert "no column 'source'. Found: claim" in (ask(run, "--file", both).error)
 
 
 @pytest.fixture
@@ -192,13 +191,43 @@ def test_another_corpus_encoder_or_lm_is_refused_by_name(bench, other, lm_dirs, 
     assert not (bench.root / "gone").exists()
 
 
+def test_a_table_gives_what_its_texts_give(run, tmp_path):
+    (tmp_path / "x.csv").write_text('n,text\n1,"A warm film, by the sea."\n2,A dull story.\n')
+    (tmp_path / "x.tsv").write_text("text\tn\nA warm film, by the sea.\t1\nA dull story.\t2\n")
+    asked = answers(run, "A warm film, by the sea.", "A dull story.")
+    assert asked[0]["scores"] != asked[1]["scores"]
+    for name in ("x.csv", "x.tsv"):
+        assert answers(run, "--file", tmp_path / name) == asked
+    (tmp_path / "y.csv").write_text("sentence\nA dull story.\n")
+    assert (
+        "y.csv, line 2: no column 'text'. Found: sentence."
+        in ask(run, "--file", tmp_path / "y.csv").error
+    )
+
+
 def test_what_to_decide_must_be_said_once(run, tmp_path):
     assert "give either texts" in ask(run).error
     assert "not both" in ask(run, "a text", "--file", tmp_path / "x.txt").error
+    assert "not both" in ask(run, "a text", "--interactive").error
     lacking = write_jsonl(tmp_path / "lacking.jsonl", [{"text": "a"}, {"title": "b"}])
-    assert "line 2: 'text' is None, not text: the task's inputs are text" in (
-        ask(run, "--file", lacking).error
+    assert "line 2: no column 'text'. " in (ask(run, "--file", lacking).error)
+
+
+def test_lines_are_decided_as_they_come_by_a_run_that_is_loaded_once(run, monkeypatch):
+    lines = [TEXTS[0], "", "bad \udcff", TEXTS[1], "exit", "never read"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    opened, load = [], pgra.Predictor.open
+    monkeypatch.setattr(
+        pgra.Predictor, "open", lambda *args, **how: opened.append(args) or load(*args, **how)
     )
+    told = ask(run, "--interactive", "--json")
+    first, wrong, second = map(json.loads, told.out.splitlines())
+    assert (told.code, len(opened)) == (0, 1)
+    assert [first, second] == [answers(run, text)[0] for text in TEXTS]
+    assert (wrong["text"], "not clean text" in wrong["error"]) == ("bad \\udcff", True)
+    monkeypatch.setattr("sys.stdin", io.StringIO(TEXTS[0]))
+    shown = ask(run, "--interactive").out
+    assert shown.strip() == ask(run, TEXTS[0]).out.strip()  # no prompt, but for a terminal
 
 
 def remember(path, text, label):

@@ -47,7 +47,7 @@ def test_every_run_has_a_card_that_tells_what_it_is(bench, run):
         "negative = `terrible`, positive = `great`",
         "corpus: `corpus.txt`",
         "max_steps: 1",
-        "pgra.Reader.load",
+        "pgra.Reader.from_pretrained",
     ):
         assert told in text, told
     assert str(bench.root) not in text

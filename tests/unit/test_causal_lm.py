@@ -64,10 +64,10 @@ def test_a_device_map_is_for_one_process(lm_dirs, monkeypatch):
 
 
 def test_what_is_no_causal_lm_or_damaged_is_refused(lm_dirs, encoder_dir, tmp_path):
-    source = find_model(str(encoder_dir))
-    parts = (load_config(source), load_tokenizer(source), torch.device("cpu"), torch.float32)
+    lm, source = open_lm(lm_dirs["gpt2"]), find_model(str(encoder_dir))
+    lm.source, lm.config, lm.tokenizer = source, load_config(source), load_tokenizer(source)
     with pytest.raises(ModelError, match="is not a causal LM: a later token changes"):
-        CausalLM(source, *parts).states_of([[5, 6]])
+        lm.states_of([[5, 6]])
     folder = shutil.copytree(lm_dirs["gpt2"], tmp_path / "broken")
     broken = AutoModel.from_pretrained(folder)
     broken.ln_f.weight.data[:] = float("nan")

@@ -1,4 +1,6 @@
 import errno
+import io
+import logging
 import os
 import platform
 import re
@@ -12,6 +14,7 @@ import pytest
 from pgra import __version__
 from pgra.cli import COMMANDS, main, run
 from pgra.errors import ConfigError
+from pgra.help import GROUPS, write_help
 
 
 def raising(error):
@@ -76,21 +79,145 @@ SCRIPTS = [
 ]
 
 
-def test_every_command_has_help_and_those_that_a_help_names_too(capsys):
-    left, met = [(), ("ablate", "k")], set()
+def helped(text):
+    """Take a help apart: its flags by the group they stand in, in order."""
+    groups = {}
+    for line in text.splitlines():
+        if re.fullmatch(r"[A-Z][A-Za-z ]*:", line):
+            flags = groups.setdefault(line[:-1], [])
+        elif found := re.match(r"  (?:-\w, )?--([\w-]+)(?= |$)", line):
+            flags.append(found[1])
+    return groups
+
+
+COMMAND_GROUPS = {command.group for command in COMMANDS.values()} | {"Commands"}
+FEWER = {"train": 30, "demo": 30, "plan": 30, "icl": 35, "ablate": 40, "rerank": 30}
+
+
+def test_every_command_and_all_words_below_have_help_in_groups(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    left, met = [(), ("ablate", "k"), ("ablate", "kate_t2")], set()
     while left:
         words = left.pop()
-        assert main([*words, "--help"]) == 0, words
-        told = capsys.readouterr().out
-        assert "usage: " in told, words
-        met.add(words)
-        if words not in ((), ("data",), ("index",), ("memory",)):
-            continue
-        listed = told.partition("commands:\n")[2].partition("\n\n")[0]
-        left += [(*words, name) for name in re.findall(r"^  (\S+)", listed, re.MULTILINE)]
+        shown = {}
+        for ask in ("--help", "--help-all"):
+            assert main([*words, ask]) == 0, words
+            told = capsys.readouterr().out
+            assert told.startswith(f"usage: pgra {words[0] if words else ''}".rstrip())
+            assert all(len(line) <= 80 for line in told.partition("General:")[0].splitlines())
+            groups = {k: v for k, v in helped(told).items() if k not in ("Examples", "Example")}
+            commands = [name for name in groups if name in COMMAND_GROUPS]
+            left += (
+                []
+                if words in met
+                else [
+                    (*words, name)
+                    for title in commands
+                    for name in re.findall(
+                        r"^  (\S+)  ", told.partition(f"\n{title}:\n")[2].partition("\n\n")[0], re.M
+                    )
+                ]
+            )
+            titles = [name for name in groups if name not in commands]
+            assert titles == [name for name in GROUPS if name in titles], words  # in their order
+            flags = [flag for title in titles for flag in groups[title]]
+            assert len(set(flags)) == len(flags), words
+            assert {"quiet", "verbose", "help", "help-all"} <= set(groups["General"])
+            assert told.count("(default:") <= len(flags)
+            shown[ask] = flags
+            met.add(words)
+        assert set(shown["--help"]) <= set(shown["--help-all"])
+        if words and words[0] in FEWER:
+            assert len(shown["--help"]) <= FEWER[words[0]] < len(shown["--help-all"]), words
     assert {words for words in met if len(words) == 1} == {(name,) for name in COMMANDS}
     assert {("memory", "train-gud-ir"), ("index", "remove"), ("data", "claims")} <= met
     assert {"train.py", "k.py", "rerank.py", "__main__.py"} <= {path.name for path in SCRIPTS}
+
+
+@pytest.mark.parametrize(
+    ("words", "missing", "there"),
+    [
+        (["search"], ["method", "num_neighbors", "neighbor_encoder"], "encoder"),
+        (["index", "info"], ["method", "num_candidates", "shard_rows"], "encoder"),
+        (["report"], ["profile"], "baseline"),
+        (["push"], ["profile"], "run"),
+        (["predict"], ["profile"], "run"),
+        (["train"], ["fsdp", "fp16", "deepspeed", "drop_duplicates", "max-passages"], "profile"),
+    ],
+)
+def test_help_offers_what_a_command_uses_alone(words, missing, there, capsys):
+    assert main([*words, "--help-all"]) == 0
+    flags = [flag for members in helped(capsys.readouterr().out).values() for flag in members]
+    assert there in flags
+    assert not set(missing) & set(flags)
+    if missing[0] in ("method", "profile"):
+        assert main([*words, f"--{missing[0]}", "paper"]) == 2
+        assert f"unknown argument '--{missing[0]}'" in capsys.readouterr().err
+
+
+def test_a_negation_has_words_of_its_own_and_a_dashed_spelling_works(capsys):
+    assert main(["search", "--help-all"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^  --no_drop_duplicates +Keep equal passages\.$", told, re.M)
+    assert main(["search", "a", "--corpus", "none.txt", "--no-drop-duplicates"]) == 2
+    assert "none.txt does not exist" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    """A stream that is one."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environ", "is_coloured"),
+    [
+        (Terminal(), {}, True),
+        (Terminal(), {"NO_COLOR": "1"}, False),
+        (Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {}, False),
+    ],
+)
+def test_colour_is_for_terminals_that_want_it(stream, environ, is_coloured, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    write_help("pgra x", "Does x.", stream=stream)
+    assert ("\x1b[" in stream.getvalue()) == is_coloured
+
+
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        ([], logging.INFO),
+        (["-q"], logging.ERROR),
+        (["--quiet"], logging.ERROR),
+        (["-v"], logging.DEBUG),
+        (["--log_level", "warning"], logging.WARNING),
+        (["--log-level=warning"], logging.WARNING),
+        (["-v", "-q"], logging.ERROR),  # the last one wins
+    ],
+)
+def test_how_loud_stands_anywhere_and_is_taken_off(words, level):
+    for given in ([*words, "a", "--b"], ["a", *words, "--b"], ["a", "--b", *words]):
+        seen = []
+        assert run(lambda rest, seen=seen: seen.extend(rest) or 0, given) == 0
+        assert seen == ["a", "--b"]
+        assert logging.getLogger("pgra").level == level
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--log_level"], "--log_level is empty: give debug"),
+        (["--log_level", "inof"], "unknown log_level 'inof'. Did you mean 'info'?"),
+    ],
+)
+def test_a_level_that_is_none_is_refused(words, told, capsys):
+    assert main(["data", *words]) == 2
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -54,7 +54,9 @@ def test_the_depth_looks_at_the_best_only_and_their_order_does_not_matter():
     with pytest.raises(ConfigError, match="depth is 5, and pgra has at most 4 evidence a query"):
         measure(depth=5)
     turned = [{**one, "evidence": one["evidence"][::-1]} for one in RUN[::-1]]
-    assert measure(turned).as_json() == measure(depth=4).as_json()
+    ranks = {"by_rank": found.by_rank}
+    assert {**measure(turned).as_json(), **ranks} == {**measure(depth=4).as_json(), **ranks}
+    assert measure(turned).by_rank == measure().by_rank[::-1] == [0.5, 0.5, 0.5, 0.75]
     assert measure(turned, depth=1).score != found.score  # the best is another
 
 

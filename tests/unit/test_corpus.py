@@ -1,7 +1,9 @@
 """Corpora: every rule for a line, every refusal, and access by row."""
 
+import csv
 import gzip
 import hashlib
+import io
 import json
 import os
 
@@ -68,8 +70,12 @@ def test_all_formats_give_one_corpus_whose_texts_follow_the_rows(texts, rows, tm
     passages = list(dict.fromkeys(text.strip() for text in texts if text.strip()))
     plain = "".join(f"{text}\n" for text in texts).encode()
     lines = "".join(json.dumps({"text": text, "n": 1}) + "\n" for text in texts).encode()
+    sheet = io.StringIO()
+    csv.writer(sheet).writerows([("text", "n"), *((text, 1) for text in texts)])
     files = {
         "c.txt": plain,
+        "c.csv": sheet.getvalue().encode(),
+        "c.csv.gz": gzip.compress(sheet.getvalue().encode()),
         "bom.txt": b"\xef\xbb\xbf" + plain,
         "c.txt.zst": zstd(plain[:9]) + zstd(plain[9:]),
         "c.jsonl.gz": gzip.compress(lines[:9]) + gzip.compress(lines[9:]),
@@ -86,6 +92,13 @@ def test_all_formats_give_one_corpus_whose_texts_follow_the_rows(texts, rows, tm
     assert len({corpus.fingerprint["corpus_sha256"] for corpus in corpora}) == 1
     wanted = [row % len(passages) for row in rows]
     assert corpora[0].texts(wanted) == [passages[row] for row in wanted]
+
+
+def test_a_cell_of_several_lines_is_one_passage_and_the_column_may_be_named(tmp_path):
+    path = write(tmp_path / "c.csv", 'body,text\n"one,\ntwo",no\nthree,no\n')
+    assert everything(read(path, tmp_path, corpus_field="body")) == ["one, two", "three"]
+    path = write(tmp_path / "c.tsv", 'text\tn\nsaid "one", two\t1\n')
+    assert everything(read(path, tmp_path)) == ['said "one", two']
 
 
 def test_texts_are_found_across_batches_and_rows_outside_are_refused(tmp_path):
@@ -139,7 +152,10 @@ BAD = {
     "mac.txt": (b"one\rtwo\rthree\r", "one line with carriage returns.*convert them to LF"),
     "table.parquet": (b"PAR1", "is damaged or is not parquet"),
     "cut.txt.zst": (zstd(b"one two three\n" * 99)[:-12], "cut short or is not zstd"),
-    "table.csv": (b"text\none\n", "suffix that is not read here: use .txt, .jsonl, .parquet"),
+    "table.xls": (b"text\none\n", "not read here: use .txt, .jsonl, .csv, .tsv, .parquet"),
+    "lacks.csv": (b"body\none\n", r"line 2: no field 'text' \(it has body\).*--corpus_field"),
+    "latin.csv": (b"text\n" + b"one\n" * 200 + b"caf\xe9\n", "0xe9 is not UTF-8"),
+    "quoted.tsv": (b'text\n"a ""b"" c"\n', "line 2: 'text' is quoted .*use csv for quoted cells"),
 }
 
 

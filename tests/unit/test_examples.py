@@ -17,7 +17,7 @@ from pgra.config import DataArguments
 from pgra.core import Example
 from pgra.data.examples import draw_shots, load_pool, load_splits, open_split, read_split
 from pgra.data.tasks import Task
-from pgra.errors import DataError
+from pgra.errors import ConfigError, DataError
 
 TASK = Task.load("mr")
 LABELS = TASK.labels
@@ -128,8 +128,8 @@ def test_a_task_of_ones_own_uses_a_folders_validation_split_as_dev(tmp_path):
     mine, args = Task.load(str(tmp_path / "mine.yaml")), DataArguments(dataset_name=str(tmp_path))
     splits = load_splits(mine, args)
     assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [12, 6, 4]
-    one = DataArguments(train_file=str(tmp_path / "train.jsonl"))
-    with pytest.raises(DataError, match="there is no test set: give --test_file"):
+    one = DataArguments(test_file=str(tmp_path / "test.jsonl"))
+    with pytest.raises(DataError, match="there is no train set: give --train_file$"):
         load_splits(mine, one)
     (tmp_path / "test.csv").write_text("text,label\na,1\n")
     with pytest.raises(DataError, match=r"2 files for the test split .*--test_file"):
@@ -186,6 +186,31 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
     others = [load_splits(TASK, replace(args, split_seed=n)).dev for n in range(4, 9)]
     assert len(rows) < 20 or any(other != splits.dev for other in others)
     assert 1 <= len(load_splits(TASK, replace(args, max_dev_samples=most)).dev) <= most
+
+
+@pytest.mark.parametrize("load", [load_splits, load_pool])
+def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tmp_path):
+    rows = [{"text": f"t{i}", "label": LABELS[i % 4 == 0]} for i in range(40)]
+    train = write_jsonl(tmp_path / "train.jsonl", rows)
+    args = DataArguments(train_file=str(train))
+    splits = load(TASK, args)
+    learned = ids(splits.train) + ids(splits.dev)
+    assert sorted(ids(splits.test) + learned) == sorted(f"train-{i}" for i in range(40))
+    assert Counter(labels_of(splits.test)) == {LABELS[0]: 6, LABELS[1]: 2}
+    assert splits.notes["test_rule"].startswith("test: 0.2 of the training rows, held out")
+    assert ids(load(TASK, replace(args, split_seed=1)).test) != ids(splits.test)
+    other = write_jsonl(tmp_path / "test.jsonl", rows[:3])
+    measured = load(TASK, replace(args, test_file=str(other)))  # a run's, on another file
+    assert ids(measured.train) + ids(measured.dev) == learned
+    assert (len(measured.test), measured.notes["test_rule"]) == (3, None)
+    whole = load(TASK, files(train, other))  # the control: nothing is held out of that
+    assert len(whole.train) + len(whole.dev) == 40
+    (tmp_path / "sets").mkdir()
+    train.rename(tmp_path / "sets" / "train.jsonl")
+    sets = DataArguments(dataset_name=str(tmp_path / "sets"), test_fraction=0.5)
+    assert len(load(TASK, sets).test) == 20
+    with pytest.raises(ConfigError, match="test_fraction is 1.5: it must be above 0 and below 1"):
+        replace(sets, test_fraction=1.5)
 
 
 @pytest.mark.parametrize("load", [load_splits, load_pool])

@@ -6,7 +6,7 @@ import pytest
 from planted_runs import plant, plant_grid
 
 from pgra.report.compare import compare_runs, load_reference
-from pgra.report.page import draw_study, number_axis, plot_study
+from pgra.report.figures import draw_study, number_axis, plot_study
 from pgra.report.results import load_collection
 
 POINTS = {

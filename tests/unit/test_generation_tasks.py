@@ -102,6 +102,10 @@ def test_a_local_folder_gives_pool_and_queries(tmp_path):
     write_jsonl(tmp_path / "other" / "test.jsonl", rows[:3])
     others = load_references(task, args, query_dataset_name=str(tmp_path / "other"))
     assert (others[0], len(others[1])) == (first[0], 3)
+    alone = DataArguments(train_file=str(tmp_path / "train.jsonl"))
+    pool, held = load_references(task, alone)  # no test file: a fifth of train
+    assert sorted(one.example.id for one in [*pool, *held]) == [f"train-{i}" for i in range(9)]
+    assert len(held) == 2
 
 
 @pytest.mark.parametrize(

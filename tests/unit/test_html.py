@@ -1,23 +1,34 @@
 import json
+import os
 import re
 import shutil
 import subprocess
 from dataclasses import replace
+from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from planted_runs import plant, plant_grid
 
 from pgra.core import Example, Prediction
 from pgra.errors import ArtifactError
 from pgra.report import page as html
-from pgra.report.compare import compare_runs
-from pgra.report.page import browser_data, policy_hash, render_page
+from pgra.report.compare import compare_runs, verdict
+from pgra.report.figures import draw_reliability, read_calibration
+from pgra.report.page import (
+    browser_data,
+    count_confusion,
+    policy_hash,
+    read_consistency,
+    render_page,
+)
 from pgra.report.results import (
     PREDICTIONS_FILE,
     EvidenceLine,
     Group,
     Missing,
+    load_collection,
     load_run,
     write_results,
 )
@@ -124,7 +135,8 @@ def test_hostile_names_stay_text_too(tmp_path, points):
     text = render_page(HOSTILE, [compare_runs(Group(HOSTILE, [run], points=points))])
     reader = Reader(text)
     assert (reader.named("img"), len(reader.named("script"))) == ([], 2)
-    assert reader.named("svg")[0]["aria-label"].startswith(HOSTILE)  # quotes are escaped too
+    regions = [div["aria-label"] for div in reader.named("div") if "aria-label" in div]
+    assert regions[0] == f"{HOSTILE}, in hundredths"  # quotes are escaped too
     assert '<th scope="row">&lt;/script&gt;' in text
     (task,) = json.loads(reader.inside["data"])["tasks"]
     assert (task["name"], task["ids"], task["labels"]) == (HOSTILE, [HOSTILE], [*labels])
@@ -212,20 +224,21 @@ def test_a_grid_has_its_points_and_what_is_missing(tmp_path, axes):
     words = {"axes": axes, "labels": {"r.k": "candidates"}}
     study = compare_runs(Group("k", runs, [gone], points=points, **words))
     page = render_page("", [study])
-    (plot,) = Reader(page).named("svg")
+    assert "<dd>2; 1 more of the grid are missing</dd>" in page
+    assert page.count('class="picture"') == 3  # a place for each row's interval, empty for k=8
+    plots = [plot for plot in Reader(page).named("svg") if "k=16" in plot.get("aria-label", "")]
     told = "k=16: 100.0 (100.0 to 100.0); k=8: missing; k=4: 100.0 (100.0 to 100.0)"
-    assert plot["aria-label"] == told
-    drawing = page.partition("<svg")[2].partition("</svg>")[0]  # in the page's own colours
-    assert ('stroke="currentColor"' in drawing, "#000000" in drawing) == (True, False)
-    names = re.findall(r">(k=\d+|4|8|16|candidates)</text>", page)
-    assert names == (["4", "8", "16", "candidates"] if len(axes) == 2 else ["k=4", "k=8", "k=16"])
-    assert "2 runs of sst2. 1 more are missing." in page
+    assert [plot["aria-label"] for plot in plots] == ([told] if len(axes) == 2 else [])
+    drawing = page.partition('class="plots"')[2].partition("</svg>")[0]  # in the page's own colours
+    assert ('stroke="currentColor"' in drawing, "#000000" in page) == (len(axes) == 2, False)
+    names = re.findall(r">(k=\d+|4|8|16|candidates)</text>", drawing)
+    assert names == (["4", "8", "16", "candidates"] if len(axes) == 2 else [])
 
 
 SELECT = """
 const {select, firstRuns, evidenceColumns, showNumber} = require(process.argv[1]);
 const {data, states} = JSON.parse(require("fs").readFileSync(0, "utf8"));
-const plain = {task: 0, show: "all", label: -1, order: "file", text: "", deep: false,
+const plain = {task: 0, show: "all", label: -1, order: "file", text: "",
   runs: ["any", "no", "any", "any"]};
 console.log(JSON.stringify({
   found: states.map((words) => select(data, {...plain, ...words})),
@@ -245,12 +258,11 @@ STATES = [
     ({"show": "wrong", "runs": ["no"] * 4}, []),
     ({"label": 1}, [0, 2]),
     ({"runs": ["wrong", "no", "right", "any"]}, [2]),
-    ({"text": "FILM"}, [0, 1]),
+    ({"text": "A FINE"}, [0]),
     ({"text": "(at"}, [2]),
     ({"text": "test-3"}, [3]),
-    ({"text": "are long"}, []),
-    ({"text": "are long", "deep": True}, [0, 1, 2, 3]),
-    ({"text": "are long", "deep": True, "runs": ["no", "no", "no", "any"]}, []),
+    ({"text": "are long"}, [0, 1, 2, 3]),  # in the evidence
+    ({"text": "are long", "runs": ["no", "no", "no", "any"]}, []),
     ({"order": "sure"}, [1, 3, 2, 0]),  # fid's mistakes at 0.9, then pgra's at 0.75
 ]
 
@@ -294,4 +306,174 @@ def test_a_browser_shows_what_a_link_asks_for(page, tmp_path):
     assert reader.named("img") == []
     assert len(reader.named("script")) == 2
     assert "&lt;img src=x onerror=" in shown  # evidence, as text
-    assert "4 of 4 queries" in dom(path, "size=10&show=nonsense&task=&page=-7")  # passed over
+    assert "3 of 4 queries" in dom(path, "size=10&show=nonsense&task=&page=-7")  # passed over
+    assert "1 of 4 queries" in dom(path, "size=10&show=right")
+
+
+def card_of(page, name):
+    """Give the numbers of a row's confusion matrix, as the page shows them."""
+    card = page.partition(f"<h4>{name}</h4>")[2].partition("</article>")[0]
+    return [int(n) for n in re.findall(r'<td class="(?:hit|miss) s\d+">(\d+)</td>', card)]
+
+
+def test_one_heading_what_was_run_the_verdict_then_the_table(page, group):
+    assert page.count("<h1>") == 1
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert (facts["Task"], facts["Examples"]) == ("sst2 (accuracy)", "4 test")
+    assert (facts["Seeds"], facts["Runs"]) == ("0, 1", "4")
+    made = group.runs[0].metrics
+    assert facts["Date"] == f"{datetime.fromisoformat(made['date']):%-d %B %Y}"
+    assert made["versions"]["pgra"] in facts["Code"]
+    told = re.search(r'<p class="verdict">(.*?)</p>', page)[1]
+    assert told == verdict(compare_runs(group))
+    order = [page.index(words) for words in ("<h1>", "<dl", 'class="verdict"', "<table", "Notes:")]
+    assert order == sorted(order)
+    (task,) = json.loads(Reader(page).inside["data"])["tasks"]
+    rows = re.findall(r'<tr><th scope="row">(\w+)</th>', page.partition("</table>")[0])
+    assert (
+        list(dict.fromkeys(run["method"] for run in task["runs"])) == rows == ["fid", "pgra", "t5"]
+    )
+
+
+def test_labels_taken_for_others_are_counted_over_all_seeds(page):
+    # Gold is + - + -. fid says + to all; pgra + - - + and + - + +; t5 what is right.
+    assert card_of(page, "fid") == [0, 2, 0, 2]
+    assert card_of(page, "pgra") == [2, 2, 1, 3]
+    assert card_of(page, "t5") == [2, 0, 0, 2]
+
+
+def test_many_labels_have_their_most_frequent_mistakes_instead(tmp_path):
+    labels = tuple("abcdefghi")
+    gold, said = "abcdefghiaab", "abcdefghibbc"
+    examples = [Example(f"{i}", {"text": f"{i}"}, x) for i, x in enumerate(gold)]
+    flat = dict.fromkeys(labels, 1 / 9)
+    answers = [Prediction(e.id, x, flat) for e, x in zip(examples, said, strict=True)]
+    run = written(tmp_path / "pgra-0", examples, answers, labels)
+    assert count_confusion([run]).pairs == [("a", "b", 2), ("b", "c", 1)]
+    page = render_page("", [compare_runs(Group("A", [run]))])
+    assert '<td>a</td><td>b</td><td class="number">2</td>' in page
+    assert 'class="confusion"' not in page
+
+
+def test_the_reliability_diagram_has_the_calibration_error_of_its_answers(group):
+    # fid is 0.9 sure of each answer and right in half: 0.4. t5 0.75 and always: 0.25.
+    runs = {run.method: run for run in group.runs}
+    found = {name: read_calibration([runs[name]]) for name in ("fid", "t5")}
+    assert found["fid"].ece == pytest.approx(0.4)
+    assert found["t5"].ece == pytest.approx(0.25)
+    assert draw_reliability(found["fid"]).label == "4 answers at 90 %: 50 % right"
+    both = read_calibration([runs["fid"], runs["t5"]])
+    assert both.ece == pytest.approx(0.325)
+
+
+def test_probabilities_that_lack_a_label_make_no_diagram(tmp_path):
+    example = Example("a", {"text": "a"}, "b")
+    run = written(tmp_path / "icl-0", [example], [Prediction("a", "b", {"b": 1.0})], ("a", "b"))
+    assert read_calibration([run]) is None
+
+
+def test_losses_and_consistency_are_drawn_where_they_are_kept_and_not_else(tmp_path):
+    run = make_run(tmp_path, "pgra", GOLD, evidence=[SHARED])
+    study = compare_runs(Group("A", [run]))
+    assert "training loss" not in render_page("", [study])
+    lines = [{"step": i + 1, "loss": 1.0 - i / 4} for i in range(3)]
+    (run.folder / "losses.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = {"runs": [{"name": "pgra", "task": "sst2", "majority": 0.5, "by_rank": [0.75, 0.5]}]}
+    path = tmp_path / "consistency.json"
+    path.write_text(json.dumps(told))
+    page = render_page("", [study], read_consistency(tmp_path))
+    labels = [plot.get("aria-label", "") for plot in Reader(page).named("svg")]
+    assert "pgra: from 1.00 to 0.50 in 3 steps" in labels
+    assert "pgra: 75, 50; majority rate: 50" in labels
+    del told["runs"][0]["by_rank"]
+    path.write_text(json.dumps(told))
+    with pytest.raises(ArtifactError, match="lacks 'by_rank': run pgra consistency again"):
+        read_consistency(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def long_page(tmp_path_factory):
+    """A page as wide as they come: long names of rows, tasks and labels, long words, two grids."""
+    root = tmp_path_factory.mktemp("wide")
+    names = ("a label of many words", "Donaudampfschifffahrtsgesellschaft" * 2)
+    for task in ("sst2", "a-task-with-a-long-name"):
+        for method in ("plain", "fid", "pgra", "icl"):
+            for seed in (0, 1) if method in ("fid", "pgra") else (0,):
+                wrong = range(seed + len(method), 30)
+                words = {
+                    "task": task,
+                    "method": method,
+                    "seed": seed,
+                    "wrong": wrong,
+                    "names": names,
+                }
+                folder = plant(root / task / f"{method}-{seed}", text="word" * 60, **words)
+                losses = ({"step": step, "loss": 1 / step} for step in (1, 2, 3))
+                text = "".join(json.dumps(line) + "\n" for line in losses)
+                (folder / "losses.jsonl").write_text(text)
+    plant_grid(root / "grid", {f"k={k}": {"value": k, "seeds": {0: [1], 1: [2]}} for k in (4, 8)})
+    groups = load_collection([root]).groups
+    path = root / "page.html"
+    path.write_text(render_page("All that there is", [compare_runs(group) for group in groups]))
+    return path
+
+
+# What stands out of the window, or is cut by a box that does not scroll.
+CUT = """() => [...document.querySelectorAll("main *, header *")].filter((node) => {
+  if (!node.checkVisibility() || node.closest("svg, option, .skip")) return false;
+  const box = node.closest(".wide, fieldset"), own = node.getBoundingClientRect();
+  if (box && box !== node) return false;
+  return own.left < -1 && own.right > 0 || own.right > innerWidth + 1;
+}).map((node) => node.outerHTML.slice(0, 120))"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_nothing_is_cut_on_a_phone_or_a_screen_in_light_or_dark(long_page, tmp_path):
+    """Screenshots are left in the folder that PGRA_SCREENSHOTS names, to be looked at."""
+    from playwright.sync_api import sync_playwright
+
+    asked, said, shots = [], [], Path(os.environ.get("PGRA_SCREENSHOTS", tmp_path))
+    with (
+        sync_playwright() as tools,
+        tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"]) as browser,
+    ):
+        for width, theme in ((w, t) for w in (390, 1280) for t in ("light", "dark")):
+            tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
+            tab.on("request", lambda request: asked.append(request.url))
+            tab.on("console", lambda message: said.append(message.text))
+            tab.goto(long_page.as_uri())
+            tab.screenshot(path=shots / f"{width}-{theme}.png", full_page=True)
+            tab.evaluate("document.querySelectorAll('details').forEach((box) => box.open = true)")
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            assert tab.evaluate(CUT) == []
+            tab.evaluate("document.querySelector('main p').style.minWidth = '2000px'")
+            assert tab.evaluate(CUT) != []  # the control
+            tab.close()
+    assert (said, {url.split("#")[0] for url in asked}) == ([], {long_page.as_uri()})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_by_keyboard_a_person_opens_tables_and_turns_pages(long_page):
+    from playwright.sync_api import sync_playwright
+
+    with (
+        sync_playwright() as tools,
+        tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"]) as browser,
+    ):
+        tab = browser.new_page(viewport={"width": 390, "height": 800})
+        tab.goto(long_page.as_uri())
+        tab.keyboard.press("Tab")
+        assert tab.evaluate("document.activeElement.innerText") == "To the examples"
+        tab.get_by_text("Notes: what the numbers are").press("Enter")
+        assert tab.get_by_text("± is the standard deviation over seeds.").is_visible()
+        tab.locator("[name=show]").select_option("all")
+        assert "40 of 40 queries, 1 to 10" in tab.get_by_role("status").inner_text()
+        tab.get_by_role("button", name="Next").last.press("Enter")  # below the examples
+        assert "11 to 20" in tab.get_by_role("status").inner_text()
+        tab.keyboard.press("ArrowLeft")
+        assert "1 to 10" in tab.get_by_role("status").inner_text()
+        table = tab.get_by_role("region", name="By task").first  # wider than the phone
+        table.press("ArrowRight")
+        assert tab.evaluate("document.activeElement.className") == "wide"

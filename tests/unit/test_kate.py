@@ -220,6 +220,26 @@ def test_a_run_decides_new_texts_as_its_own_and_a_memory_near_ones(near, memory,
     assert [line["prediction"] for line in lines_of(again.folder)] == theirs
 
 
+def test_nothing_is_kept_for_new_texts(world, near, tmp_path):
+    root = Path(world.runtime.artifacts_dir) / "neighbors"
+
+    def kept():
+        return sorted(path for path in root.rglob("*") if path.is_file())
+
+    before = kept()
+    predictor = Predictor.open(near.folder, device="cpu")
+    (first,), (second,) = (predictor.answer([text]) for text in (NEAR, "A dull plot."))
+    together = predictor.answer([NEAR, "A dull plot."])
+    for one, alone in zip(together, (first, second), strict=True):
+        assert one.details == alone.details
+        assert dict(one.prediction.scores) == pytest.approx(dict(alone.prediction.scores))
+    assert kept() == before != []
+    few = write_jsonl(tmp_path / "few.jsonl", review_rows(2, start=30))  # control: a split is
+    changes = {"data": {"test_file": str(few)}}
+    evaluate_run(near.folder, changes=changes, output_dir=tmp_path / "elsewhere")
+    assert len(kept()) > len(before)
+
+
 def test_a_run_whose_pool_has_changed_decides_nothing(words, tmp_path):
     pool = shutil.copy(words.data.train_file, tmp_path / "pool.jsonl")
     outcome = run(having(words, train_file=str(pool)))

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import write_jsonl
@@ -193,3 +194,143 @@ def test_salvage_refuses_what_it_cannot_do(tmp_path):
     with pytest.raises(PgraError, match="nothing can be read from"):
         salvage(nothing, tmp_path / "new")
     assert list(tmp_path.iterdir()) == [nothing]
+
+
+# Erasing: nothing of a text is left in any file, whatever happens meanwhile.
+
+SECRET, MEANT = "the secret question of anna", "her secret answer"
+
+
+def holding(folder, *texts):
+    """Say which files under a folder hold one of these texts."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    wanted = [text.encode() for text in texts]
+    return [path.name for path in files if any(text in path.read_bytes() for text in wanted)]
+
+
+def fill(log):
+    """Write an entry between others that is corrected, forgotten, and there again."""
+    log.extend(event(key=f"key {i}", feedback=f"said {i} " + "x" * 500) for i in range(200))
+    first = log.write(SECRET, "another secret")
+    log.correct(first.id, MEANT)
+    log.forget(log.last_id)
+    log.write(SECRET, MEANT)
+    log.extend(event(key=f"more {i}", feedback=f"said {i} " + "x" * 500) for i in range(200))
+    return first.id
+
+
+def test_what_is_erased_is_in_no_file_and_the_log_says_when(log, tmp_path):
+    first = fill(log)
+    other = log.write("another", "of another scope", scope="bert")
+    assert holding(tmp_path, SECRET)  # the control
+    before = list(log.entries())
+    assert log.erase(first, source="me") == 4  # also what was corrected and forgotten
+    assert holding(tmp_path, SECRET, MEANT, "another secret") == []
+    assert list(log.entries()) == [entry for entry in before if entry.key != SECRET]
+    told = [(e.id, e.source, e.key, e.feedback) for e in log.events() if e.kind == "erase"]
+    assert [line[0] for line in told] == [first, first + 1, first + 2, first + 3, other.id + 1]
+    assert {line[1:] for line in told} == {("me", "", "")}
+    assert all(e.time[:2] == "20" for e in log.events() if e.kind == "erase")
+    log.verify()
+    with pytest.raises(DataError, match="was erased already"):
+        log.erase(first)
+    with pytest.raises(DataError, match="entry 999 is not in the log"):
+        log.erase(1, 999)
+    with pytest.raises(DataError, match="was erased: nothing can be put back"):
+        log.restore(first)
+    assert "key 0" in told_of(log)  # all or none
+    export_log(log, tmp_path / "log.jsonl")
+    with FeedbackLog.open(tmp_path / "other.sqlite") as copy:
+        import_events(copy, read_events(tmp_path / "log.jsonl"))
+        assert told_of(copy) == told_of(log)
+        assert not copy.erased_ids()
+    assert log.erase_scope("bert") == 1
+    assert {*holding(tmp_path, "of another scope")} == {"other.sqlite", "log.jsonl"}  # copies
+
+
+def told_of(log):
+    return [entry.key for entry in log.entries()]
+
+
+ERASER = """
+import sys, time
+from pathlib import Path
+from pgra.memory.log import FeedbackLog
+with FeedbackLog.open(Path(sys.argv[1])) as log:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    log.erase(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("delay", [0, 0.004, 0.012, 0.02, 0.05])
+def test_a_killed_erasure_leaves_the_log_before_or_after_it(tmp_path, delay):
+    path = tmp_path / "memory.sqlite"
+    with FeedbackLog.open(path) as log:
+        number, before = fill(log), told_of(log)
+    words = [sys.executable, "-c", ERASER, str(path), str(number)]
+    eraser = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    eraser.stdout.readline()
+    eraser.stdin.write(b"\n")
+    eraser.stdin.flush()
+    time.sleep(delay)
+    eraser.kill()
+    eraser.communicate()
+    with FeedbackLog.open(path) as log:
+        log.verify()
+        after = told_of(log)
+        is_gone = not any(e.key == SECRET for e in log.events())
+    assert after == ([key for key in before if key != SECRET] if is_gone else before)
+    assert bool(holding(tmp_path, SECRET, MEANT)) != is_gone
+
+
+def test_what_others_write_while_entries_are_erased_is_kept(tmp_path):
+    path = tmp_path / "memory.sqlite"
+    with FeedbackLog.open(path) as log:
+        ids = [log.write(f"{SECRET} {i}", MEANT).id for i in range(5)]
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), "one"], stdout=subprocess.PIPE, text=True
+        )
+        acknowledged = []
+        try:
+            for number in ids:
+                acknowledged += [writer.stdout.readline() for _ in range(10)]
+                log.erase(number)
+        finally:
+            writer.kill()
+        acknowledged += [line for line in writer.stdout if line.endswith("\n")]
+        writer.communicate()
+        log.verify()
+        assert set(acknowledged) <= {f"{one.id} {one.key}\n" for one in log.events()}
+        assert len(acknowledged) >= 50
+    assert holding(tmp_path, SECRET, MEANT) == []
+
+
+def test_bytes_that_a_reader_holds_are_told_and_gone_when_it_is_opened_next(tmp_path, monkeypatch):
+    path = tmp_path / "memory.sqlite"
+    monkeypatch.setattr(FeedbackLog._write_anew, "__defaults__", (0.05,))
+    with FeedbackLog.open(path) as log:
+        number = fill(log)
+        with FeedbackLog.open(path) as other:
+            other.extend(event(key=f"{i}") for i in range(1100))  # more than are read at once
+            reading = other.events()
+            next(reading)
+            with pytest.raises(ArtifactError, match="erased, but bytes of the texts are still in"):
+                log.erase(number)
+            assert SECRET not in told_of(log)
+            reading.close()
+    FeedbackLog.open(path).close()
+    assert holding(tmp_path, SECRET, MEANT) == []
+
+
+def test_a_forgotten_entry_is_put_back_unless_its_question_has_another(log):
+    first = log.write("a", "one", task="t", scope="anna")
+    log.forget(first.id)
+    again = log.restore(first.id, source="me")
+    assert (again.feedback, again.task, again.scope, again.source) == ("one", "t", "anna", "me")
+    assert list(log.entries()) == [again]
+    with pytest.raises(DataError, match="the question of entry 1 has entry 3 now"):
+        log.restore(first.id)
+    log.write("a", "of all", task="t")
+    log.write("a", "of bert", task="t", scope="bert")  # scopes are kept apart
+    assert [e.feedback for e in log.entries()] == ["one", "of all", "of bert"]

@@ -5,6 +5,7 @@ import random
 import string
 from dataclasses import replace
 
+import bm25s
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,12 @@ from rapidfuzz.distance import Levenshtein
 
 from pgra.core import Context
 from pgra.memory.families import load_family
-from pgra.memory.log import Event, FeedbackLog
+from pgra.memory.log import Event, FeedbackLog, Part
 from pgra.memory.lookup import (
     LOOKUPS,
+    Bm25Lookup,
     EditLookup,
+    EncoderLookup,
     LookupArguments,
     Match,
     RelativeEditLookup,
@@ -71,6 +74,19 @@ def test_every_look_up_keeps_the_contract(name, log, encoder_dir, t5_dir):
     if name != "gud-ir":  # which compares what an untrained model writes
         feedback = [match.entry.feedback for match in before + lookup.find("the film is warm")]
         assert (feedback[0], feedback[-1]) == ("one", "three")
+    # Of what is the same a scope's own wins, and no other scope is seen.
+    for scope, feedback in (("anna", "four"), ("", "five"), ("bert", "six")):
+        log.write("the film is warm", feedback, task="t", scope=scope)
+    of_anna = load_lookup(args, CPU, task="t", scope="anna")(log).find("the film is warm", 9)
+    assert {match.entry.feedback for match in of_anna} <= {"four", "five", "two"}
+    everybodys = {match.entry.scope for match in lookup.find("the film is warm", 9)}
+    assert everybodys == {""}
+    if name != "gud-ir":
+        assert of_anna[0].entry.feedback == "four"
+    # What is erased is not found by who had found it before, and what is near it then is.
+    log.erase(next(e.id for e in log.entries() if e.feedback == "five"))
+    left = [match.entry.feedback for match in lookup.find("the film is warm by the sea", 9)]
+    assert left == ["two"]
     log.forget(*(entry.id for entry in log.entries()))
     assert lookup.find("the film is warm", 5) == []
     assert json.dumps(dict(lookup.fingerprint))
@@ -136,6 +152,44 @@ def test_edit_distance_finds_what_comparing_every_entry_finds(
         assert [match.score for match in matches] == [-distances[c] for c in nearest]
 
 
+WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "e"]), min_size=1, max_size=5).map(" ".join)
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(
+    changes=st.lists(st.tuples(WORDS, st.sampled_from(["", "", "s"]), st.booleans()), max_size=14),
+    question=WORDS,
+    k=st.integers(1, 4),
+)
+def test_bm25_that_follows_gives_what_an_index_made_anew_gives(
+    tmp_path_factory, changes, question, k
+):
+    """Equal to the last digit, and to `bm25s` but for float32; whatever was done in between."""
+    part = Part(scope="s")
+    with FeedbackLog.open(tmp_path_factory.mktemp("log") / "m.sqlite") as log:
+        following = Bm25Lookup(log, part)
+        for number, (key, scope, is_written) in enumerate(changes):
+            there = [e.id for e in log.entries() if (e.key, e.scope) == (key, scope)]
+            if is_written:
+                log.write(key, f"said {number}", scope=scope)
+            elif there and number % 3 == 0:
+                log.erase(*there)
+            else:
+                log.forget(*there)
+            following.find(question, k)
+        found = following.find(question, k)
+        assert found == Bm25Lookup(log, part).find(question, k)
+        entries = list(log.entries())
+    if not entries:
+        assert found == []
+        return
+    index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", idf_method="lucene")
+    index.index([entry.key.split() for entry in entries], show_progress=False)
+    scores = index.get_scores(question.split())
+    wanted = sorted(-round(float(x), 5) for x in scores if x > 0)[:k]
+    assert [match.score for match in found] == pytest.approx([-x for x in wanted], abs=2e-5)
+
+
 def test_a_relative_distance_is_that_worked_out_by_hand(log):
     log.write("Why?", "reason")
     log.write("what is C++", "language")
@@ -187,6 +241,26 @@ def test_vectors_that_are_not_the_logs_are_made_again(log, tmp_path, caplog, har
     vectors, count = open_with(log, tmp_path / "v")
     assert (count, list(vectors.search("cd", 1))) == (3, [2])
     assert "is not what its log says: made again from it" in caplog.text
+
+
+def test_the_vector_of_what_is_erased_is_gone_and_the_others_stay(log, tmp_path):
+    folder = log.path.with_name("memory.sqlite.vectors") / "v"
+    for key in ("ab", "cd", "ef"):
+        log.write(key, key)
+    vectors, _ = open_with(log, folder, index_rows=1)
+    stored = np.fromfile(folder / "vectors.f16", np.float16).reshape(3, 26)
+    assert stored.any(axis=1).all()
+    assert list(folder.glob("index-*"))  # the controls
+    log.erase(2, 3)  # the last one, which the state knows by its checksum
+    left = np.fromfile(folder / "vectors.f16", np.float16).reshape(3, 26)
+    assert left.any(axis=1).tolist() == [True, False, False]
+    assert list(folder.glob("index-*")) == []
+    assert vectors.follow(log) == 0  # nothing is encoded again
+    lookup = EncoderLookup(log, vectors)
+    assert found(lookup, "cd", 3) == [("ab", 0)]
+    (folder / "state.json").write_text("{")
+    log.erase(1)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
 def test_an_index_and_the_tail_behind_it_give_what_exact_search_gives(log, tmp_path):

@@ -14,6 +14,7 @@ from pgra.errors import ArtifactError, ConfigError
 from pgra.retrieval import RETRIEVERS, Retriever, find_retriever
 from pgra.retrieval.base import check_num_candidates
 from pgra.retrieval.random import RandomRetriever
+from pgra.retrieval.trec import RunFileArguments
 
 QUERIES = ["red apple trees by the sea", "Critics of the film", SENTENCES[2], "xylophone", "sea"]
 
@@ -55,7 +56,12 @@ def test_the_table_and_the_names_that_are_documented_are_the_same():
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_retriever_keeps_the_contract(name, world):
-    retriever = world.open(name)
+    options = None
+    if name == "run":  # what a dense search found
+        queries = {f"q{number}": text for number, text in enumerate([*QUERIES, *SENTENCES])}
+        options = RunFileArguments(run_queries=str(world.write_queries("q.tsv", queries)))
+        name = f"run:{world.write_run('run.txt', queries, 12)}"
+    retriever = world.open(name, options=options)
     found = retriever.retrieve(QUERIES, 9)
     assert (found.rows.shape, found.rows.dtype) == ((5, 9), np.int64)
     assert found.scores.dtype == np.float32
@@ -75,7 +81,7 @@ def test_every_retriever_keeps_the_contract(name, world):
     np.testing.assert_array_equal(retriever.retrieve(QUERIES, 2).rows, found.rows[:, :2])
     assert len(retriever.retrieve([], 5)) == 0
     assert (found.rows[0] != found.rows[1]).any()  # the control: another query, other passages
-    assert world.open(name).fingerprint == retriever.fingerprint
+    assert world.open(name, options=options).fingerprint == retriever.fingerprint
     if name != "random":
         assert retriever.retrieve(SENTENCES, 1).rows[:, 0].tolist() == list(range(12))
     message = r"num_candidates \(13\) exceeds the corpus \(12 passages\): lower it"

@@ -106,7 +106,7 @@ def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(rea
 @pytest.mark.parametrize(
     ("queries", "evidence", "message"),
     [
-        ("a text", [], "queries is a single query"),
+        ("a text", "evidence", "evidence 0 is 'evidence': give a list of clean texts"),
         ([""], [], "query 0 is empty"),
         ([{"text": "a", "title": "", "body": "b"}], [], "query 0: unknown input 'body'"),
         ([{"text": "a\0", "title": ""}], [], "query 0: 'text' is 'a.x00', not clean text"),
@@ -153,5 +153,5 @@ def test_a_folder_without_a_whole_reader_says_how_to_go_on(copy, t5_dir, tmp_pat
     (copy / RECORD_FILE).unlink()  # as a run leaves it that is killed before its end
     (tmp_path / "run.json").write_text("{}")
     for place in (copy, tmp_path):
-        with pytest.raises(ArtifactError, match="the same train.py command goes on with it"):
+        with pytest.raises(ArtifactError, match="the same pgra train command goes on with it"):
             find_reader(place)

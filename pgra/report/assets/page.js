@@ -31,14 +31,14 @@ const pattern = (text, flags) => new RegExp(text.replace(/[\\^$.*+?()[\]{}|/]/g,
 const shownRuns = (task, form) => task.runs.filter((_, r) => form.runs[r] !== "no");
 const textsOf = (list) => list.filter((_, k) => k % STRIDE === 0);
 
-// The examples that the form asks for, in its order: {task, show, label, order, text, deep, runs},
+// The examples that the form asks for, in its order: {task, show, label, order, text, runs},
 // where runs has for each run a key of MUSTS.
 function select(data, form) {
   const task = data.tasks[form.task], runs = shownRuns(task, form), wanted = pattern(form.text, "iu");
   const known = []; // by text, which several runs share
   const holds = (text) => (known[text] ??= wanted.test(data.texts[text]));
   const hasText = (i) => form.text === "" || holds(task.queries[i]) || wanted.test(task.ids[i]) ||
-    (form.deep && runs.some((run) => textsOf(task.lists[run.evidence[i]]).some(holds)));
+    runs.some((run) => textsOf(task.lists[run.evidence[i]]).some(holds));
   const found = [];
   for (const i of task.ids.keys()) {
     const verdicts = runs.map((run) => verdictOf(task, run, i));
@@ -67,8 +67,7 @@ function evidenceColumns(runs, i) {
   return Object.values(columns);
 }
 
-const digits = (value) => (Math.abs(value) >= 1000 ? 1 : Math.abs(value) >= 10 ? 2 : 3);
-const showNumber = (value) => value?.toFixed(digits(value)) ?? "none";
+const showNumber = (value) => value?.toFixed(Math.abs(value) >= 1000 ? 1 : Math.abs(value) >= 10 ? 2 : 3) ?? "none";
 
 function make(tag, attributes, ...children) {
   const node = document.createElement(tag);
@@ -86,41 +85,47 @@ function answerLine(task, run, i) {
   const verdict = verdictOf(task, run, i);
   const others = run.chances[i].filter(([label, chance]) => label !== run.answers[i] && chance !== null)
     .sort((a, b) => b[1] - a[1]).map(([label, chance]) => `${task.labels[label]} ${showNumber(chance)}`);
-  const cells = [[task.labels[run.answers[i]], ""], [VERDICTS[verdict], verdict], [showNumber(chanceOf(run, i)), ""],
-    [others.join(", "), "facts"]];
+  const cells = [[task.labels[run.answers[i]], ""], [VERDICTS[verdict], verdict], [showNumber(chanceOf(run, i)), "number"],
+    [others.join(", "), "facts-line"]];
   // The roles are a table's own; a phone's layout, without columns, would lose them.
   return make("tr", { role: "row" }, make("th", { scope: "row", role: "rowheader" }, run.name),
     ...cells.map(([text, kind]) => make("td", { role: "cell", class: kind }, text)));
 }
 
-function evidenceColumn(data, task, { names, list, read, shares }, form) {
-  const numbers = task.lists[list];
-  const items = textsOf(numbers).map((text, n) => {
-    const [rank, first, second] = numbers.slice(n * STRIDE + 1, (n + 1) * STRIDE);
-    const facts = [`stage 1: rank ${rank ?? "none"}, score ${showNumber(first)}`];
-    // Where nothing was reranked the second score is the first's once more.
-    if (second !== first) facts.push(`stage 2: score ${showNumber(second)}`);
-    if (typeof shares?.[n] === "number") facts.push(`attention ${(100 * shares[n]).toFixed(1)} %`);
-    const passage = marked(data.texts[text], form.deep ? form.text : "");
-    return make("li", {}, make("span", { class: "passage", dir: "auto" }, ...passage),
-      make("span", { class: "numbers" }, facts.join(" · ")));
-  });
-  const cut = read > items.length ? `The best ${items.length} of up to ${read} are kept here.` : "";
-  return make("div", {}, make("h4", {}, names.join(", ")), make("ol", {}, ...items),
-    make("p", { class: "facts" }, items.length ? cut : "It reads none."));
+// What the reranker changed: how many of the first stage's best it kept, and from where it brought the others.
+function changed(ranks) {
+  const deep = ranks.filter((rank) => rank > ranks.length).sort((a, b) => a - b);
+  if (deep.length) return `Reranked: ${ranks.length - deep.length} of the first stage's best ${ranks.length} kept; brought up from rank ${deep.join(", ")}.`;
+  return ranks.every((rank, n) => rank === n + 1) ? "As the first stage ranked it." : "The first stage's best, reordered.";
 }
 
-function exampleItem(data, task, runs, i, form) {
+function evidenceColumn(data, task, { names, list, read, shares }, wanted) {
+  const numbers = task.lists[list], ranks = numbers.filter((_, k) => k % STRIDE === 1);
+  const items = textsOf(numbers).map((text, n) => {
+    const [rank, first, second] = numbers.slice(n * STRIDE + 1, (n + 1) * STRIDE);
+    const facts = rank ? [`first stage: rank ${rank}, score ${showNumber(first)}`] : []; // without a rank it was not searched for
+    // Where nothing was reranked the second score is the first's once more.
+    if (second !== first) facts.push(`reranker: ${rank > n + 1 ? `up ${rank - n - 1}, ` : ""}score ${showNumber(second)}`);
+    if (typeof shares?.[n] === "number") facts.push(`attention ${(100 * shares[n]).toFixed(1)} %`);
+    return make("li", {}, make("span", { class: "passage", dir: "auto" }, ...marked(data.texts[text], wanted)),
+      make("span", { class: "numbers" }, facts.join(" · ")));
+  });
+  const told = [ranks.every((rank) => rank) ? changed(ranks) : "", read > items.length ? `The best ${items.length} of up to ${read} are kept here.` : ""];
+  return make("div", {}, make("h4", {}, names.join(", ")), make("p", { class: "facts-line" }, told.join(" ")), make("ol", {}, ...items));
+}
+
+function exampleItem(data, task, runs, i, wanted) {
   const heads = ["run", "answer", "", "probability", "other labels"].map((head) => make("th", { scope: "col" }, head));
-  const columns = evidenceColumns(runs, i).map((column) => evidenceColumn(data, task, column, form));
-  const box = make("details", {}, make("summary", {}, "Evidence"), make("div", { class: "columns" }, ...columns));
-  box.open = form.open;
+  const columns = evidenceColumns(runs, i), reads = columns.filter(({ list }) => task.lists[list].length);
+  const alone = columns.filter((column) => !reads.includes(column)).flatMap(({ names }) => names);
   return make("li", {},
-    make("h3", {}, `label: ${task.labels[task.gold[i]] ?? "unknown"} `,
-      make("span", { class: "facts" }, ...marked(task.ids[i], form.text))),
-    make("p", { class: "query", dir: "auto" }, ...marked(data.texts[task.queries[i]], form.text)),
+    make("h3", {}, "label: ", make("b", {}, task.labels[task.gold[i]] ?? "unknown"), " · ", ...marked(task.ids[i], wanted)),
+    make("p", { class: "query", dir: "auto" }, ...marked(data.texts[task.queries[i]], wanted)),
     make("table", { class: "answers" }, make("thead", {}, make("tr", {}, ...heads)),
-      make("tbody", {}, ...runs.map((run) => answerLine(task, run, i)))), box);
+      make("tbody", {}, ...runs.map((run) => answerLine(task, run, i)))),
+    make("details", { open: "" }, make("summary", {}, "Evidence"),
+      make("div", { class: "columns" }, ...reads.map((column) => evidenceColumn(data, task, column, wanted))),
+      make("p", { class: "facts-line" }, alone.length ? `Without evidence: ${alone.join(", ")}.` : "")));
 }
 
 function start() {
@@ -145,8 +150,7 @@ function start() {
     if (fields.task.selectedIndex < 0) fields.task.selectedIndex = 0;
     layTask();
     for (const field of words.has("size") ? fields : []) { // else no link of this form
-      if (field.type === "checkbox") field.checked = words.has(field.name);
-      else if (field.name !== "task" && words.has(field.name)) field.value = words.get(field.name);
+      if (field.name !== "task" && words.has(field.name)) field.value = words.get(field.name);
       if (field.selectedIndex < 0) field.selectedIndex = 0;
     }
     refresh();
@@ -154,7 +158,7 @@ function start() {
 
   function refresh() {
     const words = new FormData(at("filters")), task = data.tasks[fields.task.value];
-    const form = { ...Object.fromEntries(words), task: fields.task.value, deep: words.has("deep"), open: words.has("open"),
+    const form = { ...Object.fromEntries(words), task: fields.task.value,
       label: Number(words.get("label")), runs: task.runs.map((_, r) => words.get(`run${r}`)) };
     const found = select(data, form), runs = shownRuns(task, form), size = Number(form.size);
     const last = Math.max(Math.ceil(found.length / size), 1);
@@ -163,8 +167,10 @@ function start() {
     fields.page.value = page;
     words.set("page", page);
     at("examples").start = from + 1;
-    at("examples").replaceChildren(...rows.map((i) => exampleItem(data, task, runs, i, form)));
+    at("examples").replaceChildren(...rows.map((i) => exampleItem(data, task, runs, i, form.text)));
     at("pages").textContent = last;
+    at("where").textContent = `Page ${page} of ${last}`;
+    at("below").hidden = last === 1;
     for (const button of document.querySelectorAll("button[data-turn]")) {
       button.disabled = page === (button.dataset.turn < 0 ? 1 : last);
     }
@@ -187,17 +193,21 @@ function start() {
   at("filters").addEventListener("submit", (event) => event.preventDefault());
   at("filters").addEventListener("input", ({ target }) => {
     if (target.name === "task") layTask();
-    if (target.name !== "page" && target.name !== "open") fields.page.value = 1;
+    if (target.name !== "page") fields.page.value = 1;
     clearTimeout(timer);
     timer = setTimeout(refresh, target.name === "text" ? TYPING_MS : 0);
   });
-  at("filters").addEventListener("click", ({ target }) => target.dataset.turn && turn(Number(target.dataset.turn)));
+  at("browser").addEventListener("click", ({ target }) => target.dataset.turn && turn(Number(target.dataset.turn)));
   addEventListener("keydown", (event) => {
     const isTyping = event.target.closest?.("input, select, textarea, .wide");
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (by && !isTyping && !(event.altKey || event.ctrlKey || event.metaKey || event.shiftKey)) turn(by);
   });
   addEventListener("hashchange", () => location.hash === "#browser" || readAddress()); // that is the link to the examples
+  // Open on what tells runs apart, or on mistakes, where there are any.
+  const { tasks: [first] } = data, runs = firstRuns(first);
+  const has = (show) => select(data, { task: 0, show, label: -1, order: "file", text: "", runs }).length;
+  fields.show.value = ["mixed", "differ", "wrong", "all"].find(has) ?? "all";
   readAddress();
   at("filters").hidden = false;
 }

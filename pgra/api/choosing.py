@@ -1,0 +1,428 @@
+"""Exemplars near a query, from Python: KATE (Liu et al. 2022) without a run, a task or a folder.
+
+    selector = pgra.ExemplarSelector(pool, encoder="bundled:minilm-l6")
+    selector.select("a query", k=8)             # the pool's own items, nearest first
+    selector.prompt("a query", k=8)             # them and the query, as an LM reads them
+
+What is chosen is what `pgra icl` chooses under the same names (`pgra.exemplars`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from pgra.config import choose, find_class, from_values
+from pgra.core import Example, Hit
+from pgra.data.bundled import BUNDLED, bundled_task_files
+from pgra.data.read import Record, check_file, clean_text, read_lines, read_records, table_rows
+from pgra.data.tasks import GenerationTask, Task, check_slots
+from pgra.encoders.encoder import Encoder
+from pgra.errors import ConfigError, DataError, unknown_name
+from pgra.exemplars import BM25, PROMPTED, SELECTORS, SelectionArguments
+from pgra.exemplars.selection import ExemplarPool, Selector, arrange
+from pgra.exemplars.similarity import open_similarity
+from pgra.methods.kate import load_any_task
+from pgra.prompts.fewshot import FORMATS, PromptFormat, line_format, task_format
+from pgra.prompts.template import PromptTemplate
+from pgra.retrieval.neighbors import ExampleEncoder
+
+Query = str | Mapping[str, Any] | Example
+"""A text, or the pool's columns by name: an item of the pool is one, its label is not read."""
+Pool = Iterable[Any] | str | Path
+_KINDS = ("jsonl", "csv", "tsv", "txt")
+_TEXT, _LABEL = "text", "label"
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What of an item is compared and shown.
+
+    Attributes:
+        inputs: Its texts' names, in the order in which they are read.
+        label: Its label's; None where the pool has none.
+        names: Labels by their number, where a data set or task names them.
+    """
+
+    inputs: tuple[str, ...]
+    label: str | None
+    names: Sequence[str] = ()
+
+
+class ExemplarSelector:
+    """Chooses labelled examples for a prompt: the query's nearest in a pool, KATE.
+
+    Vectors are made when they are first needed and kept in memory; nothing is written to disk.
+
+    Attributes:
+        items: The pool, as it was given and added to.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        text: str | Sequence[str] | None = None,
+        label: str | None = None,
+        encoder: Any = SelectionArguments.encoder,
+        selection: str = SelectionArguments.exemplars,
+        likeness: str = SelectionArguments.likeness,
+        order: str = SelectionArguments.order,
+        leak_guard: bool | float = True,
+        template: str | None = None,
+        task: str | Task | GenerationTask | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        **options: Any,
+    ) -> None:
+        r"""Read the pool and load the encoder.
+
+        Args:
+            pool: Dicts, (text, label) pairs, texts or `pgra.Example`s, one or many kinds, mixed as
+                long as all have a label or none; a `datasets.Dataset`; a pandas table; or a file
+                (.jsonl, .csv, .tsv, .txt with a text a line, bundled:NAME). May be empty.
+            text: Column that is compared, or several; default: "text", or the task's inputs.
+            label: Column of the answer; default: "label", or the task's, if the items have it.
+            encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; a `pgra.Encoder`,
+                whose vectors are taken as it gives them; or "bm25", by shared words.
+            selection: knn (the nearest), knn-mmr (near, and unlike each other), random, balanced,
+                fixed, official, or module:Class; "bm25" is knn by shared words.
+            likeness: Of vectors: cosine, dot or euclidean.
+            order: Of a prompt: nearest-first (the paper's), nearest-last or random.
+            leak_guard: Whether examples whose text is the query's, or nearly, are left out; True
+                is `pgra icl`'s share of common words, 0.9; a number is another share. Turn it off
+                where a known answer to the very question should be shown.
+            template: How `prompt` writes an example: "Q: {question}\nA: {answer}", the columns in
+                braces and the label last; default: a line for each, "Text: ..." "Label: ...".
+            task: A task by name, YAML or loaded, whose columns and prompt are taken instead.
+            seed: Of what is drawn, and of a random order.
+            device: Where the encoder runs.
+            options: Further arguments of `pgra icl`'s choice by name: farthest, redraw, pooling,
+                mmr_lambda, prompt_format, ...
+
+        Raises:
+            ConfigError: If an argument is not known or contradicts another.
+            DataError: If the pool cannot be read, or an item lacks a column.
+            ModelError: If the encoder cannot be found or loaded.
+            ValueError: If it is of a wrong type.
+        """
+        if template is not None and task is not None:
+            raise ConfigError("template and task both say how a prompt is written: give one")
+        if selection == BM25:
+            selection, encoder = "knn", BM25
+        find_class("selector", selection, SELECTORS)
+        name = str(encoder) if isinstance(encoder, str | Path) else type(encoder).__name__
+        if name.partition(":")[0] == PROMPTED:
+            raise ConfigError(
+                f"encoder '{name}' compares by an LM's states under a prompt, which pgra icl does: "
+                "give a text encoder here, or a loaded pgra.PromptedEncoder"
+            )
+        loaded: ExampleEncoder | None = None
+        if not isinstance(encoder, str | Path):
+            is_ours = hasattr(encoder, "encode_examples")
+            loaded = encoder if is_ours else Encoder(encoder, normalize=False, device=device)
+        self._task = load_any_task(task) if isinstance(task, str) else task
+        format_name = options.pop("prompt_format", None)
+        if format_name is not None and not isinstance(self._task, Task):
+            raise ConfigError("prompt_format is of a task with labels: give task, or leave it out")
+        self._format_name = str(format_name or "task")
+        choose("prompt_format", self._format_name, FORMATS)
+        self._template = template
+        told = {"exemplars": selection, "encoder": name, "likeness": likeness, "order": order}
+        self._args = from_values(
+            SelectionArguments, {**told, "exemplar_seed": seed, **options}, num_exemplars=1
+        )
+        if not isinstance(leak_guard, bool | int | float):
+            raise ConfigError(f"leak_guard is {leak_guard!r}: give True, False or a share up to 1")
+        share = self._args.leak_jaccard if leak_guard is True else float(leak_guard)
+        self._jaccard = None if leak_guard is False else share
+        self._asked_text = (text,) if isinstance(text, str) else None if text is None else (*text,)
+        self._asked_label = label
+        self._columns: _Columns | None = None
+        self._format: PromptFormat | None = None
+        self.items: list[Any] = []
+        self._examples: list[Example] = []
+        self._similarity = (
+            open_similarity(self._args, self._examples, None, device=device, encoder=loaded)
+            if self._args.compares
+            else None
+        )
+        if self._similarity is not None:
+            self._similarity.load()
+        self._pool = ExemplarPool(self._examples, self._jaccard)
+        self._take(pool)
+
+    def __len__(self) -> int:
+        """Count the items of the pool."""
+        return len(self.items)
+
+    def __repr__(self) -> str:
+        """Say what is chosen from, and how."""
+        by = f" by {self._args.encoder}" if self._similarity is not None else ""
+        guard = "off" if self._jaccard is None else f"{self._jaccard:g}"
+        return (
+            f"ExemplarSelector({len(self)} items, {self._args.exemplars}{by}, leak guard {guard})"
+        )
+
+    @overload
+    def select(self, query: Query, k: int = ...) -> list[Any]: ...
+
+    @overload
+    def select(self, query: list[Query], k: int = ...) -> list[list[Any]]: ...
+
+    def select(self, query: Query | list[Query], k: int = 8) -> list[Any]:
+        """Return the pool's items for a query, nearest first; of a list of queries a list of each.
+
+        Args:
+            query: A text, or a mapping with the pool's text columns, such as an item of it; or a
+                list of them, which are encoded together.
+            k: How many; fewer where the pool has fewer, copies and what the leak guard takes aside.
+
+        Raises:
+            ConfigError: If the pool does not fit the selection.
+            DataError: If a query lacks a column, or is no text.
+            ValueError: If `k` is no whole number from 0 on.
+        """
+        queries = query if isinstance(query, list) else [query]
+        asked = [self._query(each, n) for n, each in enumerate(queries)]
+        found = [[self.items[hit.index] for hit in hits] for hits in self._choose(asked, k)]
+        return found if isinstance(query, list) else found[0]
+
+    def search(self, query: Query, k: int = 8) -> list[Hit]:
+        """Return what `select` chooses, with its place in the pool and its likeness to the query.
+
+        The score is NaN where nothing was compared.
+
+        Args:
+            query: As of `select`.
+            k: As of `select`.
+
+        Raises:
+            DataError: As `select`.
+            ValueError: As `select`.
+        """
+        return self._choose([self._query(query, 0)], k)[0]
+
+    def prompt(self, query: Query, k: int = 8) -> str:
+        """Return the few-shot prompt of a query: its exemplars in `order`, then itself, unanswered.
+
+        Args:
+            query: As of `select`.
+            k: How many exemplars; 0 writes the query alone.
+
+        Raises:
+            ConfigError: If template or task do not fit the pool.
+            DataError: As `select`.
+            ValueError: As `select`.
+        """
+        asked = self._query(query, 0)
+        (hits,) = self._choose([asked], k)
+        rows, seed = [hit.index for hit in hits], self._args.exemplar_seed or 0
+        rows = arrange(rows, self._args.order, query=asked.text, seed=seed)
+        style = self._format or self._find_format(_Columns(tuple(asked.fields), None))
+        told = style.write([self._examples[row] for row in rows], asked.fields)
+        return told + style.template.gap.rstrip(" \t")
+
+    def add(self, items: Any) -> None:
+        """Take an item, or many, into the pool; only they are encoded, when they are first needed.
+
+        Args:
+            items: One dict, pair, text or `pgra.Example`; or several, as of the constructor.
+
+        Raises:
+            DataError: If one cannot be read; then none is taken.
+        """
+        is_pair = isinstance(items, tuple) and len(items) == 2 and isinstance(items[0], str)
+        is_one = is_pair or isinstance(items, str | Mapping | Example)
+        self._take([items] if is_one else items)
+
+    # What is chosen.
+
+    def _choose(self, queries: Sequence[Example], k: int) -> list[list[Hit]]:
+        """Return each query's exemplars, nearest first."""
+        if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 0:
+            raise ValueError(f"k is {k!r}: give a whole number, 0 or more")
+        count = min(int(k), len(self._pool.guard.distinct)) if self.items else 0
+        if count == 0:
+            return [[] for _ in queries]
+        args = replace(
+            self._args, num_exemplars=count, mmr_candidates=max(self._args.mmr_candidates, count)
+        )
+        selector: Selector = args.selector(args, self._pool, self._similarity)
+        chosen = selector.choose(queries)
+        return [
+            [
+                Hit(row, float(score), self._examples[row].text)
+                for row, score in zip(chosen.of(line), chosen.similarity[line], strict=False)
+            ]
+            for line in range(len(queries))
+        ]
+
+    # How items are read.
+
+    def _take(self, pool: Any) -> None:
+        """Read items and put them behind those that are there."""
+        items = _list_items(pool)
+        if not items:
+            return
+        columns = self._columns or self._find_columns(items[0], pool)
+        first = len(self.items)
+        read = [
+            self._read(item, columns, f"pool[{first + n}]", f"pool-{first + n}")
+            for n, item in enumerate(items)
+        ]
+        if self._columns is None:
+            self._format = self._find_format(columns)
+            self._columns = columns
+        self.items += items
+        self._examples += read
+        self._pool = ExemplarPool(self._examples, self._jaccard)
+        if self._similarity is not None:
+            self._similarity = self._similarity.renewed()
+
+    def _find_columns(self, item: Any, pool: Any) -> _Columns:
+        """Say what is read of items, by what was asked for, else by the task, else by the first."""
+        own = tuple(item.fields) if isinstance(item, Example) else (_TEXT,)
+        inputs = self._asked_text or (self._task.inputs if self._task else own)
+        usual = self._task.target if self._task else _LABEL
+        if isinstance(item, Mapping):
+            has_label = usual in item
+        elif isinstance(item, Example):
+            has_label = item.label is not None
+        else:
+            has_label = isinstance(item, list | tuple)
+        label = self._asked_label or (usual if has_label else None)
+        if label in inputs:
+            raise ConfigError(f"'{label}' is a text column and the label: name different ones")
+        names: Sequence[str] = self._task.labels if isinstance(self._task, Task) else ()
+        feature = (getattr(pool, "features", None) or {}).get(label)
+        return _Columns(inputs, label, names or getattr(feature, "names", None) or ())
+
+    def _read(self, item: Any, columns: _Columns, place: str, name: str) -> Example:
+        """Return an item of the pool as an example."""
+        fields = _fields_of(item, columns.inputs, place)
+        if isinstance(item, Mapping):
+            found = item.get(columns.label) if columns.label else None
+            if columns.label is not None and columns.label not in item:
+                raise Record(0, item, place).lacks(columns.label)
+        elif isinstance(item, Example):
+            found = item.label
+        else:
+            found = item[1] if isinstance(item, list | tuple) else None
+        if columns.label is None:
+            if found is not None:
+                raise DataError(f"{place} has a label, and the items before it have none")
+            return Example(name, fields)
+        return Example(name, fields, self._label(found, columns, place))
+
+    def _label(self, value: Any, columns: _Columns, place: str) -> str:
+        """Return a label's text: of a number its name, of several answers the first."""
+        if isinstance(value, list | tuple) and value:
+            value = value[0]
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if is_number and columns.names and 0 <= value < len(columns.names):
+            value = columns.names[value]
+        if value is None or not isinstance(value, str | int | float):
+            raise DataError(f"{place}: '{columns.label}' is {value!r}, no label: give a text")
+        text = clean_text(place, str(columns.label), str(value))
+        if not text:
+            raise DataError(f"{place} has no label: '{columns.label}' is empty")
+        if isinstance(self._task, Task) and text not in self._task.labels:
+            raise DataError(f"{place}: {unknown_name('label', text, self._task.labels)}")
+        return text
+
+    def _query(self, query: Any, number: int) -> Example:
+        inputs = self._columns.inputs if self._columns else self._asked_text or (_TEXT,)
+        if isinstance(query, tuple):
+            raise DataError(f"query is {query!r}: give a text, or a mapping of the pool's columns")
+        fields = _fields_of(query, inputs, "query")
+        if not any(fields.values()):
+            raise DataError("query is empty: give words to compare")
+        return Example(f"query-{number}", fields)
+
+    # How a prompt is written.
+
+    def _find_format(self, columns: _Columns) -> PromptFormat:
+        """Return the task's format, the template's, or a line for each column."""
+        inputs, label = columns.inputs, columns.label
+        if isinstance(self._task, Task):
+            return task_format(self._task, self._format_name)
+        if self._task is not None:
+            return line_format(self._task.frame, self._task.inputs)
+        template = self._template
+        if template is None:
+            names = [*inputs, *([label] if label else [])]
+            words = [name.replace("_", " ").capitalize() for name in names]
+            lines = [f"{word}: {{{name}}}" for word, name in zip(words, names, strict=True)]
+            template = "\n".join(lines) if len(names) > 1 else f"{{{names[0]}}}"
+        check_slots("template", template, [*inputs, *([label] if label else [])])
+        head, slot, tail = template.partition(f"{{{label}}}") if label else (template, " ", "")
+        if not slot:
+            raise ConfigError(
+                f"template does not show the answer: end it with {{{label}}}, as in "
+                f"'{{{inputs[0]}}} -> {{{label}}}'"
+            )
+        if tail.strip():
+            raise ConfigError(
+                f"template goes on with {tail.strip()!r} after {{{label}}}, which the LM is to "
+                "write: put it before"
+            )
+        body = head.rstrip()
+        shown = PromptTemplate(body, "", inputs, instruction="", gap=head[len(body) :])
+        return PromptFormat(shown, {})
+
+
+def _list_items(pool: Any) -> list[Any]:
+    """Return a pool's items."""
+    if isinstance(pool, str | Path):
+        return _file_items(str(pool))
+    if isinstance(pool, Mapping):
+        raise DataError(
+            f"pool is a {type(pool).__name__} of {', '.join(map(str, pool))}: give a list of "
+            "items, or one split, such as pool['train']"
+        )
+    if hasattr(pool, "iloc") and hasattr(pool, "to_dict"):  # pandas, whose iterator gives names
+        rows: list[Any] = pool.to_dict("records")
+        return rows
+    if not isinstance(pool, Iterable):
+        raise DataError(
+            f"pool is a {type(pool).__name__}: give a list of dicts, (text, label) pairs or "
+            "texts, a datasets.Dataset, or a file"
+        )
+    return list(pool)
+
+
+def _file_items(name: str) -> list[Any]:
+    """Return a file's rows: dicts, or texts of a .txt."""
+    if name.startswith(BUNDLED):
+        path = bundled_task_files(name.removeprefix(BUNDLED))["train"]
+    else:
+        path = Path(name).expanduser()
+    kind = check_file(path, _KINDS)
+    if kind == "txt":
+        return [text for line in read_lines(path) if (text := line.text.strip())]
+    rows = read_records(path) if kind == "jsonl" else table_rows(path, kind, ())
+    return [dict(row.fields) for row in rows]
+
+
+def _fields_of(item: Any, inputs: Sequence[str], place: str) -> dict[str, str]:
+    """Return an item's texts by name; its label is not read."""
+    if isinstance(item, Example):
+        item = item.fields
+    if isinstance(item, Mapping):
+        row = Record(0, item, place)
+        return {name: row.text(name) for name in inputs}
+    if isinstance(item, list | tuple):
+        if len(item) != 2:
+            raise DataError(f"{place} has {len(item)} parts: give a (text, label) pair")
+        item = item[0]
+    if not isinstance(item, str):
+        raise DataError(
+            f"{place} is a {type(item).__name__}: give a text, a (text, label) pair, a dict or a "
+            "pgra.Example"
+        )
+    if len(inputs) > 1:
+        raise DataError(f"{place} is one text, and {', '.join(inputs)} are asked for: give a dict")
+    return {inputs[0]: clean_text(place, inputs[0], item)}

@@ -1,0 +1,382 @@
+"""`pgra.Index`: passages and their vectors, searched from Python.
+
+    ROOT/index      the dense index, as `pgra index` builds and opens it
+    ROOT/corpora    the passages as they were read
+    ROOT/passages   lists and data sets that were given, as files
+    ROOT/encoder    the encoder, where it was a loaded model
+
+What was built by the command line lies under its artifacts likewise, but for the index's name.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+
+from pgra.artifacts import (
+    TemporaryFolder,
+    check_fingerprint,
+    is_finished,
+    load_manifest,
+    sync_folder,
+)
+from pgra.config import CorpusArguments
+from pgra.core import MISSING_ROW, Context, Hit
+from pgra.data.corpus import Corpus, load_corpus, open_corpus, write_passages
+from pgra.encoders.encoder import Encoder, load_encoder
+from pgra.errors import ArtifactError
+from pgra.retrieval.base import BuiltIndex, IndexRequest, Recipe, refuse_strangers
+from pgra.retrieval.dense import (
+    HISTORY,
+    STAGE,
+    DenseRetriever,
+    add_passages,
+    dense_fingerprint,
+    find_or_build,
+    settle_factory,
+)
+
+logger = logging.getLogger(__name__)
+
+_INDEX, _CORPORA, _PASSAGES, _ENCODER = _PARTS = ("index", "corpora", "passages", "encoder")
+_BATCH = 1024  # passages read at once
+
+
+class Index:
+    """Passages that are searched by meaning: `Index.build` makes one, `Index.load` opens one.
+
+    Attributes:
+        corpus: The passages; `corpus.made_by` says which files they were read from.
+        encoder: Makes the vectors.
+        args: The first stage's arguments that ask for this very index: `index_dir` is its folder.
+        folder: The dense index, which `pgra index info FOLDER` and `--index_dir FOLDER` take.
+        retriever: Finds candidates in it, as the first stage of a run does.
+    """
+
+    def __init__(
+        self, folder: Path, recipe: Recipe, encoder: Encoder, *, keeper: object = None
+    ) -> None:
+        """Open a finished index; see `Index.build` and `Index.load`.
+
+        Args:
+            folder: The dense index.
+            recipe: What it was made from.
+            encoder: Its encoder.
+            keeper: What keeps a temporary folder.
+
+        Raises:
+            ArtifactError: If it is damaged, or was made from something else.
+        """
+        if recipe.corpus_folder.is_dir():
+            corpus = replace(load_corpus(recipe.corpus_folder), made_by=recipe.corpus)
+        else:
+            corpus = open_corpus(recipe.corpus)  # reads the sources again
+        self.corpus, self.encoder, self.folder = corpus, encoder, folder.absolute()
+        self.args = replace(recipe.retriever, index_dir=str(self.folder))
+        self._recipe, self._keeper = recipe, keeper
+        device = str(encoder.device)
+        self._context = Context(artifacts=_root_of(recipe), device=device, progress=False)
+        request = IndexRequest(args=self.args, corpus=corpus, context=self._context)
+        built = find_or_build(request, encoder)
+        self.retriever = DenseRetriever.load(request, encoder, built)
+
+    @classmethod
+    def build(
+        cls,
+        passages: str | Path | Corpus | CorpusArguments | Iterable[str],
+        *,
+        encoder: Any,
+        path: str | Path | None = None,
+        factory: str = "Flat",
+        field: str = "text",
+        device: str = "auto",
+        progress: bool = False,
+    ) -> Self:
+        """Encode passages and build their index; what is finished at `path` is taken up.
+
+        Args:
+            passages: A list of texts, or a `datasets.Dataset`: a hit's place is the place there.
+                Or a file as `--corpus` takes it, such as a .txt, .jsonl, .parquet, or
+                bundled:NAME: blank lines and duplicates are dropped, and places are those of the
+                passages that are left.
+            encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; or a `pgra.Encoder`.
+            path: Where it is kept: a build that was stopped goes on there. None: a temporary
+                folder, which goes with the index; `save` keeps it.
+            factory: FAISS factory string. Flat is exact; auto chooses by size.
+            field: Column or field that holds the text, for all but lists and .txt.
+            device: Where the encoder runs.
+            progress: Whether to show a bar.
+
+        Raises:
+            PgraError: If what is given cannot be read or used, or `path` holds something else.
+            ValueError: If `passages` or `encoder` is of a wrong type.
+        """
+        keeper = None if path is not None else TemporaryFolder()
+        root = keeper.path if keeper else Path(str(path)).expanduser()
+        if isinstance(passages, Corpus):
+            if passages.made_by is None:
+                raise ValueError("this corpus was opened by its folder: give its file or passages")
+            passages = passages.made_by
+        own = encoder if isinstance(encoder, Encoder) else Encoder(encoder, device=device)
+        args = replace(own.args, retriever="dense", index_factory=factory, index_dir=None)
+        if is_finished(root / _INDEX):
+            corpus = open_corpus(passages, corpus_field=field, is_quiet=True)
+            factory = settle_factory(args, len(corpus), own.width)
+            made = load_manifest(root / _INDEX, stage=STAGE).fingerprint
+            check_fingerprint(
+                root,
+                made={name: value for name, value in made.items() if name not in HISTORY},
+                asked=dense_fingerprint(corpus, own, factory),
+                now="these passages and this encoder give",
+                way_out="open it with Index.load, or choose another path",
+            )
+            return cls.load(root, encoder=own)
+        refuse_strangers(root, _PARTS)
+        is_new = not root.exists()
+        try:
+            corpus = open_corpus(passages, root, corpus_field=field, is_quiet=True)
+            if own.copied is not None:
+                kept = (root / _ENCODER).resolve()
+                shutil.copytree(own.copied.path, kept, dirs_exist_ok=True)
+                args = replace(args, encoder=str(kept))
+            context = Context(artifacts=root, device=str(own.device), progress=progress)
+            built = find_or_build(
+                IndexRequest(args=args, corpus=corpus, context=context, output_dir=root / _INDEX),
+                own,
+            )
+        except BaseException:
+            if is_new and not (root / _INDEX).exists():  # refused before there was any work
+                shutil.rmtree(root, ignore_errors=True)
+            raise
+        if cut := built.manifest.counts["cut"]:
+            logger.warning(
+                "%d of %d passages are longer than the %s tokens that the encoder reads: their "
+                "ends are not searched",
+                cut,
+                len(corpus),
+                own.fingerprint["max_tokens"],
+            )
+        return cls(built.folder, Recipe.read(built.folder, built.manifest), own, keeper=keeper)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, encoder: Any = None, device: str = "auto") -> Self:
+        """Open an index that was built here, or by `pgra index build`; its files are checked.
+
+        Args:
+            folder: Where it is.
+            encoder: Its encoder, where that is loaded already, or has another name here.
+            device: Where the encoder runs.
+
+        Raises:
+            ArtifactError: If there is none, or it is damaged, or of another encoder.
+            PgraError: If its encoder or passages cannot be found.
+        """
+        root = Path(folder).expanduser()
+        at = root / _INDEX if is_finished(root / _INDEX) else root
+        if not is_finished(at):
+            raise ArtifactError(f"{root} holds no finished index: build one with Index.build")
+        recipe = Recipe.read(at, load_manifest(at, stage=STAGE))
+        if at != root:
+            recipe = _moved(recipe, root.resolve())
+        if encoder is None or isinstance(encoder, str | Path):
+            name = str(encoder or recipe.retriever.encoder)
+            encoder = load_encoder(replace(recipe.retriever, encoder=name), device)
+        elif not isinstance(encoder, Encoder):
+            encoder = Encoder(encoder, device=device)
+        return cls(at, recipe, encoder)
+
+    @overload
+    def search(self, query: str, k: int = ...) -> list[Hit]: ...
+    @overload
+    def search(self, query: list[str], k: int = ...) -> list[list[Hit]]: ...
+    def search(self, query: str | list[str], k: int = 10) -> list[Hit] | list[list[Hit]]:
+        """Return the k passages that are nearest to a query, or to each of a list.
+
+        Args:
+            query: A text, or a list of texts.
+            k: How many; fewer where there are not as many passages.
+
+        Returns:
+            Hits, best first, ties by place; their scores are inner products (cosines, of an
+            encoder whose vectors have unit length). A list of them for each query of a list.
+
+        Raises:
+            ValueError: If a query is no text, or k is not a whole number from 1 on.
+        """
+        check_count("k", k)
+        if isinstance(query, str):
+            return self._search([query], k)[0]
+        return self._search(as_texts("query", query), k)
+
+    def _search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        left = len(self.corpus) - len(self.retriever.removed)
+        found = self.retriever.retrieve(queries, min(int(k), left))
+        texts = iter(self.corpus.texts(found.rows[found.rows != MISSING_ROW]))
+        return [
+            [
+                Hit(int(row), float(score), next(texts))
+                for row, score in zip(rows, scores, strict=True)
+                if row != MISSING_ROW
+            ]
+            for rows, scores in zip(found.rows, found.scores, strict=True)
+        ]
+
+    def add(self, passages: str | Path | Iterable[str]) -> Self:
+        """Append passages, in place; those that are there keep their places.
+
+        Only the new ones are encoded. A trained factory (IVF, PQ) is not trained again.
+
+        Args:
+            passages: As `build` takes them. Duplicates are dropped where the index is of a file.
+
+        Raises:
+            PgraError: If they cannot be read, or what the index was made from has changed or gone.
+            ValueError: If they are of a wrong type.
+        """
+        was, home = self._recipe.corpus, self._context.artifacts / _PASSAGES
+        if not isinstance(passages, str | Path):
+            # A folder for each time: the same list may be added again.
+            passages = write_passages(passages, home / f"{len(was.sources)}", was.corpus_field)
+        built: BuiltIndex = add_passages(
+            self.folder,
+            [str(passages)],
+            self._context,
+            recipe=self._recipe,
+            encoder=self.encoder,
+        )
+        recipe, old = Recipe.read(built.folder, built.manifest), self.corpus.folder
+        Index.__init__(self, built.folder, recipe, self.encoder, keeper=self._keeper)
+        is_ours = self.folder.parent.resolve() == _root_of(recipe)  # the corpus is nobody else's
+        if is_ours and self.corpus.folder != old:
+            shutil.rmtree(old, ignore_errors=True)
+        return self
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a copy that `Index.load` opens, wherever its folder is moved to.
+
+        Args:
+            folder: Where; it must be empty or not there.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ArtifactError: If it holds something, or cannot be written.
+        """
+        home, root = Path(folder).expanduser(), self._context.artifacts
+        if home.is_file() or (home.is_dir() and any(home.iterdir())):
+            raise ArtifactError(f"{home} is not empty: save the index in a folder of its own")
+        parts = {self.folder: _INDEX, self.corpus.folder: f"{_CORPORA}/{self.corpus.folder.name}"}
+        for name in [*self._recipe.corpus.sources, self.args.encoder]:
+            inside = _below(name, root)
+            if inside is not None:
+                parts[root / inside] = str(inside)
+        aside = home.with_name(f".{home.name}.partial")
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            for source, part in parts.items():
+                target = aside / part
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if source.is_dir():
+                    shutil.copytree(source, target, ignore=shutil.ignore_patterns(".*"))
+                else:
+                    shutil.copy2(source, target)
+            if home.is_dir():
+                home.rmdir()
+            aside.rename(home)
+            sync_folder(home.parent)
+        except OSError as error:
+            raise ArtifactError(f"cannot write {home} ({error}): choose another folder") from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        return home
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether its folder goes with it."""
+        return self._keeper is not None
+
+    @property
+    def encoder_name(self) -> str:
+        """The encoder, as a name that a run can be given."""
+        return self.args.encoder
+
+    def __len__(self) -> int:
+        """Count the passages."""
+        return len(self.corpus)
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the passages."""
+        return chain.from_iterable(self.corpus.batched(_BATCH))
+
+    def __getitem__(self, index: int) -> str:
+        """Return one passage; -1 is the last.
+
+        Raises:
+            IndexError: If there is none.
+        """
+        return self.corpus[range(len(self))[index]]
+
+    def __repr__(self) -> str:
+        """Say what it is."""
+        factory = self.args.index_factory
+        return f"Index({len(self)} passages, encoder={self.encoder_name!r}, factory={factory!r})"
+
+
+def as_texts(name: str, given: Any) -> list[str]:
+    """Return texts as a list.
+
+    Raises:
+        ValueError: If it is none, or holds something else.
+    """
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise ValueError(f"{name} is {given!r:.80}: give a list of texts")
+    texts = list(given)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{name}[{place}] is {text!r:.80}, not a text")
+    return texts
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuse what is no whole number from 1 on.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} is {value!r}: give a whole number from 1 on")
+
+
+def _root_of(recipe: Recipe) -> Path:
+    """Return the folder that the corpora of an index lie under."""
+    return recipe.corpus_folder.parents[1]
+
+
+def _below(name: str, root: Path) -> Path | None:
+    """Return where in a folder of ours a file given by its whole path is; None if it is not."""
+    path = Path(name)
+    if not path.is_absolute() or not path.is_relative_to(root):
+        return None
+    inside = path.relative_to(root)
+    return inside if inside.parts[:1] in ((_PASSAGES,), (_ENCODER,)) else None
+
+
+def _moved(recipe: Recipe, root: Path) -> Recipe:
+    """Return a recipe whose index now lies here, with all that lay beside it."""
+    old = _root_of(recipe)
+
+    def here(name: str) -> str:
+        inside = _below(name, old)
+        return name if inside is None else str(root / inside)
+
+    return Recipe(
+        replace(recipe.corpus, corpus=[here(name) for name in recipe.corpus.sources]),
+        replace(recipe.retriever, encoder=here(recipe.retriever.encoder)),
+        root / _CORPORA / recipe.corpus_folder.name,
+    )

@@ -1,0 +1,120 @@
+"""Queries of a file, for `pgra search` and `pgra rerank`: a TREC run written and measured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from pgra.config import Arguments, arg
+from pgra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pgra.core import Candidates
+    from pgra.data.corpus import Corpus
+
+NUM_CANDIDATES = 100
+"""Passages in a run for each query where nobody says how many."""
+
+
+@dataclass(kw_only=True)
+class QueryFileArguments(Arguments):
+    """Queries of a file, and what becomes of what is found."""
+
+    queries: str | None = arg(
+        None,
+        "File of queries instead of texts: a .tsv of id and text, or .jsonl or .csv with the "
+        "fields id and text.",
+    )
+    trec: str | None = arg(
+        None,
+        "Write what is found for --queries as a TREC run file.",
+        needs={"queries": True},
+    )
+    qrels: str | None = arg(
+        None,
+        "Judgements (TREC's qrels, or BEIR's .tsv) to measure what is found by: nDCG@10, MRR@10, "
+        "recall. Needs pip install 'pgra[trec]'.",
+        needs={"queries": True},
+    )
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run is made, rather than hits shown."""
+        return bool(self.trec or self.qrels)
+
+
+@dataclass(frozen=True)
+class QueryFile:
+    """Queries that were read, and what is done with their candidates.
+
+    Attributes:
+        args: As asked for.
+        texts: By their ids, in order.
+        qrels: The judgements; None where nothing is measured.
+    """
+
+    args: QueryFileArguments
+    texts: Mapping[str, str]
+    qrels: Mapping[str, Mapping[str, int]] | None
+
+    @classmethod
+    def read(cls, args: QueryFileArguments, texts: Sequence[str]) -> Self | None:
+        """Read the queries and the judgements; refuse here what would be refused after a search.
+
+        Args:
+            args: As asked for.
+            texts: Of the command line.
+
+        Returns:
+            None where no file is named.
+
+        Raises:
+            ConfigError: If there are texts too, or the run cannot be written where it should.
+            DataError: If a file cannot be read.
+        """
+        if args.queries is None:
+            return None
+        if texts:
+            raise ConfigError("give texts, or --queries and a file, not both")
+        from pgra.retrieval.trec import import_ir_measures, read_qrels, read_queries
+
+        queries, qrels = read_queries(Path(args.queries)), None
+        if args.qrels is not None:
+            import_ir_measures()
+            qrels = read_qrels(Path(args.qrels))
+        if args.trec is not None:
+            run = Path(args.trec)
+            if run.is_dir():
+                raise ConfigError(f"--trec {run} is a folder: name a file")
+            for name in ("queries", "qrels"):
+                other = getattr(args, name)
+                if other is not None and run.exists() and run.samefile(other):
+                    raise ConfigError(f"--trec {run} is the file of --{name}: name another")
+        return cls(args, queries, qrels)
+
+    def finish(self, candidates: "Candidates", corpus: "Corpus", tag: str) -> str:
+        """Write the run, measure it, and word both.
+
+        Args:
+            candidates: Of the queries, (B, K).
+            corpus: What was searched.
+            tag: What found them.
+
+        Raises:
+            DataError: If passages have no names, or no query is judged.
+            OSError: If the run cannot be written.
+        """
+        from pgra.retrieval.trec import find_docnos, measure_run, write_run
+
+        queries, docnos = list(self.texts), find_docnos(corpus, candidates)
+        lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
+        # What is wrong with the judgements is told before a run is left behind.
+        means = measure_run(self.qrels, queries, candidates, docnos) if self.qrels else {}
+        if self.args.trec is not None:
+            write_run(Path(self.args.trec), queries, candidates, docnos, tag=tag)
+            lines.append(f"run: {self.args.trec}")
+        if self.qrels is not None:
+            judged = sum(query in self.qrels for query in queries)
+            lines.append(f"mean of {judged:,} judged queries:")
+            lines += [f"  {name:<8} {value:.4f}" for name, value in means.items()]
+        return "\n".join(lines)

@@ -1,0 +1,369 @@
+"""`pgra.Reranker`: the scores of a run's second stage, from Python, and what is refused."""
+
+import logging
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES
+from datasets import ClassLabel, Dataset, Features, Value
+from small_reranking import TRAIN, TWO
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+import pgra
+from pgra.config import RerankArguments
+from pgra.core import Context, Example, Hit
+from pgra.data.tasks import Task
+from pgra.errors import ConfigError, DataError, PgraError
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
+from pgra.methods.stages import prompt_template
+from pgra.prompts.fewshot import PromptFormat
+from pgra.rerank.base import Reference, RerankRequest
+from pgra.rerank.prompted import PromptedReranker
+from pgra.rerank.similarity import SIMILARITIES
+
+SHOTS = [(one.text, one.label) for one in TRAIN[:4]]
+QUERIES = [one.text for one in TWO]
+
+
+@pytest.fixture
+def make(lm_dirs):
+    """Make a reranker of a tiny LM, for sst2 with four shots unless told otherwise."""
+
+    def make(lm="gpt2", **how):
+        lm = str(lm_dirs[lm]) if isinstance(lm, str) else lm
+        return pgra.Reranker(lm, **{"task": "sst2", "examples": SHOTS, "device": "cpu", **how})
+
+    return make
+
+
+def by_hand(folder, similarity="dot", *, queries=TWO, reference=(), documents=SENTENCES, root):
+    """Scores of a run's second stage, which has its states on disk: (B, n)."""
+    task, request_of = Task.load("sst2"), partial(RerankRequest, context=Context(artifacts=root))
+    prompt = PromptFormat(prompt_template(task), task.prompt_words).prompt(TRAIN[:4])
+    lm = CausalLM(str(folder), device="cpu", with_head=similarity in ("kl", "label_words"))
+    request = request_of(
+        args=RerankArguments(similarity=similarity, bank_shard_rows=5, bank="full"),
+        prompt=prompt,
+        corpus=pgra.open_corpus(documents, root),
+        reference=Reference(list(reference), task.prompt_words),
+    )
+    reranker = PromptedReranker(request, PromptedEncoder(lm, prompt))
+    rows = np.tile(np.arange(len(documents)), (len(queries), 1))
+    reranker.prepare(queries, rows)
+    return reranker.score(queries, rows)
+
+
+@pytest.mark.parametrize("similarity", sorted(SIMILARITIES))
+@pytest.mark.parametrize("lm", ["gpt2", "opt"])
+def test_scores_are_those_of_a_runs_second_stage(make, lm_dirs, lm, similarity, tmp_path):
+    reranker = make(lm, similarity=similarity).fit(SENTENCES, TRAIN)
+    scores = reranker.score(QUERIES, SENTENCES)
+    truth = by_hand(lm_dirs[lm], similarity, reference=TRAIN[4:], root=tmp_path)
+    np.testing.assert_allclose(scores, truth, rtol=1e-4, atol=1e-4)
+    other = "cosine" if similarity != "cosine" else "dot"
+    assert np.abs(by_hand(lm_dirs[lm], other, root=tmp_path) - truth).max() > 0.01
+
+
+def test_scores_are_dot_products_of_prompted_states(make, lm_dirs):
+    reranker = make()
+    encoder = PromptedEncoder(CausalLM(lm_dirs["gpt2"], device="cpu"), reranker.prompt)
+    states = encoder.encode([*QUERIES, *SENTENCES]).numpy()
+    np.testing.assert_allclose(
+        reranker.score(QUERIES, SENTENCES), states[:2] @ states[2:].T, rtol=1e-4
+    )
+    np.testing.assert_allclose(reranker.encode(SENTENCES), states[2:], rtol=1e-4, atol=1e-5)
+    assert reranker.encode([]).shape == (0, states.shape[1])
+
+
+def test_a_score_does_not_depend_on_order_company_or_what_was_read_before(make):
+    truth = make().score(QUERIES, SENTENCES)
+    order = [7, 0, 3, 11, 5, 1, 9, 2, 4, 10, 8, 6]
+    shuffled = make().score(QUERIES[::-1], [SENTENCES[i] for i in order])
+    np.testing.assert_allclose(shuffled[::-1], truth[:, order], rtol=1e-5)
+    alone, used = make(), make()
+    used.score("Something else.", ["And another.", SENTENCES[3]])
+    for reranker in (alone, used):
+        for at, text in enumerate(SENTENCES):
+            found = reranker.score(QUERIES[0], [text])
+            assert found.shape == (1,)
+            np.testing.assert_allclose(found[0], truth[0, at], rtol=1e-5)
+    other = make(examples=SHOTS[::-1]).score(QUERIES, SENTENCES)
+    assert np.abs(other - truth).max() > 0.01  # the order of the prompt does matter
+
+
+def test_blocks_of_products_change_nothing(make, monkeypatch):
+    for similarity in ("dot", "kl"):
+        truth = make(similarity=similarity).score(QUERIES, SENTENCES)
+        with monkeypatch.context() as patch:
+            patch.setattr("pgra.api.reranking._QUERY_BYTES", 1)
+            patch.setattr("pgra.api.reranking._BLOCK_BYTES", 1)
+            parts = make(similarity=similarity).score(QUERIES, SENTENCES)
+        np.testing.assert_allclose(parts, truth, rtol=1e-6)
+
+
+def test_ranking_is_the_scores_in_order_ties_by_place(make):
+    reranker = make()
+    texts = [*SENTENCES[:4], SENTENCES[1]]
+    scores = reranker.score(QUERIES[0], texts)
+    hits = reranker.rank(QUERIES[0], texts)
+    assert [hit.index for hit in hits] == np.argsort(-scores, kind="stable").tolist()
+    assert [hit.text for hit in hits] == [texts[hit.index] for hit in hits]
+    assert [hit.score for hit in hits] == scores[[hit.index for hit in hits]].tolist()
+    assert reranker.rank(QUERIES[0], texts, top_k=2) == hits[:2]
+    assert reranker.rank(QUERIES[0], texts, top_k=99) == hits
+    assert reranker.rank(QUERIES[0], []) == []
+    assert reranker.rank(QUERIES, texts)[0] == hits
+    assert [len(line) for line in reranker.rank(QUERIES, [])] == [0, 0]
+    assert reranker.rank(QUERIES[0], (text for text in texts)) == hits
+
+
+def test_hits_of_a_search_keep_their_places(make):
+    reranker = make()
+    found = [Hit(40 + at, 0.5, text) for at, text in enumerate(SENTENCES[:5])]
+    hits = reranker.rank(QUERIES[0], found)
+    plain = reranker.rank(QUERIES[0], SENTENCES[:5])
+    assert hits == [Hit(40 + hit.index, hit.score, hit.text) for hit in plain]
+
+
+def test_a_text_is_read_once_and_the_prefix_too(make, monkeypatch):
+    reranker = make()
+    first = reranker.score(QUERIES, SENTENCES)
+    read = reranker.encoder.num_tokens
+    whole = sum(len(ids) for ids in reranker.encoder.tokenize([{"text": SENTENCES[0]}]).ids)
+    assert read < len(SENTENCES) * whole / 2  # whole prompts would be more
+    np.testing.assert_array_equal(reranker.score(QUERIES[::-1], SENTENCES)[::-1], first)
+    assert reranker.encoder.num_tokens == read
+    reranker.score(QUERIES, ["A new one."])
+    assert reranker.encoder.num_tokens > read
+    monkeypatch.setattr("pgra.api.reranking._KEPT_BYTES", 1)
+    small = make()
+    np.testing.assert_allclose(small.score(QUERIES, SENTENCES), first, rtol=1e-5)
+    assert len(small._states) == 1
+
+
+def test_examples_may_be_pairs_mappings_rows_or_examples(make):
+    features = Features(
+        {"text": Value("string"), "label": ClassLabel(names=["negative", "positive"])}
+    )
+    rows = {"text": [text for text, _ in SHOTS], "label": [label for _, label in SHOTS]}
+    hubs = [{"text": text, "label": 9, "label_text": label} for text, label in SHOTS]
+    given = [
+        SHOTS,
+        (pair for pair in SHOTS),
+        [{"text": text, "label": label} for text, label in SHOTS],
+        hubs,
+        TRAIN[:4],
+        Dataset.from_dict(rows),
+        Dataset.from_dict(rows).cast(features),
+    ]
+    prompts = [make(examples=examples).prompt.prefix for examples in given]
+    assert set(prompts) == {prompts[0]}
+    assert all(f"{text}\nThe answer is {label}" in prompts[0] for text, label in SHOTS)
+
+
+def test_a_template_and_words_write_the_prompt(make):
+    how = {"task": None, "template": "Review: {text}", "answer": "Mood:"}
+    words = {"positive": "good", "negative": "bad"}
+    shown = "Follow the demonstrations:\n" + "\n\n".join(
+        f"Review: {text}\nMood: {words[label]}" for text, label in SHOTS
+    )
+    assert make(**how, words=words).prompt.prefix == shown
+    bare = make(**how).prompt.prefix  # the labels themselves
+    assert bare == shown.replace("Mood: good", "Mood: positive").replace("bad", "negative")
+    zero = make(**how, examples=()).prompt
+    assert zero.prefix + zero.suffix({"text": "X"}) == "Review: X\nMood:"
+    over = make(template="Mood of {text}?").prompt  # over the task's
+    assert "Mood of" in over.prefix
+    assert over.suffix({"text": "X"}) == "\n\nMood of X?\nThe answer is"
+
+
+def test_drawn_exemplars_leave_the_others_for_the_fit(make, tmp_path):
+    reranker = make(examples=TRAIN, num_exemplars=4, similarity="head")
+    assert len(reranker.prompt.exemplar_ids) == 4
+    scores = reranker.fit(SENTENCES).score(QUERIES, SENTENCES)
+    rest = [
+        one for at, one in enumerate(TRAIN) if f"examples-{at}" not in reranker.prompt.shown_ids
+    ]
+    again = make(examples=TRAIN, num_exemplars=4, similarity="head").fit(SENTENCES, rest)
+    np.testing.assert_array_equal(again.score(QUERIES, SENTENCES), scores)
+    assert make(examples=TRAIN, num_exemplars=4, seed=1).prompt != reranker.prompt
+    texts = make(similarity="csls").fit(SENTENCES, [one.text for one in TRAIN[4:]])
+    same = make(similarity="csls").fit(SENTENCES, TRAIN[4:])
+    assert (texts.score("a", SENTENCES) == same.score("a", SENTENCES)).all()
+
+
+def test_a_task_of_two_inputs_takes_mappings(make):
+    shots = [
+        {"sentence1": text, "sentence2": "A film.", "label": name}
+        for text, name in zip(SENTENCES[:2], Task.load("rte").labels, strict=True)
+    ]
+    reranker = make(task="rte", examples=shots)
+    query = {"sentence2": "The sea was calm.", "sentence1": "The boats came home."}
+    prompt = reranker.prompt
+    encoder = PromptedEncoder(reranker.encoder.lm, prompt)
+    asked = encoder.encode_examples([Example("", {k: query[k] for k in prompt.template.inputs})])
+    truth = asked @ encoder.encode(SENTENCES).numpy().T
+    np.testing.assert_allclose(reranker.score(query, SENTENCES), truth[0], rtol=1e-4)
+    swapped = dict(zip(query, reversed(query.values()), strict=True))
+    assert np.abs(reranker.score(swapped, SENTENCES) - truth[0]).max() > 1e-3
+    for wrong in (
+        "one text",
+        {"sentence1": "a"},
+        {**query, "more": "b"},
+        {**query, "sentence1": 3},
+    ):
+        with pytest.raises(ValueError, match="a query has the inputs sentence1, sentence2"):
+            reranker.rank(wrong, SENTENCES)
+    with pytest.raises(ValueError, match=r"examples\[0\] is .* give a mapping of sentence1, sen"):
+        make(task="rte")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt", "opt-350m", "qwen2"])
+@pytest.mark.parametrize("layer", ["last", 1])
+def test_a_loaded_lm_gives_the_scores_of_its_folder_and_stays_as_it_is(make, lm_dirs, kind, layer):
+    folder = lm_dirs[kind]
+    model = AutoModelForCausalLM.from_pretrained(folder).train()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    depth = model.config.num_hidden_layers
+    truth = make(kind, lm_layer=layer).score(QUERIES, SENTENCES)
+    for given in (model, AutoModel.from_pretrained(folder)):
+        reranker = make(given, tokenizer=tokenizer, lm_layer=layer)
+        np.testing.assert_allclose(reranker.score(QUERIES, SENTENCES), truth, rtol=1e-5, atol=1e-5)
+        first = next(reranker.encoder.lm.whole.parameters())
+        assert first.data_ptr() == next(given.base_model.parameters()).data_ptr()  # no copy
+    assert model.training
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert model.config.num_hidden_layers == depth
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    if layer != "last":
+        assert np.abs(make(kind).score(QUERIES, SENTENCES) - truth).max() > 0.01
+
+
+def test_an_open_lm_is_taken_and_words_need_its_head(make, lm_dirs):
+    folder = lm_dirs["gpt2"]
+    lm = CausalLM(str(folder), device="cpu")
+    reranker = pgra.Reranker(lm, task="sst2", examples=SHOTS)
+    assert reranker.encoder.lm is lm
+    np.testing.assert_array_equal(
+        reranker.score(QUERIES, SENTENCES), make().score(QUERIES, SENTENCES)
+    )
+    with pytest.raises(ConfigError, match="needs the LM's head: open it by CausalLM"):
+        pgra.Reranker(lm, task="sst2", examples=SHOTS, similarity="kl")
+    with pytest.raises(ConfigError, match="the LM is open already: give dtype to CausalLM"):
+        pgra.Reranker(lm, task="sst2", examples=SHOTS, dtype="bfloat16")
+    parts = (AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+    kl = pgra.Reranker(*parts, task="sst2", examples=SHOTS, similarity="kl")
+    np.testing.assert_allclose(
+        kl.score(QUERIES, SENTENCES),
+        make(similarity="kl").score(QUERIES, SENTENCES),
+        rtol=1e-5,
+    )
+    headless = AutoModel.from_pretrained(folder)
+    with pytest.raises(PgraError, match="loaded without its head"):
+        make(headless, tokenizer=parts[1], similarity="kl").rank("a", SENTENCES)
+
+
+def test_a_loaded_lm_is_told_apart_by_its_weights_and_refuses_what_would_change_it(lm_dirs):
+    parts = [cls.from_pretrained(lm_dirs["gpt2"]) for cls in (AutoModel, AutoTokenizer)]
+    prints = [CausalLM(*parts).fingerprint for _ in range(2)]
+    parts[0].ln_f.bias.data[0] += 1
+    prints.append(CausalLM(*parts).fingerprint)
+    assert prints[0] == prints[1] != prints[2]
+    for option in ({"dtype": "bfloat16"}, {"quantization": "8bit"}, {"device_map": "auto"}):
+        with pytest.raises(ConfigError, match="and the LM is loaded already"):
+            CausalLM(*parts, **option)
+    with pytest.raises(ValueError, match="a loaded model needs its tokenizer"):
+        CausalLM(parts[0])
+    with pytest.raises(ValueError, match="an LM is a hub id, .* of type int"):
+        CausalLM(3)
+    with pytest.raises(ConfigError, match="unknown option of an LM 'lm_dytpe'. Did you mean"):
+        CausalLM(lm_dirs["gpt2"], dytpe="float32")
+
+
+def test_a_document_beyond_the_window_is_cut_and_that_is_told(make, lm_dirs, caplog):
+    long = " ".join(SENTENCES * 20)
+    reranker = make()
+    with caplog.at_level(logging.WARNING):
+        reranker.score(QUERIES, SENTENCES)
+        assert not caplog.messages
+        states = reranker.encode([long, SENTENCES[0]])
+    assert "1 of 1 texts are too long for the 512 tokens of a prompt" in caplog.text
+    assert reranker.num_cut == 1
+    encoder = PromptedEncoder(CausalLM(lm_dirs["gpt2"], device="cpu"), reranker.prompt)
+    np.testing.assert_allclose(states, encoder.encode([long, SENTENCES[0]]), rtol=1e-4, atol=1e-5)
+    shorter = make(max_prompt_tokens=300).encode([long])
+    assert np.abs(shorter - states[0]).max() > 0.01
+
+
+BAD = [
+    ({"task": "sst"}, ConfigError, "unknown task 'sst'. Did you mean 'sst5'"),
+    ({"task": 3}, ValueError, "task is of type int: give a name, a YAML or a Task"),
+    ({"task": None}, ValueError, "give task=, or template="),
+    ({"template": "no slot"}, ConfigError, "prompt holds no field"),
+    ({"task": None, "template": "{text"}, ConfigError, "prompt has a stray brace"),
+    ({"task": None, "template": "{text", "examples": ()}, ConfigError, "has a stray brace"),
+    ({"words": {"good": "yes"}}, ConfigError, "unknown key of prompt_words 'good'"),
+    ({"examples": "text"}, ValueError, "examples are of type str: give a list of examples"),
+    ({"examples": ["text"]}, ValueError, r"examples\[0\] is 'text': give a \(text, label\) pair"),
+    ({"examples": [("text", "postive")]}, DataError, r"examples\[0\]: unknown label 'postive'"),
+    ({"examples": [{"text": "a"}]}, DataError, r"examples\[0\]: no column 'label'"),
+    ({"examples": [{"txt": "a", "label": "positive"}]}, DataError, "no column 'text'. Did you mea"),
+    ({"examples": [(3, "positive")]}, DataError, r"examples\[0\]: 'text' is 3, not text"),
+    ({"task": None, "template": "{text}", "examples": [("a", 1)]}, ValueError, "label is no text"),
+    ({"similarity": "dott"}, ConfigError, "unknown similarity 'dott'"),
+    ({"lm_layer": 99}, ConfigError, "lm_layer is 99, and"),
+    ({"lm_layer": "auto"}, ConfigError, "lm_layer 'auto' is chosen on a run's training data"),
+    ({"lm_layer": 1.5}, ConfigError, "lm_layer is '1.5'"),
+    ({"dtype": "float8"}, ConfigError, "lm_dtype 'float8'"),
+    ({"device": "cuda:99"}, PgraError, "cannot use device 'cuda:99'"),
+    ({"num_exemplars": 9}, ConfigError, "num_exemplars is 9, but there are only 4"),
+    ({"num_exemplars": -1}, ValueError, "num_exemplars is -1"),
+    ({"max_prompt_tokens": 20}, ConfigError, "the prompt has .* tokens before any text"),
+    ({"lm": "bundled:nope"}, PgraError, "unknown bundled model 'nope'"),
+]
+
+
+@pytest.mark.parametrize(("how", "kind", "words"), BAD, ids=lambda v: None)
+def test_what_cannot_work_is_refused_in_words(make, lm_dirs, how, kind, words):
+    given = {"task": "sst2", "examples": SHOTS, "lm": str(lm_dirs["gpt2"]), "device": "cpu", **how}
+    with pytest.raises(kind, match=words):
+        pgra.Reranker(given.pop("lm"), **given)
+
+
+def test_what_cannot_be_ranked_is_refused_in_words(make):
+    reranker = make()
+    for documents in ("one text", 3, None, {"a": "b"}):
+        with pytest.raises(ValueError, match="documents are .*: give a list"):
+            reranker.rank("a", documents)
+    with pytest.raises(ValueError, match=r"documents\[1\] is None, not a text"):
+        reranker.rank("a", ["a", None])
+    for query in (3, None, ["a", 3], ("a", "b")):
+        with pytest.raises(ValueError, match="a query is a text or a mapping of text"):
+            reranker.rank(query, SENTENCES)
+    for top_k in (0, 2.5, "3"):
+        with pytest.raises(ValueError, match="top_k is .* give a whole number from 1 on"):
+            reranker.rank("a", SENTENCES, top_k=top_k)
+    for name in ("whitened", "head"):
+        with pytest.raises(ValueError, match=f"'{name}' is fitted .* call fit.documents, examples"):
+            make(similarity=name).rank("a", SENTENCES)
+    with pytest.raises(ConfigError, match="fitted to training queries beside those in the prompt"):
+        make(similarity="whitened").fit(SENTENCES)
+    with pytest.raises(ConfigError, match="fitted to passages, and there are 1"):
+        make(similarity="whitened").fit(SENTENCES[:1], TRAIN)
+    bare = {"task": None, "template": "{text}", "examples": ()}
+    with pytest.raises(ConfigError, match="compares label words: give words= or task="):
+        make(similarity="label_words", **bare)
+    with pytest.raises(ConfigError, match="there are no labels: give task= or words="):
+        make(similarity="head", **bare).fit(SENTENCES, TRAIN)
+
+
+@pytest.mark.slow
+def test_a_real_lm_puts_a_like_text_first(two_threads):
+    shots = [("a great film", "positive"), ("a dull waste of time", "negative")]
+    reranker = pgra.Reranker("bundled:smollm2-135m", task="sst2", examples=shots)
+    texts = ["I hated every minute.", "A funny, warm film.", "The bus leaves at noon."]
+    assert reranker.rank("a warm, funny film", texts, top_k=1)[0].index == 1

@@ -1,0 +1,320 @@
+"""TREC's files: what is written is read again, and what is wrong is named with its line."""
+
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import SENTENCES, write_jsonl
+from small_index import World
+
+from pgra.cli import main
+from pgra.config import CorpusArguments
+from pgra.core import Candidates
+from pgra.data.corpus import passage_ids
+from pgra.errors import ConfigError, DataError
+from pgra.retrieval.trec import (
+    RunFileArguments,
+    find_docnos,
+    measure_run,
+    read_qrels,
+    read_queries,
+    write_run,
+)
+
+QUERIES = {"q1": "red apple trees by the sea", "7": "Critics of the film"}
+
+
+@pytest.fixture
+def world(tmp_path, encoder_dir, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return World(tmp_path, encoder_dir)
+
+
+@pytest.fixture
+def open_run(world):
+    """Open a run file of these lines, of `QUERIES`, or of the queries in `asked`."""
+
+    def open_run(lines, asked=None, **changes):
+        world.write("run.txt", lines)
+        queries = world.write_queries("q.tsv", asked or QUERIES)
+        options = RunFileArguments(run_queries=str(queries))
+        return world.open("run:run.txt", options=options, **{"num_candidates": 2, **changes})
+
+    return open_run
+
+
+WHOLE = ["q1 Q0 4 1 2.5 x", "7 Q0 0 1 9 x", "q1 Q0 3 2 1.5 x", "7 Q0 11 2 8 x"]
+
+
+def test_what_a_search_wrote_is_found_again_and_an_edited_line_is_not(world, open_run):
+    lines = world.write_run("dense.txt", QUERIES, 5).read_text().splitlines()
+    dense = world.open().retrieve(list(QUERIES.values()), 5)
+    found = open_run(lines, num_candidates=5)
+    again = found.retrieve([f" {text}\n" for text in QUERIES.values()], 5)  # white space aside
+    np.testing.assert_array_equal(again.rows, dense.rows)
+    np.testing.assert_array_equal(again.scores, dense.scores)  # to the last bit
+    cells = lines[1].split()
+    new = next(row for row in range(12) if row not in dense.rows[0])
+    lines[1] = " ".join([*cells[:2], str(new), *cells[3:]])
+    edited = open_run(lines, num_candidates=5)
+    assert edited.retrieve(list(QUERIES.values()), 5).rows[0, 1] == new
+    assert edited.fingerprint != found.fingerprint
+
+
+def test_short_lists_end_in_missing_ones_with_a_warning_and_ties_go_by_row(open_run, caplog):
+    found = open_run([*WHOLE, "q1 Q0 2 3 1.5 x"], num_candidates=4)
+    assert "holds 3 candidates a query or fewer, and num_candidates is 4" in caplog.text
+    best = found.retrieve(list(QUERIES.values()), 4)
+    assert best.rows.tolist() == [[4, 2, 3, -1], [0, 11, -1, -1]]
+    assert best.scores[0].tolist() == [2.5, 1.5, 1.5, -np.inf]
+
+
+BAD_RUNS = {
+    r"line 2: 5 columns, not 6: qid Q0 docno rank score tag": "7 Q0 0 1 9",
+    r"line 2: the rank is '9.5', not a number": "7 Q0 0 9.5 1 x",
+    r"line 2: the score is 'high', not a number": "7 Q0 0 1 high x",
+    r"line 2: the score is 'nan', not a number": "7 Q0 0 1 nan x",
+    r"line 2: the score is '1e99', not a number": "7 Q0 0 1 1e99 x",
+    r"line 2: passage '4' is there twice for query 'q1', first on line 1": "q1 Q0 4 2 2 x",
+    r"the score of query 'q1' rises from 2.5 \(line 1\) to 3: .*best first": "q1 Q0 5 2 3 x",
+    r"line 2: query 'q9' is not in q?.*q.tsv": "q9 Q0 5 2 3 x",
+    r"line 2: passage '12' is not in the corpus: it is no row \(0 to 11\)": "7 Q0 12 1 9 x",
+    r"line 2: passage '07' is not in the corpus": "7 Q0 07 1 9 x",
+}
+
+
+@pytest.mark.parametrize("message", BAD_RUNS)
+def test_a_run_that_cannot_be_meant_is_refused_with_its_line(open_run, message):
+    with pytest.raises(DataError, match=message) as told:
+        open_run([WHOLE[0], BAD_RUNS[message], *WHOLE[2:]])
+    assert "\n" not in str(told.value)
+
+
+def test_queries_that_a_run_lacks_are_refused_by_name(open_run, world):
+    with pytest.raises(DataError, match="query 'another' is not in .*q.tsv"):
+        open_run(WHOLE).retrieve(["another"], 2)
+    with pytest.raises(DataError, match="query 'Critics of the film' has no candidate in run.txt"):
+        open_run(WHOLE[::2]).retrieve(list(QUERIES.values()), 2)
+    twice = {**QUERIES, "q3": f"{QUERIES['q1']} "}
+    same = [*WHOLE, "q3 Q0 4 1 2.5 y", "q3 Q0 3 2 1.5 y"]
+    assert open_run(same, twice).retrieve([QUERIES["q1"]], 2).rows.tolist() == [[4, 3]]
+    with pytest.raises(DataError, match="query 'q3' has the text of another query, and other cand"):
+        open_run(same[:-1], twice)
+    with pytest.raises(ConfigError, match="retriever 'run' is of no file: give --retriever run:FI"):
+        world.open("run", options=RunFileArguments(run_queries="q.tsv"))
+    with pytest.raises(ConfigError, match="--run_queries is missing: give it"):
+        world.open("run:run.txt")
+    with pytest.raises(DataError, match="none.txt does not exist"):
+        world.open("run:none.txt", options=RunFileArguments(run_queries="q.tsv"))
+    with pytest.raises(DataError, match="run.txt holds no candidate"):
+        open_run([""])
+
+
+# Queries and judgements.
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("q.tsv", 'a\tone text\n\n17\tanother, "quoted"\n', ["a", "17"]),
+        ("q.csv", 'id,text,more\na,"one, text",x\n17,two,y\n', ["a", "17"]),
+        ("q.jsonl", '{"_id": "a", "text": "one"}\n{"id": 17, "text": "two"}\n', ["a", "17"]),
+    ],
+)
+def test_queries_are_read_by_their_ids(world, name, text, expected):
+    path = world.write(name, [text])
+    assert list(read_queries(path)) == expected
+
+
+BAD_QUERIES = {
+    "line 1: 1 columns, not two: an id, a tab, and a text": ("q.tsv", "no tab"),
+    "line 1: the id of a query must be one word, it is 'a b'": ("q.tsv", "a b\ttext"),
+    "line 2: query 'a' is there twice": ("q.tsv", "a\ttext\na\tother"),
+    "line 1: the text of query 'a' is empty": ("q.tsv", "a\t "),
+    "no column 'id'": ("q.csv", "text\nx"),
+    "'id' is True, not text": ("q.jsonl", '{"id": true, "text": "x"}'),
+    "holds no query": ("q.tsv", "\n"),
+    "suffix that is not read here: use .tsv, .jsonl, .csv": ("q.txt", "x"),
+}
+
+
+@pytest.mark.parametrize("message", BAD_QUERIES)
+def test_queries_that_are_none_are_refused(world, message):
+    name, text = BAD_QUERIES[message]
+    with pytest.raises(DataError, match=message):
+        read_queries(world.write(name, [text]))
+
+
+def test_measures_are_the_librarys_on_the_files_and_those_worked_out_by_hand(world):
+    """q1's only relevant passage is its second: nDCG 1/log2(3), RR 1/2, P@10 0.1, R 1.
+
+    Query 7 has 2 relevant ones, the first found first: nDCG 1 / (1 + 1/log2(3)), RR 1, R 1/2.
+    """
+    ir = pytest.importorskip("ir_measures")
+    found = Candidates(np.array([[4, 3], [0, 11]]), np.array([[2.5, 1.5], [9, 8]], np.float32))
+    docnos = find_docnos(world.corpus(), found)
+    qrels = world.write("qrels", ["q1 0 3 1", "7 0 0 1", "7 0 5 1", "7 0 11 0", "other 0 3 1"])
+    means = measure_run(read_qrels(qrels), list(QUERIES), found, docnos)
+    half = 1 / np.log2(3)
+    expected = {"nDCG@10": (half + 1 / (1 + half)) / 2, "RR@10": 0.75, "P@10": 0.1}
+    assert means == pytest.approx({**expected, "R@2": 0.75, "R@10": 0.75})
+    write_run(world.root / "run", QUERIES, found, docnos, tag="x")
+    two = [line for line in ir.read_trec_qrels(str(qrels)) if line.query_id != "other"]
+    measures = [ir.parse_measure(name) for name in means] if sys.version_info < (3, 12) else []
+    theirs = ir.calc_aggregate(measures, two, ir.read_trec_run(str(world.root / "run")))
+    assert {str(measure): value for measure, value in theirs.items()} == pytest.approx(means)
+    turned = Candidates(found.rows[:, ::-1], found.scores)  # the control: the other order
+    assert measure_run(read_qrels(qrels), list(QUERIES), turned, docnos)["RR@10"] == 0.75
+    assert measure_run(read_qrels(qrels), list(QUERIES), turned, docnos) != pytest.approx(means)
+    with pytest.raises(DataError, match="no query is judged: the qrels name .* 'q1', .* as 'z'"):
+        measure_run(read_qrels(qrels), ["z"], Candidates(found.rows[:1], found.scores[:1]), docnos)
+
+
+def test_judgements_of_beir_are_those_of_trec_and_wrong_ones_are_refused(world):
+    trec = read_qrels(world.write("a", ["q1 0 3 1", "7 0 0 -1"]))
+    beir = world.write("b.tsv", ["query-id\tcorpus-id\tscore", "q1\t3\t1", "7\t0\t-1"])
+    assert read_qrels(beir) == trec == {"q1": {"3": 1}, "7": {"0": -1}}
+    for lines, message in {
+        ("q1 3 1",): "line 1: 3 columns, not 4: qid iteration docno relevance",
+        ("q1 0 3 yes",): "line 1: the relevance is 'yes', not a whole number",
+        ("q1 0 3 1", "q1 0 3 1"): "line 2: passage '3' is judged twice for query 'q1'",
+        (): "holds no judgement",
+    }.items():
+        with pytest.raises(DataError, match=message):
+            read_qrels(world.write("bad", lines))
+
+
+# What passages are called.
+
+
+def test_names_are_those_of_the_passages_that_were_kept(world, caplog):
+    texts = ["one", "", "two", "one", " three "]
+    rows = [{"_id": f"d{n}", "text": text} for n, text in enumerate(texts)]
+    first = write_jsonl(world.root / "a.jsonl", rows)
+    table = pa.table({"text": ["two", "four", None], "_id": [8, 9, 10]})
+    pq.write_table(table, world.root / "b.parquet")
+    files = (first, world.root / "b.parquet")
+    corpus = world.corpus(*files, corpus_id="_id")
+    assert list(passage_ids(corpus)) == ["d0", "d2", "d4", "9"]
+    both = world.corpus(*files, corpus_id="_id", drop_duplicates=False)
+    assert list(passage_ids(both)) == ["d0", "d2", "d3", "d4", "8", "9"]
+    few = world.corpus(*files, corpus_id="_id", max_passages=2)
+    assert list(passage_ids(few)) == ["d0", "d2"]
+    table = world.write("t.csv", ["_id,text", 'x1,"one, text"', "x2,two", 'x3,"one, text"'])
+    assert list(passage_ids(world.corpus(table, corpus_id="_id"))) == ["x1", "x2"]
+    assert list(passage_ids(world.corpus(*files))) == ["0", "1", "2", "3"]
+    assert corpus.folder == world.corpus(*files).folder  # only names differ
+
+
+def test_passages_without_one_name_each_are_refused(world):
+    found = Candidates(np.array([[0, 1]]), np.array([[2, 1]], np.float32))
+
+    def docnos(rows, **rules):
+        path = write_jsonl(world.root / "c.jsonl", rows)
+        return find_docnos(world.corpus(path, corpus_id="id", **rules), found)
+
+    good = [{"id": "a", "text": "one"}, {"id": 5, "text": "two"}]
+    assert docnos(good) == {0: "a", 1: "5"}
+    for other, message in {
+        "a": "two passages are called 'a', rows 0 and 1: name another field",
+        "b c": "line 2: 'id' must be one word to name a passage: 'b c'",
+        "": "line 2: 'id' must be one word",
+        None: "line 2: 'id' is None, not text",
+    }.items():
+        with pytest.raises(DataError, match=message):
+            docnos([good[0], {"id": other, "text": "two"}])
+    with pytest.raises(DataError, match=r"line 2: no field 'id' \(it has text\): .*--corpus_id"):
+        docnos([good[0], {"text": "two"}])
+    with pytest.raises(DataError, match="one.txt has no fields: leave --corpus_id out"):
+        find_docnos(world.corpus(corpus_id="id"), found)
+    with pytest.raises(ConfigError, match="corpus_id names whole lines, which passage_words cuts"):
+        CorpusArguments(corpus="x.jsonl", corpus_id="id", passage_words=3)
+
+
+# The commands.
+
+
+@pytest.fixture
+def flags(world):
+    rows = [{"name": f"d{n}", "text": text} for n, text in enumerate(SENTENCES)]
+    corpus = write_jsonl(world.root / "corpus.jsonl", rows)
+    world.write_queries("q.tsv", {**QUERIES, "third": SENTENCES[4]})
+    world.write("qrels", ["third 0 d4 1"])
+    return [
+        *("--corpus", str(corpus), "--corpus_id", "name", "--artifacts_dir", "artifacts"),
+        *("--queries", "q.tsv", "--device", "cpu", "--encoder", str(world.encoder)),
+    ]
+
+
+def test_a_search_writes_a_run_and_measures_it_and_its_run_is_searched_alike(
+    world, flags, capsys, monkeypatch
+):
+    assert main(["search", *flags, "--trec", "out/run.txt", "--qrels", "qrels"]) == 0
+    told = capsys.readouterr().out
+    assert "3 queries, up to 12 passages each\nrun: out/run.txt\nmean of 1 judged" in told
+    assert "nDCG@10  1.0000\n  RR@10    1.0000\n  P@10     0.1000\n  R@10     1.0000\n" in told
+    lines = [line.split() for line in (world.root / "out/run.txt").read_text().splitlines()]
+    assert len(lines) == 36
+    assert lines[24][:4] == ["third", "Q0", "d4", "1"]
+    assert {line[-1] for line in lines} == {"pgra-dense"}
+    shown = ["search", *flags, "--num_candidates", "3"]
+    assert main(shown) == 0
+    dense = capsys.readouterr().out
+    again = ["--retriever", "run:out/run.txt", "--run_queries", "q.tsv"]
+    assert main([*shown, *again]) == 0
+    assert capsys.readouterr().out == dense
+    (folder,) = (world.root / "artifacts/indexes").iterdir()
+    words = ["index", "search", str(folder), "--queries", "q.tsv", "--trec", "rows.txt"]
+    assert main([*words, "--num_candidates", "5", "--device", "cpu"]) == 0
+    lines = [line.split() for line in (world.root / "rows.txt").read_text().splitlines()]
+    assert (len(lines), lines[10][:4]) == (15, ["third", "Q0", "d4", "1"])  # the index knows
+    monkeypatch.setitem(sys.modules, "ir_measures", None)
+    assert main(["search", *flags, "--qrels", "qrels"]) == 2
+    assert "--qrels needs ir-measures: pip install 'pgra[trec]'" in capsys.readouterr().err
+
+
+def test_a_rerank_takes_a_run_as_its_first_stage_and_writes_one(
+    world, flags, lm_dirs, review_files, capsys
+):
+    assert main(["search", *flags, "--trec", "run.txt", "--num_candidates", "4"]) == 0
+    words = [
+        *("rerank", *flags, "--task", "sst2", "--lm", str(lm_dirs["opt"]), "--num_exemplars", "2"),
+        *("--train_file", str(review_files["train"]), "--test_file", str(review_files["test"])),
+        *("--num_candidates", "4", "--qrels", "qrels", "--trec", "out.txt"),
+    ]
+    assert main(words) == 0
+    told, run = capsys.readouterr().out, (world.root / "out.txt").read_text()
+    assert main([*words, "--retriever", "run:run.txt", "--run_queries", "q.tsv"]) == 0
+    assert (world.root / "out.txt").read_text() == run
+    assert told.endswith(capsys.readouterr().out)
+    first = [line.split()[2] for line in (world.root / "run.txt").read_text().splitlines()]
+    best = [line.split()[2] for line in run.splitlines()]
+    assert first != best  # the same passages in the second stage's order
+    assert all(sorted(first[n : n + 4]) == sorted(best[n : n + 4]) for n in (0, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--text", "x"], "give texts, or --queries and a file, not both"),
+        (["--trec", "."], "--trec . is a folder: name a file"),
+        (["--trec", "./q.tsv"], "--trec q.tsv is the file of --queries: name another"),
+        (["--qrels", "nosuch"], "nosuch does not exist."),
+        (["--corpus_id", "nosuch", "--trec", "run.txt"], "no field 'nosuch' (it has name, text)"),
+    ],
+)
+def test_a_search_that_would_end_badly_is_refused_and_leaves_nothing(
+    world, flags, words, message, capsys
+):
+    before = (world.root / "q.tsv").read_bytes()
+    assert main(["search", *flags, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert (world.root / "q.tsv").read_bytes() == before
+    assert not (world.root / "run.txt").exists()
+
+
+def test_a_run_or_judgements_without_queries_are_refused(world, capsys):
+    assert main(["search", "a text", "--corpus", str(world.one), "--trec", "run.txt"]) == 2
+    assert "trec is run.txt, and queries is None: add --queries" in capsys.readouterr().err
