@@ -83,7 +83,7 @@ COMMANDS: Mapping[str, Command] = {
             "report": ("report", "put runs into one table or figure, with tests"),
         },
         _LOOK: {
-            "demo": ("demo", "see it at work: three readers on real models and data"),
+            "demo": ("demo", "see it at work on real models and real text, in three minutes"),
             "models": ("lists:models", "list the models that come inside packages"),
             "data": ("lists:data", "list tasks and data inside packages; make claims of a corpus"),
         },

@@ -3,11 +3,12 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
-from pgra.config import config_root
+from pgra.config import Arguments, arg, config_root
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +28,13 @@ _LEVEL = 0.01
 _MEMORY_GB = 3  # 1.7 at its most, measured; the rest is for the system
 
 
+@dataclass(kw_only=True)
+class DemoArguments(Arguments):
+    """How much of it."""
+
+    full: bool = arg(False, "Train a third reader, with the encoder's evidence, on fewer texts.")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """See prompt-guided retrieval at work on real models and real text, in three minutes.
 
@@ -35,14 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra demo --full
       pgra demo --max_steps 64 --output_dir runs/longer
 
-    --full trains a third reader, with the encoder's evidence, and compares all three. Takes the
-    flags of `pgra train`; defaults are those of configs/experiments/demo.yaml. Stopped, it goes on
-    where it was.
+    Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml, with
+    --full of demo_full.yaml. Stopped, it goes on where it was.
     """
     start = time.perf_counter()
-    words = [word for word in argv or [] if word != "--full"]
-    is_full = len(words) < len(argv or [])
-    context, run_args = join_run(words), _parse(words, is_full)
+    words = [*(argv or [])]
+    context, (run_args, how) = join_run(words), _parse(words)
     args = run_args.pgra
     if args.is_exhaustive:
         raise ConfigError(
@@ -55,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.runs import run
 
     quiet_libraries()
-    readers = list(READERS) if is_full else [NO_EVIDENCE, STAGE_2]
+    readers = list(READERS) if how.full else [NO_EVIDENCE, STAGE_2]
     say(_introduce(args, readers))
     runs, is_new = [], False
     for number, name in enumerate(readers, 1):
         say(f"\n[{number}/{len(readers) + 1}] {name}")
-        own = _parse([*words, *READERS[name], "--output_dir", str(base / _FOLDERS[name])], is_full)
+        own, _ = _parse([*words, *READERS[name], "--output_dir", str(base / _FOLDERS[name])])
         outcome = run(own, context)
         is_new = is_new or not outcome.reused
         runs.append(load_run(outcome.folder, name=name))
@@ -80,11 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(words: Sequence[str], is_full: bool) -> "RunArguments":  # noqa: FBT001 (private)
-    demo = config_root() / "experiments" / ("demo_full.yaml" if is_full else "demo.yaml")
-    config = [] if "--config" in words else ["--config", str(demo)]
-    args, _ = parse_run([*config, *words], prog="pgra demo", **about(main))
-    return args
+def _parse(words: Sequence[str]) -> "tuple[RunArguments, DemoArguments]":
+    name = "demo_full.yaml" if "--full" in words else "demo.yaml"
+    config = [] if "--config" in words else ["--config", str(config_root() / "experiments" / name)]
+    args, (how,) = parse_run([*config, *words], [DemoArguments], prog="pgra demo", **about(main))
+    return args, how
 
 
 def _introduce(args: "PgraArguments", readers: Sequence[str]) -> str:
@@ -106,8 +112,8 @@ def _introduce(args: "PgraArguments", readers: Sequence[str]) -> str:
     memory = _available_gb()
     if memory is not None and memory < _MEMORY_GB:
         lines.append(
-            f"Only {memory:.1f} GB of memory are free, and the demo takes up to {_MEMORY_GB}: if it "
-            "is killed, close other programs; the same command then goes on."
+            f"Only {memory:.1f} GB of memory are free, and the demo takes up to {_MEMORY_GB}: if "
+            "it is killed, close other programs; the same command then goes on."
         )
     return "\n".join(lines)
 
