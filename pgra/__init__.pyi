@@ -1,6 +1,7 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
 from pgra.api.choosing import ExemplarSelector
+from pgra.api.remembering import Memory, MemoryEntry
 from pgra.api.reranking import Reranker
 from pgra.api.searching import Index
 from pgra.api.training import Run, train
@@ -55,6 +56,8 @@ __all__ = [
     "FusionReader",
     "Hit",
     "Index",
+    "Memory",
+    "MemoryEntry",
     "Method",
     "ModelError",
     "Outcome",

@@ -553,6 +553,7 @@ class DatabaseKind:
             raise ArtifactError(f"{path} cannot be used ({error}): {way}") from None
 
 
+_SERIALIZED = 3  # of Python's `sqlite3.threadsafety`
 # "Error" alone is that of a table that is not there.
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
 _NOT_WRITABLE = "it cannot be written; use a folder that you may write to"
@@ -603,7 +604,11 @@ def open_database(
 
 def _connect(path: Path, kind: DatabaseKind, mode: str) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?{mode}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=kind.timeout)
+    # SQLite takes calls of several threads in turn; who shares one keeps transactions apart.
+    alone = sqlite3.threadsafety < _SERIALIZED
+    return sqlite3.connect(
+        uri, uri=True, isolation_level=None, timeout=kind.timeout, check_same_thread=alone
+    )
 
 
 def _create_database(path: Path, kind: DatabaseKind) -> None:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import yaml
 
-from pgra.errors import ConfigError, unknown_name
+from pgra.errors import ConfigError, near_files, unknown_name
 from pgra.help import Flag, wants_all, wants_help, write_help
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_SAFE_LOADER)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.{near_files(path)}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -1536,7 +1538,7 @@ def typed_value(name: str, value: Any, kind: Any) -> Any:
         choose(name, str(value), parts)
         return value
     if origin in (list, tuple, Sequence):
-        if not isinstance(value, list) or not value:
+        if not isinstance(value, list | tuple) or not value:
             raise ConfigError(f"{name} is {value!r}; it must be a list of at least one")
         items = [typed_value(name, item, parts[0]) for item in value]
         return items if origin is list else tuple(items)

@@ -6,6 +6,7 @@ Scripts turn a `PgraError` into one line and exit code 2 (`pgra.cli.run`). Misus
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class PgraError(Exception):
@@ -40,6 +41,15 @@ class Stopped(Exception):
         self.code = code
 
 
+def near_files(path: Path) -> str:
+    """Word what is near a file that is not there; "" if nothing is."""
+    if not path.parent.is_dir():
+        return f" Neither does the folder {path.parent}."
+    names = [p.name for p in path.parent.iterdir() if p.is_file()]
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f" Near it: {', '.join(near)}." if near else ""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Word the message for a name that is not in a table, with the nearest one that is.
 
@@ -49,6 +59,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
         known: The names there are.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    bare = {each.lstrip("-"): each for each in names}  # dashes are alike in all flags
+    near = difflib.get_close_matches(name.lower().lstrip("-"), bare, n=1, cutoff=0.6)
+    hint = f" Did you mean '{bare[near[0]]}'?" if near else ""
     return f"unknown {kind} '{name}'.{hint} Known: {', '.join(names) or 'none'}."

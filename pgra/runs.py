@@ -4,7 +4,7 @@ runs/NAME/run.json           what decides the run; the same command goes on, ano
 runs/NAME/arguments.json     all arguments
 runs/NAME/prompt.txt         a prompt as the LM sees it
 runs/NAME/losses.jsonl       the loss and the learning rate of every step
-runs/NAME/checkpoint-N/      the Trainer's
+runs/NAME/checkpoint-N/      the Trainer's, until the run is finished
 runs/NAME/training.json      what was decided on the dev set
 runs/NAME/reader/            the best reader: a plain model folder with pgra.json and its model card
 runs/NAME/predictions.jsonl, metrics.json
@@ -16,6 +16,7 @@ runs/NAME/summary.json       mean and spread
 """
 
 import logging
+import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -198,6 +199,7 @@ class Prepared:
             metrics = measure_run(method, folder, "test")
             if self.context.is_main:
                 method.finish(folder)
+                drop_checkpoints(args)
             return Outcome(folder, metrics, reused=False, training=record)
 
     def _fit(
@@ -228,6 +230,16 @@ class Prepared:
         if record is not None and "seconds" in record:
             method.seconds["training"] = float(str(record["seconds"]))
         return record or {}, is_done
+
+
+def drop_checkpoints(args: RunArguments) -> None:
+    """Delete the checkpoints of a finished run, unless more than one was asked for.
+
+    Nothing goes on from them: what decides a run, its number of steps too, may not change later.
+    """
+    if args.trains and args["training"].save_total_limit == 1:
+        for checkpoint in args.folder.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
 
 
 def identity(method: Method) -> dict[str, Json]:
@@ -490,7 +502,7 @@ class Predictor:
         sections = read_arguments(folder, changes).sections
         if "memory" in sections:
             changes["memory"] = asdict(memory or PromptMemoryArguments())
-        elif memory is not None and memory.memory_as != "exemplar":
+        elif memory is not None and memory.memory_as == "clarification":
             raise ConfigError(
                 f"memory_as '{memory.memory_as}' is for prompts of an LM, and {folder} has none: "
                 "leave it out"

@@ -276,9 +276,9 @@ def show_summary(summary: "Summary") -> str:
     return "\n".join(
         [
             *(text.splitlines()[0] for text in lines),
-            *notes,
             f"{summary.folder}: {values['task']} {values['split']} {values['metric']} "
             f"{values['mean']:.4f}{sd} (mean ± sample sd of {values['n']} seeds{of_reader}: "
             f"{seeds}; {values['min']:.4f} to {values['max']:.4f})",
+            *notes,
         ]
     )

@@ -5,6 +5,7 @@ build run again goes on where it stopped; a finished index is found and reused.
 """
 
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pgra.core import Candidates
     from pgra.data.corpus import Corpus
     from pgra.retrieval import BuiltIndex, IndexRequest
+
+logger = logging.getLogger(__name__)
 
 MOST_QUERIES = 1000
 
@@ -287,6 +290,10 @@ def _show(texts: Sequence[str], queries: QueryFile | None, request: "IndexReques
     if queries is not None:
         texts = list(queries.texts.values())
     args, corpus = request.args, request.corpus
+    if args.num_candidates > len(corpus):  # a person reads them: no harm
+        shown = (args.num_candidates, len(corpus))
+        logger.warning("num_candidates is %d, and the corpus has %d passages: all", *shown)
+        args = replace(args, num_candidates=len(corpus))
     retriever = open_retriever(args, corpus, request.context, options=request.options)
     found = retriever.retrieve(texts, args.num_candidates)
     if queries is not None and queries.args.is_run:

@@ -19,10 +19,10 @@ from pgra.config import Arguments, KernelArguments, arg, choose, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError
 from pgra.help import wants_help
-from pgra.lm.base import CompleterArguments
 from pgra.memory.chat import (
     ChatArguments,
     Talk,
+    TalkingLMArguments,
     load_conversation,
     show_entry,
     show_near,
@@ -412,7 +412,7 @@ def _stream(parse: Parse) -> None:
       pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \
           --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
     """
-    args, lookup, lm = parse(StreamArguments, LookupArguments, CompleterArguments)
+    args, lookup, lm = parse(StreamArguments, LookupArguments, TalkingLMArguments)
     if args.dev_stream and lookup.threshold is not None:
         raise ConfigError("dev_stream chooses the threshold: leave out --threshold or --dev_stream")
     family = load_family(args.family)
@@ -622,7 +622,7 @@ def _chat(parse: Parse) -> None:
       printf 'what is akin to < pretty > ?\n/correct I want a synonym\n' | \
           pgra memory chat --lm MODEL
     """
-    classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments)
+    classes = (MemoryArguments, ChatArguments, LookupArguments, TalkingLMArguments)
     memory, chat, lookup, lm = parse(*classes)
     quiet_libraries()
     open_conversation = load_conversation(Path(memory.memory), chat, lookup, lm)
@@ -647,7 +647,7 @@ def _web(parse: Parse) -> None:
     Examples:
       pgra memory web --lm bundled:smollm2-135m
     """
-    classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments, WebArguments)
+    classes = (MemoryArguments, ChatArguments, LookupArguments, TalkingLMArguments, WebArguments)
     memory, chat, lookup, lm, web = parse(*classes)
     try:
         import uvicorn

@@ -74,6 +74,7 @@ def _decided(label: str, scores: Mapping[str, float]) -> str:
 def _show_correction(told: Mapping[str, Any]) -> str:
     key, feedback = (json.dumps(told[name], ensure_ascii=False) for name in ("key", "feedback"))
     unused = "" if told.get("is_shown", True) else " (no room in the prompt)"
+    unused = " (it decides)" if told.get("decides") else unused
     return f"memory: entry {told['entry']} at {told['score']:.3f}{unused}: {key} -> {feedback}"
 
 
@@ -138,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown.
 
     With --memory, a user's correction of a near text is used: as an exemplar of a prompt, or mixed
-    into a reader's probabilities with --memory_weight.
+    into a reader's probabilities with --memory_weight. With --memory_as override the correction of
+    an equal text is the answer.
 
     From Python, with evidence of your own:
       pgra.Reader.from_pretrained("runs/sst2-pgra-seed42").predict(texts, evidence)

@@ -14,6 +14,7 @@ from pgra.errors import ConfigError
 if TYPE_CHECKING:
     from pgra.report.compare import Study
     from pgra.report.results import Group
+    from pgra.report.tables import Table
 
 logger = logging.getLogger(__name__)
 _FORMAT_OF = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".txt": "text"}
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables = [long_table(study) for study in studies]
         tables = [replace(tables[0], rows=[row for table in tables for row in table.rows])]
     else:
-        tables = [table for study in studies for table in summarise(study)]
+        tables = _told_once([table for study in studies for table in summarise(study)])
     text = "\n\n".join(FORMATS[kind](table) for table in tables)
     texts = {}
     if args.html is not None:
@@ -126,6 +127,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_text(Path(path), text)
         logger.info("report: %s", path)
     return 0
+
+
+def _told_once(tables: "Sequence[Table]") -> "list[Table]":
+    """Leave out of each table's notes those that stand behind a later one too."""
+    later: set[str] = set()
+    shown = []
+    for table in reversed(tables):
+        shown.append(replace(table, notes=[note for note in table.notes if note not in later]))
+        later.update(table.notes)
+    return shown[::-1]
 
 
 def _compare(groups: "Sequence[Group]", args: ReportArguments) -> "list[Study]":

@@ -26,7 +26,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
-from tqdm import tqdm
 
 from pgra.artifacts import (
     TemporaryFolder,
@@ -43,6 +42,7 @@ from pgra.data import read
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
 from pgra.data.read import PACKED, Reading
 from pgra.errors import ArtifactError, DataError
+from pgra.progress import Bar
 
 # Where a corpus' texts come from: a file, a file on the hub, a data set on the hub, a bundled one.
 # A source gives raw texts one after the other, never all at once.
@@ -586,7 +586,7 @@ def _write_corpus(
     counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, "cut"), 0))
     passages = _kept(args, _passages(args, sources, counts), folder, counts)
     sha256, total = hashlib.sha256(), sum(source.size for source in sources)
-    bar = tqdm(desc="read", total=total, unit="", unit_scale=True, delay=2, disable=is_quiet)
+    bar = Bar(desc="read", total=total, unit="", unit_scale=True, delay=2, disable=is_quiet)
     with bar, pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
         while batch := list(islice(passages, _BATCH_ROWS)):
             sink.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA))

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 import pyarrow as pa
 
-from pgra.errors import DataError
+from pgra.errors import DataError, near_files
 
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 PACKED = tuple(_CODECS)
@@ -114,7 +114,7 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
     if path.is_dir():
         raise DataError(f"{path} is a folder: give a file inside it")
     if not path.is_file():
-        raise DataError(f"{path} does not exist.{_near_files(path)}")
+        raise DataError(f"{path} does not exist.{near_files(path)}")
     suffixes = [s.lower().lstrip(".") for s in path.suffixes if s.lower() not in PACKED]
     kind = suffixes[-1] if suffixes else ""
     if kind not in kinds:
@@ -125,14 +125,6 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
     return kind
-
-
-def _near_files(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f" Neither does the folder {path.parent}."
-    names = [p.name for p in path.parent.iterdir() if p.is_file()]
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
-    return f" Near it: {', '.join(near)}." if near else ""
 
 
 def read_lines(path: Path, reading: Reading | None = None) -> Iterator[Line]:

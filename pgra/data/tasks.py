@@ -124,11 +124,10 @@ class _Sourced:
         for f in fields(self):
             given = getattr(self, f.name)
             if given != f.default and not is_dataclass(given):  # else a default, or checked itself
-                plain = list(given) if isinstance(given, tuple) else given
-                plain = dict(given) if isinstance(given, Mapping) else plain
-                if plain not in ("", [], {}):
-                    plain = typed_value(f.name, plain, hints[f.name])
-                object.__setattr__(self, f.name, tuple(plain) if plain == [] else plain)
+                value = dict(given) if isinstance(given, Mapping) else given
+                if value not in ("", [], (), {}):
+                    value = typed_value(f.name, value, hints[f.name])
+                object.__setattr__(self, f.name, () if value == [] else value)
 
     @classmethod
     def names(cls) -> list[str]:

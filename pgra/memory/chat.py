@@ -83,6 +83,18 @@ class ChatArguments(PromptedArguments):
     source: str = arg("user", "Who corrects.")
 
 
+@dataclass(kw_only=True)
+class TalkingLMArguments(CompleterArguments):
+    """Which LM answers; there is no default, for few have room for one of the paper's size."""
+
+    lm: str = arg(
+        "",
+        "Causal LM: a hub id (facebook/opt-13b is the paper's size), a folder or "
+        "bundled:smollm2-135m; or openai:MODEL, behind an endpoint.",
+        must_be_given=True,
+    )
+
+
 def read_understanding(family: Family, output: str) -> tuple[str, str]:
     """Take an output apart by the forms that a family's answers have, letters of any case.
 

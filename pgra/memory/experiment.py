@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
 from pgra.config import arg
 from pgra.core import Json
@@ -39,6 +37,7 @@ from pgra.memory.stream import (
     read_stream,
     read_words,
 )
+from pgra.progress import Bar
 from pgra.report.results import damaged, read_lines, read_object
 
 RUN_FILE, STEPS_FILE, METRICS_FILE = "run.json", "steps.jsonl", "metrics.json"
@@ -228,7 +227,7 @@ class Experiment(Simulation):
                 lookup = self.open_lookup(log)
                 system = MemPrompt(self.family, self.lm.few_shot, log, lookup, self.threshold)
             played = self.play(steps, system, probability=variant.probability, seed=variant.seed)
-            for outcome in tqdm(played, total=len(steps), desc=variant.name, unit="step"):
+            for outcome in Bar(played, total=len(steps), desc=variant.name, unit="step"):
                 file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
                 file.flush()
                 outcomes.append(outcome)

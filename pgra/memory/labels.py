@@ -9,6 +9,7 @@ App. D.3.
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from pgra.artifacts import digest
 from pgra.config import Arguments, arg
 from pgra.core import Context, Example, Json, Prediction
 from pgra.errors import ConfigError, DataError, unknown_name
-from pgra.memory.log import Event, FeedbackLog
+from pgra.memory.log import Event, FeedbackLog, Part
 from pgra.memory.lookup import (
     LOOKUPS,
     LookupArguments,
@@ -27,6 +28,7 @@ from pgra.memory.lookup import (
     load_lookup,
     passing,
 )
+from pgra.retrieval.neighbors import text_key
 
 MEMORY_WEIGHT = 0.6
 """Above a half, so that what a user said of a text decides when that text comes again."""
@@ -65,8 +67,12 @@ class PromptMemoryArguments(Arguments):
     memory_as: str = arg(
         "exemplar",
         "exemplar (a corrected label or answer: an example before all others, in the place of the "
-        "last) or clarification (any feedback: behind the query, '| clarification: ...').",
-        choices=("clarification", "exemplar"),
+        "last), clarification (any feedback: behind the query, '| clarification: ...') or override "
+        "(as exemplar, and the correction of an equal text is the answer).",
+        choices=("clarification", "exemplar", "override"),
+    )
+    memory_scope: str = arg(
+        "", "Whose texts these are: corrections of this scope, and those of none, count."
     )
 
     def check(self) -> None:
@@ -108,16 +114,19 @@ class Correction:
         entry: As the memory has it.
         score: How near, as the look-up counts.
         example: The same as a labelled example, named "memory-ID".
+        decides: Whether it is the answer, the input being the text that was corrected.
     """
 
     entry: Event
     score: float
     example: Example
+    decides: bool = False
 
     def as_json(self) -> dict[str, Json]:
         """Return what predictions tell of it."""
         entry, score = self.entry, round(self.score, 6)
-        return {"entry": entry.id, "score": score, "key": entry.key, "feedback": entry.feedback}
+        told = {"entry": entry.id, "score": score, "key": entry.key, "feedback": entry.feedback}
+        return told | ({"decides": True} if self.decides else {})
 
 
 class LabelMemory(AbstractContextManager["LabelMemory"]):
@@ -125,7 +134,7 @@ class LabelMemory(AbstractContextManager["LabelMemory"]):
 
     Attributes:
         num_entries: Corrections of the task, when it was opened.
-        num_others: Entries of other tasks, which are not used.
+        num_others: Entries of other tasks and scopes, which are not used.
     """
 
     def __init__(
@@ -157,17 +166,27 @@ class LabelMemory(AbstractContextManager["LabelMemory"]):
         self._inputs, self._labels = inputs, labels
         self._log = FeedbackLog.open(Path(args.memory or ""), is_writable=False)
         try:
-            load = open_lookup or load_lookup(args.lookup(), Context(device=device), task=task)
+            context, part = Context(device=device), Part(task, args.memory_scope)
+            load = open_lookup or load_lookup(
+                args.lookup(), context, task=part.task, scope=part.scope
+            )
             self._lookup = load(self._log)
             entries = list(self._log.entries())
-            own = [entry for entry in entries if entry.task == task]
-            for entry in own:
-                self._read(entry)
+            own = [entry for entry in entries if part.holds(entry)]
+            examples = [self._read(entry) for entry in own]
         except BaseException:
             self._log.close()
             raise
         self._digest = digest([[entry.key, entry.feedback] for entry in own])
-        others = Counter(entry.task for entry in entries if entry.task != task)
+        # Of equal texts the newest, and a scope's own before what all share.
+        ranked = sorted(zip(own, examples, strict=True), key=lambda pair: pair[0].scope != "")
+        same = {self._plain(pair[1].fields): pair for pair in ranked}
+        self._same = same if args.memory_as == "override" else {}
+        others = Counter(
+            entry.task if entry.task != task else f"{task}, another scope"
+            for entry in entries
+            if not part.holds(entry)
+        )
         self.num_entries, self.num_others = len(own), others.total()
         counts = ", ".join(f"{count:,} of '{name}'" for name, count in sorted(others.items()))
         unused = f"; not used: {counts}" if others else ""
@@ -190,7 +209,8 @@ class LabelMemory(AbstractContextManager["LabelMemory"]):
     def recall(self, fields: Mapping[str, str]) -> list[Correction]:
         """Return the corrections that pass the gate for an input, the nearest first.
 
-        One of the very same text is given too: that input is what the user corrected.
+        One of the very same text is given too: that input is what the user corrected. To override,
+        it stands first, whatever the look-up says, and decides.
 
         Args:
             fields: The task's inputs.
@@ -199,8 +219,22 @@ class LabelMemory(AbstractContextManager["LabelMemory"]):
             DataError: If an entry that was written since is no labelled example of the task.
         """
         found = self._lookup.find(input_key(fields, self._inputs), self._most)
-        near = passing(found, self._gate)
-        return [Correction(match.entry, match.score, self._read(match.entry)) for match in near]
+        near = [
+            Correction(match.entry, match.score, self._read(match.entry))
+            for match in passing(found, self._gate)
+        ]
+        if (same := self._same.get(self._plain(fields))) is None:
+            return near
+        entry, example = same
+        scores = {match.entry.id: match.score for match in found}
+        most = self._lookup.scores.most
+        score = scores.get(entry.id, most if math.isfinite(most) else 0.0)
+        others = [one for one in near if one.entry.id != entry.id]
+        return [Correction(entry, score, example, decides=True), *others][: self._most]
+
+    def _plain(self, fields: Mapping[str, str]) -> tuple[str, ...]:
+        """Return what equal inputs share: their words, case, spaces and punctuation aside."""
+        return tuple(text_key(fields[name]) for name in self._inputs)
 
     def _read(self, entry: Event) -> Example:
         """Read an entry as a labelled example; every text on one line, as a prompt shows it."""
@@ -240,8 +274,17 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
 
 
+def overrule(prediction: Prediction, found: Sequence[Correction]) -> Prediction:
+    """Return what a correction decides that is of the input itself; else the prediction."""
+    if not found or not found[0].decides:
+        return prediction
+    label = str(found[0].example.label)
+    scores = {name: float(name == label) for name in prediction.scores}
+    return Prediction(prediction.example_id, label, scores)
+
+
 def mix_labels(prediction: Prediction, found: Sequence[Correction], *, weight: float) -> Prediction:
-    """Mix a model's chances with the labels of near corrections.
+    """Mix a model's chances with the labels of near corrections, or let one decide.
 
     p = (1 - weight) p_model + weight p_memory, as kNN-LM mixes an LM with its neighbors (Khandelwal
     et al. 2020, section 2); p_memory is a label's share of the corrections. Above a half, those
@@ -252,8 +295,8 @@ def mix_labels(prediction: Prediction, found: Sequence[Correction], *, weight: f
         found: Corrections that passed the gate.
         weight: From 0 to 1.
     """
-    if not found:
-        return prediction
+    if not found or found[0].decides:
+        return overrule(prediction, found)
     counts = Counter(correction.example.label for correction in found)
     scores = {
         label: (1 - weight) * chance + weight * counts[label] / len(found)

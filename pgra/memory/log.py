@@ -290,7 +290,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         with self._transaction():
             event = self.event(event_id)
             if event is None or event.kind not in ("write", "correct"):
-                gone = "was erased" if event and event.kind == "erase" else "is not in the log"
+                gone = "was erased" if event and event.kind == "erase" else "was never there"
                 raise DataError(f"{self.path}: entry {event_id} {gone}: nothing can be put back")
             if now := self._value("SELECT event FROM entry WHERE slot = ?", event.slot):
                 raise DataError(

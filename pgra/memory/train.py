@@ -24,7 +24,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import normalize
-from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -48,6 +47,7 @@ from pgra.memory.lessons import (
 from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, in_form, plain_input
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import Step
+from pgra.progress import Bar
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.causal import CausalModule, pad
 from pgra.reader.module import ReaderModule, Trainable
@@ -56,6 +56,7 @@ from pgra.reader.train import TrainResult, fit, replace_folder
 LM_FOLDER = "lm"
 ABOUT_FILE = "trained_on.json"
 """In the folder of a trained model: what it was trained on, and how."""
+_SHOWN_EVERY = 10  # steps, of a loss on the bar
 _SAME = ("bf16", "learning_rate", "max_steps", "save_steps", "seed")  # as the Trainer has them
 _LEAST_PAIRS = 4  # questions that a layer can be trained on
 
@@ -369,7 +370,8 @@ def fit_head(
     size = min(arguments.batch_size, len(vectors))
     others = ~torch.eye(size, dtype=torch.bool)  # a question beside itself teaches nothing
     losses = []
-    for _ in tqdm(range(arguments.num_steps), desc="training", unit="step"):
+    bar = Bar(range(arguments.num_steps), desc="train", unit="step")
+    for step in bar:
         rows = torch.randperm(len(vectors), generator=draw)[:size]
         gaps = cosines(head.apply(vectors[rows])) - wanted[rows][:, rows]
         loss = gaps[others].square().mean()
@@ -377,6 +379,8 @@ def fit_head(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.detach())
+        if step % _SHOWN_EVERY == 0:
+            bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
     last = torch.stack(losses[-max(1, len(losses) // 10) :]).mean().item()
     if not torch.isfinite(torch.stack(losses)).all():
         raise ModelError(
@@ -392,11 +396,21 @@ def save_with_head(encoder: Encoder, head: DenseLayer, folder: Path) -> None:
         encoder: What it has behind its pooling comes before the head.
         head: As wide as the encoder.
         folder: Where.
+
+    Raises:
+        ModelError: If the encoder's pooling is a pooler of another kind than BERT's.
     """
     encoder.model.save_pretrained(folder)
     encoder.tokenizer.save_pretrained(folder)
     sentence, told = encoder.sentence, encoder.fingerprint
     layers = [*sentence.layers]  # None is to unit length
+    mode = str(told["pooling"]).removesuffix("_before_pooler")
+    if mode == "pooler":  # to the library, a layer behind the first token
+        pooler = getattr(encoder.model.pooler, "dense", None)
+        if pooler is None:
+            raise ModelError("this encoder's pooler cannot be saved: use --pooling cls")
+        layers = [DenseLayer(pooler.weight.detach(), pooler.bias.detach(), "Tanh", ""), *layers]
+        mode = "cls"
     if told["normalize"] and not sentence.is_normalized:
         layers.append(None)  # as `Encoder` gives it, whatever its folder says
     layers += [head, None]
@@ -406,7 +420,6 @@ def save_with_head(encoder: Encoder, head: DenseLayer, folder: Path) -> None:
         {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for n, (kind, path) in enumerate(zip(kinds, paths, strict=True))
     ]
-    mode = str(told["pooling"]).removesuffix("_before_pooler")
     texts: Json = {"query": encoder.query_prompt, "document": told.get("passage_prompt", "")}
     written: dict[str, Json] = {
         "modules.json": modules,

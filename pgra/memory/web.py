@@ -9,20 +9,26 @@ memory is one for all, and for other processes.
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pgra.errors import DataError, PgraError
 from pgra.memory.chat import Conversation, Turn, visible
@@ -40,8 +46,33 @@ _MOST_FIELDS = 8
 _MOST_TABS = 200  # the one that was used last longest ago gives way
 _MOST_TURNS = 50  # of a tab
 _MOST_SHOWN = 200  # entries on a page
+_MOST_DIGITS = 19  # SQLite's numbers have less
 _T = TypeVar("_T")
+_Form = Mapping[str, str]
 _Turns = dict[str, Turn]  # of a tab, by their numbers in it, the newest last
+
+
+class _NamedHosts:
+    """Serves those who ask for it by one of its names, and says to others what to do."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_named(Request(scope).headers.get("host", "")):
+            await self._app(scope, receive, send)
+            return
+        port = f":{scope['server'][1]}" if scope.get("server") else ""
+        names = " or ".join(f"http://{name}{port}/" for name in self._hosts)
+        text = (
+            f"This page is for this machine alone: open {names} there. To open it to others, start "
+            "pgra memory web with --host 0.0.0.0\n"
+        )
+        await PlainTextResponse(text, 400)(scope, receive, send)
+
+    def _is_named(self, host: str) -> bool:
+        name = host if host in self._hosts else host.rpartition(":")[0]
+        return "*" in self._hosts or name in self._hosts
 
 
 class MemoryPage:
@@ -96,8 +127,7 @@ class MemoryPage:
             # A refused form's address is its own: who loads that again gets the conversation.
             Route("/chat/{tab}/{name}", self._back),
         ]
-        guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-        return Starlette(routes=routes, middleware=[guard])
+        return Starlette(routes=routes, middleware=[Middleware(_NamedHosts, hosts=hosts)])
 
     async def _start(self, _: Request) -> Response:
         tab = secrets.token_urlsafe(16)
@@ -126,7 +156,13 @@ class MemoryPage:
             raise HTTPException(403, "this form is of another page")
         typed = await _read_form(request)
         turns, name = self._turns(request), request.path_params["name"]
-        acts = {"ask": self._ask, "correct": self._correct, "forget": self._forget}
+        acts: Mapping[str, Callable[[_Turns, _Form], Awaitable[Turn | None]]] = {
+            "ask": self._ask,
+            "correct": self._correct,
+            "change": self._change,
+            "forget": self._forget,
+            "restore": self._restore,
+        }
         if turns is None or name not in acts:
             return _go("/")
         try:
@@ -137,28 +173,43 @@ class MemoryPage:
             number = int(next(reversed(turns), "0")) + 1
             turns[str(number)] = turn
             turns.pop(str(number - _MOST_TURNS), None)
-        return _go(f"/chat/{request.path_params['tab']}#{'answer' if turn else 'memory'}")
+        here = f"/chat/{request.path_params['tab']}"
+        if turn is not None:
+            return _go(f"{here}#answer")
+        kept = {"search": typed.get("search", "")}
+        if name == "forget":
+            kept["forgotten"] = typed["entry"]
+        told = urlencode({key: value for key, value in kept.items() if value})
+        return _go(f"{here}{'?' if told else ''}{told}#memory")
 
-    async def _ask(self, _: _Turns, typed: Mapping[str, str]) -> Turn:
+    async def _ask(self, _: _Turns, typed: _Form) -> Turn:
         return await self._do(lambda c: c.ask(typed.get("question", "")))
 
-    async def _correct(self, turns: _Turns, typed: Mapping[str, str]) -> Turn:
+    async def _correct(self, turns: _Turns, typed: _Form) -> Turn:
         turn, feedback = turns.get(typed.get("turn", "")), typed.get("feedback", "")
         if turn is None:
             raise DataError("that question is no longer on the page: ask it again")
         question = turn.question
         return await self._do(lambda c: c.ask(question, c.correct(question, feedback)))
 
-    async def _forget(self, _: _Turns, typed: Mapping[str, str]) -> None:
-        entry = typed.get("entry", "")
-        if not (entry.isascii() and entry.isdigit()):
-            raise DataError(f"'{entry}' is no entry's number")
-        await self._do(lambda c: c.forget(int(entry)))
+    async def _change(self, _: _Turns, typed: _Form) -> None:
+        entry, feedback = _entry_of(typed), typed.get("feedback", "")
+        await self._do(lambda c: c.change(entry, feedback))
+
+    async def _forget(self, _: _Turns, typed: _Form) -> None:
+        entry = _entry_of(typed)
+        await self._do(lambda c: c.forget(entry))
+
+    async def _restore(self, _: _Turns, typed: _Form) -> None:
+        entry = _entry_of(typed)
+        await self._do(lambda c: c.restore(entry))
 
     async def _render(
-        self, request: Request, turns: _Turns, error: str = "", typed: dict[str, str] | None = None
+        self, request: Request, turns: _Turns, error: str = "", typed: _Form | None = None
     ) -> Response:
-        entries = await self._do(lambda c: c.entries())
+        search = (typed or request.query_params).get("search", "").strip()
+        forgotten = "" if error else request.query_params.get("forgotten", "")
+        entries = await self._do(lambda c: c.entries(search))
         text = self._template.render(
             about=self.about,
             system=self.conversation.system,
@@ -166,10 +217,24 @@ class MemoryPage:
             turns=list(turns.items()),
             entries=entries[: -_MOST_SHOWN - 1 : -1],
             num_entries=len(entries),
+            search=search,
+            forgotten=forgotten if _is_number(forgotten) else "",
             error=error,
             typed=typed or {},
         )
         return HTMLResponse(text, 422 if error else 200, headers=_HEADERS)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS
+
+
+def _entry_of(typed: _Form) -> int:
+    """Return the entry that a form is of."""
+    entry = typed.get("entry", "")
+    if not _is_number(entry):
+        raise DataError(f"'{entry}' is no entry's number")
+    return int(entry)
 
 
 async def _asset(request: Request) -> Response:

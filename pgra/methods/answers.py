@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from tqdm import tqdm
 
 from pgra.core import UNDECIDED, Example, Json, Prediction, Scores
 from pgra.lm.base import Advance, LanguageModel
+from pgra.progress import Bar
 from pgra.prompts.fewshot import PromptFormat, answer_words
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import decide
@@ -196,5 +196,5 @@ class TextWriter(Answerer):
 def progress_bar(prompts: Sequence[str], *, progress: bool) -> Iterator[Advance]:
     """Show how many of the distinct prompts are answered."""
     total = len(set(prompts))
-    with tqdm(total=total, desc="answers", unit="prompt", disable=not progress) as bar:
+    with Bar(total=total, desc="answers", unit="prompt", disable=not progress) as bar:
         yield bar.update

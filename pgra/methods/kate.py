@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
-from tqdm import tqdm
 
 from pgra.artifacts import digest
 from pgra.config import Arguments, RerankArguments, RunArguments, arg, choose, read_yaml
@@ -34,11 +33,12 @@ from pgra.exemplars.similarity import Similarity, open_similarity
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments
+from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments, overrule
 from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
 from pgra.methods.base import Decisions, Forecast, Method, TaskData, bundled_notes, task_name
 from pgra.methods.stages import prompt_template
+from pgra.progress import Bar
 from pgra.prompts.fewshot import FORMATS, FewShotPrompt, line_format, task_format
 from pgra.prompts.fitting import Fit, fit_prompts
 from pgra.prompts.template import PromptTemplate
@@ -481,11 +481,11 @@ class Kate(Method):
             args,
             task=self.data.task.name,
             inputs=self.data.task.inputs,
-            labels=self.data.labels if args.memory_as == "exemplar" else (),
+            labels=() if args.memory_as == "clarification" else self.data.labels,
             device=self.context.device,
         )
         with opened as memory:
-            bar = tqdm(examples, desc="memory", unit="query", delay=1)
+            bar = Bar(examples, desc="memory", unit="query", delay=1)
             found = [memory.recall(example.fields) for example in bar]
             self._memory = {**memory.fingerprint, "use": args.memory_as}
             others = {"entries_of_other_tasks": memory.num_others}
@@ -498,7 +498,7 @@ class Kate(Method):
 
         Of the pool's, those of a correction's own text go: the user's word stands.
         """
-        if not found or self.args["memory"].memory_as != "exemplar":
+        if not found or self.args["memory"].memory_as == "clarification":
             return list(chosen)
         said = {text_key(one.example.text) for one in found}
         others = [row for row in chosen if text_key(self.data.train[row].text) not in said]
@@ -522,7 +522,8 @@ class Kate(Method):
         """Tell of exemplars and memory: in each query's line, in counts and in notes."""
         chosen, fit, dropped = prompts.chosen, prompts.fit, prompts.chosen.num_dropped
         exemplars = [[self._example(row) for row in rows] for rows in prompts.rows]
-        predictions = [answer.prediction for answer in answers]
+        corrected = zip(answers, prompts.corrections, strict=True)
+        predictions = [overrule(answer.prediction, found) for answer, found in corrected]
         used = [0, 0]  # queries with a correction, and those that are its very text
         is_behind, size = self.args["memory"].memory_as == "clarification", len(self.data.train)
         details: list[dict[str, Json]] = []
@@ -541,6 +542,9 @@ class Kate(Method):
                 is_shown = [is_behind or size + one.entry.id in rows for one in found]
                 pairs = zip(found, is_shown, strict=True)
                 line["memory"] = [{**one.as_json(), "is_shown": there} for one, there in pairs]
+                if found and found[0].decides:
+                    alone = answers[i].prediction
+                    line["without_memory"] = dict(alone.scores) or alone.label
                 if any(is_shown):
                     used[0] += 1
                     used[1] += text_key(query.text) == text_key(found[0].example.text)

@@ -46,6 +46,7 @@ from pgra.methods.base import (
     Method,
     TaskData,
     bundled_notes,
+    task_name,
 )
 from pgra.methods.stages import Stages, neighbor_model, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
@@ -123,6 +124,7 @@ class Pgra(Method):
     def open(self) -> None:
         """Read task and models' names, and refuse what cannot work."""
         args = self.pgra.reader
+        Task.load(task_name(self.args))  # a wrong name is told before models are looked for
         self.source = find_model(args.model_name_or_path)
         check_adapters(args, self.source, self.MODELS)
         self.read_data()

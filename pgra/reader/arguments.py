@@ -123,7 +123,11 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
         500, "Steps between measurements on the dev set (at most max_steps)."
     )
     save_steps: float | None = arg(None, "Steps between checkpoints; default: eval_steps.")
-    save_total_limit: int | None = arg(1, "Checkpoints kept: the best, and the last so many.")
+    save_total_limit: int | None = arg(
+        1,
+        "Checkpoints kept: the best, and the last so many. With 1 a finished run keeps its reader "
+        "alone, which is the best one.",
+    )
     load_best_model_at_end: bool = arg(
         True, "Keep the checkpoint that is best on the dev set.", off="Keep the last checkpoint."
     )

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from tqdm import tqdm
 
 from pgra.core import ALONE, Context, Prediction, Scores
 from pgra.lm.batching import GroupCost, PackedSegments, pack_segments, token_budget_batches
 from pgra.lm.kernels import packed_for
+from pgra.progress import Bar
 from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.calibrate import decide
 from pgra.reader.fid import IGNORED, Fused, FusionReader
@@ -157,7 +157,7 @@ class T5Classifier(Classifier):
         hidden = not context.shows_progress
         with (
             packed_for(reader.model.get_encoder(), sum(inputs.sizes())),
-            tqdm(total=len(inputs), desc="read", unit="ex", disable=hidden) as bar,
+            Bar(total=len(inputs), desc="read", unit="ex", disable=hidden) as bar,
         ):
             for indices in worker.share(batches):
                 packed = pack_segments(

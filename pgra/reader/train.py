@@ -35,13 +35,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DynamoBackend, gather_object
 from torch import Tensor
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.artifacts import sync_folder, write_text
 from pgra.core import Context, Worker
 from pgra.errors import ConfigError, ModelError, Stopped
+from pgra.progress import Bar
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.calibrate import decide
 from pgra.reader.fields import LOSSES_FILE
@@ -61,6 +62,7 @@ from pgra.reader.resume import (
 logger = logging.getLogger(__name__)
 
 _CHUNK = 50  # steps copied from the device at once, and at most lost after a loss that is none
+_SHOWN_EVERY = 1.0  # seconds, of a loss on the bar
 _NAMED = 16  # examples of a broken batch that a message names
 
 
@@ -217,7 +219,7 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
         patience, threshold = arguments.early_stopping_patience, arguments.early_stopping_threshold
         trainer.add_callback(EarlyStopping(patience, threshold))
     trainer.add_callback(Steps(trainer, module, source))
-    bar = TrainingBar()
+    bar = TrainingBar(trainer.losses)
     if not arguments.disable_tqdm:
         trainer.add_callback(bar)
     try:
@@ -410,6 +412,10 @@ class LossLog:
             )
         self._pending, self._first = [], first + len(losses)
 
+    def latest(self) -> float:
+        """Return the loss of the last closed step, of this process alone: it is for a bar."""
+        return float(self._pending[-1][0]) if self._pending else self.records[-1].loss
+
     def mean(self, after: int = 0) -> float:
         """Return the mean loss of the written steps after a step."""
         losses = [record.loss for record in self.records if record.step > after]
@@ -556,19 +562,29 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         self.stopper.after_save(state)
 
 
-class TrainingBar(ProgressCallback):  # type: ignore[misc]
-    """The Trainer's bar, with the loss on its line; the stock one prints its log between."""
+class TrainingBar(TrainerCallback):  # type: ignore[misc]
+    """A bar with the loss on its line, in the main process; the stock one prints its log."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Open it, in the main process."""
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.set_description("train")
+    def __init__(self, losses: LossLog) -> None:
+        self.losses = losses
+        self.bar: Bar | None = None
+        self._told = 0.0
 
-    def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
-        """Show the mean loss since the last time."""
-        if "loss" in logs and self.training_bar is not None:
-            self.training_bar.set_postfix(loss=f"{float(logs['loss']):.3f}")
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Open it where the run stands."""
+        if state.is_world_process_zero:
+            done, steps = state.global_step, state.max_steps
+            self.bar = Bar(total=steps, initial=done, desc="train", unit="step")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Count the step; fetch its loss from the device where it is time to show one."""
+        if self.bar is None:
+            return
+        is_last = state.global_step >= state.max_steps
+        if (now := time.monotonic()) >= self._told + _SHOWN_EVERY or is_last:
+            self.bar.set_postfix(loss=f"{self.losses.latest():.3f}", refresh=False)
+            self._told = now
+        self.bar.update()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Write what was measured on the dev set above the bar."""
@@ -577,10 +593,10 @@ class TrainingBar(ProgressCallback):  # type: ignore[misc]
             for name, value in kwargs["metrics"].items()
             if name.startswith("eval_") and not name.endswith("_runtime")
         )
-        if self.training_bar is not None:
-            self.training_bar.write(f"step {state.global_step}: dev {measured}", file=sys.stderr)
+        if self.bar is not None:
+            self.bar.tell(f"step {state.global_step}: dev {measured}")
 
     def close(self) -> None:
         """Close it, also after a training that failed: its error is then the last line."""
-        if self.training_bar is not None:
-            self.training_bar.close()
+        if self.bar is not None:
+            self.bar.close()

@@ -22,7 +22,6 @@ import numpy.typing as npt
 import torch
 import xxhash
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pgra.artifacts import (
     MANIFEST,
@@ -40,6 +39,7 @@ from pgra.artifacts import (
 )
 from pgra.core import ALONE, Context, Example, Json, Rows
 from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.progress import Bar
 
 # One shard of states on disk: written once, in the dtype asked for, checked before it is used.
 #
@@ -387,7 +387,7 @@ class Bank:
                 self._begin()
             context.barrier()
             total, hidden = sum(map(len, share)), not context.shows_progress
-            with tqdm(total=total, unit="text", desc=title, disable=hidden) as bar:
+            with Bar(total=total, unit="text", desc=title, disable=hidden) as bar:
                 run_overlapped(share, prepare, lambda ready: encode(ready, bar.update), keep=keep)
             context.barrier()
         self._look()

@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from pgra.artifacts import artifact_dir, build_once, digest, is_finished, read_manifest
 from pgra.core import MISSING_ROW, Candidates, Json, Rows
+from pgra.progress import Bar
 from pgra.retrieval.base import (
     BuiltIndex,
     IndexIdentity,
@@ -139,7 +139,7 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     corpus, began = request.corpus, time.monotonic()
     is_quiet = not request.context.shows_progress
     texts = (text for batch in corpus.batched(_CHUNK) for text in batch)
-    bar = tqdm(texts, total=len(corpus), desc="bm25", unit="text", disable=is_quiet)
+    bar = Bar(texts, total=len(corpus), desc="bm25", unit="text", disable=is_quiet)
     index = index_words(map(split_words, bar))
     index.save(folder, show_progress=False)
     seconds = time.monotonic() - began

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from pgra.artifacts import load_manifest, write_aside
 from pgra.core import MISSING_ROW, Candidates, Json, Rows, machine_memory
 from pgra.errors import ConfigError
+from pgra.progress import Bar
 
 logger = logging.getLogger(__name__)
 
@@ -521,7 +521,7 @@ def build_faiss(
         counts |= _train(index, source, plan.factory)
     num_there = index.ntotal
     # disable=None: a bar is for a terminal.
-    with tqdm(total=source.num_rows, desc="index", unit="passage", disable=None) as bar:
+    with Bar(total=source.num_rows, desc="index", unit="passage") as bar:
         for rows, vectors in numbered(source.blocks()):
             if rows[0] >= num_there:
                 index.add(vectors)

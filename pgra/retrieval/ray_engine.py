@@ -16,12 +16,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from pgra.config import RetrieverArguments
 from pgra.data.corpus import load_corpus
 from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ArtifactError, ConfigError, PgraError
+from pgra.progress import Bar
 from pgra.retrieval.base import IndexRequest, find_retriever, whole_path
 from pgra.retrieval.shards import Shard, encode_shards, vectors_digest
 
@@ -61,7 +60,7 @@ def encode_by_ray(
     what = (str(request.corpus.folder.resolve()), json.dumps(asdict(args)))
     waiting = [replace(shard, folder=shard.folder.resolve()) for shard in shards][::-1]
     total, is_quiet = sum(map(len, shards)), not request.context.shows_progress
-    with _cluster(), tqdm(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
+    with _cluster(), Bar(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
         has_gpus = request.context.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
         kind, device = ("GPU", "cuda") if has_gpus else ("CPU", "cpu")
         task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(encode_one)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from pgra.artifacts import (
     digest,
@@ -29,6 +28,7 @@ from pgra.artifacts import (
 from pgra.core import Json, Rows
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, DataError, ModelError
+from pgra.progress import Bar
 from pgra.retrieval.faiss import VectorSource
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def encode_shards(
         OSError: If the disk is full; what was being written is removed, done shards stay.
     """
     total, most = sum(map(len, shards)), np.finfo(np.float16).max
-    with tqdm(total=total, desc="encode", unit="text", disable=not (progress and shards)) as bar:
+    with Bar(total=total, desc="encode", unit="text", disable=not (progress and shards)) as bar:
         for shard in shards:
             cut_before = encoder.num_cut
             vectors = encoder.encode(corpus.slice(shard.start, shard.stop), advance=bar.update)

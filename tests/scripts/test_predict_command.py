@@ -251,6 +251,11 @@ def test_a_correction_decides_a_near_text_and_no_far_one(run, tmp_path):
     assert shown[2].startswith("memory: entry 1 at 0.9")
     assert shown[2].endswith(f': "{TEXTS[0]}" -> "{other}"')
     assert shown[3].startswith("without: ")
+    light = ("--memory", memory, "--memory_weight", 0.0, "--memory_as", "override")
+    same, near_one = answers(run, TEXTS[0].upper(), near, *light)
+    assert (same["prediction"], same["scores"][other]) == (other, 1)
+    assert near_one["prediction"] != other  # it is only near, and weighs nothing
+    assert "(it decides)" in ask(run, TEXTS[0], *light).out
 
 
 def test_a_memory_that_does_not_fit_a_run_is_refused(run, tmp_path):

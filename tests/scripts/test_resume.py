@@ -12,7 +12,7 @@ PLAIN = {"num_evidence": 0, "max_segment_tokens": 64}
 @pytest.fixture(scope="module")
 def made(bench):
     """A plain run of four steps, and its bench."""
-    bench.make("one", **PLAIN, max_steps=4)
+    bench.make("one", **PLAIN, max_steps=4, save_total_limit=2)  # which keeps checkpoints
     return bench
 
 
@@ -25,6 +25,8 @@ def test_out_of_time_is_124_and_the_same_command_goes_on(made):
     assert "metrics.json" not in contents(made.run("late"))
     assert made.train("late", **PLAIN, max_steps=4).code == 0
     assert made.predictions("late") == made.predictions("one")
+    assert list(made.run("one").glob("checkpoint-*"))
+    assert not list(made.run("late").glob("checkpoint-*"))  # by default a finished run has none
     for name in ("losses.jsonl", "reader/model.safetensors"):
         assert (made.run("late") / name).read_bytes() == (made.run("one") / name).read_bytes()
 

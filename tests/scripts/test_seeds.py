@@ -6,7 +6,7 @@ import statistics
 import pytest
 from scripted import contents, read_json
 
-STEPS = {"num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
+STEPS = {"save_total_limit": 2, "num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def test_each_seed_is_the_run_with_that_seed_alone_and_the_summary_is_theirs(ben
     assert [(run["seed"], run["value"]) for run in summary["runs"]] == list(enumerate(found))
     assert (summary["mean"], summary["sd"]) == pytest.approx((mean, sd))
     assert (summary["n"], summary["min"], summary["max"]) == (3, min(found), max(found))
-    last = three.out.splitlines()[-1]
+    last = next(line for line in reversed(three.out.splitlines()) if not line.startswith("note: "))
     assert f"accuracy {mean:.4f} ± {sd:.4f} (mean ± sample sd of 3 seeds of the reader" in last
     pattern = bench.run("p-{seed}")
     bench.make("", output_dir=pattern, seed=None, seeds="2", **STEPS)

@@ -12,7 +12,7 @@ import sys
 from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation
 from pgra.memory.families import load_family
-from pgra.memory.log import FeedbackLog
+from pgra.memory.log import SHARED, FeedbackLog
 from pgra.memory.lookup import EditLookup
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import MemPrompt, PromptedLM
@@ -89,12 +89,13 @@ def write_stream(path, steps):
     return path
 
 
-def conversation(log, family="lexical", completer=None, threshold=-5.0):
+def conversation(log, family="lexical", completer=None, threshold=-5.0, part=SHARED):
     """Return a person's conversation, by default about lexical relations."""
     few_shot = load_few_shot(family)
     return Conversation(
         lm=PromptedLM(few_shot=few_shot, completer=completer or FollowingLM()),
-        system=MemPrompt(load_family(family), few_shot, log, EditLookup(log), threshold),
+        system=MemPrompt(load_family(family), few_shot, log, EditLookup(log, part), threshold),
+        part=part,
     )
 
 

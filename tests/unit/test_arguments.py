@@ -77,7 +77,8 @@ def test_defaults_then_profile_then_yaml_then_command_line(yaml, capsys):
         ("price: 1e-4\n", "price is '1e-4'; it must be .*write it as 1.0e-4"),
         ("- a\n", "must be a mapping of names to values"),
         (["--kin", "pear"], "unknown argument '--kin'"),  # nothing is guessed from a beginning
-        (["--config", "none.yaml"], "cannot read none.yaml: No such file or directory"),
+        (["--config", "papr"], "unknown config 'papr'. Did you mean 'paper'"),
+        (["--config", "none.yaml"], r"none.yaml does not exist\.$"),
     ],
 )
 def test_a_yaml_or_a_command_line_that_cannot_work_is_refused(yaml, words, message):

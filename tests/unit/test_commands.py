@@ -137,3 +137,40 @@ def test_rerank_does_all_splits_with_neighbors_by_the_reader_that_a_yaml_names(
 def test_what_cannot_be_searched_or_reranked_is_refused(words, message, stage_flags, capsys):
     assert main([*words, *stage_flags]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--task", "sst3"], "unknown task 'sst3'. Did you mean 'sst"),
+        (["icl", "--task", "sst3"], "unknown task 'sst3'. Did you mean 'sst"),
+        (["demo", "--bogus", "1"], "unknown argument '--bogus'. See --help."),
+        (["train", "--lerning_rate", "1"], "Did you mean '--learning_rate'?"),
+        (["train", "--task", "sst2", "--config", "papr"], "Did you mean 'paper'?"),
+        (["train", "--task", "tikets.yaml"], "tikets.yaml does not exist. Near it: tickets.yaml."),
+    ],
+)
+def test_names_are_checked_before_models_are_looked_for(
+    words, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tickets.yaml").write_text("a: 1")
+    assert (
+        main([*words, *(("--model_name_or_path", "no/such") if words[0] == "train" else ())]) == 2
+    )
+    told = capsys.readouterr().err
+    assert message in told
+    assert "no/such" not in told
+
+
+def test_a_search_for_more_than_there_is_shows_all_and_says_so(stage_flags, tmp_path, capsys):
+    (tmp_path / "three.txt").write_text("red apples\ngreen pears\nblue plums\n")
+    words = ["search", "red apples", "--retriever", "bm25", "--corpus", str(tmp_path / "three.txt")]
+    assert main([*words, "--artifacts_dir", str(tmp_path / "artifacts")]) == 0
+    shown = capsys.readouterr()
+    assert "row 0         red apples" in shown.out
+    assert "num_candidates is 5, and the corpus has 3 passages: all" in shown.err
+    assert (
+        main([*words, "--artifacts_dir", str(tmp_path / "artifacts"), "--num_candidates", "3"]) == 0
+    )
+    assert "num_candidates is" not in capsys.readouterr().err  # the control

@@ -78,6 +78,26 @@ def test_scores_are_those_of_sentence_transformers(start, cross_encoder_dir):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_a_folder_that_sentence_transformers_saved_gives_its_scores(start, tmp_path, num_labels):
+    from sentence_transformers import CrossEncoder as Stock
+
+    folder = build_cross_encoder(tmp_path / "plain", num_labels=num_labels)
+    stock = Stock(str(folder), device="cpu", max_length=20)
+    stock.save_pretrained(str(tmp_path / "saved"))
+    pairs = [*PAIRS, (SENTENCES[0], " ".join(SENTENCES))]  # the last one is cut
+    found = torch.from_numpy(score(start(tmp_path / "saved"), pairs))
+    expected = stock.predict(pairs, show_progress_bar=False, convert_to_tensor=True)
+    if num_labels == 1:  # the library's own is behind a sigmoid, which keeps the order
+        torch.testing.assert_close(found.sigmoid(), expected, rtol=1e-4, atol=1e-5)
+    else:  # logits of each class
+        torch.testing.assert_close(found, expected.log_softmax(1)[:, 2], rtol=1e-4, atol=1e-5)
+    whole = score(start(folder), pairs)
+    assert abs(whole[-1] - found[-1]) > 1e-4  # the control: its length is the saved one's
+
+
 def test_of_several_classes_it_is_the_log_probability_of_the_relevant_one(start, tmp_path):
     folder = build_cross_encoder(tmp_path / "three", num_labels=3)
     expected = by_hand(folder).log_softmax(1)

@@ -258,6 +258,28 @@ def test_vectors_are_those_of_the_library(encoder_dirs, tmp_path, kind, parts, f
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
+def test_a_folder_that_the_library_saved_gives_its_vectors(encoder_dir, tmp_path, mode):
+    library = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer import modules
+
+    parts = [
+        modules.Transformer(str(encoder_dir), max_seq_length=12),
+        modules.Pooling(16, pooling_mode=mode),
+        modules.Dense(16, WIDE, activation_function=torch.nn.Tanh()),
+        modules.Normalize(),
+    ]
+    model = library.SentenceTransformer(modules=parts, prompts=PROMPTS, device="cpu")
+    model.save(str(tmp_path / "saved"))
+    ours, texts = make(tmp_path / "saved"), [*SENTENCES, SENTENCES[3] * 3]
+    assert ours.fingerprint["max_tokens"] == 12
+    close(ours.encode(texts), model.encode_document(texts))
+    close(ours.encode(texts, is_query=True), model.encode_query(texts))
+    assert not np.allclose(ours.encode(texts), model.encode(texts), atol=1e-3)  # prompts matter
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
 def test_the_bundled_encoder_gives_the_librarys_vectors(two_threads):
     library = pytest.importorskip("sentence_transformers")
     ours = make("bundled:minilm-l6")

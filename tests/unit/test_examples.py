@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import datasets
+import numpy as np
 import pytest
 from conftest import write_jsonl
 from datasets import ClassLabel, Dataset, DatasetDict
@@ -249,3 +251,73 @@ def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     assert draw_shots(examples, LABELS, 2, seed=43) != shots  # the control
     with pytest.raises(DataError, match=r"' has 5 .*num_shots \(3\) asks for 6.*lower it"):
         draw_shots(examples, LABELS, 3, seed=0)
+
+
+# Rows in memory.
+
+
+def test_rows_in_memory_are_what_their_file_is(tmp_path):
+    rows = [{"text": f"t{i}", "label": LABELS[i % 2], "more": i} for i in range(40)]
+    test = [{"text": "new", "label": 1}]
+    args = files(*(write_jsonl(tmp_path / f"{n}.jsonl", r) for n, r in (("a", rows), ("b", test))))
+    asked = load_splits(TASK, args)
+    pairs = [(row["text"], np.int64(LABELS.index(row["label"]))) for row in rows]
+    sets = datasets.DatasetDict(
+        {
+            "train": datasets.Dataset.from_list(rows),
+            "test": datasets.Dataset.from_list(test),
+            "more": datasets.Dataset.from_list(test),
+        }
+    )
+    for data in ({"train": rows, "test": test}, {"train": pairs, "test": args.test_file}, sets):
+        found = load_splits(TASK, data)
+        assert (found.train, found.dev, found.test) == (asked.train, asked.dev, asked.test)
+    assert len(load_splits(TASK, {"train": rows}).test) == 8  # a fifth of train
+    other = load_splits(TASK, {"train": rows[:20], "test": test})
+    assert other.train != asked.train  # the control
+
+
+def test_a_hubs_integers_in_memory_are_its_own():
+    task = Task.from_dict(
+        {
+            "labels": LABELS,
+            "prompt": "{text}",
+            "reader_template": "{text} <extra_id_0>",
+            "verbalizer": {label: label for label in LABELS},
+            "hub": {
+                "id": "a/b",
+                "columns": {"text": "sentence", "label": "code"},
+                "labels": list(reversed(LABELS)),
+            },
+        }
+    )
+    rows = [{"sentence": "a", "code": 0}, {"sentence": "b", "code": 1}] * 9
+    for some in (rows, datasets.Dataset.from_list(rows)):
+        found = load_splits(task, {"train": some, "test": rows})
+        assert labels_of(found.test)[:2] == [LABELS[1], LABELS[0]]
+    own = [{"text": "a", "label": 0}, {"text": "b", "label": 1}] * 9
+    assert labels_of(load_splits(task, {"train": own, "test": own}).test)[:2] == [*LABELS]
+    named = datasets.Dataset.from_list(own).cast_column(
+        "label", datasets.ClassLabel(names=["pos", "neg"])
+    )
+    with pytest.raises(DataError, match="column 'label' has the classes pos, neg, the task has"):
+        load_splits(task, {"train": named})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"test": [("a", 1)]}, "there is no split 'train' .there are: test"),
+        ({"train": []}, "train is empty"),
+        ({"train": 3}, "train is a int: give a datasets.Dataset"),
+        ({"train": [3]}, r"train, row 0 is a int \(3\): give a datasets.Dataset"),
+        ({"train": [("a", "b", "c")]}, "train, row 0 is a tuple"),
+        ({"train": [{"text": "a"}]}, "train, row 0: no column 'label'"),
+        ({"train": "no.csv"}, "no.csv does not exist"),
+    ],
+)
+def test_wrong_rows_are_refused_with_their_place(data, message):
+    with pytest.raises(DataError, match=message):
+        load_splits(TASK, data)
+    with pytest.raises(ValueError, match="data is a list: give the rows by split"):
+        load_splits(TASK, [("a", 1)])

@@ -199,6 +199,24 @@ def test_free_feedback_stands_behind_the_query_on_one_line(words, memory):
     assert f"{FIRST} | clarification: film / here means cinema\n" in asked
 
 
+def test_a_correction_of_an_equal_text_is_the_answer_where_it_may_override(near, memory):
+    first, other = lines_of(near.folder)[:2]
+    wrong = {"negative": "positive", "positive": "negative"}
+    tell(memory["memory"], **{line["text"]: wrong[line["prediction"]] for line in (first, other)})
+    texts = [first["text"].upper(), f"{other['text']} more"]
+    said = {}
+    for use in ("exemplar", "override"):
+        how = PromptMemoryArguments(**memory | {"memory_threshold": -9}, memory_as=use)
+        said[use] = Predictor.open(near.folder, device="cpu", memory=how).answer(texts)
+    equal, unequal = said["override"]
+    assert equal.prediction.label == wrong[first["prediction"]]
+    assert equal.prediction.scores[equal.prediction.label] == 1
+    alone = said["exemplar"][0].prediction  # what the LM says with the correction in its prompt
+    assert equal.details["without_memory"] == dict(alone.scores)
+    assert unequal == said["exemplar"][1]  # the control: it is only near
+    assert unequal.details["memory"][0]["is_shown"]
+
+
 def test_a_run_decides_new_texts_as_its_own_and_a_memory_near_ones(near, memory, tmp_path):
     lines = lines_of(near.folder)[:2]
     texts = [line["text"] for line in lines]

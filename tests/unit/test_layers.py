@@ -7,9 +7,21 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
-    *("errors", "help", "core", "config", "artifacts", "data", "prompts", "lm", "encoders"),
+    *(
+        "errors",
+        "help",
+        "progress",
+        "core",
+        "config",
+        "artifacts",
+        "data",
+        "prompts",
+        "lm",
+        "encoders",
+    ),
     *("retrieval", "exemplars", "rerank", "plan", "reader", "report", "run_folder", "publish"),
-    *("memory", "methods", "runs", "experiments", "api", "commands", "cli", "__main__"),
+    *("memory", "methods", "runs", "experiments", "api", "integrations", "commands", "cli"),
+    "__main__",
 ]
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text
 MODULES = sorted(

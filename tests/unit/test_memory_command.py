@@ -87,8 +87,12 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
     [
         (("add", "a", "b", "c"), "'c' is one text too many: put each in quotes"),
         (
-            ("stream", "--stream", "x", "--dev_stream", "y", "--threshold", "-3"),
+            ("stream", "--lm", "x", "--dev_stream", "y", "--threshold", "-3"),
             "dev_stream chooses the threshold",
+        ),
+        (
+            ("chat",),
+            "--lm is missing: give it (Causal LM: a hub id (facebook/opt-13b is the paper's",
         ),
         # what is needed is named with how the command is called
         (("salvage", "x"), 'output is missing: pgra memory salvage "FILE" --output OUTPUT'),

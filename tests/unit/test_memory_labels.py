@@ -6,7 +6,14 @@ import pytest
 
 from pgra.core import Example, Prediction
 from pgra.errors import ConfigError
-from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments, input_key, mix_labels
+from pgra.memory.labels import (
+    Correction,
+    LabelMemory,
+    PromptMemoryArguments,
+    input_key,
+    mix_labels,
+    overrule,
+)
 from pgra.memory.log import Event
 
 LABELS = ("negative", "positive")
@@ -92,6 +99,31 @@ def test_chances_are_mixed_with_the_shares_of_the_corrections():
         assert (mixed.label, mixed.scores["positive"]) == (decided, pytest.approx(chance))
         assert sum(mixed.scores.values()) == pytest.approx(1)
     assert mix_labels(sure, [], weight=1) is sure
+
+
+def test_to_override_the_correction_of_an_equal_text_decides_and_no_other(log):
+    log.write(GOOD, "negative", task="sst2")
+    log.write(FAR, "positive", task="sst2")
+    sure = Prediction("a", "positive", {"negative": 0.01, "positive": 0.99})
+
+    def decided(text, **changes):
+        how = {"memory_as": "override", "memory_lookup": "bm25", "memory_threshold": 99}
+        with opened(log, **(how | changes)) as memory:
+            found = memory.recall({"text": text})
+        mixed = mix_labels(sure, found, weight=0.1)
+        return mixed.label, overrule(sure, found).label, [one.entry.feedback for one in found]
+
+    same = "a film so  bad it is GOOD"
+    assert decided(same) == ("negative", "negative", ["negative"])  # no gate stops it
+    # The controls: a text that is only near, and the same one as an exemplar.
+    near = {"memory_lookup": "edit", "memory_threshold": -5}
+    assert decided(NEAR, **near) == ("positive", "positive", ["negative"])
+    assert decided(GOOD, memory_as="exemplar", **near) == ("positive", "positive", ["negative"])
+    # A scope's own word counts before what all share, whichever is newer, and in its scope alone.
+    log.write(GOOD, "positive", task="sst2", scope="anna")
+    log.write(same, "negative", task="sst2")
+    assert decided(GOOD, memory_scope="anna")[1] == "positive"
+    assert decided(GOOD)[1] == decided(GOOD, memory_scope="bert")[1] == "negative"
 
 
 def test_a_gate_without_a_memory_is_refused():

@@ -6,7 +6,7 @@ from itertools import islice, repeat
 import numpy as np
 import pytest
 import torch
-from conftest import write_jsonl
+from conftest import SENTENCES, write_jsonl
 from following_lm import write_stream
 from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
@@ -262,6 +262,32 @@ def test_a_head_stands_behind_what_the_encoder_had_before(encoder_dir, tmp_path)
         expected = torch.nn.functional.normalize(head.apply(expected), dim=-1)
         after = Encoder.from_name(str(folder), device="cpu")
         np.testing.assert_allclose(after.encode(texts), expected, atol=1e-5)
+
+
+SAVED = [
+    {},
+    {"pooling": "pooler"},
+    {"pooling": "max", "normalize": False, "max_encoder_tokens": 9},
+    {"pooling": "last", "query_prompt": "the town: ", "passage_prompt": "a film: "},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("how", SAVED, ids=str)
+def test_a_saved_encoder_is_one_of_sentence_transformers(encoder_dir, tmp_path, how):
+    library = pytest.importorskip("sentence_transformers")
+    before, draw = Encoder.from_name(str(encoder_dir), device="cpu", **how), torch.Generator()
+    head = DenseLayer(torch.randn(5, 16, generator=draw), None, "Tanh", "")
+    save_with_head(before, head, tmp_path / "s")
+    after = Encoder.from_name(str(tmp_path / "s"), device="cpu")
+    theirs = library.SentenceTransformer(str(tmp_path / "s"), device="cpu")
+    for is_query, encode in ((False, theirs.encode_document), (True, theirs.encode_query)):
+        vectors = torch.from_numpy(before.encode(SENTENCES, is_query=is_query))
+        expected = torch.nn.functional.normalize(head.apply(vectors), dim=-1).numpy()
+        np.testing.assert_allclose(encode(SENTENCES), expected, atol=1e-5)
+        np.testing.assert_allclose(after.encode(SENTENCES, is_query=is_query), expected, atol=1e-5)
+    assert np.ptp(expected, axis=0).max() > 0.05  # the control: texts differ
 
 
 def pairs(path, family=None):

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from pgra.cli import main
 from pgra.errors import ArtifactError
 from pgra.lm.base import Completion
-from pgra.memory.log import FeedbackLog
+from pgra.memory.log import FeedbackLog, Part
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
@@ -67,6 +67,57 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
     assert visitor.answer.text.count('<details class="earlier">') == 2
     visitor.send("forget", entry="1")
     assert (entries(page), visitor.answer.url.fragment) == ([], "memory")
+
+
+def test_an_entry_is_corrected_found_and_a_forget_undone_on_the_page(page):
+    visitor = Visitor(page)
+    for question in (AKIN, "expand on < fast > ?"):
+        visitor.send("ask", question=question)
+        turn = re.search(r'name="turn" value="(\d+)"', visitor.answer.text).group(1)
+        visitor.send("correct", turn=turn, feedback=MEANT)
+    visitor.send("change", entry="1", feedback="I want an <antonym>", search="PRETTY")
+    assert (AKIN, "I want an <antonym>") in entries(page)
+    assert (visitor.answer.url.query, visitor.answer.url.fragment) == (b"search=PRETTY", "memory")
+    assert "In the memory: 1 entry found" in visitor.shown()  # the search goes on
+    assert "entry 2" not in visitor.shown().partition("In the memory")[2].casefold()
+    visitor.send("forget", entry="2")
+    assert [question for question, _ in entries(page)] == [AKIN]
+    assert "Entry 2 is forgotten." in visitor.shown()
+    visitor.send("restore", entry="2")
+    assert entries(page)[-1] == ("expand on < fast > ?", MEANT)
+    assert "is forgotten" not in visitor.shown()
+    answer = visitor.send("change", entry="5", feedback=" ")
+    assert (answer.status_code, entries(page)[-1][1]) == (422, MEANT)
+    assert "the feedback is empty" in visitor.shown()
+    assert str(visitor.client.get(str(answer.url)).url) == visitor.address
+    for number in ("99", "-1", "9" * 30, "x"):  # no such entry
+        for name in ("change", "forget", "restore"):
+            assert visitor.send(name, entry=number, feedback="x").status_code == 422
+    assert len(entries(page)) == 2
+    visitor.answer = visitor.client.get(f"{visitor.address}?search=%3Cb%3E&forgotten=x")
+    assert "Nothing has this text." in visitor.shown()
+    assert "<b>" not in visitor.answer.text
+
+
+def test_a_scope_shows_and_changes_its_own_entries_alone(tmp_path):
+    path = tmp_path / "memory.sqlite"
+    with FeedbackLog.open(path) as log:
+        log.write(AKIN, MEANT)
+        log.write("expand on < a > ?", "of bert", scope="bert")
+    with open_page(path, part=Part(scope="anna")) as page:
+        visitor = Visitor(page)
+        visitor.send("ask", question="what is akin to < fast > ?")
+        assert "Used entry 1" in visitor.shown()  # what all share
+        for name in ("forget", "change", "restore"):
+            visitor.send(name, entry="2", feedback="x")
+            assert "entry 2 is of another task or scope" in visitor.shown()
+        visitor.send("correct", turn="1", feedback="of anna")
+        assert "In the memory: 1 entry" in visitor.shown()
+    with FeedbackLog.open(path) as log:
+        assert [(e.scope, e.feedback) for e in log.entries()][1:] == [
+            ("bert", "of bert"),
+            ("anna", "of anna"),
+        ]
 
 
 def test_what_people_and_the_lm_wrote_is_text_and_never_markup(tmp_path):
@@ -134,6 +185,9 @@ def test_another_page_or_name_may_not_send_forms_here(page):
     assert code(origin="http://127.0.0.1") == 200
     assert code(origin="http://evil.example") == code(origin="null") == 403
     assert code(host="evil.example") == 400  # a name that was made to point here
+    refused = visitor.client.get("/", headers={"host": "evil.example"}).text
+    assert "open http://127.0.0.1:80/ there. To open it to others, start pgra" in refused
+    assert visitor.client.get("/", headers={"host": "127.0.0.1:7860"}).status_code == 200
     far = visitor.client.post("/chat/guessed/ask", data={"question": AKIN})
     assert str(far.url) not in (address, visitor.address)  # a new tab
     assert AKIN not in far.text
@@ -148,7 +202,11 @@ def test_a_page_asks_for_nothing_of_another_host(page):
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert answer.headers["cache-control"] == "no-store"
     fields = re.findall(r'<(?:input|textarea) id="(\w+)"', answer.text)
-    assert re.findall(r'<label for="(\w+)"', answer.text) == fields == ["question", "feedback"]
+    assert (
+        re.findall(r'<label for="(\w+)"', answer.text)
+        == fields
+        == ["question", "feedback", "search"]
+    )
     own = re.findall(r'(?:src|href|action)="([^"]*)"', answer.text)
     assert len(own) >= 5
     assert all(re.match(r"/\w|#|data:,$", place) for place in own), own
@@ -167,7 +225,7 @@ def test_a_page_that_cannot_open_says_why(tmp_path, monkeypatch, capsys):
     assert threading.active_count() == before
     with socket.create_server(("127.0.0.1", 0)) as taken:  # told before anything is loaded
         port = taken.getsockname()[1]
-        assert main(["memory", "web", "--port", str(port)]) == 2
+        assert main(["memory", "web", "--lm", "x", "--port", str(port)]) == 2
         assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 import math
 import re
+import sys
 
 import pytest
 import torch
@@ -107,7 +108,10 @@ def test_what_cannot_be_learnt_from_is_refused(t5_dir, tmp_path):
         train(t5_dir, make_arguments(tmp_path), rows=make_inputs(3))
 
 
-def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(t5_dir, tmp_path, capsys):
+def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(
+    t5_dir, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     quiet_libraries()  # the demo hides what libraries show before it makes any arguments
     unset = {"use_cpu": True, "max_steps": 6, "eval_steps": 3, "logging_steps": 1}
     train(t5_dir, ReaderTrainingArguments(output_dir=str(tmp_path / "shown"), **unset))

@@ -160,3 +160,41 @@ def test_a_path_and_what_is_not_of_the_file(tmp_path):
 def test_what_does_not_fit_is_named_with_its_file(values, message, tmp_path):
     with pytest.raises(ConfigError, match=rf"mine\.yaml: .*{message}"):
         read(tmp_path / "mine.yaml", values)
+
+
+PLAIN = {
+    "labels": ["no", "yes"],
+    "prompt": "Is it?\n{text}",
+    "reader_template": "{text} <extra_id_0>",
+    "verbalizer": {"no": "bad", "yes": "good"},
+}
+
+
+@pytest.mark.parametrize("kind", [Task, GenerationTask])
+def test_every_task_comes_back_from_what_it_writes(kind, tmp_path):
+    for name in kind.names():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(kind.load(name).to_yaml())
+        assert kind.load(path) == kind.load(name)
+
+
+def test_a_task_needs_no_file():
+    made = Task(name="mine", **PLAIN)
+    assert Task.from_dict(PLAIN, name="mine") == made == Task.from_dict({**PLAIN, "name": "mine"})
+    assert made.labels == ("no", "yes")
+    for changes, message in (
+        ({"labels": "no"}, "labels is 'no'; it must be a list"),
+        ({"labels": None}, "labels is None; it must be a list"),
+        ({"labels": ["no", 1]}, "labels is 1; it must be text"),
+        ({"prompt": 3}, "prompt is 3; it must be text"),
+        ({"verbalizer": ["bad"]}, "verbalizer is .* it must be a mapping"),
+        ({"name": "a/b"}, "name is 'a/b', and files are named by it"),
+        ({"name": None}, "name is None; it must be text"),
+    ):
+        values = {"name": "mine", **PLAIN, **changes}
+        with pytest.raises(ConfigError, match=message):
+            Task(**values)
+        with pytest.raises(ConfigError, match=message):
+            Task.from_dict(values)
+    with pytest.raises(ConfigError, match="a task is made of a dict of its keys, not of 'sst2'"):
+        Task.from_dict("sst2")

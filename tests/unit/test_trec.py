@@ -1,5 +1,6 @@
 """TREC's files: what is written is read again, and what is wrong is named with its line."""
 
+import json
 import sys
 
 import numpy as np
@@ -237,6 +238,17 @@ def test_passages_without_one_name_each_are_refused(world):
 
 
 @pytest.fixture
+def say(capsys):
+    """Run a command that works and return what it printed."""
+
+    def say(*words):
+        assert main([*words]) == 0
+        return capsys.readouterr().out
+
+    return say
+
+
+@pytest.fixture
 def flags(world):
     rows = [{"name": f"d{n}", "text": text} for n, text in enumerate(SENTENCES)]
     corpus = write_jsonl(world.root / "corpus.jsonl", rows)
@@ -293,6 +305,38 @@ def test_a_rerank_takes_a_run_as_its_first_stage_and_writes_one(
     best = [line.split()[2] for line in run.splitlines()]
     assert first != best  # the same passages in the second stage's order
     assert all(sorted(first[n : n + 4]) == sorted(best[n : n + 4]) for n in (0, 4, 8))
+
+
+def test_a_task_reads_its_candidates_from_a_run(world, lm_dirs, review_files, say):
+    files = [review_files[name].read_text() for name in ("train", "test")]
+    rows = [json.loads(line) for text in files for line in text.splitlines()]
+    texts = dict.fromkeys(str(row["text"]) for row in rows)
+    world.write_queries("all.tsv", {f"q{number}": text for number, text in enumerate(texts)})
+    flags = [
+        *("--corpus", str(world.one), "--encoder", str(world.encoder), "--device", "cpu"),
+        *("--artifacts_dir", "artifacts", "--num_candidates", "4"),
+    ]
+    say("search", *flags, "--queries", "all.tsv", "--trec", "run.txt")
+    task = [
+        *("rerank", *flags, "--task", "sst2", "--lm", str(lm_dirs["opt"]), "--num_exemplars", "2"),
+        *("--train_file", str(review_files["train"]), "--test_file", str(review_files["test"])),
+        *("--num_evidence", "2"),
+    ]
+
+    def found(*words):
+        told = [line.split() for line in say(*task, *words).splitlines()]
+        folders = [words[1] for words in told if words[0] in ("candidates:", "evidence:")]
+        assert len(folders) == 6
+        return [np.load(f"{folder}/rows.npy") for folder in folders]
+
+    of_run = ["--retriever", "run:run.txt", "--run_queries", "all.tsv"]
+    for ours, theirs in zip(found(), found(*of_run), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    lines = (world.root / "run.txt").read_text().splitlines()
+    world.write("run.txt", [line for number, line in enumerate(lines) if number % 4 != 1])
+    edited = found(*of_run)  # the control: an edited run is another
+    assert [rows.shape[1] for rows in edited] == [4] * 6
+    assert all((rows[:, 3] == -1).all() for rows in edited[::2])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""LangChain: a reranker of retrieved documents, and KATE's choice of few-shot examples."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pgra.api.choosing import ExemplarSelector
+from pgra.api.reranking import Reranker
+
+try:
+    from langchain_core.callbacks import Callbacks
+    from langchain_core.documents import BaseDocumentCompressor, Document
+    from langchain_core.example_selectors import BaseExampleSelector
+    from pydantic import ConfigDict, Field
+except ImportError:
+    raise ImportError(
+        "pgra.integrations.langchain needs langchain-core: pip install 'pgra[integrations]'"
+    ) from None
+
+
+class PgraReranker(BaseDocumentCompressor):
+    """Orders documents by a `pgra.Reranker`, such as in a `ContextualCompressionRetriever`.
+
+    Attributes:
+        reranker: The LM under a task's prompt.
+        top_n: How many of the best are kept; None: all.
+    """
+
+    reranker: Reranker
+    top_n: int | None = Field(default=None, ge=1)
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    def compress_documents(
+        self,
+        documents: Sequence[Document],
+        query: str,
+        callbacks: Callbacks | None = None,  # noqa: ARG002 (the contract's)
+    ) -> list[Document]:
+        """Return the best documents for a query, best first.
+
+        They are copies; their score stands in `metadata["relevance_score"]`.
+
+        Raises:
+            PgraError: As `pgra.Reranker.rank`.
+        """
+        if not documents:
+            return []
+        texts = [document.page_content for document in documents]
+        found = []
+        for hit in self.reranker.rank(query, texts, top_k=self.top_n):
+            document = documents[hit.index]
+            metadata = {**document.metadata, "relevance_score": hit.score}
+            found.append(document.model_copy(update={"metadata": metadata}))
+        return found
+
+
+class KateSelector(BaseExampleSelector):
+    """Chooses the examples of a `FewShotPromptTemplate` by a `pgra.ExemplarSelector`.
+
+    Args:
+        selector: Of a pool of dicts, whose text columns are variables of the prompt.
+        k: How many examples.
+        nearest_last: Whether the nearest stands next to the query; the paper has it first.
+
+    Raises:
+        ValueError: If an item of the pool is no dict.
+    """
+
+    def __init__(
+        self, selector: ExemplarSelector, k: int = 8, *, nearest_last: bool = False
+    ) -> None:
+        self.selector, self.k, self.nearest_last = selector, k, nearest_last
+        for item in selector.items:
+            _check_example(item)
+
+    def add_example(self, example: dict[str, str]) -> None:
+        """Take an example into the pool.
+
+        Raises:
+            DataError: If it lacks a column of the pool.
+            ValueError: If it is no dict.
+        """
+        _check_example(example)
+        self.selector.add(example)
+
+    def select_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
+        """Return the examples nearest to the text columns among a prompt's variables.
+
+        Raises:
+            DataError: If a column is not among them.
+        """
+        chosen = self.selector.select(input_variables, self.k)
+        return chosen[::-1] if self.nearest_last else chosen
+
+
+def _check_example(example: object) -> None:
+    if not isinstance(example, Mapping):
+        raise ValueError(f"an example of LangChain is a dict, and this is {example!r:.80}")

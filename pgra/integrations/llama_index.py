@@ -1,0 +1,68 @@
+"""LlamaIndex: a postprocessor that orders retrieved nodes."""
+
+from typing import Any
+
+from pgra.api.reranking import Reranker
+
+try:
+    from llama_index.core.bridge.pydantic import Field, PrivateAttr
+    from llama_index.core.callbacks import CBEventType, EventPayload
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+except ImportError:
+    raise ImportError(
+        "pgra.integrations.llama_index needs llama-index-core: pip install 'pgra[integrations]'"
+    ) from None
+
+
+class PgraRerank(BaseNodePostprocessor):
+    """Orders nodes by a `pgra.Reranker`, such as among a query engine's `node_postprocessors`.
+
+    Attributes:
+        top_n: How many of the best are kept; None: all.
+    """
+
+    top_n: int | None = Field(default=None, ge=1, description="Nodes kept, the best first.")
+    _reranker: Reranker = PrivateAttr()
+
+    def __init__(self, reranker: Reranker, top_n: int | None = None, **rest: Any) -> None:
+        """Take a reranker.
+
+        Args:
+            reranker: The LM under a task's prompt.
+            top_n: How many of the best are kept; None: all.
+            rest: Of the base class: `callback_manager`.
+
+        Raises:
+            ValueError: If `reranker` is none, or `top_n` is below 1.
+        """
+        if not isinstance(reranker, Reranker):
+            raise ValueError(f"reranker is {reranker!r:.80}: give a pgra.Reranker")
+        super().__init__(top_n=top_n, **rest)
+        self._reranker = reranker
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return its name in LlamaIndex's records."""
+        return "PgraRerank"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        """Return the best nodes, best first, with the reranker's scores; the given ones stay."""
+        if query_bundle is None:
+            raise ValueError("there is no query to order nodes by: give query_str or query_bundle")
+        if not nodes:
+            return []
+        asked = {
+            EventPayload.NODES: nodes,
+            EventPayload.MODEL_NAME: repr(self._reranker),
+            EventPayload.QUERY_STR: query_bundle.query_str,
+            EventPayload.TOP_K: self.top_n,
+        }
+        with self.callback_manager.event(CBEventType.RERANKING, payload=asked) as event:
+            texts = [node.node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes]
+            hits = self._reranker.rank(query_bundle.query_str, texts, top_k=self.top_n)
+            best = [NodeWithScore(node=nodes[hit.index].node, score=hit.score) for hit in hits]
+            event.on_end(payload={EventPayload.NODES: best})
+        return best

@@ -1,0 +1,57 @@
+"""Bars: on a terminal drawn over, elsewhere (a log file) a line every half minute."""
+
+import logging
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+_SECONDS = 30.0
+_LINE = "{desc}: {n_fmt}/{total_fmt} in {elapsed}, {rate_fmt}{postfix}"
+_LINE_WITHOUT_END = "{desc}: {n_fmt} in {elapsed}, {rate_fmt}{postfix}"
+
+
+class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
+    """A bar with a name and a rate on stderr; `-q` shows none.
+
+    Where stderr is no terminal, what takes less than half a minute says nothing.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what tqdm takes; `desc` is the name, `unit` what the rate counts."""
+        self.is_log = not sys.stderr.isatty()
+        kwargs["disable"] = bool(kwargs.get("disable")) or _is_quiet()
+        if self.is_log:
+            has_end = kwargs.get("total") is not None or (args and hasattr(args[0], "__len__"))
+            kwargs |= {
+                "bar_format": _LINE if has_end else _LINE_WITHOUT_END,
+                **{"mininterval": _SECONDS, "delay": _SECONDS, "miniters": 1, "leave": False},
+            }
+        super().__init__(*args, **kwargs)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Draw it, or write a line."""
+        if not self.is_log:
+            shown: bool = super().display(msg, pos)
+            return shown
+        if msg != "":  # which would clear a line on a terminal
+            self.fp.write(f"{self if msg is None else msg}\n")
+            self.fp.flush()
+        return False
+
+    def tell(self, line: str) -> None:
+        """Write a line above it."""
+        if self.is_log and not self.disable:
+            self.fp.write(f"{line}\n")
+        elif not self.disable:
+            self.write(line, file=self.fp)
+
+    def close(self) -> None:
+        """End it, in a log with a last line if there was any."""
+        if self.is_log and not self.disable and self.last_print_t > self.start_t:
+            self.display()
+        super().close()
+
+
+def _is_quiet() -> bool:
+    return logging.getLogger("pgra").getEffectiveLevel() >= logging.ERROR

@@ -1,0 +1,211 @@
+"""The wrappers for LangChain and LlamaIndex, in those libraries, with a tiny LM and encoder."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import SENTENCES
+
+import pgra
+
+QUERY, DOCUMENTS = "red apples in the garden", SENTENCES[:6]
+POOL = [
+    {"question": question, "answer": answer, "source": str(number)}
+    for number, (question, answer) in enumerate(
+        [
+            ("Where do red apples grow?", "in the garden"),
+            ("Who loved the film?", "the critics"),
+            ("What is by the sea?", "an old house"),
+        ]
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def reranker(lm_dirs):
+    return pgra.Reranker(str(lm_dirs["opt"]), template="{text} It was", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def hits(reranker):
+    found = reranker.rank(QUERY, DOCUMENTS)
+    assert [hit.index for hit in found] != list(range(6))  # the control: the order changes
+    return found
+
+
+@pytest.fixture
+def selector(encoder_dir):
+    return pgra.ExemplarSelector(
+        POOL, text="question", label="answer", encoder=str(encoder_dir), device="cpu"
+    )
+
+
+# LangChain.
+
+
+@pytest.fixture(scope="module")
+def langchain():
+    pytest.importorskip("langchain_core", reason="needs the extra `integrations`")
+    from pgra.integrations import langchain
+
+    return langchain
+
+
+@pytest.fixture
+def documents(langchain):
+    return [
+        langchain.Document(text, id=f"d{number}", metadata={"row": number})
+        for number, text in enumerate(DOCUMENTS)
+    ]
+
+
+def test_a_langchain_compressor_gives_the_rerankers_best_as_documents(
+    langchain, reranker, hits, documents
+):
+    compressor = langchain.PgraReranker(reranker=reranker, top_n=2)
+    best = compressor.compress_documents(documents, QUERY)
+    assert [document.page_content for document in best] == [hit.text for hit in hits[:2]]
+    assert [document.id for document in best] == [f"d{hit.index}" for hit in hits[:2]]
+    for document, hit in zip(best, hits, strict=False):
+        assert document.metadata == {"row": hit.index, "relevance_score": hit.score}
+    assert all("relevance_score" not in document.metadata for document in documents)  # copies
+    every = langchain.PgraReranker(reranker=reranker).compress_documents(documents, QUERY)
+    assert [document.metadata["row"] for document in every] == [hit.index for hit in hits]
+    assert compressor.compress_documents([], QUERY) == []
+
+
+def test_a_langchain_compressor_works_in_a_chain_and_waits_for_nobody(
+    langchain, reranker, hits, documents
+):
+    import asyncio
+
+    from langchain_core.runnables import RunnableLambda
+
+    compressor = langchain.PgraReranker(reranker=reranker, top_n=1)
+    chain = RunnableLambda(lambda query: compressor.compress_documents(documents, query))
+    (best,) = chain.invoke(QUERY)
+    (later,) = asyncio.run(compressor.acompress_documents(documents, QUERY))
+    assert (
+        best.metadata == later.metadata == {"row": hits[0].index, "relevance_score": hits[0].score}
+    )
+
+
+def test_a_langchain_compressor_of_something_else_is_refused(langchain, reranker):
+    for wrong in ({"reranker": "opt"}, {"reranker": reranker, "top_n": 0}, {"top_k": 2}):
+        with pytest.raises(ValueError, match=next(reversed(wrong))):
+            langchain.PgraReranker(**wrong)
+
+
+def test_kate_chooses_the_examples_of_a_langchain_prompt(langchain, selector):
+    from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
+
+    def prompt(**how):
+        return FewShotPromptTemplate(
+            example_selector=langchain.KateSelector(selector, k=2, **how),
+            example_prompt=PromptTemplate.from_template("Q: {question}\nA: {answer}"),
+            suffix="Q: {question}\nA:",
+            input_variables=["question"],
+        ).format(question=asked)
+
+    asked = "Where do green apples grow?"
+    near = selector.select(asked, 2)
+    blocks = [f"Q: {item['question']}\nA: {item['answer']}" for item in near]
+    assert prompt() == "\n\n".join([*blocks, f"Q: {asked}\nA:"])
+    assert prompt(nearest_last=True) == "\n\n".join([*blocks[::-1], f"Q: {asked}\nA:"])
+
+
+def test_an_example_that_is_added_is_chosen_and_others_are_refused(langchain, selector):
+    kate, asked = langchain.KateSelector(selector, k=1), {"question": "Is xylophone music loud?"}
+    new = {"question": "Is the xylophone loud?", "answer": "yes", "source": "new"}
+    assert kate.select_examples(asked) != [new]
+    kate.add_example(new)
+    assert kate.select_examples(asked) == [new]
+    with pytest.raises(ValueError, match=r"a dict, and this is \('text', 'label'\)"):
+        kate.add_example(("text", "label"))
+    with pytest.raises(pgra.PgraError, match="no column 'question'"):
+        kate.add_example({"query": "x", "answer": "y"})
+    with pytest.raises(pgra.PgraError, match="no column 'question'"):
+        kate.select_examples({"query": "x"})
+    texts = pgra.ExemplarSelector(["one text", "two texts"], encoder="bm25")
+    with pytest.raises(ValueError, match="a dict, and this is 'one text'"):
+        langchain.KateSelector(texts)
+
+
+# LlamaIndex.
+
+
+@pytest.fixture(scope="module")
+def llama_index():
+    pytest.importorskip("llama_index.core", reason="needs the extra `integrations`")
+    from pgra.integrations import llama_index
+
+    return llama_index
+
+
+@pytest.fixture
+def nodes(llama_index):
+    from llama_index.core.schema import TextNode
+
+    texts = enumerate(DOCUMENTS)
+    return [
+        llama_index.NodeWithScore(node=TextNode(text=text, id_=f"n{number}"), score=0.5)
+        for number, text in texts
+    ]
+
+
+def test_a_llama_index_postprocessor_gives_the_rerankers_best_as_nodes(
+    llama_index, reranker, hits, nodes
+):
+    rerank = llama_index.PgraRerank(reranker, top_n=3)
+    best = rerank.postprocess_nodes(nodes, query_str=QUERY)
+    assert [node.node.node_id for node in best] == [f"n{hit.index}" for hit in hits[:3]]
+    assert [node.score for node in best] == [hit.score for hit in hits[:3]]
+    assert {node.score for node in nodes} == {0.5}  # the given ones stay
+    assert len(llama_index.PgraRerank(reranker).postprocess_nodes(nodes, query_str=QUERY)) == 6
+    assert rerank.postprocess_nodes([], query_str=QUERY) == []
+
+
+def test_a_llama_index_postprocessor_works_behind_a_retriever_and_is_traced(
+    llama_index, reranker, hits, nodes
+):
+    from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
+    from llama_index.core.llms import MockLLM
+    from llama_index.core.query_engine import RetrieverQueryEngine
+    from llama_index.core.retrievers import BaseRetriever
+
+    class Everything(BaseRetriever):
+        def _retrieve(self, query_bundle):
+            return nodes
+
+    seen = LlamaDebugHandler(print_trace_on_end=False)
+    engine = RetrieverQueryEngine.from_args(
+        Everything(),
+        llm=MockLLM(),
+        callback_manager=CallbackManager([seen]),
+        node_postprocessors=[llama_index.PgraRerank(reranker, top_n=2)],
+    )
+    sources = engine.query(QUERY).source_nodes
+    assert [node.node.node_id for node in sources] == [f"n{hit.index}" for hit in hits[:2]]
+    ((start, _),) = seen.get_event_pairs(CBEventType.RERANKING)
+    assert start.payload["top_k"] == 2
+
+
+def test_a_llama_index_postprocessor_of_something_else_is_refused(llama_index, reranker, nodes):
+    with pytest.raises(ValueError, match="reranker is 'opt': give a pgra.Reranker"):
+        llama_index.PgraRerank("opt")
+    with pytest.raises(ValueError, match="top_n"):
+        llama_index.PgraRerank(reranker, top_n=0)
+    with pytest.raises(ValueError, match="there is no query"):
+        llama_index.PgraRerank(reranker).postprocess_nodes(nodes)
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("langchain", "langchain_core"), ("llama_index", "llama_index")]
+)
+def test_without_the_library_one_line_says_what_to_install(name, library):
+    code = f"import sys\nsys.modules['{library}'] = None\nimport pgra.integrations.{name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    wanted = f"{library.replace('_', '-').removesuffix('-core')}-core"
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: pgra.integrations.{name} needs {wanted}: pip install 'pgra[integrations]'"
+    )

@@ -1,0 +1,64 @@
+"""Bars on a terminal, in a log and where nothing shall be said."""
+
+import io
+import logging
+import re
+import time
+
+import pytest
+
+from pgra import progress
+from pgra.progress import Bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """Count to 40 under a bar, in a fifth of a second, and return what stood on stderr."""
+    monkeypatch.setattr(logging.getLogger("pgra"), "level", logging.INFO)
+
+    def count(stream, seconds, **how):
+        monkeypatch.setattr("sys.stderr", stream)
+        monkeypatch.setattr(progress, "_SECONDS", seconds)
+        with Bar(total=40, desc="train", unit="step", **how) as bar:
+            for _ in range(40):
+                time.sleep(0.005)
+                bar.set_postfix(loss="0.530", refresh=False)
+                bar.update()
+            bar.tell("step 40: dev accuracy 0.5")
+        return stream.getvalue()
+
+    return count
+
+
+def test_a_log_gets_a_line_for_each_half_minute_with_name_rate_and_loss(count):
+    told = count(io.StringIO(), 0.05)
+    assert "\r" not in told
+    *lines, dev, last = told.splitlines()
+    assert 2 <= len(lines) <= 4  # of a fifth of a second, one for each twentieth
+    for line in (*lines, last):
+        assert re.fullmatch(r"train: \d+/40 in 00:00, [\d.]+step/s, loss=0.530", line)
+    assert (dev, last[:12]) == ("step 40: dev accuracy 0.5", "train: 40/40")
+
+
+def test_what_is_soon_done_says_nothing_in_a_log(count):
+    assert count(io.StringIO(), 30) == "step 40: dev accuracy 0.5\n"
+
+
+def test_a_terminal_has_a_bar_that_is_drawn_over(count):
+    told = count(Terminal(), 30)
+    assert told.count("\r") > 3
+    assert "train: 100%" in told
+    assert "loss=0.530" in told
+
+
+def test_where_only_errors_are_said_there_is_no_bar(count, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("pgra"), "level", logging.ERROR)
+    assert count(Terminal(), 30) == count(io.StringIO(), 0.01) == ""
+    monkeypatch.setattr(logging.getLogger("pgra"), "level", logging.WARNING)
+    assert count(Terminal(), 30, disable=True) == ""
+    assert count(Terminal(), 30) != ""
