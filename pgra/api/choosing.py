@@ -17,6 +17,7 @@ import numpy as np
 from pgra.config import choose, find_class, from_values
 from pgra.core import Example, Hit
 from pgra.data.bundled import BUNDLED, bundled_task_files
+from pgra.data.examples import open_rows
 from pgra.data.read import Record, check_file, clean_text, read_lines, read_records, table_rows
 from pgra.data.tasks import GenerationTask, Task, check_slots
 from pgra.encoders.encoder import Encoder
@@ -41,12 +42,12 @@ class _Columns:
     """What of an item is compared and shown.
 
     Attributes:
-        inputs: Its texts' names, in the order in which they are read.
+        texts: Its texts' columns by the names of inputs, in the order in which they are read.
         label: Its label's; None where the pool has none.
         names: Labels by their number, where a data set or task names them.
     """
 
-    inputs: tuple[str, ...]
+    texts: Mapping[str, str]
     label: str | None
     names: Sequence[str] = ()
 
@@ -72,7 +73,7 @@ class ExemplarSelector:
         order: str = SelectionArguments.order,
         leak_guard: bool | float = True,
         template: str | None = None,
-        task: str | Task | GenerationTask | None = None,
+        task: str | Path | Task | GenerationTask | None = None,
         seed: int = 0,
         device: str = "auto",
         **options: Any,
@@ -96,7 +97,7 @@ class ExemplarSelector:
                 where a known answer to the very question should be shown.
             template: How `prompt` writes an example: "Q: {question}\nA: {answer}", the columns in
                 braces and the label last; default: a line for each, "Text: ..." "Label: ...".
-            task: A task by name, YAML or loaded, whose columns and prompt are taken instead.
+            task: A task by name, YAML or loaded, whose columns, labels and prompt are taken.
             seed: Of what is drawn, and of a random order.
             device: Where the encoder runs.
             options: Further arguments of `pgra icl`'s choice by name: farthest, redraw, pooling,
@@ -123,7 +124,7 @@ class ExemplarSelector:
         if not isinstance(encoder, str | Path):
             is_ours = hasattr(encoder, "encode_examples")
             loaded = encoder if is_ours else Encoder(encoder, normalize=False, device=device)
-        self._task = load_any_task(task) if isinstance(task, str) else task
+        self._task = load_any_task(str(task)) if isinstance(task, str | Path) else task
         format_name = options.pop("prompt_format", None)
         if format_name is not None and not isinstance(self._task, Task):
             raise ConfigError("prompt_format is of a task with labels: give task, or leave it out")
@@ -221,7 +222,7 @@ class ExemplarSelector:
         (hits,) = self._choose([asked], k)
         rows, seed = [hit.index for hit in hits], self._args.exemplar_seed or 0
         rows = arrange(rows, self._args.order, query=asked.text, seed=seed)
-        style = self._format or self._find_format(_Columns(tuple(asked.fields), None))
+        style = self._format or self._find_format(tuple(asked.fields), None)
         told = style.write([self._examples[row] for row in rows], asked.fields)
         return told + style.template.gap.rstrip(" \t")
 
@@ -274,7 +275,7 @@ class ExemplarSelector:
             for n, item in enumerate(items)
         ]
         if self._columns is None:
-            self._format = self._find_format(columns)
+            self._format = self._find_format(tuple(columns.texts), columns.label)
             self._columns = columns
         self.items += items
         self._examples += read
@@ -284,9 +285,25 @@ class ExemplarSelector:
 
     def _find_columns(self, item: Any, pool: Any) -> _Columns:
         """Say what is read of items, by what was asked for, else by the task, else by the first."""
+        task, asked = self._task, self._asked_text
         own = tuple(item.fields) if isinstance(item, Example) else (_TEXT,)
-        inputs = self._asked_text or (self._task.inputs if self._task else own)
-        usual = self._task.target if self._task else _LABEL
+        inputs = task.inputs if task else asked or own
+        columns = dict(zip(inputs, inputs, strict=True))
+        usual, names = _LABEL, getattr(task, "labels", ())
+        if task is not None:
+            usual = task.target
+            if isinstance(item, Mapping):  # they may have the names of its hub's or its files
+                is_set = hasattr(pool, "features") and hasattr(pool, "select")
+                raw = open_rows(task, pool.select([0]) if is_set else [item], "pool")
+                columns, names = {n: raw.columns[n] for n in inputs}, raw.labels or names
+                usual = raw.columns[usual]
+        if asked is not None:
+            if len(asked) != len(inputs):
+                raise ConfigError(
+                    f"text names {', '.join(asked)}, and task '{task.name if task else ''}' reads "
+                    f"{', '.join(inputs)}: name a column for each"
+                )
+            columns = dict(zip(inputs, asked, strict=True))
         if isinstance(item, Mapping):
             has_label = usual in item
         elif isinstance(item, Example):
@@ -294,15 +311,14 @@ class ExemplarSelector:
         else:
             has_label = isinstance(item, list | tuple)
         label = self._asked_label or (usual if has_label else None)
-        if label in inputs:
+        if label in columns.values():
             raise ConfigError(f"'{label}' is a text column and the label: name different ones")
-        names: Sequence[str] = self._task.labels if isinstance(self._task, Task) else ()
         feature = (getattr(pool, "features", None) or {}).get(label)
-        return _Columns(inputs, label, names or getattr(feature, "names", None) or ())
+        return _Columns(columns, label, names or getattr(feature, "names", None) or ())
 
     def _read(self, item: Any, columns: _Columns, place: str, name: str) -> Example:
         """Return an item of the pool as an example."""
-        fields = _fields_of(item, columns.inputs, place)
+        fields = _fields_of(item, columns.texts, place)
         if isinstance(item, Mapping):
             found = item.get(columns.label) if columns.label else None
             if columns.label is not None and columns.label not in item:
@@ -321,6 +337,7 @@ class ExemplarSelector:
         """Return a label's text: of a number its name, of several answers the first."""
         if isinstance(value, list | tuple) and value:
             value = value[0]
+        value = value.item() if isinstance(value, np.generic) else value
         is_number = isinstance(value, int) and not isinstance(value, bool)
         if is_number and columns.names and 0 <= value < len(columns.names):
             value = columns.names[value]
@@ -334,19 +351,19 @@ class ExemplarSelector:
         return text
 
     def _query(self, query: Any, number: int) -> Example:
-        inputs = self._columns.inputs if self._columns else self._asked_text or (_TEXT,)
+        own = self._task.inputs if self._task else self._asked_text or (_TEXT,)
+        texts = self._columns.texts if self._columns else dict(zip(own, own, strict=True))
         if isinstance(query, tuple):
             raise DataError(f"query is {query!r}: give a text, or a mapping of the pool's columns")
-        fields = _fields_of(query, inputs, "query")
+        fields = _fields_of(query, texts, "query")
         if not any(fields.values()):
             raise DataError("query is empty: give words to compare")
         return Example(f"query-{number}", fields)
 
     # How a prompt is written.
 
-    def _find_format(self, columns: _Columns) -> PromptFormat:
+    def _find_format(self, inputs: tuple[str, ...], label: str | None) -> PromptFormat:
         """Return the task's format, the template's, or a line for each column."""
-        inputs, label = columns.inputs, columns.label
         if isinstance(self._task, Task):
             return task_format(self._task, self._format_name)
         if self._task is not None:
@@ -407,13 +424,15 @@ def _file_items(name: str) -> list[Any]:
     return [dict(row.fields) for row in rows]
 
 
-def _fields_of(item: Any, inputs: Sequence[str], place: str) -> dict[str, str]:
-    """Return an item's texts by name; its label is not read."""
+def _fields_of(item: Any, texts: Mapping[str, str], place: str) -> dict[str, str]:
+    """Return an item's texts by input; its label is not read."""
     if isinstance(item, Example):
-        item = item.fields
+        row = Record(0, item.fields, place)
+        return {name: row.text(name) for name in texts}
     if isinstance(item, Mapping):
         row = Record(0, item, place)
-        return {name: row.text(name) for name in inputs}
+        is_named = any(column in item for column in texts.values())  # else as the task names them
+        return {name: row.text(column if is_named else name) for name, column in texts.items()}
     if isinstance(item, list | tuple):
         if len(item) != 2:
             raise DataError(f"{place} has {len(item)} parts: give a (text, label) pair")
@@ -423,6 +442,7 @@ def _fields_of(item: Any, inputs: Sequence[str], place: str) -> dict[str, str]:
             f"{place} is a {type(item).__name__}: give a text, a (text, label) pair, a dict or a "
             "pgra.Example"
         )
-    if len(inputs) > 1:
-        raise DataError(f"{place} is one text, and {', '.join(inputs)} are asked for: give a dict")
-    return {inputs[0]: clean_text(place, inputs[0], item)}
+    (name, *others) = texts
+    if others:
+        raise DataError(f"{place} is one text, and {', '.join(texts)} are asked for: give a dict")
+    return {name: clean_text(place, name, item)}

@@ -2,10 +2,10 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, say
 from pgra.config import Arguments, arg, choose, parse_arguments
@@ -13,7 +13,7 @@ from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.report.compare import Study
-    from pgra.report.results import Group
+    from pgra.report.results import Group, Run
     from pgra.report.tables import Table
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,12 @@ class ReportArguments(Arguments):
         choices=tuple(_FORMAT_OF.values()),
     )
     output: str | None = arg(None, "File to write (.txt, .md, .tex, .csv); default: show it.")
+    samples: int | None = arg(
+        None,
+        "Show this many queries instead: what each run put before them, exemplars or evidence, and "
+        "what it said; those on which the runs differ come first.",
+        least=1,
+    )
     figure: str | None = arg(None, "Draw it too: a file that ends in .png, .svg or .pdf.")
     html: str | None = arg(
         None,
@@ -72,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra report runs/k --output k.tex --figure k.svg
       pgra report runs/ --output all.csv
       pgra report runs/ --html report.html
+      pgra report runs/icl-knn runs/icl-random --samples 3
 
     A path is a run, a folder of runs, a folder of several seeds, or a grid of pgra ablate; paths
     stand first. A grid has a table of its own and names the paper's table by itself. Bold, or with
@@ -99,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     collection = load_collection([Path(path) for path in args.paths])
     for folder in collection.unfinished:
         logger.warning("report: %s is not measured (yet), and left out", folder)
+    if args.samples is not None:
+        return _put_samples(collection.groups, args.samples, args.output)
     studies = _compare(collection.groups, args)
     titles = [study.group.title for study in studies]
     if args.figure is not None and len(studies) > 1:
@@ -127,6 +136,73 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_text(Path(path), text)
         logger.info("report: %s", path)
     return 0
+
+
+def _put_samples(groups: "Sequence[Group]", count: int, output: str | None) -> int:
+    from pgra.artifacts import write_text
+
+    text = "\n\n".join(show_samples(groups, count))
+    if output is None:
+        say(text)
+    else:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        write_text(Path(output), text + "\n")
+    return 0
+
+
+def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:
+    """Lay out queries with what each run read and said of them, as KATE's tables 5, 7 and 10 do.
+
+    Args:
+        groups: The runs; those of one task stand together.
+        count: How many queries of each task.
+
+    Raises:
+        DataError: If a pool that exemplars were chosen from is not there any more.
+    """
+    folders: dict[str, dict[Path, Run]] = {}
+    for run in (run for group in groups for run in group.runs):
+        # What texts are measured by is behind the task's name, a run for each.
+        folders.setdefault(run.task.partition(" ")[0], {}).setdefault(run.folder, run)
+    shown = []
+    for task, runs in folders.items():
+        lines = [{line["id"]: line for line in run.predictions} for run in runs.values()]
+        shared = [name for name in lines[0] if all(name in each for each in lines)]
+        shared.sort(key=lambda name: len({each[name]["prediction"] for each in lines}) == 1)
+        pools = [_pool_texts(run) for run in runs.values()]
+        for name in shared[:count]:
+            first = lines[0][name]
+            text = [f"{task}, {name}: {_one_line(first['text'])}"]
+            text.append(f"  right: {' | '.join(first.get('answers') or [str(first['label'])])}")
+            for run, each, pool in zip(runs.values(), lines, pools, strict=True):
+                who = f"{run.name}, seed {run.seed}" if run.metrics.get("uses_seed") else run.name
+                text.append(f"  {who}: {each[name]['prediction']}")
+                text += _read_before(each[name], pool)
+            shown.append("\n".join(text))
+    return shown
+
+
+def _pool_texts(run: "Run") -> Mapping[str, str]:
+    """Return label and text of a run's exemplars by id; nothing where it has none."""
+    if not any(line.get("exemplars") for line in run.predictions):
+        return {}
+    from pgra.methods.kate import PoolData
+    from pgra.runs import read_arguments
+
+    pool = PoolData.read(read_arguments(run.folder, {})).train
+    return {one.id: f"{one.label}: {_one_line(one.text)}" for one in pool}
+
+
+def _read_before(line: Mapping[str, Any], pool: Mapping[str, str]) -> list[str]:
+    """Return a query's exemplars in the prompt's order, or its evidence, best first."""
+    found = [
+        (one["similarity"], pool.get(one["id"], one["id"])) for one in line.get("exemplars", [])
+    ] or [(one["score"], _one_line(one["text"])) for one in line["evidence"]]
+    return [f"    {'' if score is None else f'{score:.3f}'!s:>7}  {text}" for score, text in found]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _told_once(tables: "Sequence[Table]") -> "list[Table]":

@@ -177,8 +177,8 @@ class Task(_Sourced):
         prompt: P(x) of the second stage, with the inputs in braces.
         answer: What follows P(x), on a line of its own, before the word.
         prompt_words: Word by label, in the second stage's exemplars; default: the labels.
-        reader_template: How the reader sees an example.
-        verbalizer: Word by label, which the reader writes.
+        reader_template: How a trained reader sees an example; "" where there is none.
+        verbalizer: Word by label, which a trained reader writes; empty where there is none.
         metric: Its headline metric: of `METRICS`, or a `module:function` of the user's own.
         ignored_labels: Labels of the data that the task does without: their rows are left out.
     """
@@ -189,8 +189,8 @@ class Task(_Sourced):
     inputs: tuple[str, ...] = ("text",)
     labels: tuple[str, ...]
     prompt: str
-    reader_template: str
-    verbalizer: Mapping[str, str]
+    reader_template: str = ""
+    verbalizer: Mapping[str, str] = field(default_factory=dict)
     answer: str = "The answer is"
     prompt_words: Mapping[str, str] = field(default_factory=dict)
     metric: str = "accuracy"
@@ -202,7 +202,8 @@ class Task(_Sourced):
         check_distinct("labels", self.labels)
         if len(self.labels) < 2:
             raise ConfigError(f"labels are {list(self.labels)}: a task has at least two")
-        check_slots("reader_template", self.reader_template, self.inputs)
+        if self.reader_template:
+            check_slots("reader_template", self.reader_template, self.inputs)
         if self.inputs[0] not in check_slots("prompt", self.prompt, self.inputs):
             raise ConfigError(
                 f"prompt does not hold {{{self.inputs[0]}}}, the first input, which a passage "
@@ -210,7 +211,8 @@ class Task(_Sourced):
             )
         words = self.prompt_words or {label: label for label in self.labels}
         object.__setattr__(self, "prompt_words", self._words("prompt_words", words))
-        object.__setattr__(self, "verbalizer", self._words("verbalizer", self.verbalizer))
+        if self.verbalizer:
+            object.__setattr__(self, "verbalizer", self._words("verbalizer", self.verbalizer))
         for name in self.ignored_labels:
             if name in self.labels:
                 raise ConfigError(f"'{name}' is in labels and in ignored_labels too")
@@ -220,6 +222,36 @@ class Task(_Sourced):
                 f"hub.labels are {', '.join(by_id)}, labels are {', '.join(self.labels)}: they "
                 "must be the same names, in the order of the hub's integers"
             )
+
+    @property
+    def reader_words(self) -> Mapping[str, str]:
+        """The verbalizer, for a reader.
+
+        Raises:
+            ConfigError: If the task has none, as one for `pgra icl` alone may.
+        """
+        if not self.verbalizer:
+            shown = ", ".join(f"{label}: {label}" for label in self.labels)
+            raise self._lacks("verbalizer", f"{{{shown}}}")
+        return self.verbalizer
+
+    @property
+    def reader_text(self) -> str:
+        """The reader's template, for a reader.
+
+        Raises:
+            ConfigError: If the task has none, as one for `pgra icl` alone may.
+        """
+        if not self.reader_template:
+            slots = " ".join(f"{{{name}}}" for name in self.inputs)
+            raise self._lacks("reader_template", f"'{slots} It is <extra_id_0>'")
+        return self.reader_template
+
+    def _lacks(self, key: str, shown: str) -> ConfigError:
+        return ConfigError(
+            f"task '{self.name}' has no {key}, which a trained reader needs (pgra icl does "
+            f"without): add it to the task's YAML, such as {key}: {shown}"
+        )
 
     def _words(self, key: str, given: Mapping[str, str]) -> Mapping[str, str]:
         """Return the words in the order of labels."""

@@ -74,8 +74,9 @@ class CompleterArguments(LMArguments):
     GROUP = "LM"
 
     lm: str = arg(
-        "facebook/opt-13b",
-        "Causal LM: hub id, folder or bundled:NAME; or openai:MODEL, behind an endpoint.",
+        "",
+        "Causal LM, which must be named where one is asked: hub id (facebook/opt-13b is of the "
+        "paper's size), folder or bundled:NAME; or openai:MODEL, behind an endpoint.",
         is_common=True,
     )
     lm_window: int | None = arg(
@@ -145,6 +146,18 @@ class CompleterArguments(LMArguments):
                     f"{REMOTE}MODEL, or leave --{name} out"
                 )
 
+    def check_named(self) -> None:
+        """Refuse to go on without an LM.
+
+        Raises:
+            ConfigError: If none is named.
+        """
+        if not self.lm:
+            raise ConfigError(
+                "--lm is missing: name a hub id (facebook/opt-13b is of the paper's size), a "
+                f"folder, a small one that comes along (bundled:smollm2-135m), or {REMOTE}MODEL"
+            )
+
     @property
     def is_remote(self) -> bool:
         """Whether the LM is behind an endpoint."""
@@ -164,6 +177,7 @@ def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
             several processes would ask it.
         ModelError: If an LM or tokenizer cannot be found or loaded.
     """
+    args.check_named()
     from pgra.lm.cache import AnswersCache, CachedLM
 
     answers = AnswersCache(context.artifacts / "answers")

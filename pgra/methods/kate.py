@@ -260,6 +260,8 @@ class Kate(Method):
             decide_by, format_ = icl.decide_by or "generation", "kate"
         args = self.args.change("selection", num_exemplars=count)
         self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
+        if decide_by != "vote":
+            self.args["completer"].check_named()
         self.selection, self.icl = self.args["selection"], self.args["icl"]
         if self.selection.exemplar_seed is None:
             self.selection = replace(self.selection, exemplar_seed=self.seed)
@@ -283,6 +285,8 @@ class Kate(Method):
         kind, _, name = args.encoder.partition(":")
         encoder = None
         if kind == PROMPTED:  # an LM under the task's prompt, whose states are compared
+            if not name:
+                completer.check_named()
             if not name and completer.is_remote:
                 raise ConfigError(
                     f"encoder 'prompted' compares by the states of --lm {completer.lm}, and an "

@@ -161,7 +161,7 @@ class Pgra(Method):
     def verbalizer(self) -> Verbalizer:
         """The reader's words and template."""
         task = self.data.choice
-        return Verbalizer(task.verbalizer, reader_template(task, self.pgra.reader))
+        return Verbalizer(task.reader_words, reader_template(task, self.pgra.reader))
 
     @cached_property
     def layout(self) -> SegmentLayout:
@@ -574,13 +574,13 @@ def reader_template(task: Task, args: ReaderArguments) -> str:
             one text, a pair has two); the task's own is named.
     """
     if not args.reader_template:
-        return task.reader_template
+        return task.reader_text
     try:
         check_template(args.reader_template, task.inputs)
     except ConfigError as error:
         raise ConfigError(
             f"reader_template does not fit task '{task.name}': {str(error).rstrip('.')}; give the "
-            f"task's own, which wins over a profile's: --reader_template '{task.reader_template}'"
+            f"task's own, which wins over a profile's: --reader_template '{task.reader_text}'"
         ) from None
     return args.reader_template
 

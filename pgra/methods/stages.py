@@ -319,7 +319,7 @@ class Stages(Timed):
 
     def _hints(self, examples: Sequence[Example]) -> list[list[EvidenceLine]]:
         """Return what the head says of each example, as its one evidence; it is of no row."""
-        words = list(self.data.choice.verbalizer.values())
+        words = list(self.data.choice.reader_words.values())
         lines = []
         for chances in self.reranker.opinions(examples):
             best = int(chances.argmax())

@@ -59,7 +59,7 @@ class ReferenceTable:
         name: Such as "T2a".
         title: What it is, and under which setting.
         columns: Tasks, and "average" where it is printed.
-        rows: Values as printed (in hundredths), by row and column.
+        rows: Values as printed (in hundredths), by row and column; some rows lack some.
         match: Of a row, which run it stands beside: values by argument, and "method".
         notes: Artifacts and settings: a "text", and the "task" that it concerns where it is one.
         measure: What the values are: "metric", or another word where they are not the tasks'
@@ -106,8 +106,16 @@ class ReferenceTable:
         return {column: value for column, value in found.items() if value is not None}
 
     def notes_on(self, tasks: Sequence[str]) -> list[str]:
-        """Return the notes that concern some tasks."""
-        return [note["text"] for note in self.notes if note.get("task") in (None, *tasks)]
+        """Return the notes that concern some tasks, and the rows that no run can stand beside."""
+        notes = [note["text"] for note in self.notes if note.get("task") in (None, *tasks)]
+        alone = [self._tell(row, tasks) for row in self.rows if row not in self.match]
+        told = "; ".join(filter(None, alone))
+        return [*notes, f"In the paper's table too: {told}."] if told else notes
+
+    def _tell(self, row: str, tasks: Sequence[str]) -> str:
+        cells = self.rows[row]
+        values = ", ".join(f"{task} {cells[task]}" for task in tasks if task in cells)
+        return values and f"{row} {values}"
 
 
 @cache
@@ -120,7 +128,11 @@ def load_references() -> Mapping[str, ReferenceTable]:
         for name, table in values.items():
             own = {**table, "notes": [notes[note] for note in table.get("notes", ())]}
             own["rows"] = {
-                row: {c: float(v) for c, v in zip(table["columns"], cells, strict=True)}
+                row: {
+                    column: float(value)
+                    for column, value in zip(table["columns"], cells, strict=True)
+                    if value is not None  # not every row has all
+                }
                 for row, cells in table["rows"].items()
             }
             tables[name] = ReferenceTable(name, **own)

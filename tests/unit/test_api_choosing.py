@@ -150,6 +150,34 @@ def test_columns_are_named_and_a_template_writes_them(encoder):
     assert selector.prompt(query, 0) == "Bo asks: is it a bug?\n"
 
 
+def test_a_task_reads_the_columns_of_its_hub_and_labels_by_their_number(encoder):
+    from datasets import Dataset
+
+    hub = Dataset.from_list(
+        [
+            {"text": "so good", "label": 1, "label_text": "positive"},
+            {"text": "so bad", "label": 0, "label_text": "negative"},
+        ]
+    )
+    rows = [{"text": "so good", "label": 1}, {"text": "so bad", "label": 0}]
+    named = [{"said": "so good", "is": "positive"}, {"said": "so bad", "is": "negative"}]
+    prompts = {
+        pgra.ExemplarSelector(hub, encoder=encoder, task="sst2").prompt("so nice"),
+        pgra.ExemplarSelector(rows, encoder=encoder, task="sst2").prompt({"text": "so nice"}),
+        pgra.ExemplarSelector(
+            named, encoder=encoder, task="sst2", text="said", label="is"
+        ).prompt({"said": "so nice"}),
+    }  # fmt: skip
+    assert len(prompts) == 1
+    answers = [
+        {"question": "who?", "answer": ["Ann", "Anna"]},
+        {"question": "where?", "answer": ["Oslo"]},
+    ]
+    asked = pgra.ExemplarSelector(answers, encoder=encoder, task="nq_open").prompt("who is it?", 2)
+    assert "Q: who?\nA: Ann\n" in asked
+    assert asked.endswith("\n\nQ: who is it?\nA:")
+
+
 @pytest.mark.parametrize("how", ["cosine", "euclidean", "bm25"])
 def test_what_is_added_is_chosen_as_if_it_had_always_been_there(encoder, how):
     options = {"selection": "bm25"} if how == "bm25" else {"encoder": encoder, "likeness": how}
@@ -227,6 +255,7 @@ BAD = [
     (TALK, {"encoder": "prompted"}, "compares by an LM's states"),
     (TALK, {"encoder": "bundled:minilm"}, "Did you mean 'minilm-l6'?"),
     (TALK, {"farthest": "yes"}, "farthest"),
+    (TALK, {"task": "mrpc", "text": "a"}, "text names a, and task 'mrpc' reads sentence1, "),
     (TALK, {"label": "text"}, "'text' is a text column and the label"),
 ]
 

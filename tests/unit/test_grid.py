@@ -166,7 +166,11 @@ def test_every_shipped_grid_is_read_and_says_what_it_is(name):
         assert grid.tasks
         assert grid.title != name
         assert grid.about
-        assert grid.under(None, grid.cells[0])
+        for point in grid.cells:
+            layers = [*grid.under(grid.tasks[0], point), grid.over(grid.tasks[0], point)]
+            values = {name: value for layer in layers for name, value in layer.values.items()}
+            is_asked = values.get("decide_by") != "vote" and values.get("method") in ("icl", "kate")
+            assert "lm" in values or not is_asked  # there is no default: the paper's is named
 
 
 def test_the_example_in_the_docs_is_a_grid(tmp_path):

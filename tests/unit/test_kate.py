@@ -4,14 +4,17 @@ The golden group `icl` has its commands, with every selector and way to answer.
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import review_rows, write_jsonl
-from method_runs import having, kate_run, lines_of
+from method_runs import having, kate_run, lines_of, run_of
 
+from pgra.commands.report import main as report_main
 from pgra.config import DataArguments
 from pgra.core import ALONE
+from pgra.data.tasks import Task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.memory.labels import PromptMemoryArguments
 from pgra.memory.log import FeedbackLog
@@ -264,3 +267,57 @@ def test_a_run_whose_pool_has_changed_decides_nothing(words, tmp_path):
     shutil.copy(words.data.test_file, pool)
     with pytest.raises(ArtifactError, match=r"restore them, or run it again"):
         Predictor.open(outcome.folder, device="cpu")
+
+
+def test_samples_show_what_each_run_read_and_said(world, near, kate, tmp_path, capsys):
+    other = run(having(kate, farthest=True, name="far"))
+    assert report_main([str(near.folder), str(other.folder), "--samples", "2"]) == 0
+    shown = capsys.readouterr().out.strip().split("\n\n")
+    assert len(shown) == 2
+    lines = [{line["id"]: line for line in lines_of(one.folder)} for one in (near, other)]
+    name = shown[0].split(": ")[0].removeprefix("sst2, ")
+    differs = any(lines[0][key]["prediction"] != lines[1][key]["prediction"] for key in lines[0])
+    assert (lines[0][name]["prediction"] != lines[1][name]["prediction"]) == differs
+    rows = review_rows(40)
+    for each in lines:
+        for exemplar in each[name]["exemplars"]:
+            row = rows[int(exemplar["id"].removeprefix("train-"))]
+            assert f"{exemplar['similarity']:.3f}  {row['label']}: {row['text']}" in shown[0]
+    assert f"right: {lines[0][name]['label']}" in shown[0]
+    assert (
+        report_main([str(near.folder), "--samples", "1", "--output", str(tmp_path / "s.txt")]) == 0
+    )
+    assert (tmp_path / "s.txt").read_text().startswith("sst2, test-")
+
+
+@pytest.fixture
+def tickets(tmp_path):
+    """A task without what only a reader needs."""
+    path = tmp_path / "tickets.yaml"
+    path.write_text("labels: [positive, negative]\nprompt: 'What is it?\\n{text}'\n")
+    return str(path)
+
+
+def test_a_task_for_icl_alone_needs_no_readers_words(kate, words, tickets, args):
+    data = replace(kate.data, task=tickets)
+    outcome = run(having(type(kate)({**words.sections, "data": data}), name="tickets"))
+    assert outcome.metrics["task"] == "tickets"
+    trained = run_of(replace(args, data=data), "pgra", kate.folder)
+    with pytest.raises(ConfigError, match=r"'tickets' has no verbalizer, which a trained reader n"):
+        run(trained)
+    with_words = "verbalizer: {positive: good, negative: bad}\n"
+    Path(tickets).write_text(Path(tickets).read_text() + with_words)
+    with pytest.raises(ConfigError, match=r"no reader_template.*: '\{text\} It is <extra_id_0>'"):
+        run(trained)
+    Path(tickets).write_text(
+        Path(tickets).read_text() + "reader_template: '{text} It is <extra_id_0>'\n"
+    )
+    assert Task.load(tickets).reader_words == {"positive": "good", "negative": "bad"}
+    assert not kate.folder.exists()
+
+
+@pytest.mark.parametrize("changes", [{}, {"encoder": "prompted", "decide_by": "vote"}])
+def test_an_lm_must_be_named_where_one_is_asked(kate, changes):
+    with pytest.raises(ConfigError, match=r"--lm is missing: name a hub id \(facebook/opt-13b is"):
+        run(having(kate, lm="", **changes))
+    assert run(having(kate, lm="", decide_by="vote", name="vote")).metrics["n"] == 12
