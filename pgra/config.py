@@ -8,6 +8,7 @@ import argparse
 import copy
 import dataclasses
 import enum
+import functools
 import logging
 import math
 import os
@@ -238,9 +239,20 @@ class Arguments:
     GROUP: ClassVar[str] = "Options"
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, what lacks what it needs, and contradictions."""
+        """Refuse values of another type or out of range, what lacks what it needs, contradictions.
+
+        A `Path` becomes text, as on the command line.
+        """
+        cls: type = type(self)
+        kinds = _kinds_of(cls)
         for name, rule in rules(type(self)).items():
-            rule.check(name, getattr(self, name))
+            value = getattr(self, name)
+            if isinstance(value, Path):
+                value = str(value)
+                setattr(self, name, value)
+            if not _fits(value, kinds[name]):
+                raise ConfigError(f"{name} is {value!r:.80}: it must be {_in_words(kinds[name])}")
+            rule.check(name, value)
             self._check_needs(name, rule)
         self.check()
 
@@ -1474,6 +1486,18 @@ def _fits(value: object, kind: Any) -> bool:
 
 
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _in_words(kind: Any) -> str:
+    """Say what a type hint wants; that it may be left out is not said."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(_in_words(part) for part in kind.__args__ if part is not type(None))
+    return "a list" if typing.get_origin(kind) is list else _KINDS.get(kind) or str(kind)
+
+
+@functools.cache
+def _kinds_of(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def from_yaml(cls: type[_T], path: Path, **given: Any) -> _T:

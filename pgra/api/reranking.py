@@ -14,7 +14,7 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from pgra.api.searching import as_texts, check_count
+from pgra.api.searching import as_texts, check_count, check_kinds
 from pgra.artifacts import TemporaryFolder
 from pgra.config import RerankArguments
 from pgra.core import Candidates, Example, Hit
@@ -99,6 +99,11 @@ class Reranker:
                 for a text, or the LM cannot be used.
             ValueError: If something is of a wrong type, or neither task nor template is given.
         """
+        check_kinds("text", str | None, template=template, answer=answer, device=device)
+        check_kinds("the name of one", str, similarity=similarity)
+        check_kinds("a mapping of words by label", Mapping | None, words=words)
+        if words and not all(isinstance(word, str) for pair in words.items() for word in pair):
+            raise ValueError(f"words are {words!r:.80}: give a text by label, a text too")
         if isinstance(examples, Iterator):
             examples = list(examples)
         made = _find_task(task, template, words, answer, examples)
@@ -116,7 +121,10 @@ class Reranker:
         if self.similarity == "label_words" and not self._words:
             raise ConfigError("similarity 'label_words' compares label words: give words= or task=")
         args = RerankArguments(
-            similarity=similarity, lm_layer=str(lm_layer), max_prompt_tokens=max_prompt_tokens
+            similarity=similarity,
+            lm_layer=str(lm_layer),
+            lm_dtype=dtype,
+            max_prompt_tokens=max_prompt_tokens,
         )
         if args.lm_layer == "auto":
             raise ConfigError(

@@ -116,6 +116,8 @@ class Index:
             PgraError: If what is given cannot be read or used, or `path` holds something else.
             ValueError: If `passages` or `encoder` is of a wrong type.
         """
+        check_kinds("text", str, factory=factory, field=field, device=device)
+        check_kinds("a folder", str | Path | None, path=path)
         keeper = None if path is not None else TemporaryFolder()
         root = keeper.path if keeper else Path(str(path)).expanduser()
         if isinstance(passages, Corpus):
@@ -176,6 +178,7 @@ class Index:
             ArtifactError: If there is none, or it is damaged, or of another encoder.
             PgraError: If its encoder or passages cannot be found.
         """
+        check_kinds("a folder", str | Path, folder=folder)
         root = Path(folder).expanduser()
         at = root / _INDEX if is_finished(root / _INDEX) else root
         if not is_finished(at):
@@ -268,6 +271,7 @@ class Index:
         Raises:
             ArtifactError: If it holds something, or cannot be written.
         """
+        check_kinds("a folder", str | Path, folder=folder)
         home, root = Path(folder).expanduser(), self._context.artifacts
         if home.is_file() or (home.is_dir() and any(home.iterdir())):
             raise ArtifactError(f"{home} is not empty: save the index in a folder of its own")
@@ -314,13 +318,18 @@ class Index:
         """Go through the passages."""
         return chain.from_iterable(self.corpus.batched(_BATCH))
 
-    def __getitem__(self, index: int) -> str:
-        """Return one passage; -1 is the last.
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        """Return one passage, or those of a slice, as from a list.
 
         Raises:
             IndexError: If there is none.
         """
-        return self.corpus[range(len(self))[index]]
+        rows = range(len(self))[index]
+        return self.corpus.texts(rows) if isinstance(rows, range) else self.corpus[rows]
 
     def __repr__(self) -> str:
         """Say what it is."""
@@ -341,6 +350,22 @@ def as_texts(name: str, given: Any) -> list[str]:
         if not isinstance(text, str):
             raise ValueError(f"{name}[{place}] is {text!r:.80}, not a text")
     return texts
+
+
+def check_kinds(wanted: str, kinds: Any, **given: object) -> None:
+    """Refuse arguments of another type.
+
+    Args:
+        wanted: What they must be, in words.
+        kinds: As `isinstance` takes it.
+        **given: By name.
+
+    Raises:
+        ValueError: Of the first such.
+    """
+    for name, value in given.items():
+        if not isinstance(value, kinds):
+            raise ValueError(f"{name} is {value!r:.80}: give {wanted}")
 
 
 def check_count(name: str, value: Any) -> None:

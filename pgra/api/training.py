@@ -84,6 +84,8 @@ def train(
         PgraError: If arguments, data or models cannot be used; before anything long is begun, and
             before anything is written, where that can be.
     """
+    if not isinstance(artifacts_dir, str | Path | None):
+        raise ConfigError(f"artifacts_dir is {artifacts_dir!r:.80}: give a folder")
     artifacts = (Path(artifacts_dir).expanduser() if artifacts_dir else user_cache()).absolute()
     known = _read_task(task)
     given = _Given(known, artifacts / "given")
@@ -137,6 +139,8 @@ class Run:
         Raises:
             ArtifactError: If there is none.
         """
+        if not isinstance(folder, str | Path):
+            raise ConfigError(f"folder is {folder!r:.80}: give a run's folder")
         home = Path(folder).expanduser()
         args = read_arguments(home, {})
         if not (home / METRICS_FILE).is_file():

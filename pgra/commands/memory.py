@@ -182,8 +182,14 @@ class ChangeArguments(Arguments):
     """Which entries change."""
 
     ids: list[int] = arg([], "Entries, as pgra memory list shows them; they may also stand first.")
-    feedback: str | None = arg(None, "What was meant (correct); it may also stand second.")
     source: str = arg("user", "Who says it.")
+
+
+@dataclass(kw_only=True)
+class CorrectArguments(ChangeArguments):
+    """Which entry is corrected, and how."""
+
+    feedback: str | None = arg(None, "What was meant; it may also stand second.")
 
 
 @dataclass(kw_only=True)
@@ -279,7 +285,7 @@ def _lookup(parse: Parse) -> None:
 
 def _correct(parse: Parse) -> None:
     """Replace the feedback of an entry."""
-    memory, args = parse(MemoryArguments, ChangeArguments, bare=("ids", "feedback"))
+    memory, args = parse(MemoryArguments, CorrectArguments, bare=("ids", "feedback"))
     if len(args.ids) != 1:
         raise ConfigError('name one entry: pgra memory correct 7 "I mean ..."')
     with FeedbackLog.open(Path(memory.memory), may_make=False) as log:

@@ -124,17 +124,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.html is not None:
         found = read_consistency(Path(args.consistency)) if args.consistency else {}
         texts[args.html] = render_page(page_title(studies), studies, found)
-    if args.output is None:
-        say(text)
-    else:
+    if args.output is not None:
         texts[args.output] = text + "\n"
     if args.figure is not None:
         plot_study(studies[0], Path(args.figure))
         logger.info("report: %s", args.figure)
-    for path, text in texts.items():
+    for path, content in texts.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text(Path(path), text)
+        write_text(Path(path), content)
         logger.info("report: %s", path)
+    if args.output is None:  # last: `| head` ends the command
+        say(text)
     return 0
 
 

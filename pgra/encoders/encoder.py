@@ -350,6 +350,8 @@ class Encoder:
             ValueError: If `encoder` is none of these, or a loaded model has no tokenizer.
         """
         self.copied: TemporaryFolder | None = None
+        if not isinstance(device, str):
+            raise ValueError(f"device is {device!r:.80}: give its name, such as cpu")
         if isinstance(encoder, EncoderParts):
             parts = encoder
         else:

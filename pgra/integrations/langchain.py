@@ -62,12 +62,14 @@ class KateSelector(BaseExampleSelector):
         nearest_last: Whether the nearest stands next to the query; the paper has it first.
 
     Raises:
-        ValueError: If an item of the pool is no dict.
+        ValueError: If `selector` is none, or an item of its pool is no dict.
     """
 
     def __init__(
         self, selector: ExemplarSelector, k: int = 8, *, nearest_last: bool = False
     ) -> None:
+        if not isinstance(selector, ExemplarSelector):
+            raise ValueError(f"selector is {selector!r:.80}: give a pgra.ExemplarSelector")
         self.selector, self.k, self.nearest_last = selector, k, nearest_last
         for item in selector.items:
             _check_example(item)

@@ -86,6 +86,8 @@ class CausalLM:
             ValueError: If `lm` is none of these, or a loaded model has no tokenizer.
         """
         self._given: Any = None
+        if not isinstance(device, str):
+            raise ValueError(f"device is {device!r:.80}: give its name, such as cpu")
         for option in how:
             choose("option of an LM", f"lm_{option}", _OPTIONS)
         named = {f"lm_{option}": value for option, value in how.items()}

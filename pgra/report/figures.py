@@ -244,6 +244,7 @@ def _draw_lines(
         for (row, (places, values)), (colour, dash) in zip(lines.items(), _LINES, strict=False):
             axes.plot(places, values, color=colour, linestyle=dash, linewidth=1.6, label=row)
         axes.set(xlabel=x, ylabel=y)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         figure.legend(loc="outside lower left", frameon=False, fontsize=9, handlelength=3)
     return figure, axes
 

@@ -344,6 +344,8 @@ def read_consistency(folder: Path) -> dict[str, ByRank]:
         ArtifactError: If it is missing, damaged, or of a version that kept no ranks.
     """
     path = folder / CONSISTENCY_FILE
+    if not path.is_file():
+        raise ArtifactError(f"{path} is not there: give the --output_dir of pgra consistency")
     tasks: dict[str, ByRank] = {}
     values = read_object(path)
     try:

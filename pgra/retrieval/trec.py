@@ -389,6 +389,16 @@ class RunRetriever(Retriever):
         """Return what the files hold; there is no index."""
         return IndexIdentity(cls.open(request).fingerprint)
 
+    @classmethod
+    def folders(cls, request: IndexRequest) -> list[Path]:
+        """Refuse: whatever found the candidates had the index.
+
+        Raises:
+            ConfigError: Always.
+        """
+        name = request.args.retriever
+        raise ConfigError(f"retriever '{name}' has no index: there is nothing to build")
+
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's first k candidates of the run.
 

@@ -189,6 +189,14 @@ WRONG = {
 }
 
 
+def test_what_is_no_name_is_said():
+    for ask in (pgra.Reader.from_pretrained, pgra.Predictor.open, pgra.Run.open):
+        with pytest.raises(PgraError, match="3"):
+            ask(3)
+    with pytest.raises(PgraError, match="artifacts_dir is 3: give a folder"):
+        pgra.train("sst2", TRAIN, artifacts_dir=3)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_argument_is_one_line_and_writes_no_run(name, bench, tmp_path):
     changes, told = WRONG[name]

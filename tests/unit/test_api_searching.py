@@ -58,6 +58,7 @@ def test_places_are_those_of_the_list_even_of_equal_passages(encoder):
     texts = ["red apples", " the sea ", "red apples", "two\nlines"]
     index = pgra.Index.build(texts, encoder=encoder)
     assert (len(index), index[1], index[-1]) == (4, "the sea", "two lines")
+    assert index[1:3] == ["the sea", "red apples"]
     assert [hit.index for hit in index.search("red apples", k=2)] == [0, 2]
     assert list(index) == ["red apples", "the sea", "red apples", "two lines"]
 
@@ -265,3 +266,29 @@ def test_first_guesses_of_an_encoder_work_or_are_told(encoder_dir, encoder):
         pgra.Encoder(encoder_dir, poling="max")
     with pytest.raises(ValueError, match="a loaded model needs its tokenizer"):
         pgra.Encoder(made.model)
+
+
+def test_wrong_types_are_refused_in_words(encoder, index, tmp_path):
+    build = pgra.Index.build
+    for made in (
+        lambda: build(["a"], encoder=encoder, factory=3),
+        lambda: build(["a"], encoder=encoder, path=3),
+        lambda: build(["a"], encoder=encoder, field=3),
+        lambda: build(["a"], encoder="bundled:minilm-l6", device=3),
+        lambda: pgra.Index.load(3),
+        lambda: index.save(None),
+        lambda: index.add(3),
+        lambda: pgra.Encoder(None),
+        lambda: pgra.CausalLM("bundled:smollm2-135m", device=3),
+    ):
+        with pytest.raises(ValueError, match=" (is|are|of type) .*: give | of type NoneType"):
+            made()
+    assert RetrieverArguments(encoder=Path("a/b")).encoder == "a/b"
+    for name, value, words in (
+        ("encoder", 3, "encoder is 3: it must be text"),
+        ("num_candidates", "5", "num_candidates is '5': it must be a whole number"),
+        ("normalize", "no", "normalize is 'no': it must be true or false"),
+        ("max_encoder_tokens", "8", "max_encoder_tokens is '8': it must be a whole number"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            RetrieverArguments(**{name: value})

@@ -5,6 +5,7 @@ import math
 import pkgutil
 from dataclasses import dataclass, field
 from importlib import import_module
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -102,7 +103,14 @@ def argument_classes():
     return sorted(mine, key=lambda cls: (cls.__module__, cls.__name__))
 
 
-def refused(rule, name, defaults):
+def some(kind):
+    """Return some value of a type hint."""
+    if "list" in str(kind):
+        return ["some"]
+    return "some" if str in (kind, *get_args(kind)) else 1 if "int" in str(kind) else True
+
+
+def refused(rule, name, defaults, kind):
     """Return values that break a rule, each with what its message must name beside the value."""
     cases = [("no such name", "")] if rule.choices is not None else []
     cases += [(rule.least - 1, f"at least {rule.least:g}")] if rule.least is not None else []
@@ -110,7 +118,7 @@ def refused(rule, name, defaults):
     bounded = rule.below is not None and math.isfinite(rule.below)
     cases += [(rule.below, "below")] if bounded else []
     for other, wanted in rule.needs.items():
-        values = (*(rule.choices or ()), rule.least, True)
+        values = (*(rule.choices or ()), rule.least, some(kind))
         value = next(value for value in values if value not in (None, defaults[name]))
         fitting = wanted if isinstance(wanted, tuple) else (wanted,)
         cases += [] if defaults[other] in fitting else [(value, f"--{other}")]
@@ -121,11 +129,14 @@ def test_every_declared_rule_refuses_what_breaks_it_by_name_and_value():
     classes, count = argument_classes(), 0
     for cls in classes:
         defaults = {f.name: f.default for f in dataclasses.fields(cls)}
-        given = {name: "some" for name, rule in rules(cls).items() if rule.must_be_given}
+        needed = [name for name, rule in rules(cls).items() if rule.must_be_given]
+        kinds = get_type_hints(cls)
+        given = {name: some(kinds[name]) for name in needed}
         for name, rule in rules(cls).items():
-            for value, more in refused(rule, name, defaults):
+            for value, more in refused(rule, name, defaults, kinds[name]):
+                is_item = "list" in str(kinds[name]) and not isinstance(value, list)
                 with pytest.raises(ConfigError) as told:
-                    cls(**{**given, name: value})
+                    cls(**{**given, name: [value] if is_item else value})
                 for part in (name, f"{value}", more):
                     assert part in str(told.value), (cls, name, value)
                 count += 1

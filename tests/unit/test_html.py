@@ -298,7 +298,7 @@ def dom(path, words):
 def test_a_browser_shows_what_a_link_asks_for(page, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(page, encoding="utf-8")
-    shown = dom(path, "size=10&show=mixed&label=0&open=on")
+    shown = dom(path, "show=mixed&label=0")
     assert "2 of 4 queries, 1 to 2 shown" in shown
     assert "a dull film" in shown
     assert "a fine film" not in shown.split('id="data"')[0]
@@ -306,8 +306,8 @@ def test_a_browser_shows_what_a_link_asks_for(page, tmp_path):
     assert reader.named("img") == []
     assert len(reader.named("script")) == 2
     assert "&lt;img src=x onerror=" in shown  # evidence, as text
-    assert "3 of 4 queries" in dom(path, "size=10&show=nonsense&task=&page=-7")  # passed over
-    assert "1 of 4 queries" in dom(path, "size=10&show=right")
+    assert "3 of 4 queries" in dom(path, "show=nonsense&task=&page=-7")  # passed over
+    assert "1 of 4 queries" in dom(path, "show=right")
 
 
 def card_of(page, name):
@@ -385,6 +385,8 @@ def test_losses_and_consistency_are_drawn_where_they_are_kept_and_not_else(tmp_p
     labels = [plot.get("aria-label", "") for plot in Reader(page).named("svg")]
     assert "pgra: from 1.00 to 0.50 in 3 steps" in labels
     assert "pgra: 75, 50; majority rate: 50" in labels
+    with pytest.raises(ArtifactError, match="not there: give the --output_dir of pgra consist"):
+        read_consistency(tmp_path / "none")
     del told["runs"][0]["by_rank"]
     path.write_text(json.dumps(told))
     with pytest.raises(ArtifactError, match="lacks 'by_rank': run pgra consistency again"):

@@ -126,6 +126,8 @@ def test_an_example_that_is_added_is_chosen_and_others_are_refused(langchain, se
         kate.add_example({"query": "x", "answer": "y"})
     with pytest.raises(pgra.PgraError, match="no column 'question'"):
         kate.select_examples({"query": "x"})
+    with pytest.raises(ValueError, match="give a pgra.ExemplarSelector"):
+        langchain.KateSelector(POOL)
     texts = pgra.ExemplarSelector(["one text", "two texts"], encoder="bm25")
     with pytest.raises(ValueError, match="a dict, and this is 'one text'"):
         langchain.KateSelector(texts)

@@ -87,7 +87,7 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
     [
         (("add", "a", "b", "c"), "'c' is one text too many: put each in quotes"),
         (
-            ("stream", "--lm", "x", "--dev_stream", "y", "--threshold", "-3"),
+            ("stream", "--stream", "x", "--dev_stream", "y", "--threshold", "-3", "--lm", "x"),
             "dev_stream chooses the threshold",
         ),
         (

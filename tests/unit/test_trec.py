@@ -359,6 +359,12 @@ def test_a_search_that_would_end_badly_is_refused_and_leaves_nothing(
     assert not (world.root / "run.txt").exists()
 
 
+def test_a_run_has_no_index(world, capsys):
+    assert main(["index", "--corpus", str(world.one), "--retriever", "run:run.txt"]) == 2
+    told = "retriever 'run:run.txt' has no index: there is nothing to build"
+    assert told in capsys.readouterr().err
+
+
 def test_a_run_or_judgements_without_queries_are_refused(world, capsys):
     assert main(["search", "a text", "--corpus", str(world.one), "--trec", "run.txt"]) == 2
     assert "trec is run.txt, and queries is None: add --queries" in capsys.readouterr().err

@@ -10,6 +10,7 @@
 
 const STRIDE = 4; // numbers of one evidence in a list
 const MOST_AT_FIRST = 6; // runs shown before anybody chose
+const SIZE = 10; // examples of a page
 const TYPING_MS = 150; // a search waits until nobody typed for so long
 const MUSTS = { no: "not shown", any: "shown", right: "shown, and right", wrong: "shown, and wrong" };
 const VERDICTS = { right: "✓ right", wrong: "✗ wrong", "": "no label" };
@@ -149,7 +150,7 @@ function start() {
     fields.task.value = words.get("task") ?? fields.task.value;
     if (fields.task.selectedIndex < 0) fields.task.selectedIndex = 0;
     layTask();
-    for (const field of words.has("size") ? fields : []) { // else no link of this form
+    for (const field of words.has("show") ? fields : []) { // else no link of this form
       if (field.name !== "task" && words.has(field.name)) field.value = words.get(field.name);
       if (field.selectedIndex < 0) field.selectedIndex = 0;
     }
@@ -160,10 +161,10 @@ function start() {
     const words = new FormData(at("filters")), task = data.tasks[fields.task.value];
     const form = { ...Object.fromEntries(words), task: fields.task.value,
       label: Number(words.get("label")), runs: task.runs.map((_, r) => words.get(`run${r}`)) };
-    const found = select(data, form), runs = shownRuns(task, form), size = Number(form.size);
-    const last = Math.max(Math.ceil(found.length / size), 1);
-    const page = Math.min(Math.max(Math.trunc(form.page) || 1, 1), last), from = (page - 1) * size;
-    const rows = found.slice(from, from + size);
+    const found = select(data, form), runs = shownRuns(task, form);
+    const last = Math.max(Math.ceil(found.length / SIZE), 1);
+    const page = Math.min(Math.max(Math.trunc(form.page) || 1, 1), last), from = (page - 1) * SIZE;
+    const rows = found.slice(from, from + SIZE);
     fields.page.value = page;
     words.set("page", page);
     at("examples").start = from + 1;
@@ -174,14 +175,10 @@ function start() {
     for (const button of document.querySelectorAll("button[data-turn]")) {
       button.disabled = page === (button.dataset.turn < 0 ? 1 : last);
     }
-    const shown = rows.length ? `, ${from + 1} to ${from + rows.length} shown` : "";
-    at("status").textContent = `${found.length} of ${task.ids.length} queries${shown}`;
+    at("status").textContent = `${found.length} of ${task.ids.length} queries` +
+      (rows.length ? `, ${from + 1} to ${from + rows.length} shown` : "");
     at("runs-count").textContent = `${runs.length} of ${task.runs.length} shown`;
-    try {
-      history.replaceState(null, "", `#${new URLSearchParams(words)}`);
-    } catch {
-      // A page without an address (a preview, say) has no link to keep.
-    }
+    try { history.replaceState(null, "", `#${new URLSearchParams(words)}`); } catch {} // a preview has no address to keep it in
   }
 
   function turn(by) {
