@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.stamp
 unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
-CODE   := pgra index_build train.py evaluate.py ablations benchmarks tests
+CODE   := pgra index_build train.py evaluate.py ablations benchmarks docs tests
 # The oldest transformers that is allowed; TRANSFORMERS=VERSION takes another.
 TRANSFORMERS ?= $(shell sed -n 's/.*"transformers>=\([0-9.]*\).*/\1/p' pyproject.toml)
 OTHER  := $(VENV)/transformers-$(TRANSFORMERS)

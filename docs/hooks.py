@@ -44,8 +44,9 @@ def commands_page() -> str:
 def task_page() -> str:
     """Return the JSON schema of a task's YAML."""
     return (
-        "# Task YAML\n\nA task is one YAML file; [data](../data.md) shows how to write it, and `pgra task "
-        "validate FILE` checks it. This is its JSON schema (`pgra task schema`), for editors:\n\n"
+        "# Task YAML\n\nA task is one YAML file; [data](../data.md) shows how to write it, and "
+        "`pgra task validate FILE` checks it. This is its JSON schema (`pgra task "
+        "schema`), for editors:\n\n"
         f"```json\n{shown('task', 'schema')}```\n"
     )
 

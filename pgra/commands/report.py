@@ -91,7 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="pgra report",
         **about(main),
     )
-    from pgra.artifacts import write_text
     from pgra.report.compare import load_reference, long_table, summarise
     from pgra.report.figures import FIGURES, check_path, plot_study
     from pgra.report.page import PAGES, page_title, read_consistency, render_page
@@ -129,25 +128,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.figure is not None:
         plot_study(studies[0], Path(args.figure))
         logger.info("report: %s", args.figure)
-    for path, content in texts.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text(Path(path), content)
-        logger.info("report: %s", path)
+    _write(texts)
     if args.output is None:  # last: `| head` ends the command
         say(text)
     return 0
 
 
 def _put_samples(groups: "Sequence[Group]", count: int, output: str | None) -> int:
-    from pgra.artifacts import write_text
-
     text = "\n\n".join(show_samples(groups, count))
     if output is None:
         say(text)
     else:
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        write_text(Path(output), text + "\n")
+        _write({output: text + "\n"})
     return 0
+
+
+def _write(texts: Mapping[str, str]) -> None:
+    from pgra.artifacts import write_text
+
+    for path, content in texts.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_text(Path(path), content)
+        logger.info("report: %s", path)
 
 
 def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:
