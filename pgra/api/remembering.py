@@ -11,7 +11,7 @@ The file is the one of `pgra memory`: an append-only log, which several processe
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,10 @@ class Memory(AbstractContextManager["Memory"]):
             ModelError: If the encoder cannot be found or loaded.
         """
         self.path = _path(path)
+        if self.path.is_dir():
+            raise ValueError(
+                f"path is the folder {path}: give a file, such as {path}/memory.sqlite"
+            )
         self.scope, self.task = _text("scope", scope), _text("task", task)
         if lookup is not None:
             _text("lookup", lookup)
@@ -125,7 +129,7 @@ class Memory(AbstractContextManager["Memory"]):
         else:
             _check_unit_length(encoder)
             load = lambda log: EncoderLookup.of_encoder(log, encoder, part, name="given")  # noqa: E731
-        self._mine = threading.RLock()  # a transaction is one thread's
+        self._lock, self._is_open = threading.RLock(), True
         self._log = FeedbackLog.open(self.path)
         self._lookup: Lookup = load(self._log)
 
@@ -134,13 +138,14 @@ class Memory(AbstractContextManager["Memory"]):
 
     def close(self) -> None:
         """Close the file."""
-        with self._mine:
+        with self._lock:
             self._log.close()
+            self._is_open = False
 
     def __repr__(self) -> str:
         """Say what it is."""
         scope = f", scope={self.scope!r}" if self.scope else ""
-        return f"Memory({str(self.path)!r}{scope}): {len(self):,} entries"
+        return f"Memory({str(self.path)!r}{scope})"
 
     def __len__(self) -> int:
         """Count the entries; with a scope, its own."""
@@ -148,7 +153,7 @@ class Memory(AbstractContextManager["Memory"]):
 
     def __iter__(self) -> Iterator[MemoryEntry]:
         """Go through the entries, the oldest first; with a scope, its own."""
-        with self._mine:  # read at once: while a file is read, nothing can be erased from it
+        with self._mine():  # read at once: while a file is read, nothing can be erased from it
             entries = [_entry(event) for event in self._log.entries() if self._owns(event)]
         return iter(entries)
 
@@ -167,7 +172,7 @@ class Memory(AbstractContextManager["Memory"]):
         """
         texts = _text("question", question), _text("feedback", feedback)
         names = {"source": _text("source", source), "task": self.task, "scope": self.scope}
-        with self._mine:
+        with self._mine():
             return _entry(self._log.write(*texts, **names))
 
     def lookup(self, question: str, k: int = 1) -> list[MemoryEntry]:
@@ -185,7 +190,7 @@ class Memory(AbstractContextManager["Memory"]):
         """
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k is {k!r}: give a whole number above 0")
-        with self._mine:
+        with self._mine():
             found = self._lookup.find(_text("question", question), k)
         return [_entry(m.entry, score=m.score) for m in passing(found, self.threshold)]
 
@@ -222,7 +227,7 @@ class Memory(AbstractContextManager["Memory"]):
             DataError: If there is no such entry now, it is of another scope, or as `add`.
         """
         feedback, source = _text("feedback", feedback), _text("source", source)
-        with self._mine:
+        with self._mine():
             self._check_own([entry_id])
             return _entry(self._log.correct(entry_id, feedback, source=source))
 
@@ -232,7 +237,7 @@ class Memory(AbstractContextManager["Memory"]):
         Raises:
             DataError: If one is not there now, or of another scope.
         """
-        with self._mine:
+        with self._mine():
             self._check_own(entry_ids)
             self._log.forget(*entry_ids, source=_text("source", source))
 
@@ -242,7 +247,7 @@ class Memory(AbstractContextManager["Memory"]):
         Raises:
             DataError: If it was never there, was erased, or its question has an entry now.
         """
-        with self._mine:
+        with self._mine():
             self._check_own([entry_id])
             return _entry(self._log.restore(entry_id, source=_text("source", source)))
 
@@ -264,7 +269,7 @@ class Memory(AbstractContextManager["Memory"]):
             ArtifactError: If another process reads the file for so long that bytes stay until it
                 is opened next.
         """
-        with self._mine:
+        with self._mine():
             self._check_own(entry_ids)
             return self._log.erase(*entry_ids, source=_text("source", source))
 
@@ -277,12 +282,12 @@ class Memory(AbstractContextManager["Memory"]):
         """
         if not self.scope:
             raise ValueError("this memory has no scope: name one, or delete the file")
-        with self._mine:
+        with self._mine():
             return self._log.erase_scope(self.scope, source=_text("source", source))
 
     def export(self, path: str | Path) -> int:
         """Write the log, with a scope its part, to a jsonl file; give the number of events."""
-        with self._mine:
+        with self._mine():
             return export_log(self._log, _path(path), scope=self.scope or None)
 
     def import_(self, path: str | Path) -> int:
@@ -295,8 +300,16 @@ class Memory(AbstractContextManager["Memory"]):
             DataError: If a line is no event; nothing is written then.
         """
         events = read_events(_path(path))
-        with self._mine:
+        with self._mine():
             return import_events(self._log, events, scope=self.scope or None)
+
+    @contextmanager
+    def _mine(self) -> Iterator[None]:
+        """Have the file to oneself: a transaction is one thread's."""
+        with self._lock:
+            if not self._is_open:
+                raise ValueError(f"the memory {self.path} is closed: open it again")
+            yield
 
     def _owns(self, event: Event) -> bool:
         return not self.scope or event.scope == self.scope

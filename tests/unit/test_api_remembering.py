@@ -203,6 +203,11 @@ def test_a_wrong_call_is_one_line_and_writes_nothing(memory, tmp_path):
     with pytest.raises(DataError, match="line 2: the feedback is empty"):
         memory.import_(bad)
     assert len(memory) == 0
+    with pytest.raises(ValueError, match="path is the folder"):
+        pgra.Memory(tmp_path)
+    memory.close()
+    with pytest.raises(ValueError, match="is closed: open it again"):
+        memory.add(ASKED, MEANT)
     (tmp_path / "other").write_text("no memory " * 100)
     with pytest.raises(ArtifactError, match="other is damaged"):
         pgra.Memory(tmp_path / "other")
