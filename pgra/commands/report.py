@@ -91,11 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="pgra report",
         **about(main),
     )
-    from pgra.report.compare import load_reference, long_table, summarise
+    from pgra.artifacts import write_text
+    from pgra.report.compare import load_reference
     from pgra.report.figures import FIGURES, check_path, plot_study
     from pgra.report.page import PAGES, page_title, read_consistency, render_page
     from pgra.report.results import load_collection
-    from pgra.report.tables import FORMATS
 
     for name, suffixes in (("figure", FIGURES), ("html", PAGES)):
         if getattr(args, name) is not None:
@@ -113,13 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = ", ".join(f"'{title}'" for title in titles)
         raise ConfigError(f"--figure draws one table, and there are {named}: name fewer paths")
     kind = args.format or _FORMAT_OF[Path(args.output or "a.txt").suffix.lower()]
-    if kind == "csv":
-        tables = [long_table(study) for study in studies]
-        tables = [replace(tables[0], rows=[row for table in tables for row in table.rows])]
-    else:
-        tables = _told_once([table for study in studies for table in summarise(study)])
-    text = "\n\n".join(FORMATS[kind](table) for table in tables)
-    texts = {}
+    text, texts = _tell(studies, kind), {}
     if args.html is not None:
         found = read_consistency(Path(args.consistency)) if args.consistency else {}
         texts[args.html] = render_page(page_title(studies), studies, found)
@@ -128,28 +122,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.figure is not None:
         plot_study(studies[0], Path(args.figure))
         logger.info("report: %s", args.figure)
-    _write(texts)
+    for path, content in texts.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_text(Path(path), content)
+        logger.info("report: %s", path)
     if args.output is None:  # last: `| head` ends the command
         say(text)
     return 0
 
 
+def _tell(studies: "Sequence[Study]", kind: str) -> str:
+    """Write the studies' tables in one of `FORMATS`; as CSV they are one."""
+    from pgra.report.compare import long_table, summarise
+    from pgra.report.tables import FORMATS
+
+    if kind == "csv":
+        tables = [long_table(study) for study in studies]
+        tables = [replace(tables[0], rows=[row for table in tables for row in table.rows])]
+    else:
+        tables = _told_once([table for study in studies for table in summarise(study)])
+    return "\n\n".join(FORMATS[kind](table) for table in tables)
+
+
 def _put_samples(groups: "Sequence[Group]", count: int, output: str | None) -> int:
+    from pgra.artifacts import write_text
+
     text = "\n\n".join(show_samples(groups, count))
     if output is None:
         say(text)
     else:
-        _write({output: text + "\n"})
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        write_text(Path(output), text + "\n")
     return 0
-
-
-def _write(texts: Mapping[str, str]) -> None:
-    from pgra.artifacts import write_text
-
-    for path, content in texts.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text(Path(path), content)
-        logger.info("report: %s", path)
 
 
 def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:

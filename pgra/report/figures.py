@@ -239,14 +239,12 @@ def _draw_lines(
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], x: str, y: str
 ) -> "tuple[Figure, Axes]":
     """Draw a line a row, with a legend below; of more than `MOST_LINES` rows the first."""
-    from matplotlib.ticker import MaxNLocator
-
     figure, axes = _panel(2.6 + 0.16 * min(len(lines), MOST_LINES))
     with plain_text():
         for (row, (places, values)), (colour, dash) in zip(lines.items(), _LINES, strict=False):
             axes.plot(places, values, color=colour, linestyle=dash, linewidth=1.6, label=row)
         axes.set(xlabel=x, ylabel=y)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.locator_params(axis="x", integer=True)
         figure.legend(loc="outside lower left", frameon=False, fontsize=9, handlelength=3)
     return figure, axes
 
