@@ -190,17 +190,21 @@ def _verdict(gap: "Difference", n: int) -> str:
 
 
 def _case(args: "PgraArguments", reader: "Run", found: "ConsistencyReport") -> str:
-    """Show the review on which the two stages differ most in the LM's favour."""
+    """Show a review on which the stages differ most in the LM's favour, the LM's surest one."""
     first, second = found.runs[1:]
+    by_id = {
+        name: {line["id"]: line for line in found.lines[name]} for name in (first.name, second.name)
+    }
+    chances = [sum(seen["score"] for seen in by_id[second.name][i]["evidence"]) for i in second.ids]
     gain = second.shares - first.shares
-    query = second.ids[int(gain.argmax())]
+    query = second.ids[max(range(len(gain)), key=lambda n: (gain[n], chances[n]))]
     text = {line["id"]: line for line in reader.predictions}[query]
     lines = [
-        "An example, the first of the reviews on which they differ most:",
+        "An example, of the reviews on which they differ most the one of which the LM is surest:",
         f'  "{text["text"]}" ({text["label"]})',
     ]
     for way, name in ((first.name, "the encoder picks"), (second.name, "the LM picks")):
-        line: Mapping[str, Any] = next(x for x in found.lines[way] if x["id"] == query)
+        line: Mapping[str, Any] = by_id[way][query]
         lines.append(f"  {name}:")
         lines += [
             f"    {found.pseudo_labels[seen['text']]}: {seen['text']}"

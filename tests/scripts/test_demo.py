@@ -31,7 +31,7 @@ def test_the_demo_says_what_it_found_and_is_reused(
     report = (tmp_path / "runs/demo/report.md").read_text()
     assert "whose training split is not unseen data" in report
     page = (tmp_path / "runs/demo/report.html").read_text()
-    assert "An example, the first of the reviews" in page
+    assert "An example, of the reviews on which" in page
     folders = ("t5", "fid", "pgra") if more else ("t5", "pgra")
     ranks = [
         [[seen["stage1_rank"] for seen in line["evidence"]] for line in lines_of(folder)]
