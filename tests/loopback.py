@@ -3,10 +3,11 @@
 import base64
 import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -263,6 +264,7 @@ class Written(NamedTuple):
     num_new_tokens: int
     tokens: tuple[str, ...] = ()
     chances: tuple[float | None, ...] = ()
+    top: Mapping[str, float] = {}  # of the first token written
 
 
 class Fault(NamedTuple):
@@ -285,7 +287,8 @@ def toy_writer(prompt: str, max_tokens: int, stop: str | None) -> Written:
     text = f" {prompt.split()[-1]}"
     written = text if stop else f"{text}\nand more"
     chances = (None, *(-len(word) / 4 for word in (*words[1:], text)))
-    return Written(written, len(words), 1, (*words, text), chances)
+    top = {text: math.log(0.5), " other": math.log(0.25)}
+    return Written(written, len(words), 1, (*words, text), chances, top)
 
 
 class LoopbackEndpoint(Loopback):
@@ -301,6 +304,11 @@ class LoopbackEndpoint(Loopback):
         headers: Of the requests.
         most_at_once: Requests that were under way at a time.
         num_answered: Requests that were answered well.
+        endpoints: What it offers, of "completions" and "chat".
+        echoes: Whether prompts are echoed with their chances.
+        num_top: Most tokens whose chances it tells; more are refused. 0: what asks is ignored.
+        unsupported: Parameters of a chat that are refused by name.
+        one_by_one: Whether it answers one request at a time.
     """
 
     path = "/v1"
@@ -314,6 +322,10 @@ class LoopbackEndpoint(Loopback):
         self.times: list[float] = []
         self.headers: list[dict[str, str]] = []
         self.most_at_once = self.num_answered = self.at_once = 0
+        self.endpoints, self.echoes, self.num_top = ["completions", "chat"], True, 20
+        self.unsupported: set[str] = set()
+        self.one_by_one = False
+        self.turn = threading.Lock()
         self.lock, self.over = threading.Lock(), threading.Event()
 
     def stop(self) -> None:
@@ -331,22 +343,57 @@ class LoopbackEndpoint(Loopback):
                 return Fault()
             if self.faults:
                 return self.faults.pop(0)
+            refusal = self.refuse(body)
+            if refusal is not None:
+                return refusal
             self.num_answered += 1
         return Fault(200, self.answer(body), {"Content-Type": "application/json"}, self.seconds)
 
+    def refuse(self, body: dict[str, object]) -> Fault | None:
+        """Refuse what it does not offer, in OpenAI's words; None where it answers."""
+        is_chat = body["path"] == "/v1/chat/completions"
+        if ("chat" if is_chat else "completions") not in self.endpoints:
+            message = "This model is not supported in this endpoint."
+            return Fault(404, json.dumps({"error": {"message": message, "code": None}}))
+        wanted = int(body.get("top_logprobs" if is_chat else "logprobs") or 0)
+        if self.num_top and wanted > self.num_top:
+            return Fault(400, json.dumps({"error": {"message": f"{wanted} logprobs are too many"}}))
+        refused = sorted(self.unsupported & {*body}) if is_chat else []
+        if refused:
+            told = {"message": f"Unsupported parameter: '{refused[0]}'", "param": refused[0]}
+            return Fault(400, json.dumps({"error": {**told, "code": "unsupported_parameter"}}))
+        return None
+
     def answer(self, body: dict[str, object]) -> str:
-        prompt, (stop,) = str(body["prompt"]), body.get("stop", [None])
-        written = self.writer(prompt, body["max_tokens"], stop)
-        logprobs = {"tokens": written.tokens, "token_logprobs": written.chances}
-        shown = {"text": prompt + written.text, "logprobs": logprobs}
-        choice = shown if body.get("echo") else {"text": written.text, "logprobs": None}
+        is_chat = "messages" in body
+        prompt = str(body["messages"][-1]["content"] if is_chat else body["prompt"])
+        (stop,) = body.get("stop", [None])
+        most = body.get("max_tokens", body.get("max_completion_tokens"))
+        written = self.writer(prompt, most, stop)
+        top = dict(list(written.top.items())[: self.num_top])
+        if is_chat:
+            told = [{"token": token.strip(), "logprob": value} for token, value in top.items()]
+            content = [{"token": "", "logprob": 0.0, "top_logprobs": told}]
+            logprobs = {"content": content} if told and body.get("logprobs") else None
+            message = {"role": "assistant", "content": written.text.strip()}
+            shown = {"message": message, "logprobs": logprobs}
+        elif body.get("echo") and self.echoes:
+            logprobs = {"tokens": written.tokens, "token_logprobs": written.chances}
+            shown = {"text": prompt + written.text, "logprobs": logprobs}
+        else:
+            logprobs = {"tokens": [written.text], "top_logprobs": [top]}
+            shown = {
+                "text": written.text,
+                "logprobs": logprobs if top and body.get("logprobs") else None,
+            }
         usage = {
             "prompt_tokens": written.num_prompt_tokens,
             "completion_tokens": written.num_new_tokens,
         }
-        told = {"id": "1", "object": "text_completion", "created": 0, "model": body["model"]}
-        choices = [{"index": 0, "finish_reason": "stop", **choice}]
-        return json.dumps({**told, "choices": choices, "usage": usage})
+        kind = "chat.completion" if is_chat else "text_completion"
+        about = {"id": "1", "object": kind, "created": 0, "model": body["model"]}
+        choices = [{"index": 0, "finish_reason": "stop", **shown}]
+        return json.dumps({**about, "choices": choices, "usage": usage})
 
 
 class EndpointHandler(Handler):
@@ -354,7 +401,8 @@ class EndpointHandler(Handler):
 
     def do_POST(self) -> None:
         fault = self.owner.take({"path": self.path, **json.loads(self.read())}, self.headers)
-        self.owner.over.wait(fault.seconds)
+        with self.owner.turn if self.owner.one_by_one else nullcontext():
+            self.owner.over.wait(fault.seconds)
         self.close_connection = not fault.status
         try:
             if fault.status:

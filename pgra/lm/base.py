@@ -13,6 +13,7 @@ from pgra.core import Context, Json
 from pgra.errors import ConfigError
 
 REMOTE = "openai:"
+AUTO, CHAT, COMPLETIONS = "auto", "chat", "completions"
 Advance = Callable[[int], object]
 """Told how many more prompts are done, for a progress bar."""
 
@@ -91,13 +92,22 @@ class CompleterArguments(LMArguments):
         decides=False,
         is_common=True,
     )
+    endpoint: str = arg(
+        AUTO,
+        "Which of a server's endpoints is asked: completions, or chat (the prompt is one message "
+        "of a user); auto takes completions where the server has them for this model.",
+        choices=(AUTO, CHAT, COMPLETIONS),
+    )
     tokenizer: str | None = arg(
         None,
         "Hub id or folder whose tokenizer counts an endpoint's prompts; without it a token is "
         "taken for every 3 bytes.",
     )
     max_parallel_calls: int = arg(
-        8, "Calls to an endpoint that are under way at a time.", least=1, decides=False
+        8,
+        "Calls to an endpoint that are under way at a time; halved when they time out.",
+        least=1,
+        decides=False,
     )
     requests_per_minute: float | None = arg(
         None,
@@ -139,8 +149,8 @@ class CompleterArguments(LMArguments):
 
     def check(self) -> None:
         """Refuse what only an endpoint has."""
-        for name in ("base_url", "tokenizer"):
-            if getattr(self, name) is not None and not self.is_remote:
+        for name, default in (("base_url", None), ("endpoint", AUTO), ("tokenizer", None)):
+            if getattr(self, name) != default and not self.is_remote:
                 raise ConfigError(
                     f"{name} is for an endpoint, and --lm {self.lm} is none: write --lm "
                     f"{REMOTE}MODEL, or leave --{name} out"

@@ -1,4 +1,7 @@
-"""An LM behind an OpenAI-compatible completions endpoint.
+"""An LM behind an OpenAI-compatible endpoint, of completions or of chats.
+
+Servers differ in what they offer. `Way` says how one is asked: over which endpoint, and how it
+decides between label words. Where nobody names it, a few first calls of one token tell.
 
 OpenAI's own client (`pip install 'pgra[openai]'`) speaks, and tries again what may pass. The key
 comes from the environment alone; only the client has it, and it is struck out of all that an
@@ -7,6 +10,7 @@ endpoint says. What was answered once is never asked again, in this run or anoth
 whatever, goes on without paying twice, but for the few calls that were on their way.
 """
 
+import copy
 import json
 import logging
 import math
@@ -15,18 +19,27 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 from urllib.parse import urlsplit
 
 from pgra.artifacts import digest
 from pgra.core import Json
 from pgra.errors import ConfigError, ModelError, PgraError
-from pgra.lm.base import REMOTE, Advance, CompleterArguments, Completion
+from pgra.lm.base import (
+    AUTO,
+    CHAT,
+    COMPLETIONS,
+    REMOTE,
+    Advance,
+    CompleterArguments,
+    Completion,
+)
 from pgra.lm.cache import Answer, AnswersCache
 
 logger = logging.getLogger(__name__)
@@ -41,7 +54,46 @@ _LONGEST_PAUSE = 120.0  # seconds; where an endpoint asks for more, the client g
 _STRUCK = "***"
 _KEY_LIKE = re.compile(r"\bsk-[\w*-]+")  # as endpoints quote keys, with their middle left out
 _BYTES_PER_TOKEN = 3  # of UTF-8; English has 4 to 5, so that an estimate is rather too large
-_INSTEAD = "use --decide_by generation"
+_INSTEAD = "use --decide_by first_token or generation"
+_WRITE = "use --decide_by generation"
+SCORE, FIRST_TOKEN, GENERATION = "score", "first_token", "generation"
+_MOST_TOKENS = (20, 5)  # whose chances endpoints tell at most: of chats, of OpenAI's completions
+_INSTRUCTION = (
+    "Continue the text below. Write only what comes next, in the manner of its examples.\n\n"
+)
+_TRIAL = ("Q: red\nA: warm\n\nQ: blue\nA:", " cold")  # a prompt and a word, to see what is offered
+_ABSENT = (404, 405, 501)  # there is no such endpoint, or it does not have this model
+_DECLINED = (400, 403, 415, 422, *_ABSENT)  # what is asked is not offered; another way may be
+_OPTIONAL = ("max_tokens", "stop", "temperature")  # that some chat models do not take
+_CHOICE_RULE = 1
+"""Raise it when ways are chosen otherwise, so that those chosen before are not taken up."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an endpoint is asked.
+
+    Attributes:
+        endpoint: `COMPLETIONS`, or `CHAT`: the prompt is then one message of a user, behind a line
+            that asks to continue it.
+        decide_by: How it decides between label words: `SCORE`, the chances of all tokens of each
+            word, echoed; `FIRST_TOKEN`, the chances of the one token that is written; `GENERATION`,
+            what is written.
+        num_top: Tokens whose chances are asked for (`FIRST_TOKEN`).
+    """
+
+    endpoint: str
+    decide_by: str
+    num_top: int = 0
+
+    def __str__(self) -> str:
+        """Word it for a log."""
+        how = {
+            SCORE: "the chances of whole words",
+            FIRST_TOKEN: f"the chances of a first token, of which it tells {self.num_top}",
+            GENERATION: "what is written",
+        }
+        return f"{self.endpoint}, labels by {how[self.decide_by]}"
 
 
 @dataclass(frozen=True)
@@ -51,10 +103,15 @@ class Reply(Answer):
     Attributes:
         tokens: Text of each token, where chances were asked and given.
         chances: Log-probability of each; None for a first one.
+        top: The likeliest first tokens of what was written with their log-probabilities, where
+            these were asked and given.
+        is_cut: Whether it ended for want of room.
     """
 
     tokens: tuple[str, ...] = ()
     chances: tuple[float | None, ...] = ()
+    top: tuple[tuple[str, float], ...] = ()
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,15 +146,39 @@ class Spending:
             f"{self.num_new_tokens} new ones{paid}"
         )
 
+    def as_json(self) -> dict[str, Json]:
+        """Return what `metrics.json` holds of it; reused are answers that were on disk."""
+        return {
+            "calls": self.num_calls,
+            "reused": self.num_kept,
+            "retries": self.num_retries,
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_new_tokens,
+            "is_estimated": self.is_estimated,
+            "cost": self.cost,
+        }
+
 
 @dataclass(frozen=True)
 class _Question:
-    """One call: its key on disk, what is sent, and the word at its prompt's end that is scored."""
+    """One call: its key on disk, what is sent, and the word at its prompt's end that is scored.
+
+    With `is_first` it is the chances of the first token that are kept, not the text.
+    """
 
     key: str
     body: Mapping[str, Json]
     prompt: str
     word: str | None
+    is_first: bool
+
+
+class _Declined(ModelError):
+    """An endpoint does not do what it was asked to."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Halted(BaseException):
@@ -105,6 +186,56 @@ class Halted(BaseException):
 
     No Exception: the client would try again.
     """
+
+
+class Gate:
+    """Lets tries start: so many at a time, fewer once they time out, and so many a minute.
+
+    Attributes:
+        limit: Tries that may be under way at a time.
+        halt: Set where none shall start any more.
+    """
+
+    def __init__(self, limit: int, per_minute: float | None) -> None:
+        self.limit, self.halt = limit, threading.Event()
+        self._gap = 60.0 / (per_minute or math.inf)
+        self._num_under_way, self._next_start, self._lowered = 0, 0.0, 0.0
+        self._free = threading.Condition()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for a turn, and hold it until the block ends.
+
+        Raises:
+            Halted: If none shall start any more.
+        """
+        with self._free:
+            while self._num_under_way >= self.limit and not self.halt.is_set():
+                self._free.wait(0.1)
+            self._num_under_way += 1
+            now = time.monotonic()
+            start = max(now, self._next_start)
+            self._next_start = start + self._gap
+        try:
+            if self.halt.wait(start - now):
+                raise Halted
+            yield
+        finally:
+            with self._free:
+                self._num_under_way -= 1
+                self._free.notify()
+
+    def lower(self, began: float) -> bool:
+        """Halve the limit, as a try that began then timed out; say whether that changed it.
+
+        Those that were under way together count as one.
+        """
+        with self._free:
+            if self.limit == 1 or began < self._lowered:
+                return False
+            self.limit //= 2
+            self._lowered = time.monotonic()
+        return True
 
 
 class RemoteLM:
@@ -131,50 +262,206 @@ class RemoteLM:
         self.answers = answers
         self.window = (args.lm_window or _WINDOW) - 1  # less the token that scoring has written
         self._args, self._model = args, args.lm.removeprefix(REMOTE)
-        hooks = {"request": [self._start], "response": [_check_quota]}
-        self._client = _open_client(args, self._model, hooks)
+        self._gate = Gate(args.max_parallel_calls, args.requests_per_minute)
+        self._client = _open_client(args, self._model, self._send)
         self._base_url = str(self._client.base_url).rstrip("/")
         self.name = f"{args.lm} at {self._base_url}"
-        self._counter_identity, self.count_tokens = open_counter(args.tokenizer)
-        self._lock, self._halt = threading.Lock(), threading.Event()
+        self._counter_identity, self._counter = open_counter(args.tokenizer)
+        self._lock = threading.Lock()
         self._spent: Counter[str] = Counter()
-        self._next_start = 0.0
+        self._taken: Counter[str] = Counter()
+        self._told: set[str] = set()  # what was told once, and is not again
+        self._unknown: set[str] = set()  # parameters that this model does not take
+        self._way: Way | None = None
+        self._choices: dict[str, Answer] = {}
+        self._choice: Mapping[str, Answer] = {}
+
+    # How it is asked.
+
+    @property
+    def way(self) -> Way:
+        """How it is asked; where nobody chose, as `settle` chooses for texts."""
+        if self._way is None:
+            self._way = self._choose((GENERATION,))
+        return self._way
+
+    def settle(
+        self, decide_by: str | None, words: Sequence[str] = (), *, needs_chances: bool = False
+    ) -> Self:
+        """Return the same LM with its way chosen, by a few first calls where nobody names it.
+
+        What they told is kept with the answers, so that it is not asked again. The first is taken
+        that is offered: whole words are scored, first tokens are, a label is written; of each,
+        completions before chats.
+
+        Args:
+            decide_by: One of a way's; None chooses.
+            words: The label words.
+            needs_chances: Whether a label that is written will not do.
+
+        Raises:
+            ConfigError: If the arguments contradict each other, or two words begin alike and
+                `decide_by` is their first token.
+            ModelError: If what is asked is not offered, or the endpoint cannot be reached.
+        """
+        every: Sequence[str] = (SCORE, FIRST_TOKEN, GENERATION)
+        asked = every if decide_by is None else (decide_by,)
+        if FIRST_TOKEN in asked and (alike := _begin_alike(words)):
+            if decide_by is not None:
+                raise ConfigError(
+                    f"prompt words '{alike[0]}' and '{alike[1]}' begin alike, so their first token "
+                    f"does not tell them apart: {_WRITE}, or choose other prompt_words"
+                )
+            asked = [how for how in asked if how != FIRST_TOKEN]
+        if needs_chances:
+            asked = [how for how in asked if how != GENERATION]
+        settled = copy.copy(self)
+        settled._way = settled._choose(asked)
+        return settled
+
+    def _choose(self, asked: Sequence[str]) -> Way:
+        """Choose the first way that is offered; where there is but one, it is not tried."""
+        named = self._args.endpoint
+        ends = (COMPLETIONS, CHAT) if named == AUTO else (named,)
+        ways = [
+            Way(end, how, count)
+            for how in asked
+            for end in ends
+            for count in (_MOST_TOKENS if how == FIRST_TOKEN else (0,))
+            if (end, how) != (CHAT, SCORE)
+        ]
+        if not ways:
+            raise ConfigError(
+                "decide_by score needs a prompt's chances, and chats give none: leave --endpoint "
+                f"out, or {_INSTEAD}"
+            )
+        if len(ways) == 1:
+            return ways[0]
+        fields = {"endpoint": named, "decide_by": list(asked), "rule": _CHOICE_RULE}
+        place = {"base_url": self._base_url, "model": self._model}
+        key = digest({**place, "choice": fields})
+        kept = self._choices.get(key) or self.answers.find([key]).get(key)
+        if kept:
+            way, why = Way(**json.loads(kept.text)), ["as before"]
+        else:
+            way, why = self._try_ways(ways)
+        self._choices[key] = Answer(json.dumps(vars(way)))  # on disk once it has worked
+        self._choice = {key: self._choices[key]}
+        if self._is_first(f"way {way}"):
+            reason = f" ({'; '.join(why)})" if why else ""
+            logger.info("%s is asked by %s%s", self.name, way, reason)
+        return way
+
+    def _try_ways(self, ways: Sequence[Way]) -> tuple[Way, list[str]]:
+        """Find the first way that an endpoint offers, and why it is not one before."""
+        self._gate.halt.clear()
+        why: list[str] = []
+        out: set[str | tuple[str, str]] = set()  # endpoints, and what they do not do
+        failure: ModelError | None = None
+        for way in ways:
+            kind = (way.endpoint, way.decide_by)
+            if out & {way.endpoint, kind}:
+                continue
+            if way == ways[-1] and way.decide_by == GENERATION:  # if it fails, its first call tells
+                return way, why
+            prompt, word = _TRIAL
+            try:
+                self._try(self._question(way, prompt, word if way.decide_by == SCORE else None))
+            except _Declined as error:
+                failure, is_absent = error, error.status in _ABSENT
+                out |= {way.endpoint} if is_absent else set()
+                reason = f"no {way.endpoint}: {error.status}" if is_absent else ""
+            except _Useless as error:
+                failure, reason = error, ""
+                out.add(kind)
+            else:
+                return way, why
+            reason = reason or f"{way.endpoint} not by {way.decide_by}"
+            why += [reason] if reason not in why else []
+        assert failure is not None
+        raise ModelError(str(failure))
+
+    def _try(self, question: _Question) -> None:
+        """Ask once, to see whether it is answered; what is answered counts, and is not kept."""
+        reply = self._call(question.body)
+        self._pay(reply, question)
+        self._answer_of(reply, question)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that its answers depend on, besides the prompt; what counts tokens cuts it."""
+        endpoint = self.way.endpoint if self._args.endpoint == AUTO else self._args.endpoint
         return {
             "lm": self._args.lm,
             "base_url": self._base_url,
             "window": self.window + 1,
             "tokens": self._counter_identity,
+            # Of completions nothing, so that runs of before there were others stay what they are.
+            **({"endpoint": CHAT, "instruction": _INSTRUCTION} if endpoint == CHAT else {}),
         }
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of texts, (B,): in a chat those of the line before them too."""
+        is_chat = self._args.endpoint == CHAT or (self._way and self._way.endpoint == CHAT)
+        return self._counter([_INSTRUCTION + text for text in texts] if is_chat else texts)
 
     @property
     def spending(self) -> Spending:
         """What was asked and paid so far."""
-        counts, price = self._spent, self._args.price_per_million_input
-        new_price, cost = self._args.price_per_million_output, None
+        return self._spending(self._spent)
+
+    def describe_spending(self) -> dict[str, Json]:
+        """Return how it was asked, and what was paid since this was last called, for a file."""
+        with self._lock:
+            more = self._spent - self._taken
+            self._taken.update(more)
+        way = {name: value for name, value in vars(self.way).items() if value}
+        return {**way, **self._spending(more).as_json()}
+
+    def _spending(self, counts: Counter[str]) -> Spending:
+        price, cost = self._args.price_per_million_input, None
+        new_price = self._args.price_per_million_output
         if price is not None and new_price is not None:
             paid = counts["num_prompt_tokens"] * price + counts["num_new_tokens"] * new_price
             cost = paid / 1e6
         given: dict[str, Any] = {**counts, "is_estimated": counts["is_estimated"] > 0}
         return Spending(**given, cost=cost)
 
-    def _start(self, request: Any) -> None:
-        """Let a request wait for its turn; a hook of the HTTP client, tries included.
+    def _send(self, request: Any, send: Callable[[], Any]) -> Any:
+        """Send a request of the HTTP client in its turn, each try of it.
 
         Raises:
             Halted: If none shall start any more.
         """
-        gap = 60.0 / (self._args.requests_per_minute or math.inf)
+        with self._gate.turn():
+            self._count(num_retries=int(request.headers["x-stainless-retry-count"]) > 0)
+            began = time.monotonic()
+            try:
+                response = send()
+            except Exception as error:
+                # By its name: the client's HTTP library is not ours to choose.
+                is_late = any(kind.__name__ == "TimeoutException" for kind in type(error).__mro__)
+                if is_late and self._gate.lower(began) and self._is_first("late"):
+                    logger.warning(
+                        "%s: calls time out (--request_timeout %g): from now on %d are under way "
+                        "at a time, not %d, and fewer if that is not enough",
+                        self.name,
+                        self._args.request_timeout,
+                        self._gate.limit,
+                        self._args.max_parallel_calls,
+                    )
+                raise
+            # The client tries no more where an account has no money left.
+            if response.status_code == 429 and b"insufficient_quota" in response.read():
+                response.headers["x-should-retry"] = "false"
+            return response
+
+    def _is_first(self, what: str) -> bool:
+        """Say whether something is to be told, which is told once."""
         with self._lock:
-            now = time.monotonic()
-            start = max(now, self._next_start)
-            self._next_start = start + gap
-        if self._halt.wait(start - now):
-            raise Halted
-        self._count(num_retries=int(request.headers["x-stainless-retry-count"]) > 0)
+            is_first = what not in self._told
+            self._told.add(what)
+        return is_first
 
     def close(self) -> None:
         """Close the connections."""
@@ -189,42 +476,64 @@ class RemoteLM:
             ModelError: If a call failed for good; all that was answered is kept.
             ArtifactError: If answers cannot be kept.
         """
-        parameters = {"max_tokens": max_new_tokens, "stop": [stop]}
-        questions = [self._question(prompt, parameters) for prompt in prompts]
+        way, parameters = self.way, {"max_tokens": max_new_tokens, "stop": [stop]}
+        questions = [self._question(way, prompt, parameters=parameters) for prompt in prompts]
         answers = self._ask([[question] for question in questions], advance)
-        # Some servers write the stop string too, or pass over it.
-        return [
-            Completion(answer.text.split(stop, 1)[0], *self._counts(answer, prompt))
-            for prompt, [answer] in zip(prompts, answers, strict=True)
-        ]
+        done = []
+        for prompt, [answer] in zip(prompts, answers, strict=True):
+            text = _continuation(prompt, answer.text) if way.endpoint == CHAT else answer.text
+            # Some servers write the stop string too, or pass over it.
+            done.append(Completion(text.split(stop, 1)[0], *self._counts(answer, prompt)))
+        return done
 
     def score(
         self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
     ) -> list[list[float]]:
         """Return the log-probability of all tokens of each word after each prompt, B lists of C.
 
-        One call for each prompt and word, which the endpoint echoes with the chance of each token.
+        One call for each prompt and word, which the endpoint echoes with the chance of each token;
+        by first tokens one for each prompt. There a word that is not among the tokens told has the
+        least of their chances, for its own is no larger; where none is, all have -inf.
 
         Raises:
             ModelError: As `complete`; also if the endpoint gives no chances of given words.
             ArtifactError: If answers cannot be kept.
         """
-        # One token is written, and left out: several servers refuse to write none.
-        parameters = {"max_tokens": 1, "echo": True, "logprobs": 1}
-        questions = [
-            [self._question(prompt, parameters, word) for word in words] for prompt in prompts
-        ]
+        way = self._way or Way(COMPLETIONS, SCORE)
+        if way.decide_by == FIRST_TOKEN:
+            asked = [[self._question(way, prompt)] for prompt in prompts]
+            told = [json.loads(answer.text) for [answer] in self._ask(asked, advance)]
+            return [first_chances(self.name, top, words) for top in told]
+        questions = [[self._question(way, prompt, word) for word in words] for prompt in prompts]
         answers = self._ask(questions, advance)
         return [[float(answer.log_probability or 0.0) for answer in line] for line in answers]
 
     def _question(
-        self, prompt: str, parameters: Mapping[str, Json], word: str | None = None
+        self,
+        way: Way,
+        prompt: str,
+        word: str | None = None,
+        *,
+        parameters: Mapping[str, Json] | None = None,
     ) -> _Question:
+        """Write a call: for a text with `parameters`, else for chances, of a word or a token."""
+        is_chat, is_first = way.endpoint == CHAT, False
+        if parameters is None:
+            parameters = {"max_tokens": 1}
+            if word is not None:
+                # One token is written, and left out: several servers refuse to write none.
+                parameters |= {"echo": True, "logprobs": 1}
+            elif is_first := way.decide_by == FIRST_TOKEN:
+                top = {"logprobs": True, "top_logprobs": way.num_top}
+                parameters |= top if is_chat else {"logprobs": way.num_top}
         whole = prompt + (word or "")
-        body = {"model": self._model, "prompt": whole, "temperature": 0, **parameters}
+        shown: dict[str, Json] = {"prompt": whole}
+        if is_chat:
+            shown = {"messages": [{"role": "user", "content": _INSTRUCTION + whole}]}
+        body = {"model": self._model, **shown, "temperature": 0, **parameters}
         # One text can be cut into a prompt and a word in several ways.
         key = digest({"base_url": self._base_url, "body": {**body, "word": word}})
-        return _Question(key, body, prompt, word)
+        return _Question(key, body, prompt, word, is_first)
 
     def _ask(
         self, questions: Sequence[Sequence[_Question]], advance: Advance
@@ -250,7 +559,7 @@ class RemoteLM:
         self, questions: Sequence[_Question], note: Callable[[], None]
     ) -> dict[str, Answer]:
         """Call side by side; at the first failure start no more, and wait for those under way."""
-        self._halt.clear()
+        self._gate.halt.clear()
         answers: dict[str, Answer] = {}
         failure: PgraError | None = None
         with ThreadPoolExecutor(self._args.max_parallel_calls, "pgra-call") as pool:
@@ -268,7 +577,7 @@ class RemoteLM:
                 logger.warning("waiting for the calls under way: they are paid for")
                 raise
             finally:
-                self._halt.set()
+                self._gate.halt.set()
         logger.info("%s: %s", self.name, self.spending)
         if isinstance(failure, ModelError):
             raise ModelError(
@@ -281,7 +590,7 @@ class RemoteLM:
 
     def _answer(self, question: _Question) -> Answer:
         """Answer one question, in a thread; the first that fails lets no other one start."""
-        if self._halt.is_set():
+        if self._gate.halt.is_set():
             raise Halted
         try:
             # Another process may have asked it meanwhile.
@@ -290,28 +599,52 @@ class RemoteLM:
                 self._count(num_kept=1)
                 return kept[question.key]
             reply = self._call(question.body)
-            counts = reply.num_prompt_tokens, reply.num_new_tokens
-            prompt_tokens, new_tokens = self._counts(reply, question.prompt)
-            self._count(
-                num_calls=1,
-                num_prompt_tokens=prompt_tokens,
-                num_new_tokens=new_tokens,
-                is_estimated=None in counts,
-            )
-            answer = Answer(reply.text, *counts)
-            if question.word is not None:
-                chance = word_chance(self.name, reply, question.prompt, question.word)
-                answer = Answer("", *counts, chance)
-            self.answers.keep({question.key: answer}, model=self._model)
+            self._pay(reply, question)
+            answer = self._answer_of(reply, question)
+            if reply.is_cut and not reply.text.strip() and self._is_first("empty"):
+                logger.warning(
+                    "%s used up the tokens of an answer before it wrote any of it: a model that "
+                    "reasons first needs more (--max_new_tokens)",
+                    self.name,
+                )
+            self.answers.keep({question.key: answer, **self._choice}, model=self._model)
         except BaseException:
-            self._halt.set()
+            self._gate.halt.set()
             raise
         return answer
+
+    def _pay(self, reply: Reply, question: _Question) -> None:
+        """Count a call that was answered."""
+        prompt_tokens, new_tokens = self._counts(reply, question.prompt)
+        self._count(
+            num_calls=1,
+            num_prompt_tokens=prompt_tokens,
+            num_new_tokens=new_tokens,
+            is_estimated=None in (reply.num_prompt_tokens, reply.num_new_tokens),
+        )
+
+    def _answer_of(self, reply: Reply, question: _Question) -> Answer:
+        """Return what is kept of a reply.
+
+        Raises:
+            ModelError: If it lacks what was asked.
+        """
+        counts = reply.num_prompt_tokens, reply.num_new_tokens
+        if question.word is not None:
+            chance = word_chance(self.name, reply, question.prompt, question.word)
+            return Answer("", *counts, chance)
+        if question.is_first:
+            if not reply.top:
+                raise _Useless(f"{self.name} tells no chances of tokens: {_WRITE}")
+            return Answer(json.dumps(reply.top, ensure_ascii=False), *counts)
+        return Answer(reply.text, *counts)
 
     def _counts(self, answer: Answer, prompt: str) -> list[int]:
         """Return the endpoint's own counts, and ours where it gives none."""
         given = answer.num_prompt_tokens, answer.num_new_tokens
-        own = self.count_tokens([prompt, answer.text]) if None in given else [0, 0]
+        own = [0, 0]
+        if None in given:
+            own = [*self.count_tokens([prompt]), *self._counter([answer.text])]
         return [mine if count is None else count for count, mine in zip(given, own, strict=True)]
 
     def _count(self, **more: int) -> None:
@@ -328,8 +661,11 @@ class RemoteLM:
         import openai
 
         tries = f"({self._args.max_retries + 1} tries)"
+        is_chat = "messages" in body
+        api = self._client.chat.completions if is_chat else self._client.completions
+        sent = self._fitted(body) if is_chat else body
         try:
-            raw = self._client.completions.with_raw_response.create(**body)
+            raw = api.with_raw_response.create(**sent)
         except openai.APITimeoutError:
             raise ModelError(
                 f"{self.name} did not answer in {self._args.request_timeout:g} s "
@@ -339,12 +675,37 @@ class RemoteLM:
             reason = self._excerpt(str(error.__cause__ or error))
             raise ModelError(f"{self.name} cannot be reached ({reason}) {tries}") from None
         except openai.APIStatusError as error:
-            self._refuse(error, tries, is_echo="echo" in body)
+            if (
+                is_chat
+                and error.status_code in (400, 422)
+                and error.param in {*_OPTIONAL} & {*sent}
+            ):
+                self._learn(str(error.param))
+                return self._call(body)  # which has one parameter less now
+            self._refuse(error, tries, body)
         except openai.OpenAIError as error:
             raise ModelError(f"{self.name}: {self._excerpt(str(error))}") from None
-        return self._read(raw.text)
+        return self._read(raw.text, is_chat=is_chat)
 
-    def _refuse(self, error: Any, tries: str, *, is_echo: bool) -> NoReturn:
+    def _fitted(self, body: Mapping[str, Json]) -> dict[str, Json]:
+        """Leave out of a chat's body what the model does not take."""
+        sent = {name: value for name, value in body.items() if name not in self._unknown}
+        if "max_tokens" not in sent:
+            sent["max_completion_tokens"] = body["max_tokens"]
+        return sent
+
+    def _learn(self, parameter: str) -> None:
+        """Note that a model does not take a parameter, of which it said so."""
+        with self._lock:
+            self._unknown.add(parameter)
+        self._count(num_retries=1)
+        if parameter == "temperature" and self._is_first("temperature"):
+            logger.warning(
+                "%s takes no temperature: it draws its answers, and another run may get others",
+                self.name,
+            )
+
+    def _refuse(self, error: Any, tries: str, body: Mapping[str, Json]) -> NoReturn:
         """Word a status that is no success, an openai.APIStatusError."""
         status = error.status_code
         said = error.message if isinstance(error.body, Mapping) else f"{error.body or ''}"
@@ -358,20 +719,24 @@ class RemoteLM:
         elif status in (401, 403):
             way = f": see that {KEY} is set to a key that may use this model"
         elif status == 404:
-            way = (
-                ": see --base_url (it usually ends in /v1) and the model's name; a model for chats "
-                "alone has no completions"
-            )
-        elif is_echo:
+            way = ": see --base_url (it usually ends in /v1) and the model's name"
+            if "prompt" in body:
+                way += "; a model for chats alone has no completions: --endpoint chat"
+        elif "logprobs" in body and "echo" not in body:
+            way = f": it may tell no chances of tokens: {_WRITE}"
+        elif "echo" in body:
             way = (
                 ": it does not score given words, or the prompt is too long for it (--lm_window): "
                 + _INSTEAD
             )
         else:
             way = ": see that --lm_window is no larger than the model's"
-        raise ModelError(f"{self.name} answered {status} '{said}'{way}") from None
+        message = f"{self.name} answered {status} '{said}'{way}"
+        if status in _DECLINED:
+            raise _Declined(message, status) from None
+        raise ModelError(message) from None
 
-    def _read(self, text: str) -> Reply:
+    def _read(self, text: str, *, is_chat: bool) -> Reply:
         """Read an answer; what is not needed of it may be missing."""
         try:
             reply = json.loads(text)
@@ -381,7 +746,8 @@ class RemoteLM:
                 count if isinstance(count := usage.get(name), int) and count >= 0 else None
                 for name in ("prompt_tokens", "completion_tokens")
             )
-            written, chances = choice["text"], scored.get("token_logprobs") or ()
+            written = choice["message"]["content"] or "" if is_chat else choice["text"]
+            chances = scored.get("token_logprobs") or ()
             if not isinstance(written, str):
                 raise TypeError
             return Reply(
@@ -390,10 +756,13 @@ class RemoteLM:
                 num_new_tokens,
                 tokens=tuple(map(str, scored.get("tokens") or ())),
                 chances=tuple(None if value is None else float(value) for value in chances),
+                top=_read_top(scored),
+                is_cut=choice.get("finish_reason") == "length",
             )
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             raise ModelError(
-                f"{self.name} answered '{self._excerpt(text)}', which is no completion: is "
+                f"{self.name} answered '{self._excerpt(text)}', which is no "
+                f"{'chat completion' if is_chat else 'completion'}: is "
                 "--base_url that of an OpenAI-compatible endpoint (it usually ends in /v1)?"
             ) from None
 
@@ -406,13 +775,10 @@ class RemoteLM:
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _check_quota(response: Any) -> None:
-    """Have the client try no more where an account has no money left; a hook of it."""
-    if response.status_code == 429 and b"insufficient_quota" in response.read():
-        response.headers["x-should-retry"] = "false"
-
-
-def _open_client(args: CompleterArguments, model: str, hooks: Mapping[str, Any]) -> Any:
+def _open_client(
+    args: CompleterArguments, model: str, send: Callable[[Any, Callable[[], Any]], Any]
+) -> Any:
+    """Open the client; `send` sends each try of a request, which it is given with what does."""
     try:
         import openai
     except ImportError:
@@ -432,12 +798,22 @@ def _open_client(args: CompleterArguments, model: str, hooks: Mapping[str, Any])
             f"--lm {args.lm} needs a key in the environment (export {KEY}=...), or --base_url URL "
             "of an endpoint that needs none"
         )
+
+    class Client(openai.DefaultHttpxClient):  # type: ignore[misc]  # what it is stands in no stub
+        def send(self, request: Any, **how: Any) -> Any:
+            # Bodies are read in it too, so that it ends when a try has.
+            return send(request, lambda: super(Client, self).send(request, **how))
+
+        def __del__(self) -> None:  # as the library's own client has
+            with suppress(Exception):
+                self.close()
+
     return openai.OpenAI(
         api_key=key or _NO_KEY,
         base_url=base_url,
         timeout=args.request_timeout,
         max_retries=args.max_retries,
-        http_client=openai.DefaultHttpxClient(event_hooks=dict(hooks)),
+        http_client=Client(),
     )
 
 
@@ -459,6 +835,10 @@ def _check_address(base_url: str, *, with_key: bool) -> None:
         logger.warning("the key goes to %s over plain http, for all on the way to read", base_url)
 
 
+class _Useless(ModelError):
+    """An endpoint answered without what it was asked for."""
+
+
 def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
     """Return the log-probability of all tokens of a word after a prompt.
 
@@ -476,12 +856,10 @@ def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
             one where the word begins.
     """
     if not reply.text.startswith(prompt + word):
-        raise ModelError(
-            f"{name} does not echo a prompt, so it cannot score given words: {_INSTEAD}"
-        )
+        raise _Useless(f"{name} does not echo a prompt, so it cannot score given words: {_INSTEAD}")
     total = len(reply.tokens)
     if not reply.chances or len(reply.chances) != total:
-        raise ModelError(f"{name} gives no log-probabilities of a prompt's tokens: {_INSTEAD}")
+        raise _Useless(f"{name} gives no log-probabilities of a prompt's tokens: {_INSTEAD}")
     # The prompt's tokens end before what was written, or where all do.
     written = 1 if reply.num_new_tokens is None else reply.num_new_tokens
     for end in (total - written, total):
@@ -490,9 +868,9 @@ def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
             chances = reply.chances[start:end]
             chance = sum(math.nan if value is None else value for value in chances)
             if not math.isfinite(chance):
-                raise ModelError(f"{name} gives '{word}' no finite log-probability: {_INSTEAD}")
+                raise _Useless(f"{name} gives '{word}' no finite log-probability: {_INSTEAD}")
             return chance
-    raise ModelError(
+    raise _Useless(
         f"{name} joins '{word}' to the prompt before it, or spells it otherwise: {_INSTEAD}"
     )
 
@@ -511,6 +889,86 @@ def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:
         if len(tail) > len(word):
             return None
     return None
+
+
+def _read_top(scored: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Read the chances of the first token that was written, in either form.
+
+    That of chats, which llama.cpp gives of completions too, is a list of objects by token; that of
+    completions one dict by token, for each token.
+    """
+    if content := scored.get("content"):
+        told = content[0].get("top_logprobs") or ()
+        return tuple((str(one["token"]), float(one["logprob"])) for one in told)
+    tokens = scored.get("top_logprobs") or ()
+    first = (tokens[-1] if tokens else None) or {}
+    return tuple((str(token), float(value)) for token, value in first.items())
+
+
+def first_chances(name: str, top: Sequence[tuple[str, float]], words: Sequence[str]) -> list[float]:
+    """Return the log-probability that what is written begins as each word, (C,).
+
+    It is that of all told tokens that begin the word, and no other one, whatever their case: " Pos"
+    and "positive" count for " positive". A word without any has the least chance that was told, for
+    its own is no larger. Where no word has any, all have -inf.
+
+    Args:
+        name: The words that a message begins with.
+        top: First tokens with their log-probabilities.
+        words: With their spaces.
+
+    Raises:
+        ModelError: If a token that begins several words is likelier than those that begin one.
+    """
+    plain = [_bare(word) for word in words]
+    sums, shared, likeliest = [0.0] * len(plain), ("", "", ""), 0.0
+    for token, value in top:
+        start, chance = _bare(token), math.exp(value)
+        begun = [i for i, word in enumerate(plain) if start and word.startswith(start)]
+        if len(begun) == 1:
+            sums[begun[0]] += chance
+        elif begun and chance > likeliest:
+            first, second, *_ = begun
+            likeliest, shared = chance, (token.strip(), words[first].strip(), words[second].strip())
+    if likeliest > sum(sums):
+        raise ModelError(
+            "{}: first token '{}' begins '{}' and '{}' alike: {}, or choose other "
+            "prompt_words".format(name, *shared, _WRITE)
+        )
+    least = min(value for _, value in top) if any(sums) else -math.inf
+    return [math.log(chance) if chance else least for chance in sums]
+
+
+def _bare(text: str) -> str:
+    """Return a token or word without case and space, however tokenizers spell that."""
+    return text.strip(" \t\r\n▁Ġ").casefold()
+
+
+def _begin_alike(words: Sequence[str]) -> tuple[str, str] | None:
+    """Return two words whose first tokens are surely one: their first words are."""
+    seen: dict[str, str] = {}
+    for word in words:
+        first = _bare(word).split(" ")[0]
+        if first in seen:
+            return seen[first], word.strip()
+        seen[first] = word.strip()
+    return None
+
+
+def _continuation(prompt: str, text: str) -> str:
+    """Return what a chat's message adds to its prompt.
+
+    Models like to say the end of the prompt again: "A: Rome", "Label: Positive". What the message
+    begins with of the prompt's last line, from some word of it on, is left out.
+    """
+    text = text.lstrip()
+    last = prompt.rstrip().rpartition("\n")[2]
+    for match in re.finditer(r"\S+", last):
+        end = last[match.start() :]
+        rest = text[len(end) :]
+        if text.startswith(end) and rest[:1] == " " and rest.partition("\n")[0].strip():
+            return rest
+    return text
 
 
 def estimate_tokens(texts: Sequence[str]) -> list[int]:

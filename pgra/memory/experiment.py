@@ -21,6 +21,7 @@ from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
 from pgra.config import arg
 from pgra.core import Json
 from pgra.errors import ConfigError
+from pgra.lm.remote import RemoteLM
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import OpenLookup
@@ -201,9 +202,14 @@ class Experiment(Simulation):
                 stream = digest([asdict(step) for step in steps])[:12]
                 if (folder / METRICS_FILE).is_file():
                     outcomes = _read_outcomes(folder, stream)
+                    paid = read_object(folder / METRICS_FILE).get("endpoint")
                 else:
                     outcomes = self._play(folder, variant, steps)
+                    lm = self.lm.completer
+                    paid = lm.describe_spending() if isinstance(lm, RemoteLM) else None
                 metrics = measure(outcomes)
+                if paid is not None:
+                    metrics["endpoint"] = paid
                 if variant.system == "no-mem":
                     bare[variant.seed] = outcomes
                 elif variant.seed in bare:

@@ -98,10 +98,12 @@ class WordScorer(Answerer):
     Attributes:
         calibrated: Whether the same prompt is asked for inputs without content too.
         length_normalize: Whether a word's log-probability is divided by its tokens.
+        num_top: Where an endpoint tells the chances of first tokens alone, of how many; else 0.
     """
 
     calibrated: bool = False
     length_normalize: bool = False
+    num_top: int = 0
 
     def __post_init__(self) -> None:
         answer_words(self.format.words)  # refuses words that cannot be told apart, before anything
@@ -111,7 +113,8 @@ class WordScorer(Answerer):
         """Format, words and what is done with their chances."""
         return {
             **self.format.fingerprint,
-            "decide_by": "score",
+            "decide_by": "first_token" if self.num_top else "score",
+            **({"num_top": self.num_top} if self.num_top else {}),
             "calibrate": self.calibrated,
             "length_normalize": self.length_normalize,
         }
@@ -125,7 +128,7 @@ class WordScorer(Answerer):
     @property
     def num_new_tokens(self) -> int:
         """The tokens of the longest word."""
-        return max(self._lengths)
+        return 1 if self.num_top else max(self._lengths)
 
     def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
         """Render a query's prompt, and with calibration the same one for no content."""
@@ -141,9 +144,16 @@ class WordScorer(Answerer):
         scores = np.array(logs, np.float32).reshape(len(queries), -1, len(words))
         if self.length_normalize:
             scores /= np.array(self._lengths, dtype=np.float32)
+        # Of first tokens none may begin a word.
+        seen = np.asarray(np.isfinite(scores).any(axis=-1))
+        scores[~seen] = 0.0
         final = calibrate(scores[:, 0], scores[:, 1:]) if self.calibrated else scores[:, 0]
         predictions = decide([query.id for query in queries], final, list(words))
-        return [Answer(prediction, {}) for prediction in predictions]
+        nothing = dict.fromkeys(words, 0.0)
+        return [
+            Answer(one if is_seen else Prediction(one.example_id, UNDECIDED, nothing), {})
+            for one, is_seen in zip(predictions, seen[:, 0].tolist(), strict=True)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,13 +33,20 @@ from pgra.exemplars.similarity import Similarity, open_similarity
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
 from pgra.lm.prefix import PromptedEncoder
+from pgra.lm.remote import RemoteLM
 from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments, overrule
 from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
 from pgra.methods.base import Decisions, Forecast, Method, TaskData, bundled_notes, task_name
 from pgra.methods.stages import prompt_template
 from pgra.progress import Bar
-from pgra.prompts.fewshot import FORMATS, FewShotPrompt, line_format, task_format
+from pgra.prompts.fewshot import (
+    FORMATS,
+    FewShotPrompt,
+    PromptFormat,
+    line_format,
+    task_format,
+)
 from pgra.prompts.fitting import Fit, fit_prompts
 from pgra.prompts.template import PromptTemplate
 from pgra.report import metrics as measures
@@ -82,17 +89,18 @@ class AnswerArguments(Arguments):
     )
     decide_by: str | None = arg(
         None,
-        "score (the likeliest label word), generation (what the LM writes), or vote (no LM: the "
-        "majority of the exemplars, of a tie the nearest); default: score, and generation where a "
-        "task has no labels.",
-        choices=("generation", "score", "vote"),
+        "score (the likeliest label word), first_token (of an endpoint: the likeliest first token "
+        "of the words), generation (what the LM writes), or vote (no LM: the majority of the "
+        "exemplars, of a tie the nearest); default: score, of an endpoint the first of these that "
+        "it offers, and generation where a task has no labels.",
+        choices=("first_token", "generation", "score", "vote"),
         is_common=True,
     )
     calibrate: bool = arg(
         False,
         "Divide a label's chance by the one that the same prompt gives it for an input without "
         "content (Zhao et al. 2021): three more prompts for each set of exemplars.",
-        needs={"decide_by": ("score", None)},
+        needs={"decide_by": ("score", "first_token", None)},
     )
     length_normalize: bool = arg(
         False,
@@ -225,14 +233,15 @@ class Kate(Method):
         if self.data.references:
             answers = [list(reference.answers) for reference in self.data.references]
             self.fingerprints["answers"] = digest(answers)
-        self.answerer: Answerer | None = None
+        self._answerer: Answerer | None = None
         self._corrected: dict[int, Correction] = {}
         self._memory: dict[str, Json] = {}
         self._sizes: dict[str, Json] = {}
         self.corrections = self._recall(self.data.test)
         if self.icl.decide_by != "vote":
             self.completer = self._open_lm()
-            self.answerer = self._open_answerer(self.completer)
+            if not isinstance(self.completer, RemoteLM):
+                self._answerer = self._open_answerer(self.completer)
 
     def read_data(self) -> PoolData:
         """Read all of train as a pool, and the queries."""
@@ -241,11 +250,19 @@ class Kate(Method):
     def _settle(self) -> None:
         """Fill in what the task decides where the user does not; refuse what it does not have."""
         task, icl, selection = self.data.task, self.args["icl"], self.args["selection"]
-        decide_by, format_ = icl.decide_by or "score", icl.prompt_format or "task"
+        completer, format_ = self.args["completer"], icl.prompt_format or "task"
+        if icl.decide_by == "first_token" and completer.lm and not completer.is_remote:
+            raise ConfigError(
+                f"decide_by first_token is for an endpoint, and --lm {completer.lm} is none: use "
+                "--decide_by score, which counts all tokens of a word"
+            )
+        # What an endpoint offers is seen when it is first needed.
+        decide_by = icl.decide_by or (None if completer.is_remote else "score")
         count = selection.count
         if isinstance(task, GenerationTask):
             for name, value, own in (
                 ("decide_by", icl.decide_by, "score"),
+                ("decide_by", icl.decide_by, "first_token"),
                 ("exemplars", selection.exemplars, "balanced"),
                 ("prompt_format", icl.prompt_format, "task"),
                 ("calibrate", icl.calibrate, True),
@@ -324,14 +341,39 @@ class Kate(Method):
         found: LanguageModel = shared["lm"][1]
         return found
 
+    @property
+    def answerer(self) -> Answerer | None:
+        """What asks the LM; None with the vote. An endpoint is first called here, if it must be."""
+        if self._answerer is None and self.icl.decide_by != "vote":
+            assert isinstance(self.completer, RemoteLM)
+            icl, words = self.icl, list(self._format.words.values())
+            # Whole words alone have lengths.
+            decide_by = "score" if icl.length_normalize else icl.decide_by
+            self.completer = self.completer.settle(decide_by, words, needs_chances=icl.calibrate)
+            self._note_way()
+            self._answerer = self._open_answerer(self.completer)
+        return self._answerer
+
+    def _note_way(self) -> None:
+        """Fill in how an endpoint is asked, once it is chosen."""
+        if isinstance(self.completer, RemoteLM):
+            way = self.completer.way
+            args = self.args.change("completer", endpoint=way.endpoint)
+            self.args = args.change("icl", decide_by=way.decide_by)
+            self.icl = self.args["icl"]
+
+    @property
+    def _format(self) -> PromptFormat:
+        task = self.data.task
+        if isinstance(task, GenerationTask):
+            return line_format(task.frame, task.inputs)
+        return task_format(task, self.icl.prompt_format or "task")
+
     def _open_answerer(self, lm: LanguageModel) -> Answerer:
         icl, task, progress = self.icl, self.data.task, self.context.shows_progress
-        most, stop = icl.max_new_tokens, "\n"
+        how, most, stop = self._format, icl.max_new_tokens, "\n"
         if isinstance(task, GenerationTask):
-            how = line_format(task.frame, task.inputs)
             most, stop = most or task.max_new_tokens, task.stop
-        else:
-            how = task_format(task, icl.prompt_format or "task")
         if icl.decide_by == "generation":
             most = most or _WRITTEN_TOKENS
             return TextWriter(lm=lm, format=how, max_new_tokens=most, stop=stop, progress=progress)
@@ -345,6 +387,7 @@ class Kate(Method):
             format=how,
             calibrated=icl.calibrate,
             length_normalize=icl.length_normalize,
+            num_top=lm.way.num_top if isinstance(lm, RemoteLM) else 0,
             progress=progress,
         )
 
@@ -391,6 +434,8 @@ class Kate(Method):
         other = super().with_seed(args)
         other._known = None
         other._settle()
+        if other._answerer is not None:
+            other._note_way()
         other.selector = other.selection.selector(other.selection, other.pool, other.similarity)
         return other
 
@@ -403,6 +448,9 @@ class Kate(Method):
             with self.timed("answers"), _counted(self.completer):
                 answers = self.answerer.answer(examples, prompts.texts)
         decided = self._report(examples, prompts, answers)
+        if self.answerer is not None and isinstance(self.completer, RemoteLM):
+            paid = {"endpoint": self.completer.describe_spending()}
+            decided = replace(decided, metrics={**decided.metrics, **paid})
         if list(examples) != list(self.data.test):
             return decided
         if self.selection.compares and self.answerer is not None:

@@ -7,18 +7,22 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import review_rows, write_jsonl
+from loopback import LoopbackEndpoint, Written
 from method_runs import having, kate_run, lines_of, run_of
 
 from pgra.commands.report import main as report_main
 from pgra.config import DataArguments
 from pgra.core import ALONE
 from pgra.data.tasks import Task
-from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
 from pgra.memory.labels import PromptMemoryArguments
 from pgra.memory.log import FeedbackLog
+from pgra.methods.answers import calibrate
 from pgra.methods.stages import Stages
+from pgra.report.results import read_object
 from pgra.runs import Predictor, evaluate_run, open_method, run, run_seeds
 
 FIRST, NEAR = "A great film number 20.", "a GREAT film, number 2"  # FIRST: the first test text
@@ -321,3 +325,74 @@ def test_an_lm_must_be_named_where_one_is_asked(kate, changes):
     with pytest.raises(ConfigError, match=r"--lm is missing: name a hub id \(facebook/opt-13b is"):
         run(having(kate, lm="", **changes))
     assert run(having(kate, lm="", decide_by="vote", name="vote")).metrics["n"] == 12
+
+
+def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(
+    words, tmp_path, monkeypatch, caplog
+):
+    """A chat's first token decides; what was answered costs nothing in another run."""
+    caplog.set_level("INFO")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def write(prompt, max_tokens, stop):
+        query = prompt.rpartition("\n\n")[2]
+        top = {"Positive": -0.5, " negative": -2.0} if "great" in query else {"neg": -0.1}
+        top = {} if "number 31" in query else top
+        return Written(" Positive", 30, 1, top={**top, " the": -3.0})
+
+    server = LoopbackEndpoint(write)
+    server.endpoints = ["chat"]
+    prices = {"price_per_million_input": 1.0, "price_per_million_output": 2.0}
+    asked = having(words, lm="openai:toy", lm_window=2000, **prices)
+    with server.serve() as url:
+        asked = having(asked, base_url=url)
+        first = run(asked)
+        num_bodies = len(server.bodies)
+        assert run(asked).metrics == first.metrics  # finished, and so taken up
+        again = run(having(asked, name="again"))
+        assert len(server.bodies) == num_bodies
+        lines = lines_of(first.folder)
+        assert lines_of(again.folder) == lines
+        with pytest.raises(ArtifactError, match="was made with prompt .* asks for"):
+            run(having(asked, decide_by="generation"))
+    num_calls = 12 + 1  # the first one told how it can be asked
+    paid = {"calls": num_calls, "reused": 0, "retries": 0, "cost": 32 * num_calls / 1e6}
+    paid |= {"prompt_tokens": 30 * num_calls, "completion_tokens": num_calls}
+    way = {"endpoint": "chat", "decide_by": "first_token", "num_top": 20, "is_estimated": False}
+    assert first.metrics["endpoint"] == way | paid
+    nothing = dict.fromkeys(paid, 0) | {"reused": 12}
+    assert again.metrics["endpoint"] == way | nothing
+    for line in lines:
+        if "number 31" in line["text"]:  # none of the words was among the tokens
+            assert (line["prediction"], {*line["scores"].values()}) == ("(no label)", {0.0})
+        else:
+            assert line["prediction"] == ("positive" if "great" in line["text"] else "negative")
+    arguments = read_object(first.folder / "arguments.json")
+    assert arguments["icl"]["decide_by"] == "first_token"
+    assert arguments["completer"]["endpoint"] == "chat"
+    assert caplog.text.count("is asked by chat, labels by the chances of a first token") == 1
+
+
+def test_first_tokens_are_calibrated_by_what_is_seen(words, monkeypatch):
+    """Zhao et al. 2021 divide by chances of first tokens too; unseen ones say nothing."""
+    scores = np.array([[-1.0, -2.0]], np.float32)
+    free = np.log(np.array([[[0.8, 0.2], [0.8, 0.2], [0.8, 0.2]]], np.float32))
+    assert calibrate(scores, free)[0].argmax() == 1
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = LoopbackEndpoint(lambda *_: Written("", 9, 1, top={" positive": -1.0, " a": -2.0}))
+    server.echoes = False
+    with server.serve() as url:
+        asked = having(words, lm="openai:toy", base_url=url, lm_window=2000, calibrate=True)
+        lines = lines_of(run(asked).folder)
+        assert {round(score, 6) for line in lines for score in line["scores"].values()} == {0.5}
+        server.num_top = 0
+        asked = having(asked, lm="openai:mute", name="mute")
+        with pytest.raises(ModelError, match="tells no chances of tokens"):
+            run(asked)
+        asked = having(asked, calibrate=False, length_normalize=True, name="long")
+        with pytest.raises(ModelError, match="does not echo a prompt.*first_token or generation"):
+            run(asked)
+        with pytest.raises(ConfigError, match="length_normalize is True, and decide_by is first_t"):
+            having(asked, decide_by="first_token")
+    with pytest.raises(ConfigError, match="decide_by first_token is for an endpoint, and --lm"):
+        run(having(words, decide_by="first_token"))

@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import math
 import ssl
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pgra.core import Context, Worker
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.base import CompleterArguments, open_lm
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.remote import Reply, Spending, word_chance
+from pgra.lm.remote import Reply, Spending, _continuation, first_chances, word_chance
 
 KEY = "sk-proj-VerySecret0123456789abcdef"
 URL = "http://127.0.0.1:9/v1"
@@ -49,7 +50,8 @@ def open_at(tmp_path):
     opened = []
 
     def open_one(url, lm="openai:toy", **options):
-        args = CompleterArguments(lm=lm, base_url=url, **{"lm_window": 65, **options})
+        named = {"lm_window": 65, "endpoint": "completions", **options}
+        args = CompleterArguments(lm=lm, base_url=url, **named)
         opened.append(open_lm(args, Context(artifacts=tmp_path)))
         return opened[-1]
 
@@ -82,6 +84,158 @@ def test_answers_are_in_order_cut_at_the_stop_greedy_and_asked_for_once_ever(ser
     wanted = [asked | {"prompt": PROMPTS[0], "stop": [stop]} for stop in "\n;"]
     assert all(body in server.bodies for body in wanted)
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+
+
+def test_a_chat_gets_the_prompt_as_one_message_and_answers_without_its_end(server, open_at):
+    server.endpoints = ["chat"]
+
+    def write(prompt, max_tokens, stop):  # as models do that like whole sentences
+        return Written(f"\nQ: {prompt.split()[-1]} wine\nQ: more", 3, 4)
+
+    server.writer = write
+    with server.serve() as url:
+        lm = open_at(url, endpoint="auto")
+        assert complete(lm, PROMPTS[:2]) == [" wine", " wine"]
+        assert lm.fingerprint["endpoint"] == "chat"
+        assert "endpoint" not in open_at(url).fingerprint  # the control; completions as ever
+        (refused, *asked), num_bodies = server.bodies, len(server.bodies)
+        again = open_at(url, endpoint="auto")
+        assert complete(again, PROMPTS[:2]) == [" wine", " wine"]
+        assert len(server.bodies) == num_bodies  # the choice is on disk too
+    assert refused["path"] == "/v1/completions"
+    contents = sorted(body["messages"][0]["content"] for body in asked)
+    assert [text.rpartition("\n\n")[2] for text in contents] == sorted(PROMPTS[:2])
+    assert {len(body["messages"]) for body in asked} == {1}
+    assert lm.count_tokens(["Q"])[0] > 20 > open_at(url).count_tokens(["Q"])[0]  # its line counts
+
+
+CHOICES = [
+    ({}, None, "completions score 0"),
+    ({"echoes": False}, None, "completions first_token 20"),
+    ({"echoes": False, "num_top": 5}, None, "completions first_token 5"),
+    ({"endpoints": ["chat"]}, None, "chat first_token 20"),
+    ({"echoes": False, "num_top": 0}, None, "completions generation 0"),
+    ({"endpoints": ["chat"], "num_top": 0}, None, "chat generation 0"),
+    ({}, "first_token", "completions first_token 20"),
+    ({"endpoints": ["chat"]}, "generation", "chat generation 0"),
+]
+
+
+@pytest.mark.parametrize(("offers", "asked", "chosen"), CHOICES)
+def test_the_best_way_that_a_server_offers_is_chosen_and_told(
+    server, open_at, caplog, offers, asked, chosen
+):
+    caplog.set_level("INFO")
+    for name, value in offers.items():
+        setattr(server, name, value)
+    with server.serve() as url:
+        lm = open_at(url, endpoint="auto").settle(asked, WORDS)
+    assert " ".join(map(str, vars(lm.way).values())) == chosen
+    assert f"openai:toy at {url} is asked by {lm.way}" in caplog.text
+    # What is declined costs nothing, and what is answered is counted.
+    assert lm.spending.num_calls == server.num_answered <= 4
+
+
+def test_a_way_that_is_named_is_taken_as_it_is_or_refused(server, open_at):
+    server.num_top, server.echoes = 0, False
+    with server.serve() as url:
+        lm = open_at(url)
+        assert lm.settle("generation").way.endpoint == "completions"
+        assert lm.settle("score").way.decide_by == "score"
+        assert server.bodies == []
+        with pytest.raises(ModelError, match="tells no chances of tokens: use --decide_by gen"):
+            open_at(url, endpoint="auto").settle("first_token", WORDS)
+        with pytest.raises(ModelError, match="tells no chances of tokens: use --decide_by gen"):
+            open_at(url).settle(None, WORDS, needs_chances=True)
+        with pytest.raises(ConfigError, match="decide_by score needs a prompt's chances, and chat"):
+            open_at(url, endpoint="chat").settle("score", WORDS)
+        server.endpoints = []
+        with pytest.raises(ModelError, match=r"answered 404 .*usually ends in /v1"):
+            open_at(url, endpoint="auto").settle(None, WORDS)
+    with pytest.raises(ConfigError, match="endpoint is for an endpoint, and --lm gpt2 is none"):
+        open_at(None, lm="gpt2", endpoint="chat")
+
+
+def test_words_that_begin_alike_are_not_told_apart_by_a_first_token(server, open_at):
+    server.echoes, alike = False, [" not good", " Not bad"]
+    with server.serve() as url:
+        with pytest.raises(ConfigError, match=r"'not good' and 'Not bad' begin alike.*generation"):
+            open_at(url).settle("first_token", alike)
+        assert open_at(url).settle(None, alike).way.decide_by == "generation"
+        assert open_at(url).settle(None, WORDS[:2]).way.decide_by == "first_token"  # the control
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_first_tokens_decide_with_one_call_a_prompt(server, open_at, endpoint):
+    words = [" blue", " red", " other"]
+    with server.serve() as url:
+        lm = open_at(url, endpoint=endpoint).settle("first_token", words)
+        least = math.log(0.25)  # of " other", the least that is told
+        expected = [[least, math.log(0.5), least], [math.log(0.5), least, least]]
+        scores = lm.score(["Q: red", "Q: blue"], words)
+        assert [pytest.approx(line) for line in expected] == scores
+        assert lm.score(["Q: red"], [" red", " green"]) == [pytest.approx([math.log(0.5), least])]
+        assert lm.score(["Q: red"], [" grey", " green"]) == [[-math.inf] * 2]
+        assert len(server.bodies) == 1 + 2  # what was tried, and each prompt once
+        assert lm.way.num_top == 20
+
+
+TOP = [(" Neg", -1.0), ("negative", -2.0), ("▁Pos", -1.5), (" ", -0.1), (" Neutral", -3.0)]
+
+
+def test_all_tokens_that_begin_a_word_count_for_it_whatever_their_case():
+    words = [" positive", " negative", " absent"]
+    both = math.log(math.exp(-1.0) + math.exp(-2.0))
+    assert first_chances("toy", TOP, words) == pytest.approx([-1.5, both, -3.0])
+    assert first_chances("toy", TOP, [" absent", " lost"]) == [-math.inf] * 2
+    # "Ne" begins two; it matters where it is likelier than what begins one
+    top = [*TOP, ("Ne", -1.2)]
+    assert first_chances("toy", top, [" negative", " neutral"])[1] == pytest.approx(-3.0)
+    with pytest.raises(ModelError, match="'Ne' begins 'negative' and 'nested' alike: use --decide"):
+        first_chances("toy", top[2:], [" negative", " nested"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "rest"),
+    [
+        ("Q: Italy?\nA:", " A: Rome", " Rome"),
+        ("a dull film It was", "It was terrible", " terrible"),
+        ("a dull film It was", "\nwaste of time", "waste of time"),  # no whole word of the end
+        ("Q: red", "red", "red"),  # nothing else is written
+        ("Q: red", "red.\nQ: blue", "red.\nQ: blue"),
+        ("Q: Italy?\nA:", "Rome", "Rome"),
+    ],
+)
+def test_a_chat_that_says_the_prompts_end_again_is_read_without_it(prompt, text, rest):
+    assert _continuation(prompt, text) == rest
+
+
+def test_what_a_chat_model_does_not_take_is_left_out_once_it_says_so(server, open_at, caplog):
+    server.unsupported = {"max_tokens", "temperature", "stop"}
+    with server.serve() as url:
+        lm = open_at(url, endpoint="chat", max_parallel_calls=1)
+        assert complete(lm) == [text.strip() for text in TEXTS]
+        server.unsupported = set()
+        assert complete(open_at(url, endpoint="chat")) == [text.strip() for text in TEXTS]
+    assert [len(server.bodies), lm.spending.num_calls, lm.spending.num_retries] == [7, 4, 3]
+    assert server.bodies[-1]["max_completion_tokens"] == 4
+    assert not {"max_tokens", "temperature", "stop"} & {*server.bodies[-1]}
+    assert "takes no temperature" in caplog.text
+
+
+def test_fewer_calls_are_under_way_once_they_time_out(server, open_at, caplog):
+    server.one_by_one, server.seconds = True, 0.2
+    prompts = [f"Q: {i}" for i in range(10)]
+    with server.serve() as url:
+        lm = open_at(url, max_parallel_calls=6, request_timeout=0.7, endpoint="chat")
+        assert complete(lm, prompts) == [str(i) for i in range(10)]
+        assert caplog.text.count("calls time out (--request_timeout 0.7)") == 1
+        assert "from now on 3 are under way at a time, not 6" in caplog.text
+        late, server.most_at_once = lm.spending.num_retries, 0
+        assert late >= 1
+        complete(lm, [f"Q: more {i}" for i in range(8)])
+        assert server.most_at_once <= 3  # the control: 6 at first
+        assert lm.spending.num_retries <= late + 3
 
 
 def test_only_so_many_calls_are_under_way_at_a_time_or_begun_in_a_minute(server, open_at):
@@ -156,7 +310,9 @@ def test_words_are_scored_from_the_echoed_prompt(server, open_at):
         assert lm.score(["It was"], [" so good"]) == [[-2.0]]
         assert lm.score(["It was so"], [" good"]) == [[-1.25]]
         server.faults = [Fault(400, error_of("echo is not supported"))]
-        with pytest.raises(ModelError, match=r"does not score given words.*--decide_by generation"):
+        with pytest.raises(
+            ModelError, match=r"does not score given words.*use --decide_by first_to"
+        ):
             lm.score(["It is"], [" good"])
 
 
@@ -177,14 +333,15 @@ def test_tokens_and_their_price_are_counted(server, open_at):
         assert "about 2 prompt tokens" in str(other.spending)
 
 
-def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd):
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd, endpoint):
     """Not in errors, though endpoints quote it; not in logs of any level, reprs or files."""
     caplog.set_level(logging.DEBUG)
     quoted = f"Incorrect API key provided: {KEY}. or {KEY[:9]}*****cdef, " + "x" * 190 + KEY
     server.faults = [busy(), Fault(), Fault(500, quoted)]
     told = []
     with server.serve() as url:
-        lm = open_at(url)
+        lm = open_at(url, endpoint=endpoint)
         complete(lm)
         for fault in (Fault(401, error_of(quoted)), Fault(200, quoted), Fault(400, quoted)):
             server.faults = [fault]
@@ -229,7 +386,7 @@ def test_what_cannot_be_asked_is_refused_without_its_secrets(
 ):
     monkeypatch.setenv("OPENAI_API_KEY", changes.pop("key", KEY))
     with pytest.raises(ConfigError, match=told) as caught:
-        open_at(url, **{"lm_window": None, **changes})
+        open_at(url, **{"lm_window": None, "endpoint": "auto", **changes})
     assert "Secret" not in str(caught.value)
 
 
@@ -258,7 +415,9 @@ ASKER = """
     from pathlib import Path
     from pgra.core import Context
     from pgra.lm.base import CompleterArguments, open_lm
-    args = CompleterArguments(lm="openai:toy", base_url=sys.argv[1], max_parallel_calls=2)
+    args = CompleterArguments(
+        lm="openai:toy", base_url=sys.argv[1], max_parallel_calls=2, endpoint=sys.argv[3]
+    )
     lm = open_lm(args, Context(artifacts=Path(sys.argv[2])))
     assert "openai" in sys.modules and "torch" not in sys.modules  # an endpoint needs none
     lm.complete([f"Q: {i}" for i in range(20)], max_new_tokens=4, stop="\\n")
@@ -266,18 +425,21 @@ ASKER = """
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_without_paying_twice(server, open_at, tmp_path):
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_a_killed_run_goes_on_without_paying_twice(server, open_at, tmp_path, endpoint):
     server.seconds = 0.05
+    space = " " if endpoint == "completions" else ""
     with server.serve() as url:
-        words = [sys.executable, "-c", textwrap.dedent(ASKER), url, str(tmp_path)]
+        words = [sys.executable, "-c", textwrap.dedent(ASKER), url, str(tmp_path), endpoint]
         with subprocess.Popen(words) as killed:
             while server.num_answered < 6:
                 assert killed.poll() is None
                 threading.Event().wait(0.01)
             killed.kill()
-        server.seconds, paid, again = 0.0, server.num_answered, open_at(url)
-        assert complete(again, [f"Q: {i}" for i in range(20)]) == [f" {i}" for i in range(20)]
-    asked = Counter(str(body["prompt"]) for body in server.bodies)
+        server.seconds, paid, again = 0.0, server.num_answered, open_at(url, endpoint=endpoint)
+        wanted = [f"{space}{i}" for i in range(20)]
+        assert complete(again, [f"Q: {i}" for i in range(20)]) == wanted
+    asked = Counter(str(body.get("prompt") or body["messages"]) for body in server.bodies)
     twice = asked.total() - len(asked)
     assert twice <= 2  # those on their way when it was killed
     assert again.spending.num_calls == 20 + twice - paid < 20
@@ -326,7 +488,7 @@ def test_only_the_words_tokens_count_however_a_server_spells_them(changes, expec
     ],
 )
 def test_what_cannot_be_scored_is_refused_with_the_way_out(changes, told):
-    with pytest.raises(ModelError, match=f"^toy {told}.*use --decide_by generation$"):
+    with pytest.raises(ModelError, match=f"^toy {told}.*use --decide_by first_token or gen"):
         chance(**changes)
 
 

