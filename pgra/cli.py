@@ -83,7 +83,10 @@ COMMANDS: Mapping[str, Command] = {
             "report": ("commands.report", "put runs into one table or figure, with tests"),
         },
         _LOOK: {
-            "demo": ("commands.demo", "see it at work: three readers on real models and data"),
+            "demo": (
+                "commands.demo",
+                "see it at work on real models and real text, in three minutes",
+            ),
             "models": ("commands.lists:models", "list the models that come inside packages"),
             "task": ("commands.task", "check a task's YAML, and see rows as models see them"),
             "completion": ("completion", "write what completes commands and flags in your shell"),
