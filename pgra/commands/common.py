@@ -11,6 +11,7 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from pgra import quiet_imports
 from pgra.config import Defaults, PgraArguments, RunArguments, parse_arguments
 from pgra.errors import ConfigError
 from pgra.help import Flag, write_help
@@ -247,14 +248,6 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     logging.getLogger("faiss").setLevel(logging.WARNING)
     quiet_imports()
-
-
-def quiet_imports() -> None:
-    """Leave what libraries say when they are imported unsaid."""
-    # Transformers imports torchao wherever it is installed, whatever is asked for. It says what it
-    # lacks on a CPU and makes torch say what it deprecates; bitsandbytes speaks once it loads.
-    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def show_metrics(outcome: "Outcome") -> str:
