@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
 from pgra.config import Arguments, arg, config_root
 from pgra.errors import ConfigError
+from pgra.help import wants_help
 from pgra.progress import Bar
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # On cores that others use too, threads that wait by spinning take half of the time and more.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
     Bar.seconds = _SILENCE
-    say("Loading torch and transformers ...")
     words = [*(argv or [])]
+    if not wants_help(words):
+        say("Loading torch and transformers ...")
     context, (run_args, how) = join_run(words), _parse(words)
     args = run_args.pgra
     if args.is_exhaustive:
