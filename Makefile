@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.stamp
 unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
-CODE   := pgra index_build train.py evaluate.py ablations benchmarks examples tests
+CODE   := pgra index_build train.py evaluate.py ablations benchmarks docs examples tests
 # The oldest transformers that is allowed; TRANSFORMERS=VERSION takes another.
 TRANSFORMERS ?= $(shell sed -n 's/.*"transformers>=\([0-9.]*\).*/\1/p' pyproject.toml)
 OTHER  := $(VENV)/transformers-$(TRANSFORMERS)
@@ -32,10 +32,10 @@ $(STAMP): requirements.txt requirements-bundled.txt pyproject.toml
 	@$(PIP) --requirement requirements.txt
 	@$(PIP) --no-deps --require-hashes --requirement requirements-bundled.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -W ignore -c 'from pgra.commands.common import quiet_imports; quiet_imports(); import pgra.runs, index_build.__main__'
+	@$(BIN)/python -W ignore -c 'import pgra; pgra.quiet_imports(); import pgra.runs, index_build.__main__'
 	@touch $@
 
-demo: $(STAMP)  ## See it at work on real models and real text (4 minutes on two quiet cores)
+demo: $(STAMP)  ## See it at work on real models and real text (3 minutes on two quiet cores)
 	@$(BIN)/pgra demo
 
 check: $(STAMP)  ## ruff, ruff format and mypy --strict

@@ -5,6 +5,7 @@ imported when first used, so that `import pgra` costs nothing.
 """
 
 import ast
+import logging
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,18 @@ def __getattr__(name: str) -> Any:
     """Import a public name from its home, once."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'pgra' has no attribute '{name}'")
+    quiet_imports()
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
+
+
+def quiet_imports() -> None:
+    """Leave what libraries say when they are imported unsaid."""
+    # Transformers imports torchao wherever it is installed, whatever is asked for. It says what it
+    # lacks on a CPU and makes torch say what it deprecates; bitsandbytes speaks once it loads.
+    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def __dir__() -> list[str]:

@@ -37,6 +37,9 @@ from pgra.retrieval import open_retriever
 from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
 
 __version__: str
+
+def quiet_imports() -> None: ...
+
 __all__ = [
     "Answer",
     "ArtifactError",

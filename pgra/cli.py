@@ -54,38 +54,46 @@ class Command:
 
 _FIND, _DECIDE, _COMPARE, _LOOK = "Find evidence", "Train and decide", "Foresee and compare", "Look"
 COMMANDS: Mapping[str, Command] = {
-    name: Command(f"pgra.commands.{target}", about, group)
+    name: Command(f"pgra.{target}", about, group)
     for group, commands in {
         _FIND: {
-            "index": ("index", "build, grow, check or look into an index"),
-            "search": ("index:search", "look up passages near a text"),
-            "rerank": ("rerank", "run both retrieval stages for a task"),
+            "index": ("commands.index", "build, grow, check or look into an index"),
+            "search": ("commands.index:search", "look up passages near a text"),
+            "rerank": ("commands.rerank", "run both retrieval stages for a task"),
         },
         _DECIDE: {
-            "train": ("train", "train a reader on a task, and measure it"),
-            "icl": ("train:icl", "decide by a frozen LM behind labelled examples (KATE)"),
-            "evaluate": ("train:evaluate", "measure a trained run again"),
-            "predict": ("predict", "decide new texts with a trained run"),
-            "push": ("push", "put a trained reader on the hub, with its model card"),
+            "train": ("commands.train", "train a reader on a task, and measure it"),
+            "icl": ("commands.train:icl", "decide by a frozen LM behind labelled examples (KATE)"),
+            "evaluate": ("commands.train:evaluate", "measure a trained run again"),
+            "predict": ("commands.predict", "decide new texts with a trained run"),
+            "push": ("commands.push", "put a trained reader on the hub, with its model card"),
             "memory": (
-                "memory",
+                "commands.memory",
                 "keep what users corrected, and use it on the next like question",
             ),
         },
         _COMPARE: {
-            "plan": ("plan", "foresee texts, tokens, memory and time of a task"),
-            "worth": ("worth", "tell before training whether evidence will help"),
+            "plan": ("commands.plan", "foresee texts, tokens, memory and time of a task"),
+            "worth": ("commands.worth", "tell before training whether evidence will help"),
             "consistency": (
-                "consistency",
+                "commands.consistency",
                 "measure how often evidence has the label of its query",
             ),
-            "ablate": ("ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
-            "report": ("report", "put runs into one table or figure, with tests"),
+            "ablate": ("commands.ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
+            "report": ("commands.report", "put runs into one table or figure, with tests"),
         },
         _LOOK: {
-            "demo": ("demo", "see it at work: three readers on real models and data"),
-            "models": ("lists:models", "list the models that come inside packages"),
-            "data": ("lists:data", "list tasks and data inside packages; make claims of a corpus"),
+            "demo": (
+                "commands.demo",
+                "see it at work on real models and real text, in three minutes",
+            ),
+            "models": ("commands.lists:models", "list the models that come inside packages"),
+            "task": ("commands.task", "check a task's YAML, and see rows as models see them"),
+            "completion": ("completion", "write what completes commands and flags in your shell"),
+            "data": (
+                "commands.lists:data",
+                "list tasks and bundled data; make claims of a corpus",
+            ),
         },
     }.items()
     for name, (target, about) in commands.items()
@@ -240,10 +248,11 @@ def _is_main() -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
-    return run(_dispatch, list(sys.argv[1:] if argv is None else argv))
+    return run(dispatch, list(sys.argv[1:] if argv is None else argv))
 
 
-def _dispatch(words: Sequence[str] | None) -> int:
+def dispatch(words: Sequence[str] | None) -> int:
+    """Call the command that the first word names."""
     if not words or wants_help(words[:1]):
         _show_help()
         return 0

@@ -1349,6 +1349,7 @@ def flags_of(
                 value=_value_word(f.name, hints[f.name], rule),
                 default=getattr(value, "value", value),
                 is_common=rule.is_common or rule.must_be_given or group == "Options",
+                choices=tuple(rule.choices or ()),
             )
             if hints[f.name] in (bool, bool | None):
                 flag = _switch(flag, is_on=_default(f) is True, off=rule.off)

@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -36,6 +38,7 @@ class Flag:
         default: Its value when nobody gives one; None and "" are not told.
         is_common: Whether the short help shows it.
         short: Its one-letter form, with its dash.
+        choices: The names it may have, where these are known.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Flag:
     default: object = None
     is_common: bool = False
     short: str = ""
+    choices: Sequence[str] = ()
 
     @property
     def usage(self) -> str:
@@ -73,6 +77,35 @@ GENERAL = (
     Flag("help-all", "Show all flags.", "General", is_common=True),
 )
 """Flags of every command; `pgra.cli` takes the first three off the command line."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A help that was asked for.
+
+    Attributes:
+        description: What the command does.
+        flags: Its own flags, all of them.
+        words: What may follow it, each with what that does.
+    """
+
+    description: str
+    flags: Sequence[Flag]
+    words: Mapping[str, str]
+
+
+_PAGES: ContextVar[list[Page] | None] = ContextVar("_PAGES", default=None)
+
+
+@contextmanager
+def collect_pages() -> Iterator[list[Page]]:
+    """Keep the helps that are asked for meanwhile, instead of writing them."""
+    pages: list[Page] = []
+    token = _PAGES.set(pages)
+    try:
+        yield pages
+    finally:
+        _PAGES.reset(token)
 
 
 def wants_help(words: Sequence[str]) -> bool:
@@ -106,6 +139,10 @@ def write_help(
         commands: What each word that may follow does, by title.
         is_whole: Whether all flags are shown, or the usual ones and how many more there are.
     """
+    if (pages := _PAGES.get()) is not None:
+        words = {name: about for part in (commands or {}).values() for name, about in part.items()}
+        pages.append(Page(description, flags, words))
+        return
     shown = [f for f in flags if is_whole or f.is_common or len(flags) <= _FEW]
     general = [f for f in GENERAL if f.is_common or is_whole]
     columns = min(shutil.get_terminal_size((80, 24)).columns, _MOST_COLUMNS)

@@ -6,7 +6,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-_SECONDS = 30.0
 _LINE = "{desc}: {n_fmt}/{total_fmt} in {elapsed}, {rate_fmt}{postfix}"
 _LINE_WITHOUT_END = "{desc}: {n_fmt} in {elapsed}, {rate_fmt}{postfix}"
 
@@ -15,7 +14,12 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
     """A bar with a name and a rate on stderr; `-q` shows none.
 
     Where stderr is no terminal, what takes less than half a minute says nothing.
+
+    Attributes:
+        seconds: Between two lines in a log.
     """
+
+    seconds = 30.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what tqdm takes; `desc` is the name, `unit` what the rate counts."""
@@ -25,7 +29,12 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
             has_end = kwargs.get("total") is not None or (args and hasattr(args[0], "__len__"))
             kwargs |= {
                 "bar_format": _LINE if has_end else _LINE_WITHOUT_END,
-                **{"mininterval": _SECONDS, "delay": _SECONDS, "miniters": 1, "leave": False},
+                **{
+                    "mininterval": self.seconds,
+                    "delay": self.seconds,
+                    "miniters": 1,
+                    "leave": False,
+                },
             }
         super().__init__(*args, **kwargs)
 

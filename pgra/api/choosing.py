@@ -19,13 +19,12 @@ from pgra.core import Example, Hit
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.examples import open_rows
 from pgra.data.read import Record, check_file, clean_text, read_lines, read_records, table_rows
-from pgra.data.tasks import GenerationTask, Task, check_slots
+from pgra.data.tasks import GenerationTask, Task, check_slots, load_any_task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.exemplars import BM25, PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, Selector, arrange
 from pgra.exemplars.similarity import open_similarity
-from pgra.methods.kate import load_any_task
 from pgra.prompts.fewshot import FORMATS, PromptFormat, line_format, task_format
 from pgra.prompts.template import PromptTemplate
 from pgra.retrieval.neighbors import ExampleEncoder

@@ -25,10 +25,9 @@ from pgra.data.bundled import BUNDLED
 from pgra.data.corpus import Corpus, write_passages
 from pgra.data.examples import RawSplit, Rows, open_rows, read_split
 from pgra.data.references import read_references
-from pgra.data.tasks import GenerationTask, Task
+from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.methods.base import arguments_of
-from pgra.methods.kate import load_any_task
 from pgra.publish import HubTarget, open_target, push_run
 from pgra.reader.inputs import Query
 from pgra.reader.record import Reader

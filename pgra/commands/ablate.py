@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pgra import quiet_imports
 from pgra.commands.common import (
     about,
     given_names,
     join_run,
     parse_run,
-    quiet_imports,
     quiet_libraries,
     say,
     say_once,

@@ -11,9 +11,10 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from pgra import quiet_imports
 from pgra.config import Defaults, PgraArguments, RunArguments, parse_arguments
 from pgra.errors import ConfigError
-from pgra.help import write_help
+from pgra.help import Flag, write_help
 
 if TYPE_CHECKING:
     from pgra.core import Context
@@ -33,10 +34,16 @@ def about(command: Callable[..., object]) -> dict[str, Any]:
     return {"description": first, "epilog": rest}
 
 
-def say_words(prog: str, command: Callable[..., object], words: Mapping[str, Any]) -> None:
+def say_words(
+    prog: str,
+    command: Callable[..., object],
+    words: Mapping[str, Any],
+    flags: Sequence[Flag] = (),
+) -> None:
     """Show the help of a command that has others: the function of each by the word after it."""
     commands = {name: about(function)["description"] for name, function in words.items()}
-    write_help(prog, **about(command), stream=sys.stdout, commands={"Commands": commands})
+    what = about(command)
+    write_help(prog, **what, flags=flags, stream=sys.stdout, commands={"Commands": commands})
 
 
 def parse_run(
@@ -241,14 +248,6 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     logging.getLogger("faiss").setLevel(logging.WARNING)
     quiet_imports()
-
-
-def quiet_imports() -> None:
-    """Leave what libraries say when they are imported unsaid."""
-    # Transformers imports torchao wherever it is installed, whatever is asked for. It says what it
-    # lacks on a CPU and makes torch say what it deprecates; bitsandbytes speaks once it loads.
-    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def show_metrics(outcome: "Outcome") -> str:

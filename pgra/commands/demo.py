@@ -1,39 +1,62 @@
-"""The demo (`make demo`, `pgra demo`): three readers, alike but for their evidence."""
+"""The demo (`make demo`, `pgra demo`): the main job on real models, and what the LM picks."""
 
+import os
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
-from pgra.config import config_root
+from pgra.config import Arguments, arg, config_root
 from pgra.errors import ConfigError
+from pgra.help import wants_help
+from pgra.progress import Bar
 
 if TYPE_CHECKING:
     from pgra.config import PgraArguments, RunArguments
+    from pgra.experiments.consistency import ConsistencyReport
+    from pgra.report.metrics import Difference
+    from pgra.report.results import Run
 
+NO_EVIDENCE, STAGE_1, STAGE_2 = "T5 alone", "T5 + encoder's evidence", "T5 + LM's evidence (PGRA)"
 READERS = {
-    "no evidence": ["--num_evidence", "0"],
-    "stage 1 evidence": ["--reranker", "none"],
-    "stage 2 evidence (PGRA)": [],
+    NO_EVIDENCE: ["--num_evidence", "0"],
+    STAGE_1: ["--reranker", "none"],
+    STAGE_2: [],
 }
 _FOLDERS = dict(zip(READERS, ("t5", "fid", "pgra"), strict=True))
+_LEVEL = 0.01
+_MEMORY_GB = 4  # 3.0 at its most, measured; the rest is for the system
+_SILENCE = 5.0  # seconds between two lines where there is no terminal
+
+
+@dataclass(kw_only=True)
+class DemoArguments(Arguments):
+    """How much of it."""
+
+    full: bool = arg(False, "Train a third reader, with the encoder's evidence, on fewer texts.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """See prompt-guided retrieval at work on real models and data.
+    """See prompt-guided retrieval at work on real models and real text, in three minutes.
 
     Examples:
       pgra demo
+      pgra demo --full
       pgra demo --max_steps 64 --output_dir runs/longer
 
-    Takes the flags of pgra train; defaults are those of configs/experiments/demo.yaml. What is
-    there already is reused.
+    Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml, with
+    --full of demo_full.yaml. Stopped, it goes on where it was.
     """
     start = time.perf_counter()
+    # On cores that others use too, threads that wait by spinning take half of the time and more.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
+    Bar.seconds = _SILENCE
     words = [*(argv or [])]
-    context, run_args = join_run(words), _parse(words)
+    if not wants_help(words):
+        say("Loading torch and transformers ...")
+    context, (run_args, how) = join_run(words), _parse(words)
     args = run_args.pgra
     if args.is_exhaustive:
         raise ConfigError(
@@ -41,77 +64,158 @@ def main(argv: Sequence[str] | None = None) -> int:
             "only: use pgra train, or another --retriever"
         )
     base = run_args.folder
+    from pgra.experiments.consistency import FIRST_STAGE, compare_evidence
     from pgra.report.results import load_run
     from pgra.runs import run
 
     quiet_libraries()
-    say(_introduce(args))
-    reused, runs = [], []
-    for number, (name, extra) in enumerate(READERS.items(), 1):
-        say(f"\n[{number}/{len(READERS)}] reader with {name}")
-        folder = base / _FOLDERS[name]
-        mine = _parse([*words, *extra, "--output_dir", str(folder)])
-        outcome = run(mine, context)
-        reused.append(outcome.reused)
+    readers = list(READERS) if how.full else [NO_EVIDENCE, STAGE_2]
+    say(_introduce(args, readers))
+    runs, is_new = [], False
+    for number, name in enumerate(readers, 1):
+        say(f"\n[{number}/{len(readers) + 1}] {name}")
+        own, _ = _parse([*words, *READERS[name], "--output_dir", str(base / _FOLDERS[name])])
+        outcome = run(own, context)
+        is_new = is_new or not outcome.reused
         runs.append(load_run(outcome.folder, name=name))
-    say("\n" + _report(runs, base, time.perf_counter() - start, all_reused=all(reused)))
-    say(f"Written: {base / 'report.md'}, {base / 'results.png'}")
+    say(
+        f"\n[{len(readers) + 1}/{len(readers) + 1}] what each stage picks, labelled by the T5 alone"
+    )
+    found = compare_evidence(
+        args,
+        base / _FOLDERS[NO_EVIDENCE],
+        base / "evidence",
+        baseline=FIRST_STAGE,
+        similarities=[args.rerank.similarity],
+        context=context,
+    )
+    seconds = f"{time.perf_counter() - start:.0f} s" + ("" if is_new else ", all of it reused")
+    say("\n" + _report(args, runs, found, base, seconds))
     return 0
 
 
-def _parse(words: Sequence[str]) -> "RunArguments":
-    demo = config_root() / "experiments" / "demo.yaml"
-    config = [] if "--config" in words else ["--config", str(demo)]
-    args, _ = parse_run([*config, *words], prog="pgra demo", **about(main))
-    return args
+def _parse(words: Sequence[str]) -> "tuple[RunArguments, DemoArguments]":
+    name = "demo_full.yaml" if "--full" in words else "demo.yaml"
+    config = [] if "--config" in words else ["--config", str(config_root() / "experiments" / name)]
+    args, (how,) = parse_run([*config, *words], [DemoArguments], prog="pgra demo", **about(main))
+    return args, how
 
 
-def _introduce(args: "PgraArguments") -> str:
+def _introduce(args: "PgraArguments", readers: Sequence[str]) -> str:
+    """Say what will be done, and what the machine lacks for it."""
     count = f"{args.corpus.max_passages:,}" if args.corpus.max_passages else "all"
-    return (
-        f"Movie-review sentences ({args.data.dataset_name}) get {args.retriever.num_candidates} "
-        f"candidates each from {args.retriever.encoder} among {count} "
-        f"Wikipedia sentences;\nthe LM {args.rerank.lm} reads every distinct candidate once under "
-        f"a prompt of {args.rerank.num_exemplars} examples (on two cores about 15 a second, so "
-        f"queries are few);\nthe reader {args.reader.model_name_or_path} is trained three times "
-        f"for the same steps: without evidence, with the first stage's best "
-        f"{args.rerank.num_evidence}, and with the LM's best {args.rerank.num_evidence}."
-    )
+    lines = [
+        f"Task: is a sentence of a film review positive? ({args.data.dataset_name})",
+        f"  1. {args.retriever.encoder} finds {args.retriever.num_candidates} candidates for each "
+        f"review among {count} sentences of Wikipedia.",
+        f"  2. {args.rerank.lm} reads each once, under a prompt of {args.rerank.num_exemplars} "
+        f"examples, and picks {args.rerank.num_evidence}.",
+        f"  3. {args.reader.model_name_or_path} is trained, {len(readers)} times: "
+        + "; ".join(readers)
+        + ".",
+    ]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if cores == 1:
+        lines.append("One core: it takes about twice as long.")
+    memory = _available_gb()
+    if memory is not None and memory < _MEMORY_GB:
+        lines.append(
+            f"Only {memory:.1f} GB of memory are free, and the demo takes up to {_MEMORY_GB}: if "
+            "it is killed, close other programs; the same command then goes on."
+        )
+    return "\n".join(lines)
 
 
-def _report(runs: Sequence[Any], base: Path, seconds: float, *, all_reused: bool) -> str:
-    """Write the report and the plot, and return the report."""
+def _available_gb() -> float | None:
+    """Return the memory that is free, on Linux; None elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) / 1024**2 if found else None
+
+
+def _report(
+    args: "PgraArguments",
+    runs: "Sequence[Run]",
+    found: "ConsistencyReport",
+    base: Path,
+    seconds: str,
+) -> str:
+    """Write the page and the tables, and return what the terminal shows."""
     from pgra.artifacts import write_text
     from pgra.report.compare import compare_runs
-    from pgra.report.figures import plot_study
-    from pgra.report.page import case_study, choose_case, demo_table
+    from pgra.report.metrics import compare_means, compare_methods
+    from pgra.report.page import render_page
     from pgra.report.results import Group
 
-    first, place = runs[0].metrics, choose_case(runs)
+    first, second = found.runs[1:]  # the one before is by chance
+    gap = compare_means(second.shares, first.shares, seed=0)
+    effect = (
+        f"Of the evidence that the LM picks {100 * second.score:.1f} % has its review's own label, "
+        f"of the encoder's {100 * first.score:.1f} %: {_verdict(gap, len(second.shares))}."
+    )
+    lines = []
+    for run in runs[1:]:
+        own = compare_methods([run.outcomes], [runs[0].outcomes], seed=0)
+        lines.append(
+            f"{run.name} is right on {100 * run.value:.1f} %, {runs[0].name} on "
+            f"{100 * runs[0].value:.1f} %: {_verdict(own, len(run.predictions))}."
+        )
+    case = _case(args, runs[0], found)
     notes = "\n".join(f"- {note}" for note in runs[-1].metrics["notes"])
-    timing = (
-        f"All of it was there already and was reused; {seconds:.0f} s."
-        if all_reused
-        else f"{seconds:.0f} s in all; stages in seconds: {_stages(runs)}."
+    study = compare_runs(Group("The demo's readers", runs))
+    title, lead = "Prompt-guided retrieval: the demo", "\n\n".join([effect, *lines, case])
+    page = render_page(title, [study], lead=lead)
+    write_text(base / "report.html", page)
+    write_text(
+        base / "report.md",
+        f"# {title}\n\n"
+        + "\n\n".join([effect, *lines])
+        + f"\n\n```\n{case}\n```\n\n{found.tables[0].to_markdown()}\n\n{notes}\n\n"
+        + f"It took {seconds}.\n",
     )
-    report = (
-        "# Three readers, alike but for their evidence\n\n"
-        f"{first['metric']} on {first['n']} held-out sentences of {first['task']}, seed "
-        f"{first['seed']}, one run a reader:\n\n{demo_table(runs).to_markdown()}\n\n"
-        "![metric with interval](results.png)\n\n"
-        "Intervals are bootstrap intervals over the test sentences; differences are paired. One "
-        "seed and small models:\na difference whose interval holds 0 is none.\n\n## An example"
-        f"\n\nThe first test sentence on which the readers disagree (number {place + 1}):\n\n"
-        f"```\n{case_study(runs, place)}\n```\n\n## What to know\n\n{notes}\n\n{timing}\n"
+    return "\n\n".join(
+        [
+            "Does the LM pick other evidence than the encoder?\n  " + effect,
+            "Does the T5 decide better with it?\n  " + "\n  ".join(lines),
+            case,
+            f"It took {seconds}. Look through every example: open {base / 'report.html'}",
+        ]
     )
-    write_text(base / "report.md", report)
-    plot_study(compare_runs(Group("Three readers", runs)), base / "results.png")
-    return report
 
 
-def _stages(runs: Sequence[Any]) -> str:
-    """Add up each stage's seconds: a later reader finds what an earlier one made."""
-    total: Counter[str] = Counter()
-    for one in runs:
-        total.update(one.metrics["seconds"])
-    return ", ".join(f"{name} {value:.0f}" for name, value in total.items())
+def _verdict(gap: "Difference", n: int) -> str:
+    """Word a difference, in points, and whether it is beyond noise."""
+    told = (
+        f"{100 * gap.difference:+.1f} points (95 % interval {100 * gap.low:+.1f} to "
+        f"{100 * gap.high:+.1f}, p {gap.p:.3f}, {n} reviews)"
+    )
+    if gap.p < _LEVEL:
+        return f"{told}, beyond noise"
+    return f"{told}, which may be noise"
+
+
+def _case(args: "PgraArguments", reader: "Run", found: "ConsistencyReport") -> str:
+    """Show a review on which the stages differ most in the LM's favour, the LM's surest one."""
+    first, second = found.runs[1:]
+    by_id = {
+        name: {line["id"]: line for line in found.lines[name]} for name in (first.name, second.name)
+    }
+    chances = [sum(seen["score"] for seen in by_id[second.name][i]["evidence"]) for i in second.ids]
+    gain = second.shares - first.shares
+    query = second.ids[max(range(len(gain)), key=lambda n: (gain[n], chances[n]))]
+    text = {line["id"]: line for line in reader.predictions}[query]
+    lines = [
+        "An example, of the reviews on which they differ most the one of which the LM is surest:",
+        f'  "{text["text"]}" ({text["label"]})',
+    ]
+    for way, name in ((first.name, "the encoder picks"), (second.name, "the LM picks")):
+        line: Mapping[str, Any] = by_id[way][query]
+        lines.append(f"  {name}:")
+        lines += [
+            f"    {found.pseudo_labels[seen['text']]}: {seen['text']}"
+            for seen in line["evidence"][: args.rerank.num_evidence]
+        ]
+    return "\n".join(lines)

@@ -91,7 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="pgra report",
         **about(main),
     )
-    from pgra.artifacts import write_text
     from pgra.report.compare import load_reference
     from pgra.report.figures import FIGURES, check_path, plot_study
     from pgra.report.page import PAGES, page_title, read_consistency, render_page
@@ -106,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for folder in collection.unfinished:
         logger.warning("report: %s is not measured (yet), and left out", folder)
     if args.samples is not None:
-        return _put_samples(collection.groups, args.samples, args.output)
+        return _put("\n\n".join(show_samples(collection.groups, args.samples)), args.output, {})
     studies = _compare(collection.groups, args)
     titles = [study.group.title for study in studies]
     if args.figure is not None and len(studies) > 1:
@@ -117,16 +116,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.html is not None:
         found = read_consistency(Path(args.consistency)) if args.consistency else {}
         texts[args.html] = render_page(page_title(studies), studies, found)
-    if args.output is not None:
-        texts[args.output] = text + "\n"
     if args.figure is not None:
         plot_study(studies[0], Path(args.figure))
         logger.info("report: %s", args.figure)
-    for path, content in texts.items():
+    return _put(text, args.output, texts)
+
+
+def _put(text: str, output: str | None, others: Mapping[str, str]) -> int:
+    """Write files, and a text to its own, or show it."""
+    from pgra.artifacts import write_text
+
+    own = {} if output is None else {output: text + "\n"}
+    for path, content in {**others, **own}.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_text(Path(path), content)
         logger.info("report: %s", path)
-    if args.output is None:  # last: `| head` ends the command
+    if output is None:  # last: `| head` ends the command
         say(text)
     return 0
 
@@ -142,18 +147,6 @@ def _tell(studies: "Sequence[Study]", kind: str) -> str:
     else:
         tables = _told_once([table for study in studies for table in summarise(study)])
     return "\n\n".join(FORMATS[kind](table) for table in tables)
-
-
-def _put_samples(groups: "Sequence[Group]", count: int, output: str | None) -> int:
-    from pgra.artifacts import write_text
-
-    text = "\n\n".join(show_samples(groups, count))
-    if output is None:
-        say(text)
-    else:
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        write_text(Path(output), text + "\n")
-    return 0
 
 
 def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:

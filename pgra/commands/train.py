@@ -59,12 +59,13 @@ def icl(argv: Sequence[str] | None = None) -> int:
     Examples:
       pgra icl --task sst2 --exemplars knn --num_exemplars 8 --lm bundled:smollm2-135m \
           --encoder bundled:minilm-l6
-      pgra icl --task sst2 --exemplars random --redraw --seeds 0 1 2 3 4
+      pgra icl --task sst2 --exemplars random --redraw --seeds 0 1 2 3 4 --lm facebook/opt-13b
       pgra icl --task sst2 --exemplars knn --farthest --likeness euclidean --pooling cls \
-          --encoder FacebookAI/roberta-large
-      pgra icl --task sst2 --encoder prompted --calibrate
+          --encoder FacebookAI/roberta-large --lm facebook/opt-13b
+      pgra icl --task sst2 --encoder prompted --calibrate --lm facebook/opt-13b
       pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
-      pgra icl --task sst2 --memory memory.sqlite --memory_lookup encoder --memory_threshold 0.8
+      pgra icl --task sst2 --lm bundled:smollm2-135m --memory memory.sqlite \
+          --memory_lookup encoder --memory_threshold 0.8
       accelerate launch --num_processes 8 -m pgra icl --task sst2 --lm facebook/opt-13b
       pgra report runs/ --baseline icl-random
 

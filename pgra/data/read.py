@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
@@ -297,6 +298,19 @@ def hub_reason(error: BaseException) -> str:
     return lines[0] if lines[0].endswith((".", "!")) else f"{lines[0]}."
 
 
+@dataclass(frozen=True)
+class HubSplit:
+    """What is known of a hub data set's split that was not downloaded.
+
+    Attributes:
+        columns: Those of its first row.
+        rows: How many it says it has; None where it does not say.
+    """
+
+    columns: tuple[str, ...]
+    rows: int | None
+
+
 def load_data_set(
     repo: str, config: str | None, *, revision: str | None, failed: Callable[[str], DataError]
 ) -> tuple[Any, Mapping[str, Any]]:
@@ -315,19 +329,57 @@ def load_data_set(
     Raises:
         DataError: If there is none, or it cannot be loaded.
     """
+    with _told(failed):
+        builder = _open_builder(repo, config, revision)
+        builder.download_and_prepare()
+        return builder, builder.as_dataset()
+
+
+def look_at_data_set(
+    repo: str, config: str | None, *, revision: str | None, failed: Callable[[str], DataError]
+) -> dict[str, HubSplit]:
+    """Look at a hub data set without downloading it: at the first row of each split.
+
+    Args:
+        repo: As of `load_data_set`, and so are the others.
+        config: Which of its configurations.
+        revision: Branch or commit.
+        failed: Makes the error of a reason in words.
+
+    Raises:
+        DataError: If there is none, or it cannot be read.
+    """
+    with _told(failed):
+        builder = _open_builder(repo, config, revision)
+        sizes = builder.info.splits or {}
+        return {
+            str(name): HubSplit(
+                tuple(next(iter(table), {})),
+                sizes[name].num_examples or None if name in sizes else None,
+            )
+            for name, table in builder.as_streaming_dataset().items()
+        }
+
+
+def _open_builder(repo: str, config: str | None, revision: str | None) -> Any:
     from datasets import load_dataset_builder
+
+    try:
+        return load_dataset_builder(repo, config, revision=revision)
+    except RuntimeError as error:
+        if revision is not None or "scripts are no longer supported" not in str(error):
+            raise
+        logger.info("%s: a loading script, not run; read from %s", repo, PARQUET_BRANCH)
+        return load_dataset_builder(repo, config, revision=PARQUET_BRANCH)
+
+
+@contextmanager
+def _told(failed: Callable[[str], DataError]) -> Iterator[None]:
+    """Word what the hub or its client says."""
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     try:
-        try:
-            builder = load_dataset_builder(repo, config, revision=revision)
-        except RuntimeError as error:
-            if revision is not None or "scripts are no longer supported" not in str(error):
-                raise
-            logger.info("%s: a loading script, not run; read from %s", repo, PARQUET_BRANCH)
-            builder = load_dataset_builder(repo, config, revision=PARQUET_BRANCH)
-        builder.download_and_prepare()
-        return builder, builder.as_dataset()
+        yield
     except hub_errors(DatasetsError, ValueError, RuntimeError) as error:
         is_vague = isinstance(error, DatasetGenerationError)  # its cause is not
         reason = hub_reason((error.__cause__ if is_vague else None) or error)

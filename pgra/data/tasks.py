@@ -21,6 +21,7 @@ from pgra.config import (
     from_values,
     from_yaml,
     list_yamls,
+    read_yaml,
     typed_value,
 )
 from pgra.errors import ConfigError
@@ -317,6 +318,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items() if part is not None}
     return list(value) if isinstance(value, tuple) else value
+
+
+def load_any_task(name: str) -> Task | GenerationTask:
+    """Read a task by its name or YAML: one with labels, or one whose answers are written.
+
+    Raises:
+        ConfigError: If there is none, or its YAML contradicts itself.
+    """
+    if Path(name).suffix in (".yaml", ".yml"):
+        is_written = "kind" in read_yaml(Path(name))
+    else:
+        choose("task", name, [*Task.names(), *GenerationTask.names()])
+        is_written = name in GenerationTask.names()
+    return GenerationTask.load(name) if is_written else Task.load(name)
 
 
 def check_distinct(key: str, names: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -588,11 +588,15 @@ class ConsistencyReport:
         runs: What was measured, in the order of the table; seeds are put together.
         tables: The scores; of runs also, for each task, queries by number of consistent evidence.
         num_read: Texts that the labelers read now; the others were labelled before.
+        lines: Of ways to rank: each query's evidence, as `predictions.jsonl` has it, by way.
+        pseudo_labels: Of ways to rank: label by text.
     """
 
     runs: Sequence[Consistency]
     tables: Sequence[Table]
     num_read: int
+    lines: Mapping[str, Lines] = field(default_factory=dict)
+    pseudo_labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def report_consistency(
@@ -901,4 +905,4 @@ def compare_evidence(
     # No reader decided anything.
     rows = [{k: v for k, v in run.as_json().items() if k != "by_count"} for run in runs]
     write_json(output_dir / "evidence.json", {"labeler": facts, "ways": rows})
-    return ConsistencyReport(runs, [table], known.num_read)
+    return ConsistencyReport(runs, [table], known.num_read, lines, known.labels)

@@ -14,12 +14,11 @@ from pathlib import Path
 from statistics import mean
 
 from pgra.core import Context, Example, Prediction
-from pgra.data.tasks import Task
+from pgra.data.tasks import Task, load_any_task
 from pgra.errors import DataError
 from pgra.memory.labels import LabelMemory, PromptMemoryArguments, input_key, mix_labels
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import load_lookup
-from pgra.methods.kate import load_any_task
 from pgra.report.metrics import mcnemar
 from pgra.report.results import PREDICTIONS_FILE, damaged, read_lines
 from pgra.report.tables import Cell, Table

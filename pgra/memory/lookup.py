@@ -14,6 +14,7 @@ The combiner C(x, M(x)) is a gate: a threshold on the score lets no far-off feed
 import math
 import re
 import string
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -275,7 +276,7 @@ def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
     return [match for match in matches if threshold is None or match.score >= threshold]
 
 
-class _KeyLookup:
+class _KeyLookup(ABC):
     """What look-ups by a log's texts share: nothing to load, and how they follow the log."""
 
     def __init__(self, log: FeedbackLog, part: Part = SHARED, *, form: str = "slotless") -> None:
@@ -315,13 +316,13 @@ class _KeyLookup:
             is_there = event.kind != "forget"
             self._put((event.scope, event.key), event.id, self._normalize(text), is_there=is_there)
 
+    @abstractmethod
     def _clear(self) -> None:
         """Forget all that was taken in."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _put(self, slot: _Slot, entry_id: int, text: str, *, is_there: bool) -> None:
         """Take in that a slot has this entry now, or none."""
-        raise NotImplementedError
 
 
 class EditLookup(_KeyLookup):

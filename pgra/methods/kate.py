@@ -20,11 +20,11 @@ from typing import ClassVar, Self
 import numpy as np
 
 from pgra.artifacts import digest
-from pgra.config import Arguments, RerankArguments, RunArguments, arg, choose, read_yaml
+from pgra.config import Arguments, RerankArguments, RunArguments, arg
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.data.examples import held_out_rule, load_pool
 from pgra.data.references import Reference, load_references
-from pgra.data.tasks import GenerationTask, Task
+from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
 from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
@@ -147,20 +147,6 @@ class PoolData(TaskData):
         shared = sum(query.text in texts for query in queries)
         notes = {"test_rows_in_train": shared, "test_rule": held_out_rule(args.data, other)}
         return cls(task, pool, [], queries, notes, references)
-
-
-def load_any_task(name: str) -> Task | GenerationTask:
-    """Read a task by its name or YAML: one with labels, or one whose answers are written.
-
-    Raises:
-        ConfigError: If there is none, or its YAML contradicts itself.
-    """
-    if Path(name).suffix in (".yaml", ".yml"):
-        is_written = "kind" in read_yaml(Path(name))
-    else:
-        choose("task", name, [*Task.names(), *GenerationTask.names()])
-        is_written = name in GenerationTask.names()
-    return GenerationTask.load(name) if is_written else Task.load(name)
 
 
 @dataclass(frozen=True)

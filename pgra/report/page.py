@@ -31,7 +31,7 @@ from pgra.report.figures import (
     read_calibration,
     runs_of,
 )
-from pgra.report.metrics import RIGHT, WRONG, compare_methods
+from pgra.report.metrics import RIGHT, WRONG
 from pgra.report.results import (
     CONSISTENCY_FILE,
     PREDICTIONS_FILE,
@@ -66,7 +66,11 @@ def page_title(studies: Sequence[Study]) -> str:
 
 
 def render_page(
-    title: str, studies: Sequence[Study], consistency: Mapping[str, "ByRank"] | None = None
+    title: str,
+    studies: Sequence[Study],
+    consistency: Mapping[str, "ByRank"] | None = None,
+    *,
+    lead: str = "",
 ) -> str:
     """Return the page's text.
 
@@ -74,6 +78,7 @@ def render_page(
         title: Of the page.
         studies: What it tells, in order.
         consistency: By task, as `read_consistency` reads it.
+        lead: What stands above the verdict, its line breaks kept.
 
     Raises:
         ArtifactError: If a run's files are damaged.
@@ -103,6 +108,7 @@ def render_page(
     data = browser_data([replace(study.group, runs=_in_order(study)) for study in studies])
     page = environment.get_template("page.html").render(
         title=title,
+        lead=lead,
         facts=_facts(studies),
         style=style,
         style_hash=policy_hash(style),
@@ -540,45 +546,3 @@ def _rounded(value: float | None, digits: int) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")
-
-
-# The demo's report: its runs in one table with differences, and one example.
-
-
-def demo_table(runs: Sequence[Run]) -> Table:
-    """Return each run's metric with its interval, and its difference to the first."""
-    rows = []
-    for run in runs:
-        low, high = run.metrics["interval_95"]
-        cells = [run.name, f"{run.value:.3f}", f"{low:.3f} to {high:.3f}", "", ""]
-        if run is not runs[0]:
-            gap = compare_methods([run.outcomes], [runs[0].outcomes], seed=0)
-            cells[3] = f"{gap.difference:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
-            cells[4] = f"{gap.p:.2f}"
-        rows.append([Cell(text) for text in cells])
-    columns = ["reader", runs[0].metric, "95 % interval", "difference to the first", "p"]
-    return Table("", columns, rows)
-
-
-def choose_case(runs: Sequence[Run]) -> int:
-    """Return the first example that the runs decide differently; else the first."""
-    for number, lines in enumerate(zip(*(run.predictions for run in runs), strict=True)):
-        if len({line["prediction"] for line in lines}) > 1:
-            return number
-    return 0
-
-
-def case_study(runs: Sequence[Run], number: int, *, most: int = 4) -> str:
-    """Show one query as the paper's Table 3 does: what each method read, and what it said."""
-    query = runs[0].predictions[number]
-    lines = [f"query: {query['text']}", f"label: {query['label']}"]
-    for run in runs:
-        line = run.predictions[number]
-        chance = line["scores"][line["prediction"]]
-        verdict = "right" if line["prediction"] == line["label"] else "wrong"
-        lines += ["", f"{run.name}: {line['prediction']} ({chance:.2f}, {verdict})"]
-        lines += [
-            f"  ({rank}) {seen['text']}  [stage 1: rank {seen['stage1_rank']}]"
-            for rank, seen in enumerate(line["evidence"][:most], 1)
-        ]
-    return "\n".join(lines)

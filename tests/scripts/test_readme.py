@@ -10,7 +10,7 @@ from pgra.cli import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 CSV_ROWS = [
     (f"{start} {noun} {end}", label)
     for start, end, label in (("Where is the", "?", "question"), ("There is the", ".", "statement"))
@@ -75,7 +75,7 @@ def test_every_flag_of_a_command_is_in_its_help(command, capsys):
         "launch train.py", "train"
     )
     name, *rest = shlex.split(started)[1:]
-    word = [rest[0]] if name in ("ablate", "memory", "index") else []
+    word = [rest[0]] if name in ("ablate", "memory", "index", "task") else []
     assert main([name, *word, "--help-all"]) == 0
     shown = capsys.readouterr().out
     flags = {flag.partition("=")[0] for flag in rest if flag.startswith("--")}
@@ -92,28 +92,33 @@ def write_own_task(folder):
 
 
 @pytest.mark.slow
-def test_a_newcomer_trains_predicts_and_reports(tmp_path, monkeypatch, capsys):
-    """The README's three commands; only the sizes are smaller."""
+def test_a_newcomer_validates_trains_predicts_and_reports(tmp_path, monkeypatch, capsys):
+    """The README's commands on a task of one's own; only the sizes are smaller."""
     write_own_task(tmp_path)
     monkeypatch.chdir(tmp_path)
     smaller = {"train": ["--max_passages", "200", "--max_steps", "2"]}
-    ours = [shlex.split(line)[1:] for line in commands() if line.startswith("pgra ")][:3]
-    assert [words[0] for words in ours] == ["train", "predict", "report"]
+    ours = [shlex.split(line)[1:] for line in commands() if line.startswith("pgra ")][:4]
+    assert [words[0] for words in ours] == ["task", "train", "predict", "report"]
     for words in ours:
         assert main([*words, *smaller.get(words[0], [])]) == 0, words
     shown = capsys.readouterr().out
     assert "runs/my_task-pgra-seed42" in shown
     assert "Who wrote this ?" in shown
+    assert "my_task" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow
-def test_the_example_runs_and_shows_four_passages(tmp_path, monkeypatch, capsys):
+def test_the_example_runs_and_each_part_shows_what_it_found(tmp_path, monkeypatch, capsys):
     (example,) = blocks("python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 25
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, "README.md", "exec"), {})
+    names = {}
+    exec(compile(example, "README.md", "exec"), names)
     shown = capsys.readouterr().out.strip().splitlines()
-    assert len(shown) == 4
-    scores = [float(line.split("  ")[0]) for line in shown]
+    scores = [float(line.split("  ")[0]) for line in shown[:2]]
     assert scores == sorted(scores, reverse=True)
-    assert all(len(line.split("  ", 1)[1].split()) >= 5 for line in shown)
+    assert names["hit"].text in names["documents"]
+    assert names["index"].search("public transport", k=1)[0].text == "The bus leaves at noon."
+    rest = "\n".join(shown[2:])
+    assert "a moving, clever film" in rest  # an exemplar
+    assert "give the full name" in rest  # a correction

@@ -79,7 +79,7 @@ def test_defaults_then_profile_then_yaml_then_command_line(yaml, capsys):
         ("- a\n", "must be a mapping of names to values"),
         (["--kin", "pear"], "unknown argument '--kin'"),  # nothing is guessed from a beginning
         (["--config", "papr"], "unknown config 'papr'. Did you mean 'paper'"),
-        (["--config", "none.yaml"], r"none.yaml does not exist\.$"),
+        (["--config", "none.yaml"], r"none.yaml does not exist\."),
     ],
 )
 def test_a_yaml_or_a_command_line_that_cannot_work_is_refused(yaml, words, message):

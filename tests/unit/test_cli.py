@@ -99,6 +99,7 @@ def test_every_command_and_all_words_below_have_help_in_groups(capsys, monkeypat
     left, met = [(), ("ablate", "k"), ("ablate", "kate_t2")], set()
     while left:
         words = left.pop()
+        assert len(words) <= 2, words
         shown = {}
         for ask in ("--help", "--help-all"):
             assert main([*words, ask]) == 0, words

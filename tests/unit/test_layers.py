@@ -7,21 +7,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
-    *(
-        "errors",
-        "help",
-        "progress",
-        "core",
-        "config",
-        "artifacts",
-        "data",
-        "prompts",
-        "lm",
-        "encoders",
-    ),
-    *("retrieval", "exemplars", "rerank", "plan", "reader", "report", "run_folder", "publish"),
-    *("memory", "methods", "runs", "experiments", "api", "integrations", "commands", "cli"),
-    "__main__",
+    *("errors", "help", "progress", "core", "config", "artifacts", "data", "prompts"),
+    *("lm", "encoders", "retrieval", "exemplars", "rerank", "plan", "reader", "report"),
+    *("run_folder", "publish", "memory", "methods", "runs", "experiments", "api"),
+    *("integrations", "commands", "cli", "completion", "__main__"),
 ]
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text
 MODULES = sorted(

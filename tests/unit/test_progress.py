@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from pgra import progress
 from pgra.progress import Bar
 
 
@@ -23,7 +22,7 @@ def count(monkeypatch):
 
     def count(stream, seconds, **how):
         monkeypatch.setattr("sys.stderr", stream)
-        monkeypatch.setattr(progress, "_SECONDS", seconds)
+        monkeypatch.setattr(Bar, "seconds", seconds)
         with Bar(total=40, desc="train", unit="step", **how) as bar:
             for _ in range(40):
                 time.sleep(0.005)

@@ -333,14 +333,15 @@ def test_tokens_and_their_price_are_counted(server, open_at):
         assert "about 2 prompt tokens" in str(other.spending)
 
 
-def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd):
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd, endpoint):
     """Not in errors, though endpoints quote it; not in logs of any level, reprs or files."""
     caplog.set_level(logging.DEBUG)
     quoted = f"Incorrect API key provided: {KEY}. or {KEY[:9]}*****cdef, " + "x" * 190 + KEY
     server.faults = [busy(), Fault(), Fault(500, quoted)]
     told = []
     with server.serve() as url:
-        lm = open_at(url)
+        lm = open_at(url, endpoint=endpoint)
         complete(lm)
         for fault in (Fault(401, error_of(quoted)), Fault(200, quoted), Fault(400, quoted)):
             server.faults = [fault]

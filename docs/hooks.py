@@ -1,0 +1,58 @@
+"""Pages of the site that are made from the code: commands, task YAML, Python."""
+
+import io
+from contextlib import redirect_stdout
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+import pgra
+from pgra.cli import COMMANDS, main
+
+FRONT_DOOR = (
+    *("Reranker", "Index", "Hit", "train", "Reader", "ExemplarSelector", "Memory"),
+    *("Encoder", "CausalLM", "Task"),
+)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated pages, before links are checked."""
+    pages = {"commands": commands_page(), "task": task_page(), "python": python_page()}
+    for name, text in pages.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    return files
+
+
+def shown(*words: str) -> str:
+    """Return what a command prints."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        code = main(words)
+    if code:
+        raise RuntimeError(f"pgra {' '.join(words)} ended with {code}")
+    return out.getvalue()
+
+
+def commands_page() -> str:
+    """Return every command's help, with all flags."""
+    parts = ["# Commands\n\nEvery command with all its flags, as `--help-all` shows them."]
+    for name in COMMANDS:
+        parts.append(f"## pgra {name}\n\n```text\n{shown(name, '--help-all')}```")
+    return "\n\n".join(parts) + "\n"
+
+
+def task_page() -> str:
+    """Return the JSON schema of a task's YAML."""
+    return (
+        "# Task YAML\n\nA task is one YAML file; [data](../data.md) shows how to write it, and "
+        "`pgra task validate FILE` checks it. This is its JSON schema (`pgra task "
+        "schema`), for editors:\n\n"
+        f"```json\n{shown('task', 'schema')}```\n"
+    )
+
+
+def python_page() -> str:
+    """Return every public name, those that a program starts from first."""
+    names = [*FRONT_DOOR, *(name for name in pgra.__all__ if name not in FRONT_DOOR)]
+    homes = [f"::: {getattr(pgra, name).__module__}.{name}" for name in names]
+    return "# Python\n\n" + "\n\n".join(homes) + "\n"

@@ -1,0 +1,143 @@
+"""`pgra task`: a task's YAML is checked, shown as models see it, and described for editors."""
+
+import json
+
+import pytest
+import yaml
+
+from pgra.cli import main
+from pgra.config import config_root
+from pgra.data.schema import task_schema
+
+TASK = """
+inputs: [question]
+labels: [where, who]
+prompt: "What is asked for?\\n{question}"
+reader_template: "{question} It asks for a <extra_id_0> ."
+verbalizer: {where: place, who: person}
+"""
+ROWS = [("Who wrote this?", "who"), ("Where is it?", "where"), ("Who ran?", "who")]
+KINDS = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
+
+
+@pytest.fixture
+def task_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text(TASK)
+    lines = ["question,label", *(f"{text},{label}" for text, label in ROWS)]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    return tmp_path / "mine.yaml"
+
+
+def test_two_rows_are_shown_as_the_lm_and_the_reader_see_them(task_file, capsys):
+    rows = ["--train_file", str(task_file.parent / "train.csv")]
+    assert main(["task", "validate", str(task_file), *rows, "--num_exemplars", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "train: 3 rows: who 2, where 1" in told
+    prompt = """the LM reads (train-0):
+  Follow the demonstrations:
+  What is asked for?
+  Who ran?
+  The answer is who
+
+  What is asked for?
+  Who wrote this?
+  The answer is
+"""
+    assert prompt in told
+    assert "Who wrote this? It asks for a <extra_id_0> . (a passage of the corpus)" in told
+    assert "and learns to write: <extra_id_0> person <extra_id_1>" in told
+    assert told.count("the LM reads") == told.count("the reader reads") == 2
+
+
+def test_a_task_for_an_lm_alone_says_so(tmp_path, capsys):
+    (tmp_path / "lm.yaml").write_text("".join(TASK.splitlines(keepends=True)[:4]))
+    assert main(["task", "validate", str(tmp_path / "lm.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "the LM reads" in told
+    assert "the reader reads" not in told
+    assert "it is for pgra icl alone" in told
+
+
+@pytest.mark.parametrize("name", ["sst2", "rte", "totto", "nq_open"])
+def test_a_task_without_files_is_shown_with_made_up_rows(name, capsys):
+    assert main(["task", "validate", name]) == 0
+    assert "rows are made up" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["validate"], "name the task's YAML"),
+        (["validate", "sst3"], "unknown task 'sst3'"),
+        (["validate", "nme.yaml"], "nme.yaml does not exist"),
+        (["validate", "sst2", "--train_file", "none.csv"], "none.csv does not exist"),
+        (["schema", "more"], "unknown argument 'more'"),
+        (["shema"], "Did you mean 'schema'?"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(words, message, capsys):
+    assert main(["task", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def problems(value, schema, path=""):
+    """Say what in a value breaks a schema, as far as `task_schema` goes."""
+    if "if" in schema:
+        has = all(name in value for name in schema["if"]["required"])
+        return problems(value, schema["then" if has else "else"], path)
+    if "anyOf" in schema:
+        tried = [problems(value, part, path) for part in schema["anyOf"]]
+        return [] if [] in tried else min(tried, key=len)
+    if "enum" in schema:
+        return [] if value in schema["enum"] else [f"{path}: {value}"]
+    if schema["type"] in KINDS:
+        fits = isinstance(value, KINDS[schema["type"]]) and len(str(value)) >= schema.get(
+            "minLength", 0
+        )
+        return [] if fits else [f"{path}: {value}"]
+    if schema["type"] == "array":
+        if not isinstance(value, list) or len(value) < schema.get("minItems", 0):
+            return [f"{path}: {value}"]
+        return [
+            p for at, v in enumerate(value) for p in problems(v, schema["items"], f"{path}.{at}")
+        ]
+    known, other = schema.get("properties", {}), schema["additionalProperties"]
+    found = [f"{path}.{name} lacks" for name in schema.get("required", ()) if name not in value]
+    for name, part in value.items():
+        below = known.get(name, other)
+        found += problems(part, below, f"{path}.{name}") if below else [f"{path}.{name} unknown"]
+    return found
+
+
+TASKS = [path for kind in ("tasks", "generation") for path in (config_root() / kind).glob("*.yaml")]
+
+
+@pytest.mark.parametrize("path", TASKS, ids=lambda path: path.stem)
+def test_every_shipped_task_fits_the_schema(path):
+    assert problems(yaml.safe_load(path.read_text()), task_schema()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"lables": ["a"]}, [".lables unknown"]),
+        ({"labels": []}, [".labels: []"]),
+        ({"metric": 3}, [".metric: 3"]),
+        ({"hub": {}}, [".hub.id lacks"]),
+        ({"kind": "story"}, None),
+    ],
+)
+def test_what_a_task_must_not_hold_breaks_the_schema(change, told):
+    found = problems({**yaml.safe_load(TASK), **change}, task_schema())
+    assert found == told if told else found
+
+
+def test_the_schema_tells_what_each_key_is(capsys):
+    assert main(["task", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema == task_schema()
+    for kind in ("then", "else"):
+        keys = schema[kind]["properties"]
+        assert "name" not in keys  # the file's
+        assert all(len(key["description"]) > 8 for key in keys.values()), kind
+    assert schema["else"]["properties"]["metric"]["default"] == "accuracy"
