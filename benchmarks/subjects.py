@@ -95,7 +95,6 @@ def open_plain(name: str, *, device: torch.device) -> Any:
         return T5ForConditionalGeneration(config).eval()
 
 
-@dataclass(eq=False)
 class RandomLM(CausalLM):
     """An LM of a given shape whose weights are random: as fast as the real one."""
 
@@ -130,7 +129,8 @@ def open_lm(
         word_embed_proj_dim=512 if kind == "opt-350m" else width,
     )
     number = cut_layers(config, layer, name)
-    real = CausalLM.from_name(TOKENIZER, dtype=dtype, device=device)
+    lm = RandomLM(TOKENIZER, dtype=dtype, device=device)
     # Another LM than the one that lends its tokens: what is remembered of either is its own.
-    source = replace(real.source, name=name, identity=f"{name} on {real.source.identity}")
-    return RandomLM(source, config, real.tokenizer, real.device, real.dtype, layer=number)
+    lm.source = replace(lm.source, name=name, identity=f"{name} on {lm.source.identity}")
+    lm.config, lm.layer, lm.window = config, number, config.max_position_embeddings
+    return lm

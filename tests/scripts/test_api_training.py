@@ -131,8 +131,7 @@ def test_a_method_without_training_and_a_task_without_a_file(bench, tmp_path):
     common = {"artifacts_dir": tmp_path / "made", "lm": bench.lm, "device": "cpu"}
     where = {"output_dir": tmp_path / "{task}-{method}"}
     run = pgra.train(task, TRAIN, method="icl", num_exemplars=2, **common, **where)
-    assert run.folder.parent == tmp_path
-    assert run.folder.name.startswith("mine-icl-")
+    assert run.folder == tmp_path / "mine-icl"
     assert run.metrics["n"] == 8  # a fifth of train
     assert any("held out since no test file" in note for note in run.metrics["notes"])
     assert run.predict(TEXTS[0]).label in ("negative", "positive")

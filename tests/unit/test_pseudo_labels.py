@@ -66,7 +66,7 @@ def labeler(t5_dir, tmp_path_factory):
         generator = torch.Generator().manual_seed(seed)
         for parameter in model.parameters():
             parameter.data += torch.randn(parameter.shape, generator=generator) * 0.4
-        said = [one.label for one in Reader(RECORD, model, tokenizer).predict(TEXTS)]
+        said = [one.label for one in Reader(RECORD, model, tokenizer, t5_dir).predict(TEXTS)]
         if 2 <= said.count("positive") <= 4:
             break
     T5Classifier(model, tokenizer, RECORD.verbalizer).save(folder / "reader")
