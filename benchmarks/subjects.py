@@ -1,6 +1,6 @@
 """What the benchmarks work on: real reviews with their prompt, and LMs by name or by shape."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
