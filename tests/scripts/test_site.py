@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def build(root, site):
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     words += ["--site-dir", str(site)]
     return subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
 

@@ -234,7 +234,7 @@ def result_of(done: subprocess.CompletedProcess) -> list:
 if __name__ == "__main__":
     from pgra.cli import _configure_logging
 
-    _configure_logging()
+    _configure_logging("info")
     code = main(*sys.argv[1:])
     import torch.distributed as dist
 
