@@ -153,8 +153,8 @@ def _report(
     first, second = found.runs[1:]  # the one before is by chance
     gap = compare_means(second.shares, first.shares, seed=0)
     effect = (
-        f"Of the evidence that the LM picks {100 * second.score:.1f} % has its review's own label, "
-        f"of the encoder's {100 * first.score:.1f} %: {_verdict(gap, len(second.shares))}."
+        f"By the T5 alone, {100 * second.score:.1f} % of the evidence that the LM picks has its "
+        f"review's own label, of the encoder's {100 * first.score:.1f} %: {_verdict(gap, len(second.shares))}."
     )
     lines = []
     for run in runs[1:]:
