@@ -154,7 +154,8 @@ def _report(
     gap = compare_means(second.shares, first.shares, seed=0)
     effect = (
         f"By the T5 alone, {100 * second.score:.1f} % of the evidence that the LM picks has its "
-        f"review's own label, of the encoder's {100 * first.score:.1f} %: {_verdict(gap, len(second.shares))}."
+        f"review's own label, of the encoder's {100 * first.score:.1f} %: "
+        f"{_verdict(gap, len(second.shares))}."
     )
     lines = []
     for run in runs[1:]:
