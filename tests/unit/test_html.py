@@ -2,7 +2,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from datetime import datetime
 from html.parser import HTMLParser
@@ -431,7 +430,7 @@ CUT = """() => [...document.querySelectorAll("main *, header *")].filter((node) 
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser")
-def test_nothing_is_cut_on_a_phone_or_a_screen_in_light_or_dark(long_page, tmp_path, capsys):
+def test_nothing_is_cut_on_a_phone_or_a_screen_in_light_or_dark(long_page, screenshots):
     from playwright.sync_api import sync_playwright
 
     asked, said = [], []
@@ -444,15 +443,13 @@ def test_nothing_is_cut_on_a_phone_or_a_screen_in_light_or_dark(long_page, tmp_p
             tab.on("request", lambda request: asked.append(request.url))
             tab.on("console", lambda message: said.append(message.text))
             tab.goto(long_page.as_uri())
-            tab.screenshot(path=tmp_path / f"{width}-{theme}.png", full_page=True)
+            tab.screenshot(path=screenshots / f"report-{width}-{theme}.png", full_page=True)
             tab.evaluate("document.querySelectorAll('details').forEach((box) => box.open = true)")
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
             assert tab.evaluate(CUT) == []
             tab.evaluate("document.querySelector('main p').style.minWidth = '2000px'")
             assert tab.evaluate(CUT) != []  # the control
             tab.close()
-    with capsys.disabled():
-        sys.stdout.write(f"\nscreenshots to look at: {tmp_path}\n")
     assert (said, {url.split("#")[0] for url in asked}) == ([], {long_page.as_uri()})
 
 

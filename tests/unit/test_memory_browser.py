@@ -2,7 +2,6 @@
 
 import shutil
 import socket
-import sys
 import threading
 import time
 
@@ -62,7 +61,7 @@ def has_focus(tab, name):
 
 
 def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(
-    browser, served, tmp_path, capsys
+    browser, served, screenshots
 ):
     page, address = served
     asked, said = [], []
@@ -90,10 +89,8 @@ def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(
     for width, theme in ((w, t) for w in (1280, 390) for t in ("dark", "light")):
         tab.set_viewport_size({"width": width, "height": 800})
         tab.emulate_media(color_scheme=theme)
-        tab.screenshot(path=tmp_path / f"{width}-{theme}.png", full_page=True)
+        tab.screenshot(path=screenshots / f"memory-{width}-{theme}.png", full_page=True)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    with capsys.disabled():
-        sys.stdout.write(f"\nscreenshots to look at: {tmp_path}\n")
     tab.get_by_label("What you meant").fill("x" * 2001)
     tab.get_by_label("What you meant").press("Control+Enter")
     assert "2,001 characters" in tab.get_by_role("alert").inner_text()
