@@ -602,6 +602,7 @@ class DatabaseKind:
         if_missing: What to do where there is none; {path} stands for the file, here and below.
         if_foreign: What to do where the file is another program's.
         if_damaged: What to do where it is damaged.
+        upgrade: Brings the tables of the version before to this one; None where it is refused.
     """
 
     name: str
@@ -614,6 +615,7 @@ class DatabaseKind:
     if_missing: str = "name another file"
     if_foreign: str = "name another file"
     if_damaged: str = "move it away"
+    upgrade: Callable[[sqlite3.Connection], object] | None = None
 
     def damaged(self, path: Path, why: object) -> ArtifactError:
         """Return the error of a damaged file, with the way out."""
@@ -679,6 +681,8 @@ def open_database(
             if not writable and not _is_readable(path, db):
                 db.close()
                 db = _connect(path, kind, "immutable=1")
+            if writable and kind.upgrade is not None:
+                _upgrade_database(path, kind, db)
             _check_marks(path, kind, db)
             if writable and kind.uses_wal:
                 db.execute("PRAGMA synchronous = FULL")
@@ -732,6 +736,22 @@ def _is_readable(path: Path, db: sqlite3.Connection) -> bool:
             raise
         return False
     return True
+
+
+def _upgrade_database(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:
+    """Bring a file of the version before to this one, whole or not at all."""
+    marks = [("application_id", kind.application_id), ("user_version", kind.version - 1)]
+
+    def is_before() -> bool:
+        return all(db.execute(f"PRAGMA {name}").fetchone() == (value,) for name, value in marks)
+
+    if is_before():
+        with db:  # which commits, or rolls back
+            db.execute("BEGIN IMMEDIATE")
+            if is_before() and kind.upgrade is not None:  # no other process did it meanwhile
+                kind.upgrade(db)
+                db.execute(f"PRAGMA user_version = {kind.version}")
+        logger.info("%s was of an earlier pgra, and is of this one now", path)
 
 
 def _check_marks(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:
