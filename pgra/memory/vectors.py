@@ -186,7 +186,11 @@ class KeyVectors:
         while chunk := list(islice(new, _CHUNK)):
             vectors = self._encode([getattr(entry, self._field) for entry in chunk])
             halves, ids = vectors.astype(np.float16), np.array([e.id for e in chunk], np.int64)
-            columns = {_VECTORS: halves, _IDS: ids, _CHECKSUMS: _checksums_of(ids, halves)}
+            columns: dict[str, npt.NDArray[Any]] = {
+                _VECTORS: halves,
+                _IDS: ids,
+                _CHECKSUMS: _checksums_of(ids, halves),
+            }
             for name, array in columns.items():
                 _append(self.folder / name, state.sizes[name], array)
             state = replace(state, rows=state.rows + len(chunk))
