@@ -123,7 +123,7 @@ def _folder(name: str, kind: str, missing: type[PgraError]) -> Path:
     fields: dict[str, Json] = {"bundled": name, "writer": _WRITER, "sources": dict(entry.files)}
     folder = artifact_dir(cache_dir() / STAGE, name, fields)
     build = partial(_write, entry, missing)
-    build_once(folder, stage=STAGE, fingerprint=fields, build=build, verify=False)
+    build_once(folder, stage=STAGE, fingerprint=fields, build=build)
     return folder
 
 
