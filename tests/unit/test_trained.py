@@ -1,5 +1,6 @@
 """A trained reader's folder, used alone."""
 
+import contextlib
 import json
 import shutil
 from dataclasses import replace
@@ -149,7 +150,8 @@ def test_no_flipped_bit_of_a_record_is_believed(place, bit, tmp_path_factory):
     data[int(place * len(data))] ^= 1 << bit
     path.write_bytes(data)
     if b'"digest"' not in data:  # then the digest alone is lost
-        assert read_record(folder) == RECORD
+        with contextlib.suppress(ArtifactError):
+            assert read_record(folder) == RECORD
         return
     with pytest.raises(ArtifactError, match=r"pgra\.json is damaged|has format"):
         read_record(folder)
