@@ -29,6 +29,18 @@ class ModelError(PgraError):
     """A model that cannot be found, loaded or used for what is asked."""
 
 
+class DtypeError(ModelError):
+    """Numbers that are not finite, of an LM whose dtype was ours to choose: bfloat16 comes next.
+
+    Attributes:
+        is_agreed: Whether all processes of the job raise it at this point.
+    """
+
+    def __init__(self, message: str, *, is_agreed: bool = False) -> None:
+        super().__init__(message)
+        self.is_agreed = is_agreed
+
+
 class Stopped(Exception):
     """A training that was asked to stop, did so with a whole checkpoint, and can go on.
 

@@ -13,7 +13,7 @@ In memory are keys and norms, 16 bytes a state; states are mapped a shard at a t
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,7 +38,7 @@ from pgra.artifacts import (
     write_text,
 )
 from pgra.core import ALONE, Context, Example, Json, Rows
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ArtifactError, ConfigError, DtypeError, ModelError
 from pgra.progress import Bar
 
 # One shard of states on disk: written once, in the dtype asked for, checked before it is used.
@@ -233,7 +233,7 @@ V = TypeVar("V")
 def run_overlapped(
     units: Sequence[U],
     prepare: Callable[[U], T],
-    compute: Callable[[T], V],
+    compute: Callable[[T], V | Callable[[], V]],
     *,
     keep: Callable[[U, V], object],
 ) -> None:
@@ -247,20 +247,41 @@ def run_overlapped(
     Args:
         units: What to do, in this order.
         prepare: Reads a unit, in a thread of its own; never two at once.
-        compute: Runs in the caller's thread.
+        compute: Runs in the caller's thread. What it has only begun, on a GPU, it returns as a
+            function; that is called, in the same thread, when the next unit's is begun too.
         keep: Writes a unit's result, in a thread of its own; in order, never two at once.
     """
     ahead: Future[T] | None = None
     behind: Future[object] | None = None
+    begun: tuple[U, V | Callable[[], V]] | None = None
+
+    def hand_over(unit: U, value: V | Callable[[], V]) -> None:
+        nonlocal behind
+        found = value() if callable(value) else value
+        if behind is not None:
+            behind.result()
+        behind = writer.submit(keep, unit, found)
+
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
         for number, unit in enumerate(units):
             ready = prepare(unit) if ahead is None else ahead.result()
             if 0 < number < len(units) - 1:
                 ahead = reader.submit(prepare, units[number + 1])
-            value = compute(ready)
-            if behind is not None:
-                behind.result()
-            behind = writer.submit(keep, unit, value)
+            try:
+                value = compute(ready)
+            except BaseException:
+                if begun is not None:  # it may well be whole
+                    with suppress(Exception):
+                        hand_over(*begun)
+                raise
+            if begun is not None:
+                hand_over(*begun)
+            begun = (unit, value)
+            if not callable(value):
+                hand_over(*begun)
+                begun = None
+        if begun is not None:
+            hand_over(*begun)
         if behind is not None:
             behind.result()
 
@@ -283,6 +304,11 @@ class Block(NamedTuple):
     norms: Floats
 
 
+def never() -> bool:
+    """Return False: what is computed is always wanted."""
+    return False
+
+
 class Bank:
     """States by key: a passage's row, or a hash of a query's text.
 
@@ -295,7 +321,12 @@ class Bank:
     """
 
     def __init__(
-        self, folder: Path, fingerprint: Mapping[str, Json], *, dtype: str = "auto"
+        self,
+        folder: Path,
+        fingerprint: Mapping[str, Json],
+        *,
+        dtype: str = "auto",
+        is_void: Callable[[], bool] = never,
     ) -> None:
         """Open a bank, or begin an empty one, and check what is there.
 
@@ -303,12 +334,14 @@ class Bank:
             folder: Where the shards are.
             fingerprint: All that a state depends on, besides the key; `dtype` must follow from it.
             dtype: How new states are kept: "auto" (as they come), "float16" or "int8".
+            is_void: Says whether the LM's dtype turned out not to hold its states, in any process:
+                asked before each shard.
 
         Raises:
             ArtifactError: If the bank was made from something else, or a shard is damaged.
         """
         self.folder, self.fingerprint = folder, dict(fingerprint)
-        self._dtype, self._name = dtype, digest(self.fingerprint)
+        self._dtype, self._name, self._is_void = dtype, digest(self.fingerprint), is_void
         if is_finished(folder):
             read_manifest(folder, stage=STAGE, fingerprint=self.fingerprint)
         self._shards: list[Shard] = []
@@ -340,11 +373,11 @@ class Bank:
         self,
         keys: npt.ArrayLike,
         prepare: Callable[[Rows], T],
-        encode: Callable[[T, Advance], Tensor],
+        encode: Callable[[T, Advance], Tensor | Callable[[], Tensor]],
         *,
         shard_rows: int,
         context: Context = ALONE,
-        cut: Callable[[Rows], Sequence[Rows]] | None = None,
+        cut: Callable[[Rows, int], Sequence[Rows]] | None = None,
         title: str = "states",
     ) -> int:
         """Compute the states that are missing, shard by shard.
@@ -354,11 +387,12 @@ class Bank:
         Args:
             keys: What must be there afterwards; repeated ones count once.
             prepare: Reads a shard's keys; called in another thread, one shard ahead.
-            encode: Computes states (n, H) from what `prepare` returned, and tells how many more
-                are done as it goes; called in this thread.
-            shard_rows: Keys in one shard, the unit that a stopped job does not repeat.
-            context: Who shares the shards.
-            cut: Makes shards of the missing keys, each rising; None takes `shard_rows` at a time.
+            encode: Computes states (n, H) from what `prepare` returned, or begins to (see
+                `run_overlapped`), and tells how many more are done as it goes; called in this
+                thread.
+            shard_rows: Most keys in one shard, the unit that a stopped job does not repeat.
+            context: Who shares the shards: several processes get as many each, of like size.
+            cut: Makes shards of the missing keys, each rising and of about so many; None: just so.
             title: What the bar says.
 
         Returns:
@@ -367,6 +401,7 @@ class Bank:
         Raises:
             ArtifactError: If another job fills the bank.
             ConfigError: If a state is too large for the bank's dtype.
+            DtypeError: If the bank is void, in all processes at once; its whole shards stay.
             ModelError: If a state is not finite.
         """
         self._look()
@@ -374,9 +409,22 @@ class Bank:
         context.barrier()  # all have looked before anyone writes
         if not len(missing):
             return 0
-        cuts = range(shard_rows, len(missing), shard_rows)
-        shards = np.split(missing, cuts) if cut is None else cut(missing)
+        world, wanted = context.worker.world, shard_rows
+        if world > 1:
+            count = min(len(missing), world * -(-len(missing) // (world * shard_rows)))
+            wanted = -(-len(missing) // count)
+        if cut is not None:
+            shards = cut(missing, wanted)
+        elif world > 1:
+            shards = np.array_split(missing, count)
+        else:
+            shards = np.split(missing, range(shard_rows, len(missing), shard_rows))
         share = context.worker.share(shards)
+
+        def compute(ready: T) -> Tensor | Callable[[], Tensor]:
+            if self._is_void():
+                raise DtypeError("")
+            return encode(ready, bar.update)
 
         def keep(keys: Rows, states: Tensor) -> None:
             write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
@@ -387,9 +435,15 @@ class Bank:
                 self._begin()
             context.barrier()
             total, hidden = sum(map(len, share)), not context.shows_progress
+            problem = ""
             with Bar(total=total, unit="text", desc=title, disable=hidden) as bar:
-                run_overlapped(share, prepare, lambda ready: encode(ready, bar.update), keep=keep)
+                try:
+                    run_overlapped(share, prepare, compute, keep=keep)
+                except DtypeError as error:  # the others wait, or will see it
+                    problem = str(error)
             context.barrier()
+            if problem or self._is_void():
+                raise DtypeError(problem or f"{self.folder}: another dtype comes", is_agreed=True)
         self._look()
         return len(missing)
 

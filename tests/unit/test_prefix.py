@@ -7,13 +7,15 @@ import pytest
 import torch
 from conftest import SENTENCES
 from tiny_models import build_odd_lm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import kernels
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model
-from pgra.lm.prefix import WAYS, PromptedEncoder, SharedPrefix
+from pgra.lm.prefix import WAYS, PromptedEncoder, Prompts, SharedPrefix
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 
@@ -257,12 +259,29 @@ def kernel(monkeypatch):
         yield kernel
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])  # as many key heads as heads, and fewer
-def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(kind, lm_dirs, kernel, caplog):
-    lm_dir = lm_dirs[kind]
+def old_varlen_attn(
+    q, k, v, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
+):
+    """As in torch 2.11, whose kernel takes fewer key heads without being told."""
+    ends, window = (cu_q, cu_k, max_q, max_k), list(window_size)
+    found = torch.ops.torch_attn._varlen_attn(q, k, v, *ends, window == [-1, 0], scale, window)
+    return found[:2] if return_aux is not None and return_aux.lse else found[0]
+
+
+@pytest.mark.parametrize("kind", ["opt", "llama"])
+def test_an_older_torch_has_cascade_too(kind, lm_dirs, kernel, monkeypatch):
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", old_varlen_attn)
+    encoder = open_encoder(lm_dirs[kind], dtype="float16")
+    assert error_of(encoder.encode(TEXTS), lm_dirs[kind]) < 0.1 / 8
+    assert encoder.way == "cascade"
+
+
+def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, caplog):
     with caplog.at_level("WARNING", "pgra"):
         encoder = open_encoder(lm_dir, dtype="bfloat16")
         assert error_of(encoder.encode(TEXTS), lm_dir) < 0.1
+        half = open_encoder(lm_dir, dtype="float16")
+        assert (half.way, error_of(half.encode(TEXTS), lm_dir) < 0.1 / 8) == ("cascade", True)
         assert (encoder.way, "does not work here" in caplog.text) == ("cascade", False)
         assert open_encoder(lm_dir).way == "packed"  # it takes no float32
     assert "(RuntimeError: FlashAttention only support fp16" in caplog.text
@@ -271,6 +290,108 @@ def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(kind, lm_dirs, kerne
     assert error_of(encoder.encode(TEXTS), lm_dir) < 1e-5
     heads, config = 4, encoder.lm.config
     assert set(kernel.groups) == {heads // getattr(config, "num_key_value_heads", heads)}
+
+
+class CountingDevice(TorchDispatchMode):
+    """A device without memory or kernels, that counts what the host asks of it.
+
+    Attributes:
+        waits: What makes the host wait for it: values, or places of values, that are asked for,
+            and copies from memory that is not pinned, or that wait.
+        launches: Other calls that compute or copy; views do not.
+        sent: Copies to it that wait for nothing.
+    """
+
+    ASKING = ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select")
+
+    def __init__(self):
+        super().__init__()
+        self.waits, self.launches, self.sent, self.pinned = [], 0, 0, set()
+
+    def pin(self, tensor):
+        self.pinned.add(tensor.data_ptr())
+        return tensor
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        there = [tensor.is_meta for tensor in tensors]
+        to = str(kwargs.get("device") or "")
+        if to != "meta" and not any(there):
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        by_mask = name == "index" and any(x.dtype == torch.bool for x in tensors[1:])
+        is_copy = name in ("_to_copy", "copy_", "lift_fresh_copy")
+        if name in self.ASKING[:4]:
+            self.waits.append(name)
+            return True
+        if name in self.ASKING or by_mask or name.startswith("unique"):
+            self.waits.append(name)
+        elif is_copy and (to == "cpu" or (name == "copy_" and not there[0])):
+            self.waits.append(f"{name} to the host")
+            return torch.zeros(tensors[0].shape, dtype=tensors[0].dtype)
+        elif is_copy and not all(there):
+            is_free = tensors[-1].data_ptr() in self.pinned
+            is_free &= bool(kwargs.get("non_blocking") or args[2:3] == (True,))
+            self.sent += is_free
+            if not is_free:
+                self.waits.append(f"{name} of pageable memory")
+        elif not func.is_view:
+            self.launches += 1
+        return func(*args, **kwargs)
+
+
+@pytest.fixture
+def on_a_counting_device(lm_dirs, monkeypatch):
+    """Open an LM as it would run on a GPU, on a device that only counts."""
+    monkeypatch.setattr(kernels, "takes_one_row", lambda device: True)
+    device = CountingDevice()
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: device.pin(tensor))
+
+    def on_device(kind):
+        lm = CausalLM.from_name(str(lm_dirs[kind]), dtype="float16")
+        assert lm.width  # while it has values
+        lm.model.to("meta")
+        lm.device = torch.device("meta")
+        encoder = PromptedEncoder(lm, PROMPT, batch_tokens=40)
+        encoder._found.append("cascade")
+        return encoder, device
+
+    return on_device
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt"])
+def test_the_host_waits_for_no_batch_and_for_a_shard_only_when_it_is_fetched(
+    kind, on_a_counting_device, monkeypatch
+):
+    encoder, device = on_a_counting_device(kind)
+    prompts = encoder.tokenize([{"text": text} for text in TEXTS[:8]])
+    with device:
+        encoder.begin(prompts)  # the prefix
+    num_batches, found, run = [], [], SharedPrefix.run
+    for count, asks in ((8, False), (1, False), (8, True)):
+        device.waits, device.launches, device.sent = [], 0, 0
+        num_batches.append(0)
+
+        def look(self, texts, way, asks=asks):
+            num_batches[-1] += 1
+            states = run(self, texts, way)
+            assert not asks or states[0, 0] == 0  # the control looks at a value
+            return states
+
+        with monkeypatch.context() as patch, device:
+            patch.setattr(SharedPrefix, "run", look)
+            fetch = encoder.begin(Prompts(prompts.fields[:count], prompts.ids[:count]))
+        found.append((device.waits, device.sent, device.launches))
+    (many, one, _), ((waits, sent, launches), (_, _, fewer), (controls, _, _)) = num_batches, found
+    assert (many > 2, one, waits) == (True, 1, [])
+    assert sent == 4 * many  # tokens, their places, where texts end, and where they stand
+    assert launches / many == pytest.approx(fewer / one, rel=0.05)
+    assert len(controls) == many
+    device.waits.clear()
+    with device:
+        assert len(fetch()) == 8
+    assert device.waits == ["_to_copy to the host"]
 
 
 @pytest.mark.gpu
