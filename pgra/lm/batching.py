@@ -144,7 +144,7 @@ def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
 
 def send(values: Tensor, device: torch.device) -> Tensor:
     """Send values from the host without waiting for what the device does now."""
-    if device.type != "cpu":
+    if device.type == "cuda":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 

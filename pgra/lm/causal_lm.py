@@ -8,6 +8,7 @@ import copy
 import gc
 import logging
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
@@ -57,6 +58,7 @@ class CausalLM:
         depths: Layers whose states are wanted side by side, (n, len(depths) * H); none: the last's.
         window: Most tokens of prompt and answer together.
         is_trial: Whether its dtype is float16 by choice of ours, so that bfloat16 may come next.
+        busy: Held by the thread that reads with it.
     """
 
     dtype: torch.dtype
@@ -110,6 +112,7 @@ class CausalLM:
             self.how = LMArguments(lm=lm.name_or_path or type(lm).__name__, **named)
         self.with_head, self.depths = with_head, list[int]()
         self._artifacts, self.is_trial, self._is_short = artifacts, False, True
+        self.busy = threading.RLock()
         if self._given is None:
             self.device = load.first_device(device, self.how.lm_device_map)
             self.source = load.find_model(self.how.lm)

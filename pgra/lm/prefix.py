@@ -375,7 +375,7 @@ class PromptedEncoder:
             if begun is not None:
                 states[begun[0]] = begun[1]()
 
-        with kernels.packed_for(self.lm.model, num_own):
+        with kernels.packed_for(self.lm.model, num_own), self.lm.busy:
             if not ids or self.way == "none":
                 are_alike = [False] * len(ids)
             for is_alike, shared in ((True, skip), (False, 0)):
@@ -394,7 +394,8 @@ class PromptedEncoder:
 
         def finish() -> Tensor:
             settle()
-            self._check_finite(states, prompts)
+            with self.lm.busy:  # which may read the next already, in another thread
+                self._check_finite(states, prompts)
             return states
 
         return finish

@@ -12,8 +12,7 @@ In memory are keys and norms, 16 bytes a state; states are mapped a shard at a t
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,7 +36,7 @@ from pgra.artifacts import (
     write_manifest,
     write_text,
 )
-from pgra.core import ALONE, Context, Example, Json, Rows
+from pgra.core import ALONE, Context, Example, Json, Rows, run_overlapped
 from pgra.errors import ArtifactError, ConfigError, DtypeError, ModelError
 from pgra.progress import Bar
 
@@ -219,74 +218,8 @@ def _sealed(files: Json, rows: int, width: int, *, bank: str) -> str:
     return json.dumps(sealed, indent=2) + "\n"
 
 
-# Three steps of one job at once: the next unit is read while this one runs and the last is kept.
-#
-# Reading and keeping wait for tokeniser and disk, and let go of Python's lock while they do; so two
-# threads beside the caller's are enough to hide them behind an LM.
-
-
-U = TypeVar("U")
-T = TypeVar("T")
-V = TypeVar("V")
-
-
-def run_overlapped(
-    units: Sequence[U],
-    prepare: Callable[[U], T],
-    compute: Callable[[T], V | Callable[[], V]],
-    *,
-    keep: Callable[[U, V], object],
-) -> None:
-    """Take units in order through three steps that run side by side.
-
-    At most one unit is prepared ahead and one waits to be kept. An error in any step, or Ctrl-C,
-    ends all three: what is being kept then is kept whole, later units are not begun. The first
-    unit runs through all alone: a model sets itself up with it, and may need the tokenizer for
-    that, which must not serve two threads at once.
-
-    Args:
-        units: What to do, in this order.
-        prepare: Reads a unit, in a thread of its own; never two at once.
-        compute: Runs in the caller's thread. What it has only begun, on a GPU, it returns as a
-            function; that is called, in the same thread, when the next unit's is begun too.
-        keep: Writes a unit's result, in a thread of its own; in order, never two at once.
-    """
-    ahead: Future[T] | None = None
-    behind: Future[object] | None = None
-    begun: tuple[U, V | Callable[[], V]] | None = None
-
-    def hand_over(unit: U, value: V | Callable[[], V]) -> None:
-        nonlocal behind
-        found = value() if callable(value) else value
-        if behind is not None:
-            behind.result()
-        behind = writer.submit(keep, unit, found)
-
-    with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
-        for number, unit in enumerate(units):
-            ready = prepare(unit) if ahead is None else ahead.result()
-            if 0 < number < len(units) - 1:
-                ahead = reader.submit(prepare, units[number + 1])
-            try:
-                value = compute(ready)
-            except BaseException:
-                if begun is not None:  # it may well be whole
-                    with suppress(Exception):
-                        hand_over(*begun)
-                raise
-            if begun is not None:
-                hand_over(*begun)
-            begun = (unit, value)
-            if not callable(value):
-                hand_over(*begun)
-                begun = None
-        if begun is not None:
-            hand_over(*begun)
-        if behind is not None:
-            behind.result()
-
-
 STAGE = "bank"
+T = TypeVar("T")
 Advance = Callable[[int], object]
 
 
@@ -387,9 +320,9 @@ class Bank:
         Args:
             keys: What must be there afterwards; repeated ones count once.
             prepare: Reads a shard's keys; called in another thread, one shard ahead.
-            encode: Computes states (n, H) from what `prepare` returned, or begins to (see
-                `run_overlapped`), and tells how many more are done as it goes; called in this
-                thread.
+            encode: Computes states (n, H) from what `prepare` returned, and tells how many more
+                are done as it goes; called in this thread. Of what it has only begun, on a GPU,
+                it returns what waits for them, which is called in the thread that writes.
             shard_rows: Most keys in one shard, the unit that a stopped job does not repeat.
             context: Who shares the shards: several processes get as many each, of like size.
             cut: Makes shards of the missing keys, each rising and of about so many; None: just so.
@@ -426,7 +359,8 @@ class Bank:
                 raise DtypeError("")
             return encode(ready, bar.update)
 
-        def keep(keys: Rows, states: Tensor) -> None:
+        def keep(keys: Rows, states: Tensor | Callable[[], Tensor]) -> None:
+            states = states() if callable(states) else states
             write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
 
         # The main process holds the lock for all, and tidies before any of them writes.

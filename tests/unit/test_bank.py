@@ -22,9 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pgra.artifacts import lock_folder
 from pgra.cli import run
-from pgra.core import Context, Example, Worker
+from pgra.core import Context, Example, Worker, run_overlapped
 from pgra.errors import ArtifactError, ConfigError, DtypeError, ModelError
-from pgra.rerank.bank import Bank, Shard, query_key, run_overlapped, write_shard
+from pgra.rerank.bank import Bank, Shard, query_key, write_shard
 
 FIELDS = {"model": "m", "dtype": "float32"}
 QUIET = Context(progress=False)
@@ -484,22 +484,23 @@ def test_the_next_is_read_and_the_last_is_kept_while_this_one_runs_and_two_value
     assert max(most) == 2
 
 
-@pytest.mark.parametrize("is_begun", [True, False])
-def test_what_is_only_begun_is_fetched_when_the_next_is_begun_too(is_begun):
-    """A GPU that is slow: it is given the next unit before anybody waits for the last."""
-    events = []
+def test_the_next_shard_is_begun_before_the_last_is_fetched(tmp_path):
+    """On a GPU that is slow; a shard is fetched and written in another thread."""
+    begun, waited = threading.Event(), []
 
-    def compute(unit):
-        events.append(f"begin {unit}")
+    def encode(keys, advance):
+        if 2 in keys:
+            begun.set()
 
         def fetch():
-            events.append(f"fetch {unit}")
-            return unit
+            if 0 in keys:
+                waited.append(begun.wait(PATIENCE))
+            return slopes(keys)
 
-        return fetch if is_begun else fetch()
+        return fetch
 
-    kept = []
-    run_overlapped(range(3), lambda unit: unit, compute, keep=lambda unit, _: kept.append(unit))
-    order = "b0 b1 f0 b2 f1 f2" if is_begun else "b0 f0 b1 f1 b2 f2"
-    assert [f"{event[0]}{event[-1]}" for event in events] == order.split()
-    assert kept == [0, 1, 2]
+    bank = Bank(tmp_path / "begun", FIELDS)
+    bank.fill(range(6), same, encode, shard_rows=2, context=QUIET)
+    assert waited == [True]
+    fill(tmp_path / "plain", range(6), shard_rows=2)
+    assert contents(tmp_path / "begun") == contents(tmp_path / "plain")

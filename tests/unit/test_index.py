@@ -148,7 +148,7 @@ def test_vectors_too_large_for_float16_are_refused(small):
             "last_hidden_state", output.last_hidden_state * 1e6
         )
     )
-    with pytest.raises(ModelError, match="passage 0 exceeds 65504.*use normalize"):
+    with pytest.raises(ModelError, match="text 0 exceeds 65504.*use normalize"):
         find_or_build(small.request(), encoder)
 
 

@@ -6,13 +6,12 @@ import weakref
 import pytest
 import torch
 from conftest import SENTENCES
+from meta_device import moved_to_meta
 from tiny_models import build_odd_lm
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.errors import ConfigError, ModelError
-from pgra.lm import kernels
+from pgra.lm import batching, kernels
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model
 from pgra.lm.prefix import WAYS, PromptedEncoder, Prompts, SharedPrefix
@@ -292,106 +291,38 @@ def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, capl
     assert set(kernel.groups) == {heads // getattr(config, "num_key_value_heads", heads)}
 
 
-class CountingDevice(TorchDispatchMode):
-    """A device without memory or kernels, that counts what the host asks of it.
-
-    Attributes:
-        waits: What makes the host wait for it: values, or places of values, that are asked for,
-            and copies from memory that is not pinned, or that wait.
-        launches: Other calls that compute or copy; views do not.
-        sent: Copies to it that wait for nothing.
-    """
-
-    ASKING = ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select")
-
-    def __init__(self):
-        super().__init__()
-        self.waits, self.launches, self.sent, self.pinned = [], 0, 0, set()
-
-    def pin(self, tensor):
-        self.pinned.add(tensor.data_ptr())
-        return tensor
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        there = [tensor.is_meta for tensor in tensors]
-        to = str(kwargs.get("device") or "")
-        if to != "meta" and not any(there):
-            return func(*args, **kwargs)
-        name = func.overloadpacket.__name__
-        by_mask = name == "index" and any(x.dtype == torch.bool for x in tensors[1:])
-        is_copy = name in ("_to_copy", "copy_", "lift_fresh_copy")
-        if name in self.ASKING[:4]:
-            self.waits.append(name)
-            return True
-        if name in self.ASKING or by_mask or name.startswith("unique"):
-            self.waits.append(name)
-        elif is_copy and (to == "cpu" or (name == "copy_" and not there[0])):
-            self.waits.append(f"{name} to the host")
-            return torch.zeros(tensors[0].shape, dtype=tensors[0].dtype)
-        elif is_copy and not all(there):
-            is_free = tensors[-1].data_ptr() in self.pinned
-            is_free &= bool(kwargs.get("non_blocking") or args[2:3] == (True,))
-            self.sent += is_free
-            if not is_free:
-                self.waits.append(f"{name} of pageable memory")
-        elif not func.is_view:
-            self.launches += 1
-        return func(*args, **kwargs)
-
-
-@pytest.fixture
-def on_a_counting_device(lm_dirs, monkeypatch):
-    """Open an LM as it would run on a GPU, on a device that only counts."""
-    monkeypatch.setattr(kernels, "takes_one_row", lambda device: True)
-    device = CountingDevice()
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: device.pin(tensor))
-
-    def on_device(kind):
-        lm = CausalLM.from_name(str(lm_dirs[kind]), dtype="float16")
-        assert lm.width  # while it has values
-        lm.model.to("meta")
-        lm.device = torch.device("meta")
-        encoder = PromptedEncoder(lm, PROMPT, batch_tokens=40)
-        encoder._found.append("cascade")
-        return encoder, device
-
-    return on_device
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "opt"])
-def test_the_host_waits_for_no_batch_and_for_a_shard_only_when_it_is_fetched(
-    kind, on_a_counting_device, monkeypatch
-):
-    encoder, device = on_a_counting_device(kind)
+def test_the_host_waits_for_no_batch_and_once_for_a_shard(kind, lm_dirs, monkeypatch):
+    """What a GPU's batches ask of the host, seen on a device that only looks like one."""
+    encoder = open_encoder(lm_dirs[kind], dtype="float16", batch_tokens=40)
     prompts = encoder.tokenize([{"text": text} for text in TEXTS[:8]])
-    with device:
-        encoder.begin(prompts)  # the prefix
-    num_batches, found, run = [], [], SharedPrefix.run
-    for count, asks in ((8, False), (1, False), (8, True)):
-        device.waits, device.launches, device.sent = [], 0, 0
-        num_batches.append(0)
+    assert (encoder.lm.width, encoder.way) == (32, "cascade")  # while the LM has numbers
+    vars(encoder).pop("_behind")
+    monkeypatch.setattr(kernels, "takes_one_row", lambda device: True)
+    sends, runs, found, run, send = [], [], [], SharedPrefix.run, batching.send
+    for module in (batching, kernels):  # what goes by `send` waits for nothing
+        monkeypatch.setattr(module, "send", lambda *what: sends.append(what) or send(*what))
+    with moved_to_meta(encoder.lm) as device:
+        encoder.begin(Prompts(prompts.fields[:1], prompts.ids[:1]))  # the prefix
+        for count, looks in ((8, False), (1, False), (8, True)):
+            device.waits.clear(), device.sent.clear(), sends.clear(), runs.clear()
+            device.launches = 0
 
-        def look(self, texts, way, asks=asks):
-            num_batches[-1] += 1
-            states = run(self, texts, way)
-            assert not asks or states[0, 0] == 0  # the control looks at a value
-            return states
+            def run_and_look(self, texts, way, looks=looks):
+                runs.append(len(texts))
+                states = run(self, texts, way)
+                assert not looks or states[0, 0]  # the control asks for a value
+                return states
 
-        with monkeypatch.context() as patch, device:
-            patch.setattr(SharedPrefix, "run", look)
+            monkeypatch.setattr(SharedPrefix, "run", run_and_look)
             fetch = encoder.begin(Prompts(prompts.fields[:count], prompts.ids[:count]))
-        found.append((device.waits, device.sent, device.launches))
-    (many, one, _), ((waits, sent, launches), (_, _, fewer), (controls, _, _)) = num_batches, found
-    assert (many > 2, one, waits) == (True, 1, [])
-    assert sent == 4 * many  # tokens, their places, where texts end, and where they stand
-    assert launches / many == pytest.approx(fewer / one, rel=0.05)
-    assert len(controls) == many
-    device.waits.clear()
-    with device:
+            assert len(device.sent) == len(sends) == 4 * len(runs)
+            found.append((len(runs), device.launches / len(runs), sum(device.waits.values())))
         assert len(fetch()) == 8
-    assert device.waits == ["_to_copy to the host"]
+    (many, launches, waits), (one, alone, _), (_, _, asked) = found
+    assert (many > 2, one, waits, asked) == (True, 1, 0, many)
+    assert launches == pytest.approx(alone, rel=0.05)
+    assert device.waits["copy to the host"] == 1
 
 
 @pytest.mark.gpu
