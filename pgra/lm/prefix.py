@@ -394,8 +394,7 @@ class PromptedEncoder:
 
         def finish() -> Tensor:
             settle()
-            with self.lm.busy:  # which may read the next already, in another thread
-                self._check_finite(states, prompts)
+            self._check_finite(states, prompts)
             return states
 
         return finish
@@ -423,7 +422,8 @@ class PromptedEncoder:
         """Run texts without a finite state again, alone: one spoils its neighbours in a row."""
         broken = []
         for i in torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist():
-            states[i] = self.lm.states_of([prompts.ids[i]])[0].cpu()
+            with self.lm.busy:  # it may read the next already, in another thread
+                states[i] = self.lm.states_of([prompts.ids[i]])[0].cpu()
             if not torch.isfinite(states[i]).all():
                 broken.append(i)
         if broken:
