@@ -42,7 +42,7 @@ def contents(folder):
     """Every file's bytes, the manifest without its times and what was asked for."""
     files = {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
     manifest = json.loads(files.pop("manifest.json"))
-    for name in ("created", "seconds"):
+    for name in ("created", "seconds", "digest"):
         del manifest[name]
     for name in ("texts_per_second", "queries_per_second", "recipe"):
         manifest["counts"].pop(name, None)
