@@ -155,8 +155,12 @@ _KINDS: Mapping[int, str] = {
 }
 
 
-def check_replaceable(path: Path) -> None:
+def check_replaceable(path: Path, flag: str = "") -> None:
     """Refuse a file's place where something stands that is no plain file.
+
+    Args:
+        path: Where a file would be written.
+        flag: The option that named it, for the message.
 
     Raises:
         ArtifactError: If a folder, a link, a pipe, a socket or a device is there.
@@ -166,10 +170,11 @@ def check_replaceable(path: Path) -> None:
     except OSError:  # nothing is there, or writing says why not
         return
     if kind == stat.S_IFDIR:
-        raise ArtifactError(f"{path} is a folder: name a file in it")
+        raise ArtifactError(f"{flag} {path} is a folder: name a file in it".lstrip())
     if kind != stat.S_IFREG:
         what = _KINDS.get(kind, "no file")
-        raise ArtifactError(f"{path} is {what}: only a plain file is replaced, name another")
+        told = f"{flag} {path} is {what}: only a plain file is replaced, name another"
+        raise ArtifactError(told.lstrip())
 
 
 @contextlib.contextmanager

@@ -511,7 +511,7 @@ def _labels(parse: Parse) -> None:
     if memory.memory is not None:
         raise ConfigError("leave --memory out: the simulated user fills one of its own")
     if args.output is not None:
-        check_replaceable(Path(args.output))
+        check_replaceable(Path(args.output), "--output")
     quiet_libraries()
     from pgra.experiments.label_study import study_corrections, study_table
 

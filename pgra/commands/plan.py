@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if target is not None:
         from pgra.artifacts import check_replaceable
 
-        check_replaceable(target)
+        check_replaceable(target, "--json")
     if args.rerank.num_evidence == 0 or args.rerank.reranker == "none":
         raise ConfigError(
             "the LM has nothing to read with --num_evidence 0 or --reranker none: "

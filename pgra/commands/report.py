@@ -100,8 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, suffixes in (("figure", FIGURES), ("html", PAGES)):
         if getattr(args, name) is not None:
             check_path(name, Path(getattr(args, name)), suffixes)
-    for path in filter(None, (args.output, args.figure, args.html)):
-        check_replaceable(Path(path))
+    for name in ("output", "figure", "html"):
+        if getattr(args, name) is not None:
+            check_replaceable(Path(getattr(args, name)), f"--{name}")
     if args.reference not in (None, _NO_REFERENCE):
         load_reference(args.reference)
     collection = load_collection([Path(path) for path in args.paths])

@@ -86,7 +86,7 @@ class QueryFile:
             qrels = read_qrels(Path(args.qrels))
         if args.trec is not None:
             run = Path(args.trec)
-            check_replaceable(run)
+            check_replaceable(run, "--trec")
             for name in ("queries", "qrels"):
                 other = getattr(args, name)
                 if other is not None and run.exists() and run.samefile(other):

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if target is not None:
         from pgra.artifacts import check_replaceable
 
-        check_replaceable(target)
+        check_replaceable(target, "--json")
     from pgra.artifacts import write_json
     from pgra.core import join_context
 
