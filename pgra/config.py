@@ -1110,7 +1110,7 @@ class SeriesArguments(Arguments):
     )
     search_batch_sizes: list[str] | None = arg(
         None,
-        "Values of per_device_train_batch_size to try; default: the paper's 4 8.",
+        "Values of total_train_batch_size to try; default: the paper's 4 8.",
         needs={"search": ("grid", "optuna")},
         decides=False,
     )
@@ -1264,6 +1264,7 @@ def parse_arguments(
         offered = [f"--{name}" for name in sorted(set(fields) - set(unused))]
         raise ConfigError(_unknown("argument", f"--{[*strange, 'profile'][0]}", offered))
     rest = _without_others(rest, set(others) - set(fields), is_quiet=is_shared)
+    rest = _switched(rest, {name for name, kind in fields.items() if kind == bool | None})
     *parsed, remaining = parser.parse_args_into_dataclasses(
         args=rest, return_remaining_strings=True
     )
@@ -1303,6 +1304,20 @@ def _without_others(words: Sequence[str], others: Collection[str], *, is_quiet: 
         if not is_other:
             kept.append(word)
     return kept
+
+
+def _switched(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Give switches that may be left open their value: `--bf16`, `--no_bf16`, `--bf16 false`."""
+    said, values = [], [*words[1:], "--"]
+    for word, value in zip(words, values, strict=True):
+        name = word[2:].replace("-", "_") if word.startswith("--") else ""
+        if name in names and value.startswith("--"):
+            said.append(f"{word}=true")
+        elif name.removeprefix("no_") in names and name not in names:
+            said.append(f"--{name.removeprefix('no_')}=false")
+        else:
+            said.append(word)
+    return said
 
 
 def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
