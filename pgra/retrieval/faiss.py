@@ -44,7 +44,7 @@ _PACKAGES = ("faiss-cpu", "faiss-gpu")  # both are the module `faiss`
 
 @cache
 def import_faiss() -> Any:
-    """Return the module `faiss`, which comes with the extra `cpu` or the extra `gpu`.
+    """Return the module `faiss`: that of faiss-cpu, or faiss-gpu in its place.
 
     Raises:
         ConfigError: If neither is installed, or both: the one has then overwritten files of the
@@ -57,15 +57,14 @@ def import_faiss() -> Any:
     if len(installed) == len(_PACKAGES):
         raise ConfigError(
             f"{' and '.join(_PACKAGES)} are both installed and overwrite each other: "
-            f"pip uninstall -y {' '.join(_PACKAGES)}, then pip install 'pgra[gpu]' for a GPU or "
-            "'pgra[cpu]' for none"
+            f"pip uninstall -y {' '.join(_PACKAGES)}, then pip install one of them (faiss-cpu "
+            "does for all but approximate indexes on a GPU)"
         )
     try:
         import faiss
     except ImportError as error:
         raise ConfigError(
-            f"to search vectors, FAISS is needed ({error}): pip install 'pgra[cpu]', or "
-            "'pgra[gpu]' for a GPU"
+            f"to search vectors, FAISS is needed ({error}): pip install faiss-cpu"
         ) from None
     return faiss
 

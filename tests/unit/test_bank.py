@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pgra.artifacts import lock_folder
-from pgra.core import Context, Example, Worker
+from pgra.core import Context, Example, Worker, run_overlapped
 from pgra.errors import ArtifactError, ConfigError, ModelError
-from pgra.rerank.bank import Bank, Shard, query_key, run_overlapped, write_shard
+from pgra.rerank.bank import Bank, Shard, query_key, write_shard
 
 FIELDS = {"model": "m", "dtype": "float32"}
 QUIET = Context(progress=False)

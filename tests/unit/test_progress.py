@@ -61,3 +61,18 @@ def test_where_only_errors_are_said_there_is_no_bar(count, monkeypatch):
     monkeypatch.setattr(logging.getLogger("pgra"), "level", logging.WARNING)
     assert count(Terminal(), 30, disable=True) == ""
     assert count(Terminal(), 30) != ""
+
+
+def test_work_that_nobody_counts_says_how_long_it_has_taken(monkeypatch):
+    def wait(seconds):
+        monkeypatch.setattr("sys.stderr", stream := io.StringIO())
+        monkeypatch.setattr(Bar, "seconds", seconds)
+        with Bar.waiting("writing weights"):
+            time.sleep(0.3)
+        return stream.getvalue().splitlines()
+
+    monkeypatch.setattr(logging.getLogger("pgra"), "level", logging.INFO)
+    lines = wait(0.05)
+    assert len(lines) >= 2
+    assert set(lines) == {"writing weights: 00:00"}
+    assert wait(30) == []

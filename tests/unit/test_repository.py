@@ -75,7 +75,7 @@ def test_the_project_and_its_requirements_agree():
     pinned = dict(line.split("==") for line in pins("requirements.txt"))
     versions = {re.sub(r"[-_.]+", "-", name).lower(): pin for name, pin in pinned.items()}
     extras = project["optional-dependencies"]
-    for text in [*project["dependencies"], *extras["cpu"], *extras["demo"], *extras["dev"]]:
+    for text in [*project["dependencies"], *extras["demo"], *extras["dev"]]:
         requirement = Requirement(text)
         pin = versions[re.sub(r"[-_.]+", "-", requirement.name).lower()]
         assert requirement.specifier.contains(pin), text
@@ -92,8 +92,24 @@ def test_an_old_python_is_refused_with_the_way_out(tmp_path):
     assert not (tmp_path / "venv").exists()
 
 
-def test_no_install_asks_for_both_kinds_of_faiss_but_by_both_names():
+def test_no_install_asks_for_both_kinds_of_faiss():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = {"core": project["dependencies"], **project["optional-dependencies"]}
     found = [(name, text) for name, texts in asked.items() for text in texts if "faiss" in text]
-    assert sorted(found) == [("cpu", "faiss-cpu>=1.15"), ("gpu", "faiss-gpu>=1.15")]
+    assert sorted(found) == [("core", "faiss-cpu>=1.15")]
+
+
+def test_every_extra_that_a_text_names_is_there():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
+    kinds = {".py", ".md", ".gpu", ".ipynb", ""}
+    paths = [ROOT / name for name in listed if Path(name).suffix in kinds]
+    asked = re.compile(r"['\"](?:pgra|\.|/src)\[([a-z0-9,]+)\]")
+    named = {
+        (name, relative(path))
+        for path in paths
+        for names in asked.findall(path.read_text())
+        for name in names.split(",")
+    }
+    assert ("web", "Dockerfile.gpu") in named
+    assert [pair for pair in named if pair[0] not in project["optional-dependencies"]] == []
