@@ -294,7 +294,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             raise ConfigError(
                 f"total_train_batch_size is {total}, and per_device_train_batch_size ({held}) "
                 f"times {self._parts} (processes times gradient_accumulation_steps) is "
-                f"{self.examples_per_step}: leave one of them out"
+                f"{self.examples_per_step}: give total_train_batch_size alone"
             )
 
     def _choose_precision(self) -> bool | None:

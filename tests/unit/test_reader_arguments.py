@@ -309,7 +309,7 @@ def test_a_step_has_the_same_examples_however_many_processes(monkeypatch, proces
         (
             2,
             {"total_train_batch_size": 8, "per_device_train_batch_size": 8},
-            r"is 8, and per_device_train_batch_size \(8\) times 2 .* is 16: leave one of them out",
+            r"is 8, and per_device_train_batch_size \(8\) times 2 .* is 16: give total_train",
         ),
         (1, {"total_train_batch_size": 0}, "total_train_batch_size"),
         (1, {"per_device_train_batch_size": 0}, "per_device_train_batch_size"),
