@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import entry_points
+from itertools import pairwise
 from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -1308,8 +1309,8 @@ def _without_others(words: Sequence[str], others: Collection[str], *, is_quiet: 
 
 def _switched(words: Sequence[str], names: Collection[str]) -> list[str]:
     """Give switches that may be left open their value: `--bf16`, `--no_bf16`, `--bf16 false`."""
-    said, values = [], [*words[1:], "--"]
-    for word, value in zip(words, values, strict=True):
+    said: list[str] = []
+    for word, value in pairwise([*words, "--"]):
         name = word[2:].replace("-", "_") if word.startswith("--") else ""
         if name in names and value.startswith("--"):
             said.append(f"{word}=true")
@@ -1483,7 +1484,16 @@ def _all_fields() -> frozenset[str]:
 
     ours: list[Any] = [section.type for section in dataclasses.fields(PgraArguments)]
     ours = [cls for cls in ours if isinstance(cls, type)] + [SeriesArguments]
-    return frozenset(f.name for cls in (*ours, TrainingArguments) for f in dataclasses.fields(cls))
+    names = (f.name for cls in (*ours, TrainingArguments) for f in dataclasses.fields(cls))
+    return frozenset({*names, *TRAINING_NAMES})
+
+
+TRAINING_NAMES = (
+    *("early_stopping_patience", "early_stopping_threshold", "max_train_minutes"),
+    "total_train_batch_size",
+)
+"""What the reader's training has beside the Trainer's own; a YAML may hold it for programs that do
+not train."""
 
 
 def _fits(value: object, kind: Any) -> bool:

@@ -93,9 +93,10 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
 
     The Trainer decays all weights but norms and biases; the released code decays those too.
 
-    Made, it says what will be done: `bf16` and `tf32` as the device has them, the batches of each
-    process in `per_device_train_batch_size` and `gradient_accumulation_steps`; None is left in
-    `total_train_batch_size`, which these two stand for from there on.
+    Made, it says what will be done: `bf16` as the device has it, the batches of each process in
+    `per_device_train_batch_size` and `gradient_accumulation_steps`; None is left in
+    `total_train_batch_size`, which these two stand for from there on. `tf32` stays as it was given,
+    for a run made with it may be measured on a CPU.
 
     Attributes:
         HIDDEN: What `--help-all` does not show: it is refused, or taken off before (`pgra.cli`).
@@ -210,7 +211,8 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             self.use_cpu = True  # or accelerate takes each process for the only one
         named = [self.report_to] if isinstance(self.report_to, str) else self.report_to or ["none"]
         self.report_to = [name for word in named for name in word.split(",") if name]
-        uses_tf32 = self._choose_precision()
+        asked = self.tf32
+        self._choose_precision()
         may_send_early = self.accelerator_config is None
         try:
             for name in self.report_to:
@@ -225,7 +227,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
                 f"ACCELERATE_MIXED_PRECISION is '{self.mixed_precision}', and bf16 is {self.bf16}: "
                 "say it by --bf16 alone"
             )
-        self.tf32 = uses_tf32
+        self.tf32 = asked
         self._ready_device(may_send_early=may_send_early)
         self._share_batch()
         # Where one process sees several GPUs, the Trainer would use DataParallel, which cannot
@@ -253,7 +255,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     @property
     def precision(self) -> str:
         """How the reader multiplies: one of `PRECISIONS`."""
-        return "bfloat16" if self.bf16 else "tf32" if self.tf32 else "float32"
+        return "bfloat16" if self.bf16 else "tf32" if self._rounds else "float32"
 
     def share_of(self, total: int) -> int:
         """Return how many of the examples of a step each process holds at once.
@@ -297,12 +299,11 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
                 f"{self.examples_per_step}: give total_train_batch_size alone"
             )
 
-    def _choose_precision(self) -> bool | None:
-        """Settle bf16 by the device; return whether float32 is multiplied as TF32, None on a CPU.
+    def _choose_precision(self) -> None:
+        """Settle how the device multiplies, and keep transformers from turning TF32 on.
 
-        transformers would turn TF32 on for the whole process, and the LM's states with it.
+        It would do so for the whole process, and so for the LM's states.
         """
-        asked, self.tf32 = self.tf32, False
         is_on_gpu = not self.use_cpu and torch.cuda.is_available()
         # Emulated it is slower than float32.
         has_bf16 = is_on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -313,12 +314,13 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             )
         self.bf16 = has_bf16 if self.bf16 is None else self.bf16
         has_tf32 = is_on_gpu and is_torch_tf32_available()
-        if asked and not has_tf32:
+        if self.tf32 and not has_tf32:
             raise ConfigError(
                 "tf32 is True, and there is no GPU that has it (an A100 and later ones have): "
                 "leave it out"
             )
-        return not self.bf16 if asked is None and has_tf32 else asked
+        self._rounds = has_tf32 and self.tf32 is not False
+        self.tf32 = False
 
     def _read_mappings(self) -> None:
         for name in _MAPPINGS:

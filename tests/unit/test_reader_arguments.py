@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 import pgra.reader.arguments as arguments_module
 from pgra.artifacts import canonical_json
-from pgra.config import parse_arguments
+from pgra.config import TRAINING_NAMES, parse_arguments
 from pgra.errors import ConfigError
 from pgra.lm.load import ready_device
 from pgra.methods.pgra import training_identity
@@ -235,6 +235,7 @@ def test_a_gpu_multiplies_in_the_fastest_way_it_has_unless_told_otherwise(
     assert torch.get_float32_matmul_precision() == "highest"  # of others in this process
     recorded = {name: made.to_dict()[name] for name in ("bf16", "tf32")}
     assert ReaderTrainingArguments(**recorded).precision == done
+    ReaderTrainingArguments(use_cpu=True, **recorded)  # a run may be measured anywhere
     assert made.accelerator_config.non_blocking
     assert not ReaderTrainingArguments(use_cpu=True).accelerator_config.non_blocking
 
@@ -334,6 +335,10 @@ def test_whoever_takes_a_gpu_goes_without_cudnns_attention(monkeypatch):
             take()
             assert torch.backends.cuda.cudnn_sdp_enabled() != is_there
             torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def test_a_yaml_of_the_training_is_known_to_programs_without_one():
+    assert set(TRAINING_NAMES) == set(FIELDS) - {one.name for one in fields(TrainingArguments)}
 
 
 def test_what_is_reported_to_is_asked_for_and_installed():
