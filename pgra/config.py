@@ -361,7 +361,7 @@ class RetrieverArguments(EncoderArguments):
     )
     encoder_batch_tokens: int = arg(
         1024,
-        "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many.",
+        "Padded tokens in one encoder batch on a CPU; a GPU takes 32 times as many.",
         least=1,
         decides=False,
     )

@@ -302,6 +302,9 @@ def run_overlapped(
     """
     ahead: Future[T] | None = None
     behind: Future[object] | None = None
+    if len(units) == 1:  # needs no threads
+        keep(units[0], compute(prepare(units[0])))
+        return
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
         for number, unit in enumerate(units):
             ready = prepare(unit) if ahead is None else ahead.result()

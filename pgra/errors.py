@@ -5,7 +5,8 @@ Scripts turn a `PgraError` into one line and exit code 2 (`pgra.cli.run`). Misus
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -27,6 +28,29 @@ class ArtifactError(PgraError):
 
 class ModelError(PgraError):
     """A model that cannot be found, loaded or used for what is asked."""
+
+
+@contextmanager
+def device_failures(device: object, what: str) -> Iterator[None]:
+    """Name what failed on a GPU: lost, out of memory, or without a kernel for it.
+
+    Args:
+        device: As torch names it; on a CPU torch's own error stays.
+        what: What ran there.
+
+    Raises:
+        ModelError: In place of torch's RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if str(device).startswith("cpu"):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"{what} failed on {device} ({reason}): what was finished is kept; run again, there or "
+            "with --device cpu"
+        ) from error
 
 
 class Stopped(Exception):

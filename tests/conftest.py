@@ -299,3 +299,12 @@ def fast_kernels(request, monkeypatch) -> str:
     """Run a test with fast kernels where they agree, and again with stock calls only."""
     monkeypatch.setenv("PGRA_FAST_KERNELS", request.param)
     return request.param
+
+
+@pytest.fixture
+def screenshots(pytestconfig, capsys):
+    """A folder of pictures to be looked at after the tests, which their output names."""
+    folder = pytestconfig.cache.mkdir("screenshots")
+    yield folder
+    with capsys.disabled():
+        sys.stdout.write(f"\nscreenshots: {folder}\n")

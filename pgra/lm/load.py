@@ -28,6 +28,7 @@ from pgra.core import Json
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ConfigError, ModelError
+from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +256,8 @@ def _load(
     loader: Callable[..., Any], source: ModelSource, part: str = "model", **kwargs: Any
 ) -> Any:
     try:
-        return loader(source.path, **source.kwargs, **kwargs)
+        with quiet_transformers():
+            return loader(source.path, **source.kwargs, **kwargs)
     except torch.OutOfMemoryError:
         raise
     except hub_errors(*_LOADING_ERRORS) as error:

@@ -32,6 +32,7 @@ from pgra.artifacts import (
     lock_folder,
     read_array,
     read_manifest,
+    sealed,
     write_array,
     write_manifest,
     write_text,
@@ -214,8 +215,7 @@ def _as_floats(states: Tensor, scales: Tensor | None = None) -> Tensor:
 def _sealed(files: Json, rows: int, width: int, *, bank: str) -> str:
     """Return a record's text. It ends with its own digest, so that no byte of it can change."""
     fields: dict[str, Json] = {"rows": rows, "width": width, "bank": bank, "files": files}
-    sealed = {**fields, "digest": digest(fields)}  # no times: the same bytes from any run
-    return json.dumps(sealed, indent=2) + "\n"
+    return json.dumps(sealed(fields), indent=2) + "\n"  # no times: the same bytes from any run
 
 
 STAGE = "bank"

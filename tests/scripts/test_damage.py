@@ -12,6 +12,8 @@ DAMAGED = [
     "candidates/sst2/train-*/scores.npy",
     "evidence/sst2/test-*/manifest.json",
     "corpora/corpus-*/manifest.json",
+    "corpora/corpus-*/corpus.arrow",
+    "corpora/corpus-*/blocks.json",
 ]
 
 
