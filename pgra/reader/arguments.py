@@ -324,7 +324,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
 
     def _read_mappings(self) -> None:
         for name in _MAPPINGS:
-            value = getattr(self, name)
+            value = getattr(self, name, None)  # activation_* are newer than transformers 5.17
             try:
                 if name == "accelerator_config" and str(value).endswith(".json"):
                     value = Path(str(value)).read_text(encoding="utf-8")
