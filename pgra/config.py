@@ -452,7 +452,8 @@ class LMArguments(KernelArguments):
     lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.", is_common=True)
     lm_dtype: str = arg(
         "auto",
-        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        "auto (on a GPU float16 for an LM that is kept in it, as OPT is, unless a state overflows, "
+        "and bfloat16 for others; else float32), float32, bfloat16 or float16.",
         choices=DTYPES,
     )
     lm_quantization: str = arg(
@@ -536,7 +537,8 @@ class RerankArguments(LMArguments):
     )
     lm_batch_tokens: int = arg(
         512,
-        "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many.",
+        "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many for 13 billion weights, "
+        "and more for a smaller LM, up to 16 times that.",
         least=1,
         decides=False,
     )

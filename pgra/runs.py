@@ -34,7 +34,7 @@ from pgra.artifacts import (
 )
 from pgra.config import RunArguments
 from pgra.core import ALONE, Context, Example, Json, Prediction
-from pgra.errors import ArtifactError, ConfigError, PgraError
+from pgra.errors import ArtifactError, ConfigError, DtypeError, PgraError
 from pgra.memory.labels import (
     MEMORY_WEIGHT,
     Correction,
@@ -125,6 +125,18 @@ def run_all(
         ArtifactError: If a folder holds another run.
         PgraError: As the method says.
     """
+    try:
+        return _run_all(runs, context, may_lack_reader=may_lack_reader)
+    except DtypeError:
+        if context.worker.world > 1:  # the others are elsewhere
+            raise
+    context.shared.pop("lm", None)
+    return _run_all(runs, context, may_lack_reader=may_lack_reader)
+
+
+def _run_all(
+    runs: Mapping[int, RunArguments], context: Context, *, may_lack_reader: bool
+) -> dict[int, Outcome]:
     outcomes: dict[int, Outcome] = {}
     prepared = Prepared(next(iter(runs.values())), context, list(runs.values()))
     for seed, args in runs.items():

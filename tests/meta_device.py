@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_QUESTIONS = {"_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonzero"}
+_QUESTIONS = {
+    *("_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero"),
+}
 _COPIES = {"_to_copy", "copy_", "cpu", "to"}
 
 

@@ -149,6 +149,22 @@ def send(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device)
 
 
+def begin_fetch(values: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy values to the host; the function returned waits for them, and for no more."""
+    if values.device.type != "cuda":
+        return values.cpu
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    is_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    is_done.record(torch.cuda.current_stream(values.device))
+
+    def wait() -> Tensor:
+        is_done.synchronize()
+        return host
+
+    return wait
+
+
 @dataclass(frozen=True)
 class RowLayout:
     """Where each text stands in a batch of R rows of T tokens.

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.errors import ModelError
+from pgra.lm import load
 from pgra.lm.batching import (
     BackOff,
     GroupCost,
@@ -141,3 +142,13 @@ def test_a_gpu_reads_a_step_of_the_papers_size_in_one_call():
         for kind in ("cuda", "cpu")
     }
     assert calls["cuda"] == 1 < calls["cpu"]
+
+
+def test_a_gpu_gets_more_tokens_and_the_more_the_smaller_the_model():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert load.batch_budget(512, cpu, weights=1) == 512
+    assert load.batch_budget(512, gpu) == 8192
+    # (13e9 / weights)^0.7 is 1, 2 and 1/2, and at most 16.
+    for weights, tokens in ((13e9, 8192), (13e9 / 2 ** (1 / 0.7), 16384), (1e6, 131072)):
+        assert load.batch_budget(512, gpu, weights=weights) == pytest.approx(tokens, abs=1)
+    assert load.batch_budget(512, gpu, weights=13e9 * 2 ** (1 / 0.7)) == pytest.approx(4096, abs=1)
