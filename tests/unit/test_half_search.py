@@ -115,8 +115,8 @@ def test_what_a_querys_own_rounding_hides_is_found_too(monkeypatch):
     """1 + 0.9 / 2048 becomes 1: the better vector's product is then 0, and it is left out."""
     query = np.array([[1 + 0.9 / 2048] * 32 + [1] * 32], np.float32)
     vectors = np.zeros((3, 64), np.float16)
-    vectors[0, -1], vectors[1], vectors[2, 0] = 0.005, [1] * 32 + [-1] * 32, -1
-    monkeypatch.setattr(half_search, "_SPARE", 0)
+    vectors[0, -1], vectors[1], vectors[2, -1] = 0.005, [1] * 32 + [-1] * 32, 0.002
+    monkeypatch.setattr(half_search, "_SPARE", 1)
     scores, rows = opened(vectors).search(query, 1)
     assert rows.tolist() == [[1]]
     np.testing.assert_allclose(scores, 32 * 0.9 / 2048, atol=1e-5)
