@@ -101,12 +101,15 @@ def sealed(fields: Mapping[str, Json]) -> dict[str, Json]:
     It tells damage, and a field that was edited by hand; who writes a new digest is believed.
     """
     own = {name: value for name, value in fields.items() if name != SEAL}
-    return {**own, SEAL: digest(own)}
+    return {**own, SEAL: digest(json.loads(json.dumps(own)))}  # as a reader finds it
 
 
 def is_sealed(record: Mapping[str, Json]) -> bool:
     """Whether a record that was read is what was written: see `sealed`."""
-    return record == sealed(record)
+    try:
+        return record == sealed(record)
+    except ValueError:  # NaN, which is never written
+        return False
 
 
 def artifact_dir(root: Path, name: str, fields: Mapping[str, Json]) -> Path:
@@ -180,6 +183,11 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Json) -> None:
     """Write a value as indented JSON, aside and renamed."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_sealed(path: Path, fields: Mapping[str, Json]) -> None:
+    """Write a record as indented JSON, sealed."""
+    write_json(path, sealed(fields))
 
 
 def write_lines(path: Path, values: Sequence[Json]) -> None:
@@ -259,7 +267,7 @@ def write_manifest(
     manifest = Manifest(
         stage, fingerprint, counts, files, dict(package_versions()), now, round(seconds, 3)
     )
-    write_json(folder / MANIFEST, sealed(asdict(manifest)))
+    write_sealed(folder / MANIFEST, asdict(manifest))
     return manifest
 
 

@@ -30,6 +30,18 @@ class ModelError(PgraError):
     """A model that cannot be found, loaded or used for what is asked."""
 
 
+class DtypeError(ModelError):
+    """Numbers that are not finite, of an LM whose dtype was ours to choose: bfloat16 comes next.
+
+    Attributes:
+        is_agreed: Whether all processes of the job raise it at this point.
+    """
+
+    def __init__(self, message: str, *, is_agreed: bool = False) -> None:
+        super().__init__(message)
+        self.is_agreed = is_agreed
+
+
 @contextmanager
 def device_failures(device: object, what: str) -> Iterator[None]:
     """Name what failed on a GPU: lost, out of memory, or without a kernel for it.

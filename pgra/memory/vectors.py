@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from pgra.artifacts import SEAL, file_checksum, is_sealed, sealed, write_json
+from pgra.artifacts import SEAL, file_checksum, is_sealed, write_sealed
 from pgra.core import Json, Rows
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import in_form
@@ -93,7 +93,7 @@ class _State:
 
     def write(self, folder: Path) -> None:
         """Write it in place of the one before."""
-        write_json(folder / _STATE, sealed(asdict(self)))
+        write_sealed(folder / _STATE, asdict(self))
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """A finished reader with its model card on a hub: the real client, and a hub on loopback."""
 
-import json
 import shutil
 
 import pytest
@@ -8,6 +7,7 @@ from huggingface_hub import ModelCard, constants
 from loopback import READ_TOKEN, TOKEN, LoopbackHub, point_client
 from scripted import call, contents, read_json
 
+from pgra.artifacts import write_sealed
 from pgra.commands.push import main as push_main
 from pgra.publish import write_card
 
@@ -59,7 +59,7 @@ def test_a_card_names_a_hub_model_and_leaves_out_what_was_not_used(run, tmp_path
         ("run.json", {"reader_weights": "google-t5/t5-base@abc", "method": "t5"}),
         ("arguments.json", {"rerank": {"num_evidence": 0}, "data": {"dataset_name": str(copy)}}),
     ):
-        (copy / name).write_text(json.dumps({**read_json(copy / name), **changes}))
+        write_sealed(copy / name, {**read_json(copy / name), **changes})
     text = write_card(copy).read_text()
     assert ModelCard(text).data.base_model == "google-t5/t5-base"
     assert "(no evidence)" in text
