@@ -51,7 +51,6 @@ from pgra.errors import ConfigError
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 
 STAGE = "pack"
-LIMIT_SECONDS = 180  # of a piece; what is longer is ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,6 +147,7 @@ def run_apart(args: argparse.Namespace, name: str) -> str | None:
     """Run one piece in a process of its own; give the reason why it failed, or None."""
     words = ["run", args.folder, "--json", args.json, "--device", args.device, "--piece", name]
     words += ["--tiny"] if args.tiny else []
+    limit = sizes_of(args).limit
     with tempfile.TemporaryFile() as told:
         child = subprocess.Popen(
             [sys.executable, "-u", __file__, *map(str, words)],
@@ -155,9 +155,9 @@ def run_apart(args: argparse.Namespace, name: str) -> str | None:
             start_new_session=True,  # it is ended with all that it started
         )
         try:
-            code = child.wait(LIMIT_SECONDS)
+            code = child.wait(limit)
         except subprocess.TimeoutExpired:
-            return f"it took more than {LIMIT_SECONDS} s; its figures until then are kept"
+            return f"it took more than {limit} s; its figures until then are kept"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -170,11 +170,15 @@ def run_apart(args: argparse.Namespace, name: str) -> str | None:
     return errors.splitlines()[-1] if errors else f"it ended with code {code}"
 
 
+def sizes_of(args: argparse.Namespace) -> Sizes:
+    """Give how much is measured."""
+    return TINY if args.tiny else Sizes()
+
+
 def measure_piece(args: argparse.Namespace) -> int:
     """Measure one piece in this process."""
-    sizes = TINY if args.tiny else Sizes()
     record = Record.open(args.json, None)
-    bench = Bench(args.piece, args.folder, choose_device(args.device), sizes, record)
+    bench = Bench(args.piece, args.folder, choose_device(args.device), sizes_of(args), record)
     skipped = PIECES[args.piece](bench)
     record.end(args.piece, "done" if skipped is None else f"skipped: {skipped}")
     return 0

@@ -227,6 +227,7 @@ def train_ours(
             load_best_model_at_end=False,
             disable_tqdm=True,
             bf16=args.bf16,
+            tf32=False,  # as usual's float32
             torch_compile=args.torch_compile,
             use_cpu=args.device.type == "cpu",
         )

@@ -234,7 +234,7 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
     atexit.register(state.destroy_process_group)
     worker = Worker(state.process_index, state.num_processes)
-    return Context(worker, state.wait_for_everyone, artifacts, device)
+    return Context(worker, wait_for_all, artifacts, device)
 
 
 def cpu_group() -> "ProcessGroup":
@@ -254,6 +254,24 @@ def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG00
 
     group: ProcessGroup = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
     return group
+
+
+def wait_for_all() -> None:
+    """Wait until all processes are there; no GPU is kept busy meanwhile, as NCCL's barrier does."""
+    import torch.distributed as dist
+
+    dist.barrier(group=cpu_group())
+
+
+def gather(items: list[Unit], worker: Worker) -> list[Unit]:
+    """Return the items of all processes, those of the first process first; they are pickled."""
+    if worker.world == 1:
+        return items
+    import torch.distributed as dist
+
+    parts: list[list[Unit]] = [[] for _ in range(worker.world)]
+    dist.all_gather_object(parts, items, group=cpu_group())
+    return [item for part in parts for item in part]
 
 
 # Three steps of one job at once: the next unit is read while this one runs and the last is kept.

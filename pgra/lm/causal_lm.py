@@ -24,7 +24,7 @@ from pgra.core import Json
 from pgra.errors import ConfigError, DtypeError, ModelError
 from pgra.lm import load
 from pgra.lm.base import Advance, Completion
-from pgra.lm.batching import pad
+from pgra.lm.batching import pad, send
 from pgra.lm.kernels import LastLayer, Packer, find_layers, in_blocks, tolerance
 
 if TYPE_CHECKING:
@@ -432,9 +432,9 @@ class CausalLM:
         # Right padding and causality keep real tokens from the padding; positions must be given,
         # for OPT and GPT-2 count them in other ways when they are not.
         hidden = self.model(
-            input_ids=ids.to(self.device),
+            input_ids=send(ids, self.device),
             position_ids=torch.arange(ids.shape[1], device=self.device).expand_as(ids),
-            attention_mask=mask.long().to(self.device),
+            attention_mask=send(mask.long(), self.device),
             use_cache=False,
         ).last_hidden_state  # (n, L, H)
         return self.states_at(hidden, torch.arange(len(ids)) * ids.shape[1] + mask.sum(1) - 1)

@@ -36,7 +36,7 @@ def test_the_yaml_gives_the_papers_constants():
         "num_evidence": 16,
         "model_name_or_path": "google-t5/t5-base",
         "learning_rate": 8e-5,
-        "per_device_train_batch_size": 8,
+        "per_device_train_batch_size": 8,  # of one process
         "max_steps": 5000,
     }
     parts = (args.retriever, args.rerank, args.reader, training)

@@ -1,6 +1,5 @@
 """Both retrieval stages on a task: what they find, share, store and refuse."""
 
-import shutil
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,15 +8,14 @@ from threading import Barrier
 
 import numpy as np
 import pytest
-import torch
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 from method_runs import run_of
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_models import build_half_lm
+from transformers import AutoTokenizer
 
 from pgra.config import RuntimeArguments
 from pgra.core import ALONE, MISSING_ROW, Context, Worker
 from pgra.errors import ArtifactError, ConfigError, ModelError
-from pgra.lm import load
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods import pgra as methods
 from pgra.methods.base import SPLITS
@@ -178,34 +176,18 @@ RARE = "The temple stands on a hill and can be seen from the town."
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """Have "auto" choose as it does on a GPU; all runs on the CPU."""
-    choose = load.choose_dtype
-
-    def choose_as_there(name, device, config=None):
-        return choose(name, torch.device("cuda"), config)
-
-    monkeypatch.setattr(load, "choose_dtype", choose_as_there)
-
-
-@pytest.fixture
 def half_args(args, lm_dirs, tmp_path):
     """An OPT of float16 weights; with `too_large`, one passage's states pass float16's range."""
 
     def half_args(where="artifacts", *, too_large=True, **changes):
         folder = tmp_path / f"lm-{too_large}"
         if not folder.exists():
-            shutil.copytree(lm_dirs["opt"], folder)
-            model = AutoModelForCausalLM.from_pretrained(folder)
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer = AutoTokenizer.from_pretrained(lm_dirs["opt"])
             others = [text for text in SENTENCES if text != RARE]
             reviews = Path(args.data.train_file).read_text()
             common = {t for text in [*others, reviews] for t in tokenizer(text)["input_ids"]}
-            token = next(t for t in tokenizer(RARE)["input_ids"] if t not in common)
-            if too_large:  # together 66,504, and float16 ends at 65,504
-                model.model.decoder.embed_tokens.weight.data[token, 0] = 65_504
-                model.model.decoder.embed_positions.weight.data[:, 0] += 1_000
-            model.half().save_pretrained(folder)
+            rare = next(t for t in tokenizer(RARE)["input_ids"] if t not in common)
+            build_half_lm(folder, too_large=[rare] if too_large else [])
         runtime = replace(args.runtime, artifacts_dir=str(tmp_path / where))
         changes = {"lm": str(folder), "bank_shard_rows": 8, **changes}
         args_there = with_rerank(replace(args, runtime=runtime), **changes)
