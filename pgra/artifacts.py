@@ -208,8 +208,8 @@ _PARTIAL = re.compile(r"\.[0-9a-f]{8}\.partial")
 def name_beside(path: Path) -> Iterator[Path]:
     """Yield a hidden name beside `path` for what will take its place; its folder is made.
 
-    What killed processes left under such names in that folder is removed, once in a process: who
-    writes there holds the folder (shared), so that who finds it free knows that nothing is alive.
+    What killed processes left under such names in that folder is removed: who writes there holds
+    the folder, shared, so that who finds it free knows that nothing there is of a live process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _writing_in(path.parent):
@@ -217,23 +217,16 @@ def name_beside(path: Path) -> Iterator[Path]:
         yield path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
 
 
-_tidied: set[tuple[int, int]] = set()
-
-
 @contextlib.contextmanager
-def _writing_in(folder: Path, *, tidies: bool = False) -> Iterator[None]:
-    """Hold a folder as one of those who write in it; the first, and who `tidies`, tidies it."""
+def _writing_in(folder: Path) -> Iterator[None]:
+    """Hold a folder as one of those who write in it; who finds it free tidies it."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        found = os.fstat(handle)
-        place = found.st_dev, found.st_ino
-        if tidies or place not in _tidied:
-            with contextlib.suppress(OSError):  # others write there, or the disk has no locks
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for path in folder.iterdir():
-                    if _PARTIAL.match(path.name):
-                        _remove(path)
-            _tidied.add(place)
+        with contextlib.suppress(OSError):  # others write there, or the disk has no locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in folder.iterdir():
+                if _PARTIAL.match(path.name):
+                    _remove(path)
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_SH)
         yield
@@ -574,7 +567,7 @@ def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> It
             with contextlib.suppress(OSError):  # a full disk; it is held all the same
                 os.truncate(path, 0)
                 os.write(file.fileno(), f"process {os.getpid()}, since {now}".encode())
-            with _writing_in(path.parent, tidies=True):
+            with _writing_in(path.parent):
                 pass
             try:
                 yield
