@@ -281,6 +281,7 @@ class CausalLM:
         with torch.inference_mode():
             truth = self.whole(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]
             found = head_logits(layer, self.states_of([ids]))[0].to(truth.device)
+        self._check_finite(truth)
         slack = tolerance(self.dtype) * float(truth.float().abs().max())
         if not torch.allclose(found, truth.float(), rtol=0, atol=slack):
             raise ModelError(
@@ -368,16 +369,21 @@ class CausalLM:
         with torch.inference_mode():
             followed = model(input_ids=ids.to(self.device)).last_hidden_state[0, -2]
             alone = model(input_ids=ids[:, :-1].to(self.device)).last_hidden_state[0, -1]
-        if not torch.isfinite(alone).all():
-            raise ModelError(
-                f"'{self.source.name}' gives no finite state in {self.dtype}, even for plain "
-                "English: its weights are damaged, or use --lm_dtype bfloat16 or float32"
-            )
+        self._check_finite(alone)
+        self._check_finite(followed)
         slack = max(1e-3, tolerance(self.dtype)) * float(alone.abs().max())
         if not torch.allclose(alone, followed, rtol=0, atol=slack):
             raise ModelError(
                 f"'{self.source.name}' is not a causal LM: a later token changes an earlier state. "
                 "Give a GPT, OPT, Llama, Qwen, ..."
+            )
+
+    def _check_finite(self, values: Tensor) -> None:
+        """Refuse states or logits of plain English that are no numbers."""
+        if not torch.isfinite(values).all():
+            raise ModelError(
+                f"'{self.source.name}' gives no finite state in {self.dtype}, even for plain "
+                "English: its weights are damaged, or use --lm_dtype bfloat16 or float32"
             )
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:

@@ -1,7 +1,6 @@
 """The Trainer's own arguments, with the paper's values as defaults."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -20,7 +19,8 @@ from transformers.integrations.integration_utils import (
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from pgra.config import Rule, arg, at_least, choose, rules
-from pgra.errors import ConfigError
+from pgra.data.read import parse_json, read_json
+from pgra.errors import ConfigError, show
 from pgra.lm.load import ready_device
 
 _A_WEEK = 7 * 24 * 3600
@@ -211,14 +211,14 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             value = getattr(self, name)
             try:
                 if name == "accelerator_config" and str(value).endswith(".json"):
-                    value = Path(str(value)).read_text(encoding="utf-8")
-                value = json.loads(value) if isinstance(value, str) else value
+                    value = read_json(Path(str(value)))
+                value = parse_json(value) if isinstance(value, str) else value
                 if name == "accelerator_config":
                     _check_accelerator(value)
             except (OSError, ValueError, TypeError) as error:
-                raise ConfigError(f"{name} is {value!r}: {error}") from None
+                raise ConfigError(f"{name} is {show(value)}: {error}") from None
             if isinstance(value, str | int | float | list):
-                raise ConfigError(f"{name} is {value!r}: it must be a mapping in JSON")
+                raise ConfigError(f"{name} is {show(value)}: it must be a mapping in JSON")
             setattr(self, name, value)
 
     def _check_refused(self) -> None:
@@ -227,7 +227,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             make = declared.default_factory
             default = declared.default if make is MISSING else make()
             if name in REFUSED and (value or None) != (default or None):
-                raise ConfigError(f"{name} is {value!r}: {REFUSED[name]}")
+                raise ConfigError(f"{name} is {show(value)}: {REFUSED[name]}")
             if not _is_finite(value):
                 raise ConfigError(f"{name} is {value}: it must be a finite number")
         optim = str(getattr(self.optim, "value", self.optim))
