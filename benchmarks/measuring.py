@@ -20,13 +20,14 @@ import torch
 
 from pgra.artifacts import package_versions, write_json
 from pgra.commands.common import quiet_libraries
+from pgra.core import Json
 from pgra.errors import ConfigError, PgraError
 from pgra.lm.kernels import packed_for
 
 MIB = 1 << 20
 
 
-class _Parser(argparse.ArgumentParser):
+class FlagParser(argparse.ArgumentParser):
     """Words a mistake as any user's error is worded."""
 
     def error(self, message: str) -> NoReturn:
@@ -41,7 +42,7 @@ def shared_parser(about: str, *, quick: str, lm: str | None = None) -> argparse.
         quick: What `--quick` does.
         lm: The default of `--lm`; None leaves that flag to the caller.
     """
-    parser = _Parser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     if lm is not None:
         parser.add_argument("--lm", default=lm, help="hub id, folder or bundled:NAME")
     parser.add_argument("--corpus", default="bundled:wikipedia-19k")
@@ -107,10 +108,10 @@ def run_apart_from(script: str, *words: str) -> dict[str, Any]:
     return found
 
 
-def write_figures(path: Path | None, figures: Mapping[str, float]) -> None:
-    """Write what `--json` asks for, if it asks."""
+def write_figures(path: Path | None, figures: Mapping[str, float], **more: Json) -> None:
+    """Write what `--json` asks for, if it asks; the file is whole at any time."""
     if path is not None:
-        write_json(path, {"figures": dict(figures), "versions": package_versions()})
+        write_json(path, {"figures": dict(figures), "versions": dict(package_versions()), **more})
 
 
 @dataclass
@@ -169,7 +170,13 @@ def _peak(cost: Cost, device: torch.device) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def matrix_rate(device: torch.device, dtype: torch.dtype, *, seconds: float = 1.0) -> float:
+def matrix_rate(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    seconds: float = 1.0,
+    sizes: Sequence[int] | None = None,
+) -> float:
     """Give the operations a second of the best of a few large matrix products.
 
     On a CPU in float32 also by a layer whose weight is laid out for oneDNN, which may be faster.
@@ -178,8 +185,9 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, *, seconds: float = 1.
         device: Where.
         dtype: Of both matrices.
         seconds: Time for each size.
+        sizes: Rows and columns of both; None: two that are large there.
     """
-    sizes = (4096, 8192) if device.type == "cuda" else (1024, 2048)
+    sizes = sizes or ((4096, 8192) if device.type == "cuda" else (1024, 2048))
     best = 0.0
     for size in sizes:
         one, other = torch.randn(2, size, size, device=device).to(dtype)
@@ -190,6 +198,15 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, *, seconds: float = 1.
                 repeats = max(2, int(seconds / max(once, 1e-5)))
                 best = max(best, 2.0 * size**3 * repeats / _seconds(product, device, repeats))
     return best
+
+
+@torch.inference_mode()
+def copy_rate(device: torch.device, *, num_bytes: int, repeats: int = 5) -> float:
+    """Give the bytes a second that a copy within the device reads and writes, the best of a few."""
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy = partial(target.copy_, source)
+    return 2.0 * num_bytes / min(_seconds(copy, device, 1) for _ in range(repeats))
 
 
 def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -41,6 +41,7 @@ from pgra.retrieval.base import check_num_candidates
 
 WAYS = {  # name: dtype and quantization
     "float32": ("float32", "none"),
+    "float16": ("float16", "none"),
     "bfloat16": ("bfloat16", "none"),
     "8bit": ("auto", "8bit"),
     "4bit": ("auto", "4bit"),

@@ -8,8 +8,8 @@ Both ways read the same queries with the same evidence (the first stage's best d
 sentences) with the same T5, in one run and in turn. `random:t5-base` is a T5 of that shape with
 random weights, for speed alone.
 
-    usual   each segment padded to 128 tokens, float32, the encoder's outputs put side by side with
-            their padding, torch.optim.AdamW; labels by `generate`
+    usual   each segment padded to 128 tokens, the encoder's outputs put side by side with their
+            padding, torch.optim.AdamW; with `--bf16` by autocast; labels by `generate`
     pgra    what train.py and evaluate.py run: the Trainer, segments in groups of like length, no
             padding for the decoder; labels by scoring the words of each
 
@@ -113,7 +113,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--num_examples", type=positive, help="decided; default 32, on a GPU 872")
     parser.add_argument("--repeats", type=positive, default=2, help="the best counts")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
-    parser.add_argument("--bf16", action="store_true", help="for pgra's training; usual: float32")
+    parser.add_argument("--bf16", action="store_true", help="both ways' training; else float32")
     parser.add_argument(
         "--torch_compile", action="store_true", help="pgra's training, after one step"
     )
@@ -205,7 +205,13 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         self.times.append(time.perf_counter())
 
 
-def train_ours(reading: Reading, depth: int, args: argparse.Namespace, weights: Path) -> Cost:
+def train_ours(
+    reading: Reading,
+    depth: int,
+    args: argparse.Namespace,
+    weights: Path,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> Cost:
     """Train by what train.py calls, and keep the weights."""
     reader, tokenizer = open_reader(args.model, device=args.device)
     inputs = tokenize(reading, depth, tokenizer)
@@ -221,6 +227,7 @@ def train_ours(reading: Reading, depth: int, args: argparse.Namespace, weights: 
             load_best_model_at_end=False,
             disable_tqdm=True,
             bf16=args.bf16,
+            tf32=False,  # as usual's float32
             torch_compile=args.torch_compile,
             use_cpu=args.device.type == "cpu",
         )
@@ -233,7 +240,7 @@ def train_ours(reading: Reading, depth: int, args: argparse.Namespace, weights: 
             ),
             metric=reading.metric,
             arguments=training,
-            callbacks=[clock],
+            callbacks=[clock, *callbacks],
         )
     save_file(reader.state_dict(), weights)
     return replace(cost, seconds=clock.times[-1] - clock.times[0])
@@ -302,7 +309,7 @@ def summarise(
     for title, way in (("usual", usual), ("pgra", ours)):
         for stage, costs in (("train", way.train), ("infer", way.infer)):
             seconds = min(cost.seconds for cost in costs)
-            rate = rates[dtype if title == "pgra" and stage == "train" else torch.float32]
+            rate = rates[dtype if stage == "train" else torch.float32]
             figures[f"{title}_{stage}_examples_per_second"] = counts[stage] / seconds
             figures[f"{title}_{stage}_peak_mib"] = max(cost.peak_mib for cost in costs)
             figures[f"{title}_{stage}_share_of_matrix_rate"] = operations[stage] / seconds / rate

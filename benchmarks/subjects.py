@@ -1,18 +1,31 @@
-"""What the benchmarks work on: real reviews with their prompt, and LMs by name or by shape."""
+"""What the benchmarks work on: real reviews with their prompt, and models by name or by shape.
 
-from dataclasses import replace
-from functools import cached_property
+A model of a shape has random weights, made where it runs: as fast as the real one, and of no
+meaning. `random:opt-13b` has the tokens of a bundled model, `random:opt-13b@FOLDER` those of a
+folder that need hold nothing but a tokenizer.
+"""
+
+from collections.abc import Collection
 from typing import Any
 
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import AutoModel, BertConfig, OPTConfig, T5Config, T5ForConditionalGeneration
 
 from pgra.config import DataArguments, choose
 from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import Task
+from pgra.encoders.encoder import Encoder
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import cut_layers, find_model, load_config, load_pretrained, load_tokenizer
+from pgra.lm.load import (
+    ModelSource,
+    choose_device,
+    choose_dtype,
+    find_model,
+    load_config,
+    load_pretrained,
+    load_tokenizer,
+)
 from pgra.methods.stages import prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.reader.fid import FusionReader
@@ -21,6 +34,7 @@ RANDOM = "random:"
 TOKENIZER = "bundled:smollm2-135m"
 # Layers, width, heads of Zhang et al. 2022 (OPT), table 1.
 OPT_SHAPES = {
+    "opt-tiny": (2, 64, 4),
     "opt-125m": (12, 768, 12),
     "opt-350m": (24, 1024, 16),
     "opt-1.3b": (24, 2048, 32),
@@ -28,6 +42,25 @@ OPT_SHAPES = {
     "opt-6.7b": (32, 4096, 32),
     "opt-13b": (40, 5120, 40),
 }
+# Layers, width, heads and inner width of the sizes of Raffel et al. 2020.
+T5_SHAPES = {
+    "t5-tiny": (2, 64, 1, 128),
+    "t5-small": (6, 512, 8, 2048),
+    "t5-base": (12, 768, 12, 3072),
+    "t5-large": (24, 1024, 16, 4096),
+}
+T5_TOKENIZER = "bundled:t5-small-titles"
+# Layers, width, heads of Devlin et al. 2019.
+BERT_SHAPES = {"bert-tiny": (2, 64, 1), "bert-base": (12, 768, 12)}
+BERT_TOKENIZER = "bundled:minilm-l6"
+
+
+def shape_of(name: str, shapes: Collection[str], lender: str) -> tuple[str, Any]:
+    """Read `random:SHAPE` or `random:SHAPE@TOKENIZER`; give the shape and the tokenizer."""
+    shape, _, folder = name.removeprefix(RANDOM).partition("@")
+    choose("shape", shape, sorted(shapes))
+    source = ModelSource(folder, folder, None, "") if folder else find_model(lender)
+    return shape, load_tokenizer(source)
 
 
 def read_reviews(
@@ -51,19 +84,10 @@ def read_reviews(
     return splits, prompt
 
 
-# Layers, width, heads and inner width of the sizes of Raffel et al. 2020.
-T5_SHAPES = {
-    "t5-small": (6, 512, 8, 2048),
-    "t5-base": (12, 768, 12, 3072),
-    "t5-large": (24, 1024, 16, 4096),
-}
-T5_TOKENIZER = "bundled:t5-small-titles"
-
-
 def open_reader(name: str, *, device: torch.device) -> tuple[FusionReader, Any]:
     """Open a reader with its tokenizer, by name or at random in a shape (`random:t5-base`)."""
     if name.startswith(RANDOM):
-        tokenizer = load_tokenizer(find_model(T5_TOKENIZER))
+        _, tokenizer = shape_of(name, T5_SHAPES, T5_TOKENIZER)
         return FusionReader(open_plain(name, device=device)), tokenizer
     return FusionReader.from_name(name).to(device), load_tokenizer(find_model(name))
 
@@ -77,9 +101,8 @@ def open_plain(name: str, *, device: torch.device) -> Any:
             config.dense_act_fn = "gelu_new"
         model = load_pretrained(T5ForConditionalGeneration.from_pretrained, source, config=config)
         return model.to(device).eval()
-    kind = name.removeprefix(RANDOM)
-    choose("shape", kind, sorted(T5_SHAPES))
-    layers, width, heads, inner = T5_SHAPES[kind]
+    shape, _ = shape_of(name, T5_SHAPES, T5_TOKENIZER)
+    layers, width, heads, inner = T5_SHAPES[shape]
     config = T5Config(
         num_layers=layers,
         d_model=width,
@@ -95,18 +118,23 @@ def open_plain(name: str, *, device: torch.device) -> Any:
         return T5ForConditionalGeneration(config).eval()
 
 
-class RandomLM(CausalLM):
-    """An LM of a given shape whose weights are random: as fast as the real one."""
-
-    @cached_property
-    def model(self) -> Any:
-        """Make the weights where they are used."""
-        from transformers import AutoModel
-
-        torch.manual_seed(0)
-        with self.device:
-            model = AutoModel.from_config(self.config, dtype=self.dtype)
-        return model.eval().requires_grad_(False)
+def open_encoder(
+    name: str, *, dtype: str = "auto", device: str = "auto", max_tokens: int = 128
+) -> Encoder:
+    """Open an encoder, by name or at random in a shape (`random:bert-base`)."""
+    options = {"encoder_dtype": dtype, "max_encoder_tokens": max_tokens, "device": device}
+    if not name.startswith(RANDOM):
+        return Encoder.from_name(name, **options)
+    shape, tokenizer = shape_of(name, BERT_SHAPES, BERT_TOKENIZER)
+    layers, width, heads = BERT_SHAPES[shape]
+    config = BertConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+    )
+    model = _fill(config, choose_device(device), torch.float32)
+    return Encoder(model, tokenizer, pooling="mean", **options)
 
 
 def open_lm(
@@ -115,22 +143,23 @@ def open_lm(
     """Open an LM by name, or lay out a random one (`random:opt-13b`); it may end with a layer."""
     if not name.startswith(RANDOM):
         return CausalLM.from_name(name, dtype=dtype, device=device, layer=layer)
-    from transformers import OPTConfig
-
-    kind = name.removeprefix(RANDOM)
-    choose("shape", kind, sorted(OPT_SHAPES))
-    layers, width, heads = OPT_SHAPES[kind]
+    shape, tokenizer = shape_of(name, OPT_SHAPES, TOKENIZER)
+    layers, width, heads = OPT_SHAPES[shape]
     config = OPTConfig(
         num_hidden_layers=layers,
         hidden_size=width,
         num_attention_heads=heads,
         ffn_dim=4 * width,
-        do_layer_norm_before=kind != "opt-350m",
-        word_embed_proj_dim=512 if kind == "opt-350m" else width,
+        do_layer_norm_before=shape != "opt-350m",
+        word_embed_proj_dim=512 if shape == "opt-350m" else width,
     )
-    number = cut_layers(config, layer, name)
-    lm = RandomLM(TOKENIZER, dtype=dtype, device=device)
-    # Another LM than the one that lends its tokens: what is remembered of either is its own.
-    lm.source = replace(lm.source, name=name, identity=f"{name} on {lm.source.identity}")
-    lm.config, lm.layer, lm.window = config, number, config.max_position_embeddings
-    return lm
+    place = choose_device(device)
+    model = _fill(config, place, choose_dtype(dtype, place))
+    model.name_or_path = name
+    return CausalLM(model, tokenizer, layer=layer)
+
+
+def _fill(config: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    with device:
+        return AutoModel.from_config(config, dtype=dtype).eval().requires_grad_(False)

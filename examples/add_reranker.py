@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import pgra
-from pgra.cli import main as run_pgra
+from pgra.cli import dispatch, run
 
 
 def words(text: str) -> set[str]:
@@ -56,17 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max_passages", default="300")
     args = parser.parse_args(argv)
     name = f"{SharedWords.__module__}:SharedWords".replace("__main__", "add_reranker")
-    flags = {
-        "reranker": name,
-        "task": "sst2",
-        "dataset_name": "bundled:rotten-tomatoes",
-        "corpus": args.corpus,
-        "max_passages": args.max_passages,
-        "encoder": "bundled:minilm-l6",
-        "num_candidates": 20,
-    }
-    return run_pgra(["rerank", args.query, *(f"--{flag}={value}" for flag, value in flags.items())])
+    data = "--task sst2 --dataset_name bundled:rotten-tomatoes --encoder bundled:minilm-l6"
+    words = [*data.split(), "--num_candidates", "20", "--max_passages", args.max_passages]
+    return dispatch(["rerank", args.query, "--reranker", name, "--corpus", args.corpus, *words])
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(main))

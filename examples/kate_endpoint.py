@@ -1,17 +1,19 @@
-"""KATE with a chat endpoint: the nearest labelled examples go into the prompt, the LM answers.
+"""KATE with any LM: the nearest labelled examples go into the prompt, the LM answers.
 
     python kate_endpoint.py                                # a small LM that comes along answers
-    python kate_endpoint.py "The screen is black" --model gpt-4o-mini            # OPENAI_API_KEY
-    OPENAI_API_KEY=none python kate_endpoint.py --model MODEL --base_url http://localhost:8080/v1
+    python kate_endpoint.py "The screen is black" --lm openai:gpt-4o-mini        # OPENAI_API_KEY
+    python kate_endpoint.py --lm openai:MODEL --base_url http://localhost:8080/v1
 
 The endpoint may be any that `pip install openai` can ask: OpenAI's, vLLM, llama.cpp, Ollama. Which
 team a message is for is told by its neighbours in POOL. Guide: docs/icl.md.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pgra
+from pgra.cli import run
+from pgra.lm.base import CompleterArguments, open_lm
 
 POOL = [
     ("How do I change my card?", "billing"),
@@ -30,43 +32,24 @@ POOL = [
 MESSAGES = ["You took the money two times!", "The screen goes black.", "Can you add Spanish?"]
 
 
-def open_lm(model: str | None, base_url: str | None) -> Callable[[str], str]:
-    """Return what goes on with a prompt: an endpoint's model, or a bundled LM."""
-    if model is None:
-        lm = pgra.CausalLM("bundled:smollm2-135m", with_head=True)
-        return lambda prompt: lm.complete([prompt], max_new_tokens=5, stop="\n")[0].text.strip()
-    from openai import OpenAI
-
-    client = OpenAI(base_url=base_url)  # the key is read from OPENAI_API_KEY
-
-    def ask(prompt: str) -> str:
-        told = f"Write only the last label, one word.\n\n{prompt}"
-        reply = client.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": told}]
-        )
-        return (reply.choices[0].message.content or "").strip()
-
-    return ask
-
-
-def main(argv: Sequence[str] | None = None) -> dict[str, str]:
-    """Print a label for each message, and return them."""
-    parser = argparse.ArgumentParser(description="KATE with a chat endpoint.")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the first prompt, and a label for each message."""
+    parser = argparse.ArgumentParser(description="KATE with any LM.")
     parser.add_argument("messages", nargs="*", default=MESSAGES)
-    parser.add_argument("--model", help="of the endpoint; default: no endpoint, a bundled LM")
+    parser.add_argument("--lm", default="bundled:smollm2-135m", help="or openai:MODEL")
     parser.add_argument("--base_url", help="the endpoint, up to /v1; default: OpenAI's")
     args = parser.parse_args(argv)
+    lm = open_lm(CompleterArguments(lm=args.lm, base_url=args.base_url), pgra.Context())
     selector = pgra.ExemplarSelector(
         POOL, encoder="bundled:minilm-l6", order="nearest-last", leak_guard=False
     )
-    ask = open_lm(args.model, args.base_url)
-    prompts = {message: selector.prompt(message, k=4) for message in args.messages}
-    print(next(iter(prompts.values())))
-    answers = {message: ask(prompt) for message, prompt in prompts.items()}
-    for message, label in answers.items():
-        print(f"{label:8} {message}")
-    return answers
+    prompts = [selector.prompt(message, k=4) for message in args.messages]
+    print(prompts[0])
+    answers = lm.complete(prompts, max_new_tokens=5, stop="\n")
+    for message, answer in zip(args.messages, answers, strict=True):
+        print(f"{answer.text.strip():8} {message}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

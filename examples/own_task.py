@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pgra
+from pgra.cli import run as run_main
 
 CORPUS = [
     "An invoice lists what was bought and what it costs.",
@@ -29,8 +30,8 @@ CORPUS = [
 WORDS = {"billing": "money", "bug": "error", "wish": "idea"}  # what the T5 writes for each label
 
 
-def main(argv: Sequence[str] | None = None) -> pgra.Run:
-    """Train on a CSV, print metrics and a prediction, and return the run."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train on a CSV, and print metrics and a prediction."""
     parser = argparse.ArgumentParser(description="A task of your own, end to end.")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("tickets.csv"))
     parser.add_argument("--encoder", default="bundled:minilm-l6")
@@ -54,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> pgra.Run:
         num_candidates=6,
         num_evidence=2,
         num_exemplars=3,
-        max_steps=20,
-        learning_rate=1e-3,  # high: for a small T5 and few steps; the default is the paper's
+        max_steps=10,
+        learning_rate=2e-3,  # high: for a small T5 and few steps; the default is the paper's
         per_device_train_batch_size=4,
         eval_strategy="no",  # no checkpoint is chosen: few rows cannot tell which is best
         save_strategy="no",
@@ -69,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> pgra.Run:
     print(f"'My card was charged again.' is {answer.label} ({answer.scores[answer.label]:.2f})")
     for evidence in answer.evidence:
         print(f"  read beside it: {evidence.text}")
-    return run
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main(main))

@@ -4,7 +4,7 @@
     python rerank.py "a boring waste of time" --documents lines.txt --top_k 3
     python rerank.py --lm Qwen/Qwen3-0.6B                  # any causal LM of the hub, or a folder
 
-The labelled examples say what likeness is about: here whether a film was liked. Guide:
+The labelled examples decide what counts as similar: here whether a film was liked. Guide:
 docs/reranking.md.
 """
 
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pgra
+from pgra.cli import run
+from pgra.data.read import check_file, read_lines
 
 EXAMPLES = [
     ("a moving, clever film", "positive"),
@@ -38,15 +40,18 @@ DOCUMENTS = [
 ]
 
 
-def main(argv: Sequence[str] | None = None) -> list[pgra.Hit]:
-    """Print the best documents for a query, and return them."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the best documents for a query."""
     parser = argparse.ArgumentParser(description="Rerank texts of your own.")
     parser.add_argument("query", nargs="?", default="a warm, funny film")
-    parser.add_argument("--documents", type=Path, help="a file with a text on each line")
+    parser.add_argument("--documents", type=Path, help="a .txt file with a text on each line")
     parser.add_argument("--lm", default="bundled:smollm2-135m", help="hub id, folder, bundled:NAME")
     parser.add_argument("--top_k", type=int, default=5)
     args = parser.parse_args(argv)
-    documents = args.documents.read_text().splitlines() if args.documents else DOCUMENTS
+    documents = DOCUMENTS
+    if args.documents:
+        check_file(args.documents, ["txt"])
+        documents = [line.text.strip() for line in read_lines(args.documents)]
 
     # Four examples stand in the prompt. "whitened" puts all directions of the LM's states on one
     # scale, which it learns from the documents and the other examples; "dot" is the paper's.
@@ -54,11 +59,10 @@ def main(argv: Sequence[str] | None = None) -> list[pgra.Hit]:
         args.lm, task="sst2", examples=EXAMPLES, num_exemplars=4, similarity="whitened"
     )
     reranker.fit(documents)
-    hits = reranker.rank(args.query, documents, top_k=args.top_k)
-    for hit in hits:
+    for hit in reranker.rank(args.query, documents, top_k=args.top_k):
         print(f"{hit.score:8.1f}  line {hit.index + 1}  {hit.text}")
-    return hits
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

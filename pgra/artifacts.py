@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import logging
+import mmap
 import os
 import platform
 import shutil
@@ -65,6 +66,7 @@ class Manifest:
         created: UTC time, ISO 8601.
         seconds: Wall-clock time the stage took.
         format: Version of this layout.
+        digest: Of all other fields, see `sealed`; empty where an earlier pgra made it.
     """
 
     stage: str
@@ -75,6 +77,7 @@ class Manifest:
     created: str
     seconds: float
     format: int = FORMAT
+    digest: str = ""
 
 
 def canonical_json(value: Json) -> str:
@@ -87,6 +90,26 @@ def canonical_json(value: Json) -> str:
 def digest(fields: Json) -> str:
     """Return the sha256, in hex, of a fingerprint's fields (or of any JSON value)."""
     return hashlib.sha256(canonical_json(fields).encode()).hexdigest()
+
+
+SEAL = "digest"
+
+
+def sealed(fields: Mapping[str, Json]) -> dict[str, Json]:
+    """Return a record with the digest of its fields at its end, so that no byte of it can change.
+
+    It tells damage, and a field that was edited by hand; who writes a new digest is believed.
+    """
+    own = {name: value for name, value in fields.items() if name != SEAL}
+    return {**own, SEAL: digest(json.loads(json.dumps(own)))}  # as a reader finds it
+
+
+def is_sealed(record: Mapping[str, Json]) -> bool:
+    """Whether a record that was read is what was written: see `sealed`."""
+    try:
+        return record == sealed(record)
+    except ValueError:  # NaN, which is never written
+        return False
 
 
 def artifact_dir(root: Path, name: str, fields: Mapping[str, Json]) -> Path:
@@ -160,6 +183,11 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Json) -> None:
     """Write a value as indented JSON, aside and renamed."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_sealed(path: Path, fields: Mapping[str, Json]) -> None:
+    """Write a record as indented JSON, sealed."""
+    write_json(path, sealed(fields))
 
 
 def write_lines(path: Path, values: Sequence[Json]) -> None:
@@ -239,7 +267,7 @@ def write_manifest(
     manifest = Manifest(
         stage, fingerprint, counts, files, dict(package_versions()), now, round(seconds, 3)
     )
-    write_json(folder / MANIFEST, asdict(manifest))
+    write_sealed(folder / MANIFEST, asdict(manifest))
     return manifest
 
 
@@ -276,6 +304,8 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
                 "build it again or update pgra"
             )
         manifest = Manifest(**values)
+        if manifest.digest and not is_sealed(values):
+            raise ValueError("it is not what was written")
     except (ValueError, TypeError, KeyError) as error:
         raise ArtifactError(
             f"{folder / MANIFEST} is damaged ({error}): delete the folder and run the stage again"
@@ -368,6 +398,70 @@ def check_files(
     """
     for name, what in find_damage(folder, files, verify=verify):
         raise ArtifactError(f"{folder / name} {what}: delete {folder} and run the stage again")
+
+
+# Large files: a checksum for each block, compared when the block is first read.
+
+
+def record_blocks(path: Path, ends: Sequence[int]) -> dict[str, Json]:
+    """Return what `BlockFile` needs to know of a file.
+
+    Args:
+        path: The file.
+        ends: Where all blocks but the last end, in bytes, rising.
+    """
+    stops = [*ends, path.stat().st_size]
+    with path.open("rb") as file:
+        lengths = np.diff([0, *stops]).tolist()
+        checksums: list[Json] = [xxhash.xxh3_128_hexdigest(file.read(n)) for n in lengths]
+    return {"ends": list(stops), "checksums": checksums}
+
+
+class BlockFile:
+    """A mapped file that is checked block by block, each when it is first asked for.
+
+    Opening it reads nothing, whatever its size.
+
+    Attributes:
+        path: The file.
+        data: All of its bytes, mapped: only those of checked blocks may be read.
+        num_bytes: How many were read to be checked, so far.
+    """
+
+    def __init__(self, path: Path, blocks: Mapping[str, Any]) -> None:
+        """Map a file.
+
+        Args:
+            path: The file, whose size was looked at.
+            blocks: What `record_blocks` gave, itself checked.
+        """
+        self.path, self.num_bytes = path, 0
+        with path.open("rb") as file:
+            self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        self._ends, self._checksums = [0, *blocks["ends"]], blocks["checksums"]
+        self._is_checked = bytearray(len(self))
+
+    def __len__(self) -> int:
+        """Count the blocks."""
+        return len(self._checksums)
+
+    def check(self, number: int) -> None:
+        """Compare a block with its checksum, unless this process did before.
+
+        Raises:
+            ArtifactError: If it is not what was written.
+        """
+        number %= len(self)
+        if self._is_checked[number]:
+            return
+        start, stop = self._ends[number : number + 2]
+        if xxhash.xxh3_128_hexdigest(self.data[start:stop]) != self._checksums[number]:
+            raise ArtifactError(
+                f"{self.path} is damaged (other content than was written, between bytes {start:,} "
+                f"and {stop:,}): delete {self.path.parent} and run the stage again"
+            )
+        self.num_bytes += stop - start
+        self._is_checked[number] = True
 
 
 @contextlib.contextmanager
@@ -516,6 +610,7 @@ class DatabaseKind:
         if_missing: What to do where there is none; {path} stands for the file, here and below.
         if_foreign: What to do where the file is another program's.
         if_damaged: What to do where it is damaged.
+        upgrade: Brings the tables of the version before to this one; None where it is refused.
     """
 
     name: str
@@ -528,6 +623,7 @@ class DatabaseKind:
     if_missing: str = "name another file"
     if_foreign: str = "name another file"
     if_damaged: str = "move it away"
+    upgrade: Callable[[sqlite3.Connection], object] | None = None
 
     def damaged(self, path: Path, why: object) -> ArtifactError:
         """Return the error of a damaged file, with the way out."""
@@ -593,6 +689,8 @@ def open_database(
             if not writable and not _is_readable(path, db):
                 db.close()
                 db = _connect(path, kind, "immutable=1")
+            if writable and kind.upgrade is not None:
+                _upgrade_database(path, kind, db)
             _check_marks(path, kind, db)
             if writable and kind.uses_wal:
                 db.execute("PRAGMA synchronous = FULL")
@@ -646,6 +744,22 @@ def _is_readable(path: Path, db: sqlite3.Connection) -> bool:
             raise
         return False
     return True
+
+
+def _upgrade_database(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:
+    """Bring a file of the version before to this one, whole or not at all."""
+    marks = [("application_id", kind.application_id), ("user_version", kind.version - 1)]
+
+    def is_before() -> bool:
+        return all(db.execute(f"PRAGMA {name}").fetchone() == (value,) for name, value in marks)
+
+    if is_before():
+        with db:  # which commits, or rolls back
+            db.execute("BEGIN IMMEDIATE")
+            if is_before() and kind.upgrade is not None:  # no other process did it meanwhile
+                kind.upgrade(db)
+                db.execute(f"PRAGMA user_version = {kind.version}")
+        logger.info("%s was of an earlier pgra, and is of this one now", path)
 
 
 def _check_marks(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:

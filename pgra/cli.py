@@ -142,6 +142,8 @@ def _call(main: Main, argv: Sequence[str]) -> int:
     except SystemExit as leave:  # argparse, after --help
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except Exception as error:
+        if fault := _device_fault(error):
+            return _fail(fault)
         if lost := _lost_ranks():
             return _fail(
                 f"process {', '.join(map(str, lost))} of {os.environ['WORLD_SIZE']} was lost "
@@ -208,6 +210,27 @@ def _drop_unread_output() -> bool:
         os.dup2(nowhere, stream)
     os.close(nowhere)
     return bool(unread)
+
+
+def _device_fault(error: Exception) -> str | None:
+    """Word what ends the work of a GPU; None for other errors. Torch may not be loaded here."""
+    said, kind = str(error).strip().partition("\n")[0].rstrip("."), type(error).__name__
+    if kind == "OutOfMemoryError":
+        return (
+            f"the GPU's memory is full ({said}): use smaller batches, or a smaller model; what was "
+            "finished is kept, and the same command goes on"
+        )
+    if "no kernel image" in said or "no kernel found" in said:
+        return (
+            f"this torch has no kernels for this GPU ({said}): install one that has, or use "
+            "--device cpu"
+        )
+    if kind == "AcceleratorError" or (kind == "RuntimeError" and re.search("CUDA|CUBLAS", said)):
+        return (
+            f"the GPU failed ({said}): what was finished is kept, and the same command goes on; if "
+            "it fails again look at nvidia-smi, or use --device cpu"
+        )
+    return None
 
 
 def _os_error_code(error: Exception) -> int | None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import entry_points
+from itertools import pairwise
 from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -493,7 +494,7 @@ class RetrieverArguments(EncoderArguments):
     )
     encoder_batch_tokens: int = arg(
         1024,
-        "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many.",
+        "Padded tokens in one encoder batch on a CPU; a GPU takes 32 times as many.",
         least=1,
         decides=False,
     )
@@ -584,7 +585,8 @@ class LMArguments(KernelArguments):
     lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.", is_common=True)
     lm_dtype: str = arg(
         "auto",
-        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        "auto (on a GPU float16 for an LM that is kept in it, as OPT is, unless a state overflows, "
+        "and bfloat16 for others; else float32), float32, bfloat16 or float16.",
         choices=DTYPES,
     )
     lm_quantization: str = arg(
@@ -668,7 +670,8 @@ class RerankArguments(LMArguments):
     )
     lm_batch_tokens: int = arg(
         512,
-        "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many.",
+        "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many for 13 billion weights, "
+        "and more for a smaller LM, up to 16 times that.",
         least=1,
         decides=False,
     )
@@ -1243,7 +1246,7 @@ class SeriesArguments(Arguments):
     )
     search_batch_sizes: list[str] | None = arg(
         None,
-        "Values of per_device_train_batch_size to try; default: the paper's 4 8.",
+        "Values of total_train_batch_size to try; default: the paper's 4 8.",
         needs={"search": ("grid", "optuna")},
         decides=False,
     )
@@ -1397,6 +1400,7 @@ def parse_arguments(
         offered = [f"--{name}" for name in sorted(set(fields) - set(unused))]
         raise ConfigError(_unknown("argument", f"--{[*strange, 'profile'][0]}", offered))
     rest = _without_others(rest, set(others) - set(fields), is_quiet=is_shared)
+    rest = _switched(rest, {name for name, kind in fields.items() if kind == bool | None})
     *parsed, remaining = parser.parse_args_into_dataclasses(
         args=rest, return_remaining_strings=True
     )
@@ -1436,6 +1440,20 @@ def _without_others(words: Sequence[str], others: Collection[str], *, is_quiet: 
         if not is_other:
             kept.append(word)
     return kept
+
+
+def _switched(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Give switches that may be left open their value: `--bf16`, `--no_bf16`, `--bf16 false`."""
+    said: list[str] = []
+    for word, value in pairwise([*words, "--"]):
+        name = word[2:].replace("-", "_") if word.startswith("--") else ""
+        if name in names and value.startswith("--"):
+            said.append(f"{word}=true")
+        elif name.removeprefix("no_") in names and name not in names:
+            said.append(f"--{name.removeprefix('no_')}=false")
+        else:
+            said.append(word)
+    return said
 
 
 def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
@@ -1574,10 +1592,12 @@ _PARSER_WORDS = {
     re.compile(_FLAG + r"invalid (?P<kind>int|float) value: (?P<value>.*)", re.DOTALL): (
         "{name} is {value}: it must be {kind}."
     ),
-    re.compile(_FLAG + r"Truthy value expected: got (?P<value>.*) but expected one of.*", re.DOTALL): (
-        "{name} is '{value}': it must be true or false."
-    ),
-    re.compile(_FLAG + r"expected (?:at least )?one argument"): "--{name} is empty: give its value.",
+    re.compile(
+        _FLAG + r"Truthy value expected: got (?P<value>.*) but expected one of.*", re.DOTALL
+    ): ("{name} is '{value}': it must be true or false."),
+    re.compile(
+        _FLAG + r"expected (?:at least )?one argument"
+    ): "--{name} is empty: give its value.",
     re.compile(_FLAG + r"invalid choice: (?P<value>.*) \(choose from (?P<known>.*)\)", re.DOTALL): (
         "{name} is {value}: choose from {known}."
     ),
@@ -1623,7 +1643,16 @@ def _all_fields() -> frozenset[str]:
 
     ours: list[Any] = [section.type for section in dataclasses.fields(PgraArguments)]
     ours = [cls for cls in ours if isinstance(cls, type)] + [SeriesArguments]
-    return frozenset(f.name for cls in (*ours, TrainingArguments) for f in dataclasses.fields(cls))
+    names = (f.name for cls in (*ours, TrainingArguments) for f in dataclasses.fields(cls))
+    return frozenset({*names, *TRAINING_NAMES})
+
+
+TRAINING_NAMES = (
+    *("early_stopping_patience", "early_stopping_threshold", "max_train_minutes"),
+    "total_train_batch_size",
+)
+"""What the reader's training has beside the Trainer's own; a YAML may hold it for programs that do
+not train."""
 
 
 def _fits(value: object, kind: Any) -> bool:

@@ -239,7 +239,7 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
         own = gethostname(), os.getpid()
         torch.distributed.all_gather_object(_PROCESSES, own, cpu_group())
     worker = Worker(state.process_index, state.num_processes)
-    return Context(worker, state.wait_for_everyone, artifacts, device)
+    return Context(worker, wait_for_all, artifacts, device)
 
 
 _PROCESSES: list[Any] = []  # host and process id by rank
@@ -281,6 +281,24 @@ def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG00
     return group
 
 
+def wait_for_all() -> None:
+    """Wait until all processes are there; no GPU is kept busy meanwhile, as NCCL's barrier does."""
+    import torch.distributed as dist
+
+    dist.barrier(group=cpu_group())
+
+
+def gather(items: list[Unit], worker: Worker) -> list[Unit]:
+    """Return the items of all processes, those of the first process first; they are pickled."""
+    if worker.world == 1:
+        return items
+    import torch.distributed as dist
+
+    parts: list[list[Unit]] = [[] for _ in range(worker.world)]
+    dist.all_gather_object(parts, items, group=cpu_group())
+    return [item for part in parts for item in part]
+
+
 # Three steps of one job at once: the next unit is read while this one runs and the last is kept.
 #
 # Reading and keeping wait for tokeniser and disk, and let go of Python's lock while they do; so two
@@ -309,6 +327,9 @@ def run_overlapped(
     """
     ahead: Future[T] | None = None
     behind: Future[object] | None = None
+    if len(units) == 1:  # needs no threads
+        keep(units[0], compute(prepare(units[0])))
+        return
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
         for number, unit in enumerate(units):
             ready = prepare(unit) if ahead is None else ahead.result()

@@ -6,11 +6,13 @@ Scripts turn a `PgraError` into one line and exit code 2 (`pgra.cli.run`). Misus
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 LONGEST_MESSAGE = 300
-"""Characters of an error: what stands in a user's file may be of any length."""
+"""Characters of an error of what a user gave: what stands in a file may be of any length."""
 _LONGEST_NAME = 80
 _MOST_COMPARED = 1000
 _LONGEST_LIST = 160
@@ -41,18 +43,28 @@ def nearest(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.5
 
 
 class PgraError(Exception):
-    """Base of all errors a user can mend; its message is cut to `LONGEST_MESSAGE`."""
+    """Base of all errors a user can mend.
+
+    Attributes:
+        longest: Characters of its message; the middle of a longer one is left out.
+    """
+
+    longest: ClassVar[int] = 1000  # several paths, and a command to copy
 
     def __init__(self, message: str) -> None:
-        super().__init__(cut(message, LONGEST_MESSAGE))
+        super().__init__(cut(message, self.longest))
 
 
 class ConfigError(PgraError):
     """An argument, a YAML or a combination of them that cannot work."""
 
+    longest = LONGEST_MESSAGE
+
 
 class DataError(PgraError):
     """A corpus, task file or label that is missing, unreadable or contradictory."""
+
+    longest = LONGEST_MESSAGE
 
 
 class ArtifactError(PgraError):
@@ -61,6 +73,41 @@ class ArtifactError(PgraError):
 
 class ModelError(PgraError):
     """A model that cannot be found, loaded or used for what is asked."""
+
+
+class DtypeError(ModelError):
+    """Numbers that are not finite, of an LM whose dtype was ours to choose: bfloat16 comes next.
+
+    Attributes:
+        is_agreed: Whether all processes of the job raise it at this point.
+    """
+
+    def __init__(self, message: str, *, is_agreed: bool = False) -> None:
+        super().__init__(message)
+        self.is_agreed = is_agreed
+
+
+@contextmanager
+def device_failures(device: object, what: str) -> Iterator[None]:
+    """Name what failed on a GPU: lost, out of memory, or without a kernel for it.
+
+    Args:
+        device: As torch names it; on a CPU torch's own error stays.
+        what: What ran there.
+
+    Raises:
+        ModelError: In place of torch's RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if str(device).startswith("cpu"):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"{what} failed on {device} ({reason}): what was finished is kept; run again, there or "
+            "with --device cpu"
+        ) from error
 
 
 class Stopped(Exception):

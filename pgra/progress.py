@@ -84,3 +84,29 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
 
 def _is_quiet() -> bool:
     return logging.getLogger("pgra").getEffectiveLevel() >= logging.ERROR
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Hide transformers' bars and warnings, unless pgra's log is at DEBUG; downloads keep theirs.
+
+    Afterwards the library speaks as it did before.
+    """
+    if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
+        yield
+        return
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging as library
+
+    level, had_bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    shows_downloads = not are_progress_bars_disabled()
+    library.set_verbosity_error()
+    library.disable_progress_bar()  # which hides those of the hub too
+    if shows_downloads:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if had_bars:
+            library.enable_progress_bar()

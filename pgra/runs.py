@@ -30,11 +30,12 @@ from pgra.artifacts import (
     lock_folder,
     user_cache,
     write_json,
+    write_sealed,
     write_text,
 )
 from pgra.config import RunArguments
 from pgra.core import ALONE, Context, Example, Json, Prediction
-from pgra.errors import ArtifactError, ConfigError, PgraError
+from pgra.errors import ArtifactError, ConfigError, DtypeError, PgraError
 from pgra.memory.labels import (
     MEMORY_WEIGHT,
     Correction,
@@ -51,9 +52,11 @@ from pgra.methods.base import (
 from pgra.reader.inputs import Query, read_queries
 from pgra.reader.record import fetch_reader, find_reader, is_on_hub
 from pgra.report.results import (
+    DECIDING_FILES,
     METRICS_FILE,
     EvidenceLine,
     damaged,
+    read_metrics,
     read_object,
     write_results,
 )
@@ -125,6 +128,18 @@ def run_all(
         ArtifactError: If a folder holds another run.
         PgraError: As the method says.
     """
+    try:
+        return _run_all(runs, context, may_lack_reader=may_lack_reader)
+    except DtypeError:
+        if context.worker.world > 1:  # the others are elsewhere
+            raise
+    context.shared.pop("lm", None)
+    return _run_all(runs, context, may_lack_reader=may_lack_reader)
+
+
+def _run_all(
+    runs: Mapping[int, RunArguments], context: Context, *, may_lack_reader: bool
+) -> dict[int, Outcome]:
     outcomes: dict[int, Outcome] = {}
     prepared = Prepared(next(iter(runs.values())), context, list(runs.values()))
     for seed, args in runs.items():
@@ -214,8 +229,8 @@ class Prepared:
             method.load(folder)
         else:
             if self.context.is_main:
-                write_json(folder / IDENTITY_FILE, named)
-                write_json(folder / ARGUMENTS_FILE, method.args.as_json())
+                write_sealed(folder / IDENTITY_FILE, named)
+                write_sealed(folder / ARGUMENTS_FILE, method.args.as_json())
                 prompt = method.sample_prompt()
                 if prompt is not None:
                     write_text(folder / PROMPT_FILE, prompt)
@@ -225,7 +240,7 @@ class Prepared:
                 own = {"reader": reader_checksum(folder)} if trains else {}
                 record = {**fitted, **own}
                 if self.context.is_main:
-                    write_json(folder / TRAINING_FILE, record)
+                    write_sealed(folder / TRAINING_FILE, record)
             self.context.barrier()
         if record is not None and "seconds" in record:
             method.seconds["training"] = float(str(record["seconds"]))
@@ -328,7 +343,7 @@ def _reuse(folder: Path, *, has_reader: bool) -> Outcome:
     logger.info("run: %s is finished (reused)", folder)
     training = folder / TRAINING_FILE
     record = read_object(training) if training.is_file() else {}
-    return Outcome(folder, read_object(folder / METRICS_FILE), reused=True, training=record)
+    return Outcome(folder, read_metrics(folder), reused=True, training=record)
 
 
 def evaluate_run(
@@ -591,7 +606,7 @@ def read_arguments(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> Ru
     values = read_object(path)
     values = values.get("arguments", values)
     try:
-        return arguments_from(values, changes)
+        args = arguments_from(values, changes)
     except (KeyError, TypeError) as error:
         raise ArtifactError(
             f"{path} holds arguments that this version of pgra does not know ({error}): use the "
@@ -599,6 +614,9 @@ def read_arguments(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> Ru
         ) from None
     except (AttributeError, ValueError) as error:
         raise damaged(path, error) from None
+    if (folder / METRICS_FILE).is_file():
+        read_metrics(folder, DECIDING_FILES)
+    return args
 
 
 # Several seeds.

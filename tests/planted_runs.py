@@ -102,8 +102,9 @@ def plant_grid(root, points, *, axis="retriever.num_candidates", tasks=("sst2",)
 
 
 def edit(path, **changes):
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({**values, **changes}))
+    """Change a record, and leave its digest and those of the files beside it out."""
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if k not in ("digest", "files")}))
 
 
 def places(n, share, seed):

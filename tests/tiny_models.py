@@ -154,6 +154,22 @@ def build_lm(folder: Path, kind: str, *, window: int = 512, layers: int = 2) -> 
     return folder
 
 
+def build_half_lm(folder: Path, *, too_large: list[int] | None = None) -> Path:
+    """Write an OPT with weights of float16, whose states pass float16's range behind some tokens.
+
+    Args:
+        folder: Where.
+        too_large: These tokens; None is all of them.
+    """
+    lm = AutoModelForCausalLM.from_pretrained(build_lm(folder, "opt"))
+    decoder, tokens = lm.model.decoder, slice(None) if too_large is None else too_large
+    decoder.embed_tokens.weight.data[tokens, 0] = 65_504  # float16's last number
+    if too_large != []:
+        decoder.embed_positions.weight.data[:, 0] += 1_000
+    lm.half().save_pretrained(folder)
+    return folder
+
+
 def build_blurred_lm(folder: Path) -> Path:
     """Write a 3-layer GPT-2 whose last layer drowns in a constant whatever was there before."""
     lm = AutoModelForCausalLM.from_pretrained(build_lm(folder, "gpt2", layers=3))

@@ -20,7 +20,7 @@ from pgra.config import RerankArguments
 from pgra.core import Candidates, Example, Hit
 from pgra.data.examples import given_split, read_split
 from pgra.data.tasks import LABEL, Task
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, DtypeError, ModelError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
@@ -334,7 +334,20 @@ class Reranker:
         cut = self.encoder.num_cut
         if new:
             prompts = self.encoder.tokenize(list(new.values()))
-            states = self.encoder.encode_prompts(prompts).float().numpy()
+            try:
+                states = self.encoder.encode_prompts(prompts).float().numpy()
+            except DtypeError:
+                if self._fitted is not None and self._class.is_fitted:
+                    raise ModelError(
+                        "float16 does not hold a text's state, and the similarity was fitted to "
+                        'states in it: give dtype="bfloat16"'
+                    ) from None
+                states = None
+            if states is None:  # all anew, in bfloat16
+                self.encoder.fall_back()
+                self._states.clear()
+                self._fitted = None
+                return self._read(fields)
             self._states.update(zip(new, states, strict=True))
         if cut := self.encoder.num_cut - cut:
             logger.warning(

@@ -10,8 +10,7 @@ It is the run that `pgra train` makes of the same arguments. Rows in memory are 
 so that a stopped run goes on, and `pgra evaluate`, `predict` and `report` read its folder.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +27,7 @@ from pgra.data.references import read_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.methods.base import arguments_of
+from pgra.progress import quiet_transformers
 from pgra.publish import HubTarget, open_target, push_run
 from pgra.reader.inputs import Query
 from pgra.reader.record import Reader
@@ -115,7 +115,9 @@ def train(
     if args.trains and not progress:
         args = args.change("training", disable_tqdm=True)
     folder = series_folder(str(args.folder), [args.seed])
-    outcome = run(args.change(args.home, output_dir=str(folder)), replace(ALONE, progress=progress))
+    with quiet_transformers():
+        context = replace(ALONE, progress=progress)
+        outcome = run(args.change(args.home, output_dir=str(folder)), context)
     return Run(outcome.folder, args)
 
 
@@ -167,7 +169,7 @@ class Run:
     @cached_property
     def predictor(self) -> Predictor:
         """The run, loaded to decide new queries; once."""
-        with _quiet_libraries():
+        with quiet_transformers():
             return Predictor.open(self.folder, device=self.args.runtime.device)
 
     @property
@@ -178,7 +180,7 @@ class Run:
             ConfigError: If the method trains none.
         """
         self._check_trained("reader")
-        with _quiet_libraries():
+        with quiet_transformers():
             return Reader.load(self.folder, device=self.args.runtime.device)
 
     @overload
@@ -209,7 +211,7 @@ class Run:
             else query
             for query in queries
         ]
-        with _quiet_libraries():  # the LM is loaded when it first has a text to read
+        with quiet_transformers():  # the LM is loaded when it first has a text to read
             return self.predictor.answer(asked)
 
     def push_to_hub(
@@ -250,26 +252,6 @@ class Run:
         told = self.metrics
         value = f"{told['task']} {told['split']} {told['metric']} {told['value']:.4f}"
         return f"Run({str(self.folder)!r}: {told['method']}, {value}, n = {told['n']})"
-
-
-@contextmanager
-def _quiet_libraries() -> Iterator[None]:
-    """Leave progress and warnings to us; the bars of the hub's downloads stay."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
-    from transformers.utils import logging as library
-
-    level, had_bars = library.get_verbosity(), library.is_progress_bar_enabled()
-    shows_downloads = not are_progress_bars_disabled()
-    library.set_verbosity_error()
-    library.disable_progress_bar()  # which hides those of the hub too
-    if shows_downloads:
-        enable_progress_bars()
-    try:
-        yield
-    finally:
-        library.set_verbosity(level)
-        if had_bars:
-            library.enable_progress_bar()
 
 
 # What is given in memory, as files.

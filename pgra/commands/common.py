@@ -236,7 +236,6 @@ def quiet_libraries() -> None:
     """
     if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
         return
-    import datasets
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
@@ -245,7 +244,10 @@ def quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()  # which hides those of the hub too
     if shows_downloads:
         enable_progress_bars()
-    datasets.disable_progress_bars()
+    with contextlib.suppress(ImportError):  # the GPU benchmark does without
+        import datasets
+
+        datasets.disable_progress_bars()
     logging.getLogger("faiss").setLevel(logging.WARNING)
     quiet_imports()
 

@@ -31,7 +31,7 @@ from pgra.artifacts import artifact_dir, build_once, write_lines
 from pgra.config import config_root, read_yaml
 from pgra.core import Json
 from pgra.errors import ArtifactError, DataError, ModelError, PgraError, unknown_name
-from pgra.progress import Bar
+from pgra.progress import Bar, quiet_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def _folder(name: str, kind: str, missing: type[PgraError]) -> Path:
     fields: dict[str, Json] = {"bundled": name, "writer": _WRITER, "sources": dict(entry.files)}
     folder = artifact_dir(cache_dir() / STAGE, name, fields)
     build = partial(_write, entry, missing)
-    build_once(folder, stage=STAGE, fingerprint=fields, build=build, verify=False)
+    build_once(folder, stage=STAGE, fingerprint=fields, build=build)
     return folder
 
 
@@ -304,16 +304,17 @@ def _write_gguf(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source, file = str(paths[0].parent), paths[0].name
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
-    tokenizer.padding_side = "right"
-    tokenizer.save_pretrained(folder)
-    loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
-    # A model marked as read from GGUF refuses to be saved, so its weights go into an unmarked one.
-    config = loaded.config.to_dict()
-    config.pop("quantization_config", None)
-    plain = type(loaded)(type(loaded.config)(**config))
-    plain.load_state_dict(loaded.state_dict())
-    plain.save_pretrained(folder)
+    with quiet_transformers():
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
+        tokenizer.padding_side = "right"
+        tokenizer.save_pretrained(folder)
+        loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
+        # A model marked as read from GGUF refuses to be saved: its weights go into an unmarked one.
+        config = loaded.config.to_dict()
+        config.pop("quantization_config", None)
+        plain = type(loaded)(type(loaded.config)(**config))
+        plain.load_state_dict(loaded.state_dict())
+        plain.save_pretrained(folder)
     return {"parameters": sum(weight.numel() for weight in plain.parameters())}
 
 

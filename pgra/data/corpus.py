@@ -10,12 +10,15 @@ in the order of the sources, so that one more adds rows behind.
 """
 
 import hashlib
+import json
 import logging
 import re
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import compress, islice
 from pathlib import Path
@@ -28,12 +31,16 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pgra.artifacts import (
+    BlockFile,
     TemporaryFolder,
     artifact_dir,
     build_once,
+    check_files,
     digest,
     file_checksum,
     read_manifest,
+    record_blocks,
+    write_json,
     write_lines,
 )
 from pgra.config import CorpusArguments
@@ -325,8 +332,9 @@ logger = logging.getLogger(__name__)
 
 STAGE = "corpus"
 COUNTS = ("rows", "blank", "duplicates", "not_utf8")
-_FILE = "corpus.arrow"
+_FILE, _BLOCKS = "corpus.arrow", "blocks.json"
 _BATCH_ROWS = 1 << 14
+_BLOCK_ROWS = 1 << 11  # checked at once, when one of them is first asked for
 _SCHEMA = pa.schema([("text", pa.large_string())])
 
 
@@ -338,7 +346,7 @@ class Corpus:
         folder: The artifact that holds them.
         fingerprint: {"corpus_sha256", "rows"}: the sha256 of the passages, one a line.
         counts: {"rows", "blank", "duplicates", "not_utf8"}: kept, and what the source held beside.
-        batches: The memory-mapped text, `_BATCH_ROWS` rows each but the last.
+        store: The memory-mapped text.
         made_by: How it was asked for; None where it was opened by its folder.
         keeper: Keeps a temporary folder as long as the corpus is used; None for any other.
     """
@@ -346,7 +354,7 @@ class Corpus:
     folder: Path
     fingerprint: Mapping[str, Json]
     counts: Mapping[str, int]
-    batches: Sequence[Any]
+    store: "_Store" = field(repr=False, compare=False)
     made_by: CorpusArguments | None = None
     keeper: Any = field(default=None, repr=False, compare=False)
 
@@ -367,6 +375,7 @@ class Corpus:
 
         Raises:
             IndexError: If a row is outside the corpus, such as `MISSING_ROW`.
+            ArtifactError: If the text there is not what was written.
         """
         wanted = np.asarray(rows, dtype=np.int64).reshape(-1)
         if not len(wanted):
@@ -375,12 +384,12 @@ class Corpus:
             wrong = wanted[(wanted < 0) | (wanted >= len(self))][0]
             raise IndexError(f"row {wrong} of a corpus of {len(self)} passages")
         order = np.argsort(wanted, kind="stable")
-        homes = wanted[order] // _BATCH_ROWS
+        homes = wanted[order] // self.store.block_rows
         starts = np.flatnonzero(np.r_[True, homes[1:] != homes[:-1]])
         found: list[str] = []
         for start, stop in zip(starts, [*starts[1:], len(wanted)], strict=True):
-            inside = wanted[order[start:stop]] % _BATCH_ROWS
-            found += self.batches[homes[start]].column(0).take(pa.array(inside)).to_pylist()
+            inside = wanted[order[start:stop]] % self.store.block_rows
+            found += self.store.block(int(homes[start])).take(pa.array(inside)).to_pylist()
         given = [""] * len(wanted)
         for index, text in zip(order.tolist(), found, strict=True):
             given[index] = text
@@ -394,6 +403,61 @@ class Corpus:
         """Return all passages in order, `size` at a time."""
         for start in range(0, len(self), size):
             yield self.slice(start, start + size)
+
+
+class _Store:
+    """A corpus' text: Arrow's file format, a batch a block, each checked before it is parsed.
+
+    Attributes:
+        block_rows: Rows of each batch but the last.
+        file: The file, which counts what was checked.
+    """
+
+    def __init__(self, folder: Path, num_rows: int, blocks: Mapping[str, Any]) -> None:
+        """Open the file; what is checked now are its schema and its table of contents.
+
+        Raises:
+            ArtifactError: If they are damaged.
+        """
+        self.block_rows, self._num_rows = int(blocks["rows"]), num_rows
+        self.file = BlockFile(folder / _FILE, blocks)
+        self._batches: dict[int, Any] = {}
+        self._turn = threading.Lock()  # Arrow's reader is for one thread
+        self.file.check(-1)  # the table of contents; the schema stands there too
+        with self._errors():
+            self._reader = pa.ipc.open_file(pa.py_buffer(self.file.data))
+            if self._reader.schema != _SCHEMA:
+                raise ValueError(f"its columns are {self._reader.schema}")
+            count = self._reader.num_record_batches
+            if not count == len(self.file) - 1 == -(-num_rows // self.block_rows):
+                raise ValueError(
+                    f"it has {count} batches, {num_rows} rows, {len(self.file)} blocks"
+                )
+
+    def block(self, number: int) -> Any:
+        """Return a batch's texts, a pyarrow array."""
+        with self._turn:
+            if number not in self._batches:
+                self.file.check(number)
+                with self._errors():
+                    batch = self._reader.get_batch(number)
+                    batch.validate(full=True)
+                    if len(batch) != min(
+                        self.block_rows, self._num_rows - number * self.block_rows
+                    ):
+                        raise ValueError(f"batch {number} has {len(batch)} rows")
+                self._batches[number] = batch.column(0)
+            return self._batches[number]
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        path = self.file.path
+        try:
+            yield
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise ArtifactError(
+                f"{path} is damaged ({error}): delete {path.parent} and run the stage again"
+            ) from None
 
 
 def open_corpus(
@@ -494,6 +558,7 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
         "field": None if {*kinds} == {"txt"} else args.corpus_field,
         "max_passages": args.max_passages,
         "drop_duplicates": args.drop_duplicates,
+        "block_rows": _BLOCK_ROWS,
     }
     if args.passage_words is not None:  # folders of corpora made without it keep their names
         fields["passage_words"] = args.passage_words
@@ -504,7 +569,7 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
         stage=STAGE,
         fingerprint=fields,
         build=lambda aside: _write_corpus(args, sources, aside, is_quiet=is_quiet),
-        verify=False,  # it may be large
+        verify=False,  # it may be large: block by block, when it is read
     )
     corpus = replace(load_corpus(folder), made_by=args)
     names = {"blank": "blank lines", "not_utf8": "lines that are not UTF-8"}
@@ -571,16 +636,16 @@ def load_corpus(folder: Path) -> Corpus:
         ArtifactError: If the folder is missing, unfinished or damaged.
     """
     manifest = read_manifest(folder, stage=STAGE, verify=False)
-    try:
-        reader = pa.ipc.open_file(pa.memory_map(str(folder / _FILE)))
-        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-    except (pa.ArrowInvalid, OSError) as error:
+    if _BLOCKS not in manifest.files:
         raise ArtifactError(
-            f"{folder / _FILE} cannot be read ({error}): delete {folder} and run again"
-        ) from None
+            f"{folder} is of an earlier pgra, and has no checksum a block: delete it, and the "
+            "corpus is read again"
+        )
+    check_files(folder, {_BLOCKS: manifest.files[_BLOCKS]})
     counts = {name: manifest.counts.get(name, 0) for name in COUNTS}
     fingerprint = {"corpus_sha256": manifest.counts["sha256"], "rows": counts["rows"]}
-    return Corpus(folder, fingerprint, counts, batches)
+    store = _Store(folder, counts["rows"], json.loads((folder / _BLOCKS).read_text()))
+    return Corpus(folder, fingerprint, counts, store)
 
 
 def _write_corpus(
@@ -590,10 +655,14 @@ def _write_corpus(
     counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, "cut"), 0))
     passages = _kept(args, _passages(args, sources, counts), folder, counts)
     sha256, total = hashlib.sha256(), sum(source.size for source in sources)
+    ends: list[int] = []
     bar = Bar(desc="read", total=total, unit="", unit_scale=True, delay=2, disable=is_quiet)
     with bar, pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
         while batch := list(islice(passages, _BATCH_ROWS)):
-            sink.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA))
+            whole = pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA)
+            for start in range(0, len(batch), _BLOCK_ROWS):
+                sink.write_batch(whole.slice(start, _BLOCK_ROWS))
+                ends.append(file.tell())
             sha256.update("".join(f"{passage}\n" for passage in batch).encode())
             counts["rows"] += len(batch)
             bar.set_postfix_str(f"{counts['rows']:,} passages", refresh=False)
@@ -602,6 +671,7 @@ def _write_corpus(
         source.reading.check()
         counts["not_utf8"] += source.reading.count
     _check_counts(args, sources, counts, level=logging.DEBUG if is_quiet else logging.INFO)
+    write_json(folder / _BLOCKS, {"rows": _BLOCK_ROWS, **record_blocks(folder / _FILE, ends)})
     return {**{name: counts[name] for name in COUNTS}, "sha256": sha256.hexdigest()}
 
 

@@ -9,6 +9,7 @@ part that is not known here is refused by name: without it the vectors would be 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from torch.nn.functional import normalize as unit_length
 
 from pgra.artifacts import TemporaryFolder, file_checksum
 from pgra.config import POOLINGS, RetrieverArguments, choose
-from pgra.core import Example, Json
+from pgra.core import Example, Json, run_overlapped
 from pgra.data.read import read_json
-from pgra.errors import ConfigError, ModelError, show
+from pgra.errors import ConfigError, ModelError, device_failures, show
 from pgra.lm import load
 from pgra.lm.base import Advance
-from pgra.lm.batching import BackOff, pad, token_budget_batches
-from pgra.lm.kernels import packed_for
+from pgra.lm.batching import BackOff, send, token_budget_batches
+from pgra.lm.kernels import are_allowed, find_fault, packed_for
 from pgra.lm.load import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,11 @@ DEFAULT_MAX_TOKENS = 128
 _CHUNK = 8192
 """Texts tokenised, sorted and moved at once: bounds memory, and is plenty to sort well."""
 _TOKENS = 32  # of a text, about
+_GPU_TIMES = 32
+"""Tokens of a batch on a GPU, times those on a CPU. 8,192 Wikipedia sentences are then 9 batches,
+12 % of them padding; at 16 times they are 17, 7 % padding, and launching them takes longer."""
+_STRIDE = 31  # from one token id to the next, where texts are made up
+_MOST_HALF = 65504  # that float16 holds
 _NO_LENGTH = 1 << 31  # what tokenizers say that know of none is larger still
 _POOLING_FILE = "1_Pooling/config.json"
 _MODULES = "modules.json"
@@ -223,8 +229,8 @@ def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLaye
             raise ModelError(f"{_MODULES} of '{source.name}' cannot be read: a part without a type")
         if not kind.startswith("sentence_transformers."):
             raise ModelError(
-                f"'{source.name}' needs code of its own ('{kind}' in {_MODULES}), which is never "
-                "run: choose another encoder"
+                f"'{source.name}' needs code of its own ({show(kind)} in {_MODULES}), which is "
+                "never run: choose another encoder"
             )
         kinds.append(kind.rpartition(".")[2])
         if kinds[-1] == "Dense":
@@ -233,7 +239,7 @@ def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLaye
             layers.append(None)
         elif kinds[-1] not in _KNOWN:
             raise ModelError(
-                f"'{source.name}' has a part '{kinds[-1]}' (in {_MODULES}), and only "
+                f"'{source.name}' has a part {show(kinds[-1])} (in {_MODULES}), and only "
                 f"{', '.join(_KNOWN)} are known here: choose another encoder"
             )
     if "Pooling" not in kinds:
@@ -255,7 +261,7 @@ def _read_dense(source: ModelSource, folder: str) -> DenseLayer:
     activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         raise ModelError(
-            f"{folder} of '{source.name}' has activation '{activation}', and only "
+            f"{folder} of '{source.name}' has activation {show(activation)}, and only "
             f"{', '.join(_ACTIVATIONS)} are known here: choose another encoder"
         )
     for name, plain in _DENSE_DEFAULTS.items():
@@ -310,6 +316,33 @@ class EncoderParts:
     query_prompt: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenChunk:
+    """Texts as tokens, the longest first, cut into batches and padded.
+
+    Attributes:
+        texts: n texts, as they were tokenised.
+        first: What the first of them is called in messages.
+        order: Which text stands at each place, (n,) int64.
+        lengths: Tokens of the text at each place, (n,) int32.
+        batches: The place at which each batch begins.
+        ids: The padded rows of all batches, one after the other, int32.
+        starts: Where the row at each place begins among these.
+        widths: How long it is there.
+        num_cut: Texts of which only the beginning was read.
+    """
+
+    texts: Sequence[str]
+    first: int
+    order: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int32]
+    batches: Sequence[int]
+    ids: npt.NDArray[np.int32]
+    starts: Sequence[int]
+    widths: Sequence[int]
+    num_cut: int
+
+
 class Encoder:
     """Turns texts into vectors; knows nothing of tasks, prompts or indexes.
 
@@ -320,7 +353,7 @@ class Encoder:
         tokenizer: Its tokenizer.
         fingerprint: All that determines a passage's vector, besides its text.
         device: Where it runs.
-        batch_tokens: Padded tokens in one batch on a CPU; a GPU takes 16 times as many.
+        batch_tokens: Padded tokens in one batch on a CPU; a GPU takes 32 times as many.
         width: Length of a vector (D).
         sentence: What its folder says beside the transformer.
         query_prompt: What each query begins with; usually nothing.
@@ -368,7 +401,9 @@ class Encoder:
         dense = [layer for layer in self.sentence.layers if layer]
         self.width: int = len(dense[-1].weight) if dense else self.model.config.hidden_size
         advice = f"{self.device}: lower max_encoder_tokens, or choose a smaller encoder"
-        self._back_off = BackOff(load.batch_budget(self.batch_tokens, self.device), advice)
+        times = 1 if self.device.type == "cpu" else _GPU_TIMES
+        self._back_off = BackOff(times * self.batch_tokens, advice)
+        self._takes_own_mask: bool | None = None  # found out with the first batch
         self._max_tokens = int(str(self.fingerprint["max_tokens"]))
 
     @classmethod
@@ -410,14 +445,19 @@ class Encoder:
             (n, D) float32, in the order given.
 
         Raises:
-            ModelError: If a vector is not finite, or one text alone does not fit in memory.
+            ModelError: If a vector is not finite, one text alone does not fit in memory, or the
+                device fails.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
-        with packed_for(self.model, _TOKENS * len(texts)):
-            for start in range(0, len(texts), _CHUNK):
-                chunk = texts[start : start + _CHUNK]
-                told = self.prepared(chunk, is_query=is_query)
-                vectors[start : start + len(chunk)] = self._encode_chunk(told, start, advance)
+
+        def prepare(start: int) -> list[TokenChunk]:
+            return self.tokenize(texts[start : start + _CHUNK], is_query=is_query, first=start)
+
+        def keep(start: int, finish: Callable[[], npt.NDArray[Any]]) -> None:
+            vectors[start : start + _CHUNK] = finish()
+
+        starts = range(0, len(texts), _CHUNK)
+        run_overlapped(starts, prepare, lambda ready: self.begin(ready, advance=advance), keep=keep)
         return vectors
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
@@ -428,56 +468,231 @@ class Encoder:
         """
         return self.encode([example.text for example in examples], is_query=True)
 
-    def _encode_chunk(self, texts: Sequence[str], start: int, advance: Advance) -> Vectors:
-        ids = self._tokenize(texts)
-        lengths = [len(line) for line in ids]
-        # They stay on the device until the chunk is done: one copy, and no wait for each batch.
-        vectors = torch.empty((len(texts), self.width), dtype=torch.float32, device=self.device)
+    def tokenize(
+        self, texts: Sequence[str], *, is_query: bool = False, first: int = 0
+    ) -> list[TokenChunk]:
+        """Tokenise texts for `begin`; another thread may do it ahead, one at a time.
 
-        def size(rows: Sequence[int]) -> int:
-            return len(rows) * max(lengths[row] for row in rows)
+        Args:
+            texts: n texts.
+            is_query: As `encode`.
+            first: What the first of them is called in messages.
+        """
+        chunks = []
+        for start in range(0, len(texts), _CHUNK):
+            told = self.prepared(texts[start : start + _CHUNK], is_query=is_query)
+            ids, lengths, num_cut = self._read_tokens(told)
+            self.num_cut += num_cut
+            chunks.append(self._lay_out(told, first + start, ids, lengths, num_cut))
+        return chunks
 
-        def run(rows: Sequence[int]) -> Tensor:
-            return self._forward([ids[row] for row in rows])
+    def begin(
+        self, chunks: Sequence[TokenChunk], *, in_half: bool = False, advance: Advance = int
+    ) -> Callable[[], npt.NDArray[Any]]:
+        """Encode tokenised texts; a GPU may still be at it when this returns.
 
-        for batch in token_budget_batches(lengths, self._back_off.budget):
-            vectors[torch.tensor(batch, device=self.device)] = torch.cat(
-                self._back_off.run(batch, size, run)
-            )
-            advance(len(batch))
-        array: Vectors = vectors.cpu().numpy()
-        is_finite = np.isfinite(array).all(axis=1)
-        if not is_finite.all():
-            index = int(np.flatnonzero(~is_finite)[0])
-            raise ModelError(
-                f"the vector of text {start + index} is not finite: {texts[index][:80]!r}. "
-                "Try another encoder_dtype (float32 or bfloat16)."
-            )
-        return array
+        Nothing here waits for a GPU: a chunk is one copy there and two back, and batches are slices
+        of it.
 
-    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        encoded = self.tokenizer(
-            list(texts),
-            truncation=True,
-            max_length=self._max_tokens,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        ids: list[list[int]] = encoded["input_ids"]
-        if self.tokenizer.is_fast:
-            self.num_cut += sum(bool(line.overflowing) for line in encoded.encodings)
-        else:  # a slow tokenizer does not tell, so texts that just fit are counted too
-            self.num_cut += sum(len(line) >= self._max_tokens for line in ids)
-        return ids
+        Args:
+            chunks: Of n texts.
+            in_half: Whether vectors are rounded to float16, before they leave the device.
+            advance: As `encode`.
+
+        Returns:
+            What waits for the vectors and returns them, (n, D) float32 or float16, in the order of
+            the texts. It raises ModelError too, also where a vector is too large for float16.
+
+        Raises:
+            ModelError: As `encode`.
+        """
+        num_texts = sum(len(chunk.order) for chunk in chunks)
+        with (
+            device_failures(self.device, "the encoder"),
+            packed_for(self.model, _TOKENS * num_texts),
+        ):
+            waits = [self._launch(chunk, in_half=in_half, advance=advance) for chunk in chunks]
+
+        def finish() -> npt.NDArray[Any]:
+            dtype = np.float16 if in_half else np.float32
+            whole, done = np.empty((num_texts, self.width), dtype), 0
+            for chunk, (vectors, peaks) in zip(chunks, waits, strict=True):
+                with device_failures(self.device, "the encoder"):
+                    _check_peaks(peaks().numpy(), chunk, in_half=in_half)
+                    whole[done + chunk.order] = vectors().numpy()
+                done += len(chunk.order)
+            return whole
+
+        return finish
 
     @torch.inference_mode()
-    def _forward(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        padded, mask = (t.to(self.device) for t in pad(ids, self.tokenizer.pad_token_id))  # (B, L)
-        output = self.model(input_ids=padded, attention_mask=mask.long())
+    def _launch(
+        self, chunk: TokenChunk, *, in_half: bool, advance: Advance
+    ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+        """Encode a chunk; return what waits for its vectors, longest text first, and its peaks."""
+        n = len(chunk.order)
+        sent = send(torch.from_numpy(np.concatenate([chunk.lengths, chunk.ids])), self.device)
+        dtype = torch.float16 if in_half else torch.float32
+        vectors = torch.empty((n, self.width), dtype=dtype, device=self.device)
+        peaks = torch.empty(n, device=self.device)
+
+        def size(places: Sequence[int]) -> int:
+            return len(places) * int(chunk.lengths[places[0]])
+
+        def run(places: Sequence[int]) -> Tensor:
+            start, stop, first = places[0], places[0] + len(places), n + chunk.starts[places[0]]
+            width = chunk.widths[start]  # of the batch; a part of it may be shorter
+            ids = sent[first : first + len(places) * width].view(len(places), width)
+            own = max(1, int(chunk.lengths[start]))
+            mask = torch.arange(own, device=self.device) < sent[start:stop, None]
+            return self._forward(ids[:, :own].long(), mask)
+
+        for start, stop in zip(chunk.batches, [*chunk.batches[1:], n], strict=True):
+            found = torch.cat(self._back_off.run(range(start, stop), size, run))  # (B, D)
+            vectors[start:stop] = found
+            peaks[start:stop] = found.abs().amax(dim=1)
+            advance(stop - start)
+        return _fetch(vectors), _fetch(peaks)
+
+    def _read_tokens(
+        self, texts: Sequence[str]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], int]:
+        """Return the token ids of all texts, how many each has, and how many texts were cut."""
+
+        def by_transformers(texts: Sequence[str]) -> Any:
+            return self.tokenizer(
+                list(texts),
+                truncation=True,
+                max_length=self._max_tokens,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+            )
+
+        lines: list[list[int]] = []
+        encodings, first = None, None
+        if self.tokenizer.is_fast and len(texts) > 1:
+            # The call sets up the truncation. Of many texts the library itself is asked: the lists
+            # that transformers makes of them take as long as the tokens.
+            first = by_transformers(texts[:1])["input_ids"]
+            encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts))
+            lines = [line.ids for line in encodings]
+        if lines[:1] != first:  # a tokenizer with steps of its own, or a slow one, or one text
+            told = by_transformers(texts)
+            lines, encodings = told["input_ids"], told.encodings
+        if encodings is not None:
+            num_cut = sum(bool(line.overflowing) for line in encodings)
+        else:  # a slow tokenizer does not tell, so texts that just fit are counted too
+            num_cut = sum(len(line) >= self._max_tokens for line in lines)
+        lengths = np.fromiter(map(len, lines), np.int32, len(lines))
+        return np.fromiter(chain.from_iterable(lines), np.int32, lengths.sum()), lengths, num_cut
+
+    def _lay_out(
+        self,
+        texts: Sequence[str],
+        first: int,
+        ids: npt.NDArray[np.int32],
+        lengths: npt.NDArray[np.int32],
+        num_cut: int,
+    ) -> TokenChunk:
+        batches = token_budget_batches(lengths.tolist(), self._back_off.budget)
+        begins = np.cumsum(lengths) - lengths  # of each text among the ids
+        blocks = []
+        for rows in batches:
+            column = np.arange(max(1, lengths[rows[0]]))
+            is_token = column < lengths[rows, None]
+            places = np.where(is_token, begins[rows, None] + column, 0)
+            block = ids[places] if len(ids) else np.zeros(places.shape, np.int32)
+            blocks.append(np.where(is_token, block, np.int32(self.tokenizer.pad_token_id)))
+        sizes = [len(rows) for rows in batches]
+        widths = np.repeat([block.shape[1] for block in blocks], sizes)
+        order = np.concatenate(batches)
+        return TokenChunk(
+            texts=texts,
+            first=first,
+            order=order,
+            lengths=lengths[order],
+            batches=(np.cumsum(sizes) - sizes).tolist(),
+            ids=np.concatenate([block.ravel() for block in blocks]),
+            starts=(np.cumsum(widths) - widths).tolist(),
+            widths=widths.tolist(),
+            num_cut=num_cut,
+        )
+
+    def _forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the vectors (B, D) of token ids (B, L), by a mask that is True on real ones."""
+        if self._takes_own_mask is None:
+            # On a CPU nobody waits, and where all is true the stock way is the quicker one.
+            is_wanted = self.device.type != "cpu" and are_allowed()
+            self._takes_own_mask = is_wanted and self._try_own_mask()
+        return self._vectors(ids, mask, own_mask=self._takes_own_mask)
+
+    def _vectors(self, ids: Tensor, mask: Tensor, *, own_mask: bool) -> Tensor:
+        given = mask.long()
+        if own_mask:
+            given = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
+            given = given.masked_fill_(~mask, torch.finfo(given.dtype).min)[:, None, None]
+        output = self.model(input_ids=ids, attention_mask=given)
         vectors = pool(output, mask, str(self.fingerprint["pooling"]))  # (B, D)
         for layer in self._layers:
             vectors = unit_length(vectors, dim=-1) if layer is None else layer.apply(vectors)
         return unit_length(vectors, dim=-1) if self.fingerprint["normalize"] else vectors
+
+    def _try_own_mask(self) -> bool:
+        """Return whether the model takes a mask that is added to its scores, (B, 1, 1, L).
+
+        Of a mask (B, L) transformers asks whether all of it is true, and waits for a GPU's answer.
+        The two are compared on a text of all sorts of tokens, as long as any, and on half of one.
+        They must agree to float32's rounding in half precision too: the products are the same.
+        """
+        longest = self._max_tokens
+        two = torch.arange(2 * longest, device=self.device).view(2, longest)
+        two = two * _STRIDE % self.model.config.vocab_size
+        seen = torch.ones(two.shape, dtype=torch.bool, device=self.device)
+        seen[1, (longest + 1) // 2 :] = False
+        fault = find_fault(
+            lambda: self._vectors(two, seen, own_mask=True),
+            self._vectors(two, seen, own_mask=False),
+            dtype=torch.float32,
+        )
+        if fault is not None:
+            logger.warning(
+                "the encoder takes no mask but transformers' own (%s): each batch waits for %s",
+                fault,
+                self.device,
+            )
+        return fault is None
+
+
+def _fetch(values: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy values to the host; what is returned waits for them and returns them."""
+    if values.device.type != "cuda":
+        host = values.cpu()
+        return lambda: host
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    is_there.record(torch.cuda.current_stream(values.device))
+
+    def wait() -> Tensor:
+        is_there.synchronize()
+        return host
+
+    return wait
+
+
+def _check_peaks(peaks: npt.NDArray[np.float32], chunk: TokenChunk, *, in_half: bool) -> None:
+    """Refuse vectors by the largest magnitude in each."""
+    is_finite = np.isfinite(peaks)
+    is_good = is_finite & (peaks <= _MOST_HALF) if in_half else is_finite
+    if is_good.all():
+        return
+    place = int(chunk.order[~is_good if is_finite.all() else ~is_finite].min())
+    name, text = f"the vector of text {chunk.first + place}", repr(chunk.texts[place][:80])
+    if not is_finite.all():
+        raise ModelError(
+            f"{name} is not finite: {text}. Try another encoder_dtype (float32 or bfloat16)."
+        )
+    raise ModelError(f"{name} exceeds {_MOST_HALF}, the most that float16 holds: use normalize")
 
 
 def _encoder_arguments(name: str, options: Mapping[str, Any]) -> RetrieverArguments:

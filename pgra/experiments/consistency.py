@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import file_checksum, write_json, write_lines, write_text
+from pgra.artifacts import file_checksum, write_json, write_lines, write_sealed, write_text
 from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments, choose
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
@@ -680,7 +680,7 @@ def report_consistency(
     write_text(output_dir / "consistency.tex", "\n\n".join(t.to_latex() for t in tables) + "\n")
     write_text(output_dir / TABLES_FILE, "\n\n".join(t.to_markdown() for t in tables) + "\n")
     values = {"baseline": base, "labelers": described, "runs": [run.as_json() for run in measured]}
-    write_json(output_dir / REPORT_FILE, values)
+    write_sealed(output_dir / REPORT_FILE, values)
     return ConsistencyReport(measured, tables, num_read)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from pgra.artifacts import check_fingerprint, write_json
 from pgra.config import RunArguments, SeriesArguments
-from pgra.core import ALONE, Context
+from pgra.core import ALONE, Context, gather
 from pgra.errors import ConfigError
 from pgra.runs import Outcome, Prepared, Summary, check_series, series_folder, sum_up, variant
 
@@ -37,7 +37,7 @@ class Point:
 
     Attributes:
         learning_rate: Peak learning rate.
-        batch_size: Examples a device and step.
+        batch_size: Examples a step.
     """
 
     learning_rate: float
@@ -146,7 +146,7 @@ def search_runs(
 
     def arguments(point: Point, seed: int = seeds[0]) -> RunArguments:
         name = f"lr{point.learning_rate:g}-batch{point.batch_size}-seed{seed}"
-        batch = {"per_device_train_batch_size": point.batch_size}
+        batch = {"per_device_train_batch_size": args["training"].share_of(point.batch_size)}
         return variant(args, root / name, learning_rate=point.learning_rate, **batch, seed=seed)
 
     points = sorted(Point(*pair) for pair in product(series.learning_rates(), series.batch_sizes()))
@@ -163,7 +163,7 @@ def search_runs(
     else:
         tried = _try_trials(series, root, seeds[0], attempt, context)
     winner = max(tried, key=lambda one: float(one["dev_value"]))  # the first of equals
-    best = Point(winner["learning_rate"], winner["per_device_train_batch_size"])
+    best = Point(winner["learning_rate"], winner["total_train_batch_size"])
     runs = {seed: arguments(best, seed) for seed in seeds}
     outcomes = {seed: prepared.run(own) for seed, own in runs.items()}  # the first look at test
     outcome = outcomes[seeds[0]]
@@ -214,7 +214,7 @@ def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> dict[str, 
     logger.info("search: %s gives dev %s %.4f", outcome.folder.name, metric, value)
     return {
         "learning_rate": point.learning_rate,
-        "per_device_train_batch_size": point.batch_size,
+        "total_train_batch_size": point.batch_size,
         "dev_value": value,
         "step": int(outcome.training["step"]),
         "folder": outcome.folder.name,
@@ -232,13 +232,8 @@ def _try_trials(
     study = Study(root, series, seed) if context.worker.is_main else None
     tried: list[dict[str, Any]] = []
     for number in range(series.num_trials or _TRIALS):
-        point = [None if study is None else study.ask(number)]
-        if context.worker.world > 1:
-            from accelerate.utils import broadcast_object_list
-
-            broadcast_object_list(point)
-        assert point[0] is not None
-        tried.append(attempt(point[0]))
+        (point,) = gather([] if study is None else [study.ask(number)], context.worker)
+        tried.append(attempt(point))
         if study is not None:
             study.tell(number, tried[-1]["dev_value"])
     return tried

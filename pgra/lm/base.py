@@ -194,7 +194,7 @@ def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
     if not args.is_remote:
         from pgra.lm.causal_lm import CausalLM
 
-        lm = CausalLM.open(args, context.device, with_head=True)
+        lm = CausalLM.open(args, context.device, with_head=True, artifacts=context.artifacts)
         if args.lm_window is not None and args.lm_window > lm.window:
             raise ConfigError(
                 f"lm_window is {args.lm_window}, and '{args.lm}' reads {lm.window} tokens: give "

@@ -149,6 +149,22 @@ def send(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device)
 
 
+def begin_fetch(values: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy values to the host; the function returned waits for them, and for no more."""
+    if values.device.type != "cuda":
+        return values.cpu
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    is_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    is_done.record(torch.cuda.current_stream(values.device))
+
+    def wait() -> Tensor:
+        is_done.synchronize()
+        return host
+
+    return wait
+
+
 @dataclass(frozen=True)
 class RowLayout:
     """Where each text stands in a batch of R rows of T tokens.
@@ -237,10 +253,11 @@ class GroupCost:
 
         On a CPU a call of 8,192 tokens leaves the cache (T5-small, two cores: 2,700 tokens a
         second, 3,900 at 2,048); in training each call also adds up gradients of all weights. On a
-        GPU few large calls keep it busy (not measured yet).
+        GPU a call is two or three thousand launches, forward and back, and as long as they take it
+        reads some 16,384 tokens of a T5-base in bfloat16 (reckoned, not measured).
         """
         if device.type == "cuda":
-            return cls(1024, 1 << 16)
+            return cls(1 << 14, 1 << 16)
         return cls(128, 4096) if is_training else cls(24, 2048)
 
 
@@ -263,8 +280,10 @@ class PackedSegments:
     places: Tensor
 
     def to(self, device: torch.device) -> "PackedSegments":
-        """Copy to a device."""
-        parts = {n: part.to(device) for n, part in vars(self).items() if isinstance(part, Tensor)}
+        """Send to a device."""
+        parts = {
+            n: send(part, device) for n, part in vars(self).items() if isinstance(part, Tensor)
+        }
         moved: dict[str, Any] = {**vars(self), **parts}
         return PackedSegments(**moved)
 

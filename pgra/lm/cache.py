@@ -3,10 +3,14 @@
 One SQLite file for all endpoints and models. An answer is committed by itself, in the moment it
 comes: a killed process loses none, and what it was writing then is rolled back by whoever opens the
 file next. Several processes and threads may share it. Prompts are not in it, only their digests.
+
+Before an answer stands a checksum of it and its key. A damaged one is as if it were not there: it
+is asked again, and what comes takes its place.
 """
 
 import contextlib
 import json
+import logging
 import sqlite3
 import threading
 import time
@@ -14,17 +18,37 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import xxhash
+
 from pgra.artifacts import DatabaseKind, digest, open_database
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError
 from pgra.lm.base import Advance, Completion, LanguageModel
 
+logger = logging.getLogger(__name__)
+
 FILE = "answers.sqlite"
+_CHECKSUM_CHARS = 32
+
+
+def _seal(key: str, answer: str) -> str:
+    """Return what is kept of an answer: a checksum of it and its key, and itself."""
+    return xxhash.xxh3_128_hexdigest(f"{key} {answer}".encode()) + answer
+
+
+def _seal_all(db: sqlite3.Connection) -> None:
+    """Give answers that were kept without a checksum one: nothing tells whether they are whole."""
+    db.create_function("seal", 2, _seal, deterministic=True)
+    db.execute("UPDATE answers SET answer = seal(digest, answer)")
+
+
 ANSWERS = DatabaseKind(
     name="file of answers",
     application_id=0x70677261,  # "pgra"
     schema="CREATE TABLE answers "
     "(digest TEXT PRIMARY KEY, model TEXT NOT NULL, answer TEXT NOT NULL) WITHOUT ROWID",
+    version=2,
+    upgrade=_seal_all,
     timeout=60.0,
     if_foreign="move it away, or choose another --artifacts_dir",
     if_damaged="move it away, and its answers are asked again, or put a copy in its place",
@@ -63,7 +87,7 @@ class AnswersCache:
         self._turn = threading.Lock()  # SQLite's own waiting sleeps for up to 0.1 s at a time
 
     def find(self, keys: Sequence[str]) -> dict[str, Answer]:
-        """Look answers up; a key without one is left out.
+        """Look answers up; a key without one is left out, or whose one is damaged.
 
         Raises:
             ArtifactError: If the file is damaged, foreign or held by another process for a minute.
@@ -73,14 +97,16 @@ class AnswersCache:
         wanted = "SELECT value FROM json_each(?)"
         query = f"SELECT digest, answer FROM answers WHERE digest IN ({wanted})"
         with self._open() as db:
-            try:
-                rows = db.execute(query, [json.dumps(list(keys))])
-                return {key: Answer(**json.loads(text)) for key, text in rows}
-            except (ValueError, TypeError) as error:
-                raise ANSWERS.damaged(self.path, error) from None
+            rows = dict(db.execute(query, [json.dumps(list(keys))]))
+        found = {key: _unseal(key, kept) for key, kept in rows.items()}
+        if num_damaged := sum(answer is None for answer in found.values()):
+            logger.warning("%s: %d answers are damaged, and asked again", self.path, num_damaged)
+        return {key: answer for key, answer in found.items() if answer is not None}
 
     def keep(self, answers: Mapping[str, Answer], *, model: str) -> None:
-        """Write answers by key, all or none, durably before this returns; a key's first one stands.
+        """Write answers by key, all or none, durably before this returns.
+
+        A key's first answer stands, unless it is damaged.
 
         Args:
             answers: By a digest of all that each depends on.
@@ -91,11 +117,15 @@ class AnswersCache:
         """
         # A chance may be -inf, which Python's JSON has, as `-Infinity`.
         lines = [
-            (key, model, json.dumps(asdict(answer), ensure_ascii=False))
+            (key, model, _seal(key, json.dumps(asdict(answer), ensure_ascii=False)))
             for key, answer in answers.items()
         ]
         with self._turn, self._open() as db, db:  # the last one commits
             db.execute("BEGIN IMMEDIATE")
+            wanted = "SELECT digest, answer FROM answers WHERE digest = ?"
+            there = [row for key in answers for row in db.execute(wanted, [key])]
+            damaged = [(key,) for key, kept in there if _unseal(key, kept) is None]
+            db.executemany("DELETE FROM answers WHERE digest = ?", damaged)
             db.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", lines)
 
     @contextlib.contextmanager
@@ -106,6 +136,15 @@ class AnswersCache:
             contextlib.closing(open_database(self.path, ANSWERS)) as db,
         ):
             yield db
+
+
+def _unseal(key: str, kept: object) -> Answer | None:
+    """Read what is kept of an answer; None where it is not what was written."""
+    try:
+        text = str(kept)[_CHECKSUM_CHARS:]
+        return Answer(**json.loads(text)) if _seal(key, text) == kept else None
+    except (ValueError, TypeError):  # not JSON, or not an answer's: checksums came later
+        return None
 
 
 class CachedLM:

@@ -5,7 +5,10 @@ KATE's LM call is `complete`: greedy, up to a stop string (Liu et al. 2022, sect
 """
 
 import copy
+import gc
 import logging
+import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
@@ -15,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from pgra.artifacts import artifact_dir, build_once, is_finished
 from pgra.config import LMArguments, choose
 from pgra.core import Json
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ConfigError, DtypeError, ModelError
 from pgra.lm import load
 from pgra.lm.base import Advance, Completion
-from pgra.lm.batching import pad
+from pgra.lm.batching import pad, send
 from pgra.lm.kernels import LastLayer, Packer, find_layers, in_blocks, tolerance
 
 if TYPE_CHECKING:
@@ -53,7 +57,11 @@ class CausalLM:
         layer: The layer that states are of, where that is not the last: the LM ends there.
         depths: Layers whose states are wanted side by side, (n, len(depths) * H); none: the last's.
         window: Most tokens of prompt and answer together.
+        is_trial: Whether its dtype is float16 by choice of ours, so that bfloat16 may come next.
+        busy: Held by the thread that reads with it.
     """
+
+    dtype: torch.dtype
 
     def __init__(
         self,
@@ -63,6 +71,7 @@ class CausalLM:
         device: str = "auto",
         with_head: bool = False,
         layer: str = "last",
+        artifacts: Path | None = None,
         **how: Any,
     ) -> None:
         """Find an LM; nothing is loaded but its tokenizer.
@@ -76,6 +85,8 @@ class CausalLM:
             layer: "last"; or the number of a layer, or a share of the depth, with which it ends. A
                 state is then what the LM's own final norm (OPT-350m's projection) makes of that
                 layer's output.
+            artifacts: Where it is kept that an LM's numbers do not fit float16, so that dtype
+                "auto" is bfloat16 from then on; None: nowhere.
             **how: Fields of `LMArguments` without their `lm_`, such as `dtype="bfloat16"`.
 
         Raises:
@@ -100,12 +111,14 @@ class CausalLM:
             self._given = lm
             self.how = LMArguments(lm=lm.name_or_path or type(lm).__name__, **named)
         self.with_head, self.depths = with_head, list[int]()
+        self._artifacts, self.is_trial, self._is_short = artifacts, False, True
+        self.busy = threading.RLock()
         if self._given is None:
             self.device = load.first_device(device, self.how.lm_device_map)
-            self.dtype = load.choose_dtype(self.how.lm_dtype, self.device)
-            load.check_quantization(self.how.lm_quantization, self.dtype)
             self.source = load.find_model(self.how.lm)
             self.config = load.load_config(self.source)
+            self._choose_dtype()
+            load.check_quantization(self.how.lm_quantization, self.dtype)
         else:
             self.device, self.dtype = lm.device, lm.dtype
             self._check_options(device)
@@ -145,9 +158,82 @@ class CausalLM:
         *,
         with_head: bool = False,
         layer: str = "last",
+        artifacts: Path | None = None,
     ) -> Self:
         """Find the LM that arguments name; see the class."""
-        return cls(args, device=device, with_head=with_head, layer=layer)
+        return cls(args, device=device, with_head=with_head, layer=layer, artifacts=artifacts)
+
+    def _choose_dtype(self) -> None:
+        asked = self.how.lm_dtype
+        self.dtype = load.choose_dtype(asked, self.device, self.config)
+        self.is_trial = asked == "auto" and self.dtype == torch.float16
+        # In 8 bits float16 overflows with most LMs.
+        is_known = self.is_trial and (self.quantization == "8bit" or self.has_fallen_back())
+        if is_known:
+            self.dtype, self.is_trial = torch.bfloat16, False
+
+    @property
+    def _fallback(self) -> tuple[Path, Mapping[str, Json]] | None:
+        """The folder that says that float16 does not hold this LM's numbers, and what names it."""
+        if self._artifacts is None:
+            return None
+        named: Mapping[str, Json] = {"model": self.source.identity, "tried": "float16"}
+        return artifact_dir(self._artifacts / "dtypes", Path(self.source.name).name, named), named
+
+    def has_fallen_back(self) -> bool:
+        """Whether float16 was found not to hold this LM's numbers, by any process."""
+        return self._fallback is not None and is_finished(self._fallback[0])
+
+    def not_finite(self, where: str, what: str = "state") -> ModelError:
+        """Return the error of numbers that are not finite.
+
+        Where the dtype was ours to choose, it is kept that float16 does not do, and said.
+
+        Args:
+            where: For what they came out, such as "for a prompt".
+            what: What they are.
+        """
+        problem = f"'{self.source.name}' gives no finite {what} in {self.dtype} {where}"
+        if not self.is_trial:
+            wider = {
+                torch.float16: "use --lm_dtype bfloat16 or float32",
+                torch.bfloat16: "use --lm_dtype float32",
+            }
+            return ModelError(f"{problem}: {wider.get(self.dtype, 'its weights are damaged')}")
+        logger.warning("%s: it is loaded anew in bfloat16, which is coarser", problem)
+        if self._fallback is not None:
+            folder, named = self._fallback
+            build_once(folder, stage="dtype", fingerprint=named, build=lambda _: {"found": where})
+        return DtypeError(f"{problem}: give the same command again, it goes on in bfloat16")
+
+    def fall_back(self) -> None:
+        """Be in bfloat16 from now on; what was computed in float16 must not be used beside it."""
+        self.release()
+        self.dtype, self.is_trial = torch.bfloat16, False
+
+    def release(self) -> None:
+        """Let go of the weights; they are loaded again when they are next needed.
+
+        A loaded model that was given stays its owner's.
+        """
+        if "last_layer" in vars(self):
+            self._is_short = self.last_layer.is_short  # found by comparing: it stays so
+        for name in ("model", "whole", "head", "reader", "last_layer", "_packer"):
+            vars(self).pop(name, None)
+        gc.collect()  # a model's parts know each other
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @cached_property
+    def num_weights(self) -> int:
+        """All parameters of the base model."""
+        return sum(weight.numel() for weight in load.lay_out(self.config).parameters())
+
+    def batch_budget(self, tokens: int) -> int:
+        """Scale a CPU's tokens in a batch to the LM's device and size; see `load.batch_budget`."""
+        is_cpu = self.device.type == "cpu"
+        weights = None if is_cpu else self.num_weights
+        return load.batch_budget(tokens, self.device, weights=weights)
 
     def _check_kind(self) -> None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -209,7 +295,12 @@ class CausalLM:
             return self._share()
         from transformers import AutoModel, AutoModelForCausalLM
 
+        from pgra.lm.cost import LmShape
+
         kind = AutoModelForCausalLM if self.with_head else AutoModel
+        if self.how.lm_device_map == "none":
+            needed = LmShape.of(self.config).weight_bytes(self.dtype.itemsize, self.quantization)
+            load.check_room(self.source, needed, self.dtype, self.device)
         try:
             model, report = load.load_pretrained(
                 kind.from_pretrained,
@@ -281,7 +372,8 @@ class CausalLM:
         with torch.inference_mode():
             truth = self.whole(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]
             found = head_logits(layer, self.states_of([ids]))[0].to(truth.device)
-        self._check_finite(truth)
+        if not torch.isfinite(truth).all():
+            raise self.not_finite("even for plain English")
         slack = tolerance(self.dtype) * float(truth.float().abs().max())
         if not torch.allclose(found, truth.float(), rtol=0, atol=slack):
             raise ModelError(
@@ -342,9 +434,9 @@ class CausalLM:
         # Right padding and causality keep real tokens from the padding; positions must be given,
         # for OPT and GPT-2 count them in other ways when they are not.
         hidden = self.model(
-            input_ids=ids.to(self.device),
+            input_ids=send(ids, self.device),
             position_ids=torch.arange(ids.shape[1], device=self.device).expand_as(ids),
-            attention_mask=mask.long().to(self.device),
+            attention_mask=send(mask.long(), self.device),
             use_cache=False,
         ).last_hidden_state  # (n, L, H)
         return self.states_at(hidden, torch.arange(len(ids)) * ids.shape[1] + mask.sum(1) - 1)
@@ -369,21 +461,13 @@ class CausalLM:
         with torch.inference_mode():
             followed = model(input_ids=ids.to(self.device)).last_hidden_state[0, -2]
             alone = model(input_ids=ids[:, :-1].to(self.device)).last_hidden_state[0, -1]
-        self._check_finite(alone)
-        self._check_finite(followed)
+        if not (torch.isfinite(alone).all() and torch.isfinite(followed).all()):
+            raise self.not_finite("even for plain English")
         slack = max(1e-3, tolerance(self.dtype)) * float(alone.abs().max())
         if not torch.allclose(alone, followed, rtol=0, atol=slack):
             raise ModelError(
                 f"'{self.source.name}' is not a causal LM: a later token changes an earlier state. "
                 "Give a GPT, OPT, Llama, Qwen, ..."
-            )
-
-    def _check_finite(self, values: Tensor) -> None:
-        """Refuse states or logits of plain English that are no numbers."""
-        if not torch.isfinite(values).all():
-            raise ModelError(
-                f"'{self.source.name}' gives no finite state in {self.dtype}, even for plain "
-                "English: its weights are damaged, or use --lm_dtype bfloat16 or float32"
             )
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -443,13 +527,15 @@ class CausalLM:
                 for row, prompt in enumerate(ids):
                     scores[row] = [chance_alone(self, prompt, word) for word in behind[row]]
                     advance(1)
-                return scores
-            for batch in self.reader.batches(ids):
-                for rows, cache in self.reader.read(ids, batch):
-                    found = word_chances(self.reader, cache, [behind[row] for row in rows])
-                    for row, values in zip(rows, found, strict=True):
-                        scores[row] = values
-                    advance(len(rows))
+            else:
+                for batch in self.reader.batches(ids):
+                    for rows, cache in self.reader.read(ids, batch):
+                        found = word_chances(self.reader, cache, [behind[row] for row in rows])
+                        for row, values in zip(rows, found, strict=True):
+                            scores[row] = values
+                        advance(len(rows))
+        if not all(math.isfinite(value) for values in scores for value in values):
+            raise self.not_finite("for a prompt", "number")
         return scores
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
@@ -500,7 +586,9 @@ class CausalLM:
     @cached_property
     def last_layer(self) -> LastLayer:
         """The last layer, which may work only where its output is wanted."""
-        return LastLayer(self.model, self.source.name)
+        layer = LastLayer(self.model, self.source.name)
+        layer.is_short &= self._is_short
+        return layer
 
     @cached_property
     def _packer(self) -> Packer:

@@ -10,8 +10,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from pgra.errors import ModelError
-from pgra.lm.load import ModelSource, batch_budget, dtype_name
+from pgra.lm.load import ModelSource, batch_budget, dtype_name, lay_out
 from pgra.lm.prefix import PromptedEncoder, Prompts
 
 _BATCHES_A_PIECE = 6  # of `batch_tokens`, on a CPU: few enough to read several pieces
@@ -213,14 +212,7 @@ class LmShape:
         Raises:
             ModelError: If no model can be laid out from it.
         """
-        from transformers import AutoModel
-
-        try:
-            with torch.device("meta"):  # shapes without memory
-                model = AutoModel.from_config(config)
-        except (ValueError, KeyError, AttributeError, RuntimeError) as error:
-            kind = getattr(config, "model_type", "model")
-            raise ModelError(f"cannot lay out '{kind}' from its configuration: {error}") from error
+        model = lay_out(config)
         tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
         inner = [p for p in model.parameters() if p.dim() > 1 and id(p) not in tables]
         hidden = int(config.hidden_size)
@@ -388,7 +380,9 @@ def estimate_reading(
         flops_whole=flops_whole,
         weights=shape.weight_bytes(item, model.quantization),
         cache=shape.cache_bytes(behind, item),
-        batch=shape.batch_bytes(batch_budget(batch_tokens, device), item),
+        batch=shape.batch_bytes(
+            batch_budget(batch_tokens, device, weights=shape.weights if is_causal else None), item
+        ),
     )
 
 

@@ -508,10 +508,7 @@ def write(
 def _likeliest(logits: Tensor, lm: "CausalLM") -> list[int]:
     best, tokens = logits.max(dim=1)
     if not torch.isfinite(best).all():
-        raise ModelError(
-            f"'{lm.source.name}' gives no finite number in {lm.dtype} for a prompt: "
-            "use --lm_dtype bfloat16 or float32"
-        )
+        raise lm.not_finite("for a prompt", "number")
     found: list[int] = tokens.tolist()
     return found
 

@@ -13,6 +13,7 @@ or raises. `pgra.lm.prefix` and `pgra.lm.generate` compare what works on whole p
 last layer) by `find_fault`; the others compare themselves, layer by layer (`_is_trusted`).
 """
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,8 @@ OTHER_VALUES = "it gives other values than the stock way"
 _FAILURES = (AttributeError, TypeError, ValueError, RuntimeError, IndexError)
 # Prompted states are nearly one vector: what tells texts apart is a tenth of their length or less
 # (SmolLM2-135M behind 8 exemplars: 6 to 7 %). So in half precision an error counts against that.
-_OWN_SHARE = 1 / 3
+_OWN_SHARE = {torch.bfloat16: 1 / 3, torch.float16: 1 / 24}  # of its rounding: 8 bits, and 11
+_TOLERANCE = {torch.bfloat16: 0.05, torch.float16: 0.05 / 8}
 _NOISE_TIMES = 2.0  # the same prompts in another batch differ too, there by up to a fifth of it
 
 
@@ -49,15 +51,15 @@ def are_allowed() -> bool:
 
 def tolerance(dtype: torch.dtype) -> float:
     """Return how far two ways of computing a vector may lie apart, relative to its length."""
-    return 1e-4 if dtype == torch.float32 else 0.05
+    return _TOLERANCE.get(dtype, 1e-4)
 
 
 def find_fault(fast: "Way", truth: Tensor, *, dtype: torch.dtype, noise: float = 0.0) -> str | None:
     """Return why a fast way cannot be used; None if it gives the stock way's values.
 
     A row's distance to the truth must be within `tolerance` of its length. In half precision that
-    is coarse, so it must also be within a third of what the row has of its own (the truth less the
-    mean of the truths).
+    is coarse, so it must also be within a share of what the row has of its own (the truth less the
+    mean of the truths): a third in bfloat16, an eighth of that in float16.
 
     Args:
         fast: Computes (c * n, D): the n rows, c times over.
@@ -71,9 +73,9 @@ def find_fault(fast: "Way", truth: Tensor, *, dtype: torch.dtype, noise: float =
     except _FAILURES as error:  # out of memory too: then the way takes more than there is
         return f"{type(error).__name__}: {error}".splitlines()[0]
     most = tolerance(dtype) * torch.linalg.vector_norm(whole, dim=1)
-    if dtype != torch.float32 and len(whole) > 1:
+    if dtype in _OWN_SHARE and len(whole) > 1:
         own = torch.linalg.vector_norm(whole - whole.mean(0), dim=1)
-        most = most.minimum((_OWN_SHARE * own).clamp(min=_NOISE_TIMES * noise))
+        most = most.minimum((_OWN_SHARE[dtype] * own).clamp(min=_NOISE_TIMES * noise))
     is_same = bool((torch.linalg.vector_norm(off, dim=2) <= most).all())
     return None if is_same else OTHER_VALUES
 
@@ -317,16 +319,19 @@ def _attend_flat(
     # With the layers spread over several GPUs, the spans follow them.
     row, behind, texts = (x.to(q.device) for x in (spans.row, spans.prefix, spans.texts))
     longest = spans.longest
-    how: dict[str, Any] = {
-        "scale": scaling,
-        "return_aux": AuxRequest(lse=True),
-        "enable_gqa": q.shape[1] != k.shape[1],
-    }
+    how: dict[str, Any] = {"scale": scaling, "return_aux": AuxRequest(lse=True)}
+    if q.shape[1] != k.shape[1] and "enable_gqa" in _parameters(varlen_attn):
+        how["enable_gqa"] = True  # torch 2.11's takes fewer key heads without being told
     far, far_lse = varlen_attn(q, far_k, far_v, row, behind, len(q), len(far_k), **how)
     near, near_lse = varlen_attn(
         q, k, v, texts, texts, longest, longest, window_size=(-1, 0), **how
     )
     return _merge(far, far_lse.T, near, near_lse.T)[None]  # (1, T, heads, width)
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _merge(far: Tensor, far_lse: Tensor, near: Tensor, near_lse: Tensor) -> Tensor:

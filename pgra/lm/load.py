@@ -24,10 +24,11 @@ import xxhash
 from safetensors import SafetensorError
 
 from pgra.artifacts import TemporaryFolder, digest, file_checksum
-from pgra.core import Json
+from pgra.core import Json, machine_memory
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ConfigError, ModelError
+from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ _PULL_REQUESTS = "refs/pr/"
 _BOT = "SFconvertbot"  # only its requests are read: anyone may open one
 _CONFIG = "config.json"
 _SHORTEST = 7  # characters of a commit
+_LARGE = 13e9  # weights of an LM for which a batch is 16 times a CPU's
+_MOST_TIMES = 16  # that batch, for smaller ones
 _LOADING_ERRORS = (
     *(AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError),
     SafetensorError,
@@ -255,7 +258,8 @@ def _load(
     loader: Callable[..., Any], source: ModelSource, part: str = "model", **kwargs: Any
 ) -> Any:
     try:
-        return loader(source.path, **source.kwargs, **kwargs)
+        with quiet_transformers():
+            return loader(source.path, **source.kwargs, **kwargs)
     except torch.OutOfMemoryError:
         raise
     except hub_errors(*_LOADING_ERRORS) as error:
@@ -414,8 +418,11 @@ def tokenizer_identity(tokenizer: Any) -> str:
 def choose_device(name: str) -> torch.device:
     """Return the device of that name, made ready; "auto" is the current GPU if there is one.
 
+    A GPU that is named is the current one from then on, for streams, pinned memory and libraries
+    that ask for none.
+
     Raises:
-        ModelError: If there is no such device.
+        ModelError: If there is no such device; the GPUs that there are are named.
     """
     if name == "auto":
         name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
@@ -423,8 +430,13 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"cannot use device '{name}': {reason}. Use auto or cpu.") from None
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        count = torch.cuda.device_count() if name.startswith("cuda") else 0
+        there = ", ".join(f"cuda:{number}" for number in range(count))
+        wanted = f"{there}, auto or cpu" if there else "auto or cpu"
+        raise ModelError(f"cannot use device '{name}': {reason}. Use {wanted}.") from None
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
     return ready_device(device)
 
 
@@ -440,10 +452,20 @@ def ready_device(device: torch.device) -> torch.device:
     return device
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of that name; "auto" is bfloat16 on a GPU and float32 elsewhere."""
+def choose_dtype(name: str, device: torch.device, config: Any = None) -> torch.dtype:
+    """Return the dtype of that name; "auto" is a half precision on a GPU and float32 elsewhere.
+
+    Args:
+        name: "auto", or torch's name of it.
+        device: Where the model runs.
+        config: The model's configuration. On a GPU "auto" is float16 for one whose weights are
+            float16 (OPT), which is the more exact half; else bfloat16, whose range is float32's.
+    """
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        if device.type != "cuda":
+            return torch.float32
+        is_half = getattr(config, "dtype", None) == torch.float16
+        return torch.float16 if is_half else torch.bfloat16
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -453,9 +475,64 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def batch_budget(tokens: int, device: torch.device) -> int:
-    """Scale a CPU's token budget to a device: 16 times as many on a GPU."""
-    return tokens * (16 if device.type == "cuda" else 1)
+def batch_budget(tokens: int, device: torch.device, *, weights: int | None = None) -> int:
+    """Scale a CPU's token budget to a device: 16 times as many on a GPU, or more for a small model.
+
+    A batch of less than about 100 ms takes a GPU no longer than Python takes to launch it. By
+    arithmetic (not measured) 8,192 tokens are that for 13 billion weights, and small matrices are
+    slower for each weight; so the budget goes with the weights to the power of -0.7.
+
+    Args:
+        tokens: A CPU's.
+        device: Where the model runs.
+        weights: How many it has; None: it is not looked at.
+    """
+    if device.type != "cuda":
+        return tokens
+    more = 1.0 if weights is None else min(_MOST_TIMES, (_LARGE / weights) ** 0.7)
+    return max(1, int(tokens * 16 * more))
+
+
+def lay_out(config: Any) -> Any:
+    """Return a base model of a configuration, in shapes alone: its weights take no memory.
+
+    Raises:
+        ModelError: If no model can be laid out from it.
+    """
+    from transformers import AutoModel
+
+    try:
+        with torch.device("meta"):
+            return AutoModel.from_config(config)
+    except (ValueError, KeyError, AttributeError, RuntimeError) as error:
+        kind = getattr(config, "model_type", "model")
+        raise ModelError(f"cannot lay out '{kind}' from its configuration: {error}") from error
+
+
+def check_room(source: ModelSource, needed: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse weights that are larger than the memory of their device, before they are read.
+
+    Args:
+        source: The model.
+        needed: Bytes of its weights.
+        dtype: What they are loaded in.
+        device: A GPU, whose free memory counts, or the CPU, whose whole memory does.
+
+    Raises:
+        ModelError: If they do not fit.
+    """
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        there, way_out = f"{device} has {free / 1e9:.3g} GB free", "--lm_device_map auto (all GPUs)"
+    else:
+        free = machine_memory()
+        there, way_out = f"this machine has {free / 1e9:.3g} GB", "--lm_dtype bfloat16"
+    if needed > free:
+        raise ModelError(
+            f"the weights of '{source.name}' take {needed / 1e9:.3g} GB in {dtype_name(dtype)}, "
+            f"and {there}: use {way_out}, --lm_quantization 8bit, or a smaller LM"
+        )
 
 
 def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:

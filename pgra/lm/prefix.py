@@ -9,10 +9,11 @@ few texts, and not in the results.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -25,10 +26,9 @@ from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance
-from pgra.lm.batching import BackOff, RowLayout
+from pgra.lm.batching import BackOff, RowLayout, begin_fetch
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import kept_layers, stock_cache
-from pgra.lm.load import batch_budget
 from pgra.prompts.fewshot import FewShotPrompt
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class PromptedEncoder:
         prompt: Prefix and template.
         sharing: A way of `pgra.lm.prefix.WAYS`, "none" (the whole prompt for each
             text), or "auto": the first of these whose states equal "none"'s.
-        batch_tokens: Own tokens in one batch on a CPU; a GPU takes 16 times as many.
+        batch_tokens: Own tokens in one batch on a CPU; a GPU takes 16 times as many, or more.
         max_prompt_tokens: Longest prompt; None is the LM's window.
         num_cut: How many texts were cut so far.
         num_tokens: How many tokens the LM read so far, padding not counted.
@@ -194,14 +194,20 @@ class PromptedEncoder:
 
     def __post_init__(self) -> None:
         self._found: list[str] = []  # the way, by this encoder or one `under` it
-        most = batch_budget(self.batch_tokens, self.lm.device)
+        most = self.lm.batch_budget(self.batch_tokens)
         advice = f"{self.lm.device} with '{self.lm.source.name}': use a smaller LM or --lm_dtype"
         self._back_off = BackOff(most, advice)
         self._check_room()
 
     @classmethod
     def open(
-        cls, args: RerankArguments, prompt: FewShotPrompt, device: str, *, with_head: bool = False
+        cls,
+        args: RerankArguments,
+        prompt: FewShotPrompt,
+        device: str,
+        *,
+        with_head: bool = False,
+        artifacts: Path | None = None,
     ) -> Self:
         """Open an LM under a prompt; its weights are loaded when they are first needed.
 
@@ -210,12 +216,15 @@ class PromptedEncoder:
             prompt: The task's prompt.
             device: Where it runs.
             with_head: Whether it shall write words too.
+            artifacts: As the LM takes it.
 
         Raises:
             ConfigError: If the prompt leaves no room for a text.
             ModelError: If the LM cannot be used.
         """
-        lm = CausalLM.open(args, device, with_head=with_head, layer=args.lm_layer)
+        lm = CausalLM.open(
+            args, device, with_head=with_head, layer=args.lm_layer, artifacts=artifacts
+        )
         sharing, batch_tokens = args.prefix_sharing, args.lm_batch_tokens
         return cls(lm, prompt, sharing, batch_tokens, args.max_prompt_tokens)
 
@@ -232,6 +241,18 @@ class PromptedEncoder:
         other = replace(self, prompt=prompt)
         other._found = self._found
         return other
+
+    def release(self) -> None:
+        """Let go of the LM's weights and of the prefix's keys and values; see `CausalLM`."""
+        vars(self).pop("_behind", None)
+        self.lm.release()
+
+    def fall_back(self) -> None:
+        """Have the LM in bfloat16 from now on, and the ways of sharing compared anew in it."""
+        for name in ("_behind", "way"):
+            vars(self).pop(name, None)
+        self._found.clear()
+        self.lm.fall_back()
 
     def first_tokens(self, words: Iterable[str]) -> list[int]:
         """Return the tokens that words begin with behind a prompt and a space, each once, in order.
@@ -333,13 +354,28 @@ class PromptedEncoder:
 
     def encode_prompts(self, prompts: Prompts, *, advance: Advance = int) -> Tensor:
         """Return the states of tokenised prompts; see `encode`."""
+        return self.begin(prompts, advance=advance)()
+
+    def begin(self, prompts: Prompts, *, advance: Advance = int) -> Callable[[], Tensor]:
+        """Have the LM read tokenised prompts; see `encode`.
+
+        Returns:
+            What returns their states. A GPU is still at work until then: more can be begun before
+            these are waited for.
+        """
         ids, skip = prompts.ids, len(self.shared_ids)
         are_alike = [self.sharing != "none" and i[:skip] == self.shared_ids for i in ids]
         num_own = sum(len(i) - skip * alike for i, alike in zip(ids, are_alike, strict=True))
         states = torch.empty(len(ids), self.lm.width, dtype=self.lm.dtype)
         rows: list[int] = []
         held: list[Tensor] = []
-        with kernels.packed_for(self.lm.model, num_own):
+        begun: tuple[list[int], Callable[[], Tensor]] | None = None
+
+        def settle() -> None:
+            if begun is not None:
+                states[begun[0]] = begun[1]()
+
+        with kernels.packed_for(self.lm.model, num_own), self.lm.busy:
             if not ids or self.way == "none":
                 are_alike = [False] * len(ids)
             for is_alike, shared in ((True, skip), (False, 0)):
@@ -350,12 +386,18 @@ class PromptedEncoder:
                     self.num_tokens += sum(len(ids[row]) - shared for row in batch)
                     advance(len(batch))
                     if self.lm.device.type == "cpu" or len(rows) >= _HELD:
-                        states[rows] = torch.cat(held).cpu()
-                        rows, held = [], []
+                        settle()
+                        begun, rows, held = (rows, begin_fetch(torch.cat(held))), [], []
         if held:
-            states[rows] = torch.cat(held).cpu()
-        self._check_finite(states, prompts)
-        return states
+            settle()
+            begun = rows, begin_fetch(torch.cat(held))
+
+        def finish() -> Tensor:
+            settle()
+            self._check_finite(states, prompts)
+            return states
+
+        return finish
 
     def _run(
         self, ids: Sequence[list[int]], group: Sequence[int], shared: int
@@ -380,15 +422,14 @@ class PromptedEncoder:
         """Run texts without a finite state again, alone: one spoils its neighbours in a row."""
         broken = []
         for i in torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist():
-            states[i] = self.lm.states_of([prompts.ids[i]])[0].cpu()
+            with self.lm.busy:  # it may read the next already, in another thread
+                states[i] = self.lm.states_of([prompts.ids[i]])[0].cpu()
             if not torch.isfinite(states[i]).all():
                 broken.append(i)
         if broken:
             text = " ".join(prompts.fields[broken[0]].values())
-            raise ModelError(
-                f"'{self.lm.source.name}' gives no finite state in {self.lm.dtype} for "
-                f"{len(broken)} of {len(prompts.ids)} texts, such as {text[:80]!r}: "
-                "use --lm_dtype bfloat16 or float32"
+            raise self.lm.not_finite(
+                f"for {len(broken)} of {len(prompts.ids)} texts, such as {text[:80]!r}"
             )
 
     def _cut(self, fields: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
+from pgra.artifacts import check_fingerprint, digest, lock_folder, write_sealed
 from pgra.config import arg
 from pgra.core import Json
 from pgra.errors import ConfigError
@@ -39,7 +39,7 @@ from pgra.memory.stream import (
     read_words,
 )
 from pgra.progress import Bar
-from pgra.report.results import damaged, read_lines, read_object
+from pgra.report.results import damaged, read_lines, read_metrics, read_object, write_metrics
 
 RUN_FILE, STEPS_FILE, METRICS_FILE = "run.json", "steps.jsonl", "metrics.json"
 MEMORY_FILE = "memory.sqlite"
@@ -215,7 +215,7 @@ class Experiment(Simulation):
                 elif variant.seed in bare:
                     metrics["against_no_mem"] = compare_with(outcomes, bare[variant.seed])
                 which: dict[str, Json] = {**asdict(variant), "stream": stream}
-                write_json(folder / METRICS_FILE, {**which, **metrics})
+                write_metrics(folder, {**which, **metrics}, [STEPS_FILE])
                 results.append(StreamResult(variant, metrics, outcomes))
         return results
 
@@ -250,11 +250,11 @@ def claim_folder(folder: Path, identity: Mapping[str, Json]) -> None:
     if path.is_file():
         check_fingerprint(folder, made=read_object(path), asked=identity)
     else:
-        write_json(path, dict(identity))
+        write_sealed(path, identity)
 
 
 def _read_outcomes(folder: Path, stream: str) -> list[StepOutcome]:
-    made = {"stream": read_object(folder / METRICS_FILE).get("stream")}
+    made = {"stream": read_metrics(folder).get("stream")}
     check_fingerprint(folder, made=made, asked={"stream": stream})
     try:
         return [StepOutcome(**line) for line in read_lines(folder / STEPS_FILE)]

@@ -298,7 +298,8 @@ class Kate(Method):
                 )
             lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
             prompt = self._encoder_prompt(args.prompt_exemplars)
-            encoder = PromptedEncoder.open(lm, prompt, self.context.device)
+            artifacts = self.context.artifacts
+            encoder = PromptedEncoder.open(lm, prompt, self.context.device, artifacts=artifacts)
         device = self.context.device
         return open_similarity(args, self.data.train, root, device=device, encoder=encoder)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers.integrations.integration_utils import (
     get_reporting_integration_callbacks,
 )
 from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.utils import is_torch_tf32_available
 
 from pgra.config import Rule, arg, at_least, choose, rules
 from pgra.data.read import parse_json, read_json
@@ -24,6 +26,7 @@ from pgra.errors import ConfigError, show
 from pgra.lm.load import ready_device
 
 _A_WEEK = 7 * 24 * 3600
+_PAPER_BATCH = 8  # of SST-2 and most others (appendix H, table 7)
 _REASONS: dict[str, tuple[str, ...]] = {
     "the reader does not support it. Leave it out": (
         *("label_smoothing_factor", "neftune_noise_alpha", "use_liger_kernel"),
@@ -35,8 +38,8 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "it overflows in a T5 and gives NaN: use --bf16, or neither": ("fp16", "fp16_full_eval"),
     "the dev set is decided as the reader is trained: use --bf16, or neither": ("bf16_full_eval",),
     (
-        "it would train with other batches than the run's record says. Lower "
-        "--per_device_train_batch_size and raise --gradient_accumulation_steps"
+        "it would train with other batches than the run's record says. Give --per_device_train_"
+        "batch_size beside --total_train_batch_size"
     ): ("auto_find_batch_size",),
     # What a run that was stopped could not go on with, bit for bit.
     "a run that goes on would train on examples twice. Leave it out": ("ignore_data_skip",),
@@ -75,7 +78,7 @@ _RULES = {
     "include_num_input_tokens_seen": Rule(choices=("no", "all", "non_padding")),
     "train_sampling_strategy": Rule(choices=("random", "sequential")),
     **dict.fromkeys(("learning_rate", "eval_steps", "save_steps", "logging_steps"), Rule(above=0)),
-    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), Rule(least=1)),
+    "gradient_accumulation_steps": Rule(least=1),
     **dict.fromkeys(("dataloader_prefetch_factor", "ddp_timeout"), Rule(least=1)),
     **dict.fromkeys(("dataloader_num_workers", "weight_decay", "max_grad_norm"), Rule(least=0)),
     **dict.fromkeys(("warmup_steps", "eval_delay"), Rule(least=0)),
@@ -89,6 +92,11 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     """`transformers.TrainingArguments` with the paper's values for SST-2 (appendix H, table 7).
 
     The Trainer decays all weights but norms and biases; the released code decays those too.
+
+    Made, it says what will be done: `bf16` as the device has it, the batches of each process in
+    `per_device_train_batch_size` and `gradient_accumulation_steps`; None is left in
+    `total_train_batch_size`, which these two stand for from there on. `tf32` stays as it was given,
+    for a run made with it may be measured on a CPU.
 
     Attributes:
         HIDDEN: What `--help-all` does not show: it is refused, or taken off before (`pgra.cli`).
@@ -106,8 +114,19 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     learning_rate: float = arg(
         8e-5, "Peak learning rate (the paper's grid: 1e-5 to 1e-4).", is_common=True
     )
-    per_device_train_batch_size: int = arg(
-        8, "Examples a device and step (the paper: 4 or 8).", is_common=True
+    total_train_batch_size: int | None = arg(
+        None,
+        "Examples a step, of all devices and accumulated batches together (the paper: 4 or 8); "
+        "default: 8, however many processes there are.",
+        least=1,
+        is_common=True,
+    )
+    per_device_train_batch_size: int | None = arg(
+        None,
+        "Examples a device holds at once; default: its share of total_train_batch_size. Beside "
+        "that, batches are accumulated; alone, a step has so many times devices times "
+        "gradient_accumulation_steps, as in transformers.",
+        least=1,
     )
     max_steps: int = arg(
         5000, "Training steps; over num_train_epochs. 0: the reader as it is.", is_common=True
@@ -116,7 +135,17 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     seed: int = arg(
         42, "Of what the training draws: the order of examples, dropout.", is_common=True
     )
-    bf16: bool = arg(False, "Train in mixed precision, bfloat16; also on a CPU.", is_common=True)
+    bf16: bool | None = arg(
+        None,
+        "Train and decide in bfloat16 with float32 weights (autocast): the default on a GPU that "
+        "has it, possible on a CPU. --no_bf16: in float32.",
+        is_common=True,
+    )
+    tf32: bool | None = arg(
+        None,
+        "Where a GPU multiplies float32: round factors to TF32. The default without bf16; "
+        "--no_tf32: exact products.",
+    )
     weight_decay: float = arg(0.01, "AdamW's weight decay.")
     eval_strategy: str = arg("steps", "When the dev set is measured: steps, epoch or no.")
     eval_steps: float | None = arg(
@@ -182,6 +211,9 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             self.use_cpu = True  # or accelerate takes each process for the only one
         named = [self.report_to] if isinstance(self.report_to, str) else self.report_to or ["none"]
         self.report_to = [name for word in named for name in word.split(",") if name]
+        asked = self.tf32
+        self._choose_precision()
+        may_send_early = self.accelerator_config is None
         try:
             for name in self.report_to:
                 choose("tracker", name, [*INTEGRATION_TO_CALLBACK, "all", "none"])
@@ -195,10 +227,19 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
                 f"ACCELERATE_MIXED_PRECISION is '{self.mixed_precision}', and bf16 is {self.bf16}: "
                 "say it by --bf16 alone"
             )
-        ready_device(self.device)
+        self.tf32 = asked
+        self._ready_device(may_send_early=may_send_early)
+        self._share_batch()
         # Where one process sees several GPUs, the Trainer would use DataParallel, which cannot
         # gather a FiD's outputs; `accelerate launch` uses them all.
         self._n_gpu = min(self.n_gpu, 1)
+
+    def _ready_device(self, *, may_send_early: bool) -> None:
+        ready_device(self.device)
+        if may_send_early and self.dataloader_pin_memory and self.device.type == "cuda":
+            self.accelerator_config.non_blocking = True  # no step waits for its batch
+        if self.full_determinism:  # cuBLAS reads it once, at a GPU's first product
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     def choose_metric(self, metric: str) -> None:
         """Let a metric choose the checkpoint, unless another one is named."""
@@ -206,9 +247,84 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             self.metric_for_best_model: str | None = metric
             self.greater_is_better = True
 
+    @property
+    def examples_per_step(self) -> int:
+        """Examples a step, of all processes and accumulated batches."""
+        return self._parts * int(self.per_device_train_batch_size or 0)
+
+    @property
+    def precision(self) -> str:
+        """How the reader multiplies: one of `PRECISIONS`."""
+        return "bfloat16" if self.bf16 else "tf32" if self._rounds else "float32"
+
+    def share_of(self, total: int) -> int:
+        """Return how many of the examples of a step each process holds at once.
+
+        Raises:
+            ConfigError: If they cannot be shared out evenly.
+        """
+        if total % self._parts:
+            raise ConfigError(
+                f"total_train_batch_size ({total}) is not divisible by {self._parts} (processes "
+                "times gradient_accumulation_steps): start another number of processes, or change "
+                "--total_train_batch_size"
+            )
+        return total // self._parts
+
+    @property
+    def _parts(self) -> int:
+        """How many batches a step has."""
+        readers = 1 if self.accelerator_config.split_batches else int(self.world_size)
+        return readers * int(self.gradient_accumulation_steps)
+
+    def _share_batch(self) -> None:
+        """Settle how many examples each process holds at once, and how often.
+
+        Raises:
+            ConfigError: If they do not come to the total.
+        """
+        total, held = self.total_train_batch_size, self.per_device_train_batch_size
+        self.total_train_batch_size = None
+        if total is None and held is not None:
+            return
+        total = total or _PAPER_BATCH
+        if held is None:
+            self.per_device_train_batch_size = self.share_of(total)
+        elif self.gradient_accumulation_steps == 1 and total % self.examples_per_step == 0:
+            self.gradient_accumulation_steps: int = total // self.examples_per_step
+        elif self.examples_per_step != total:
+            raise ConfigError(
+                f"total_train_batch_size is {total}, and per_device_train_batch_size ({held}) "
+                f"times {self._parts} (processes times gradient_accumulation_steps) is "
+                f"{self.examples_per_step}: give total_train_batch_size alone"
+            )
+
+    def _choose_precision(self) -> None:
+        """Settle how the device multiplies, and keep transformers from turning TF32 on.
+
+        It would do so for the whole process, and so for the LM's states.
+        """
+        is_on_gpu = not self.use_cpu and torch.cuda.is_available()
+        # Emulated it is slower than float32.
+        has_bf16 = is_on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        if self.bf16 and is_on_gpu and not has_bf16:
+            raise ConfigError(
+                f"bf16 is True, and {torch.cuda.get_device_name()} has no bfloat16 (an A100 and "
+                "later ones have): use --no_bf16, or --device cpu"
+            )
+        self.bf16 = has_bf16 if self.bf16 is None else self.bf16
+        has_tf32 = is_on_gpu and is_torch_tf32_available()
+        if self.tf32 and not has_tf32:
+            raise ConfigError(
+                "tf32 is True, and there is no GPU that has it (an A100 and later ones have): "
+                "leave it out"
+            )
+        self._rounds = has_tf32 and self.tf32 is not False
+        self.tf32 = False
+
     def _read_mappings(self) -> None:
         for name in _MAPPINGS:
-            value = getattr(self, name)
+            value = getattr(self, name, None)  # activation_* are newer than transformers 5.17
             try:
                 if name == "accelerator_config" and str(value).endswith(".json"):
                     value = read_json(Path(str(value)))

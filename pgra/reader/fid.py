@@ -79,16 +79,21 @@ class FusionReader(ReaderModule):
         for rows, length, tokens in packed.groups:
             group = slice(start, start + rows * length)
             is_full = tokens == rows * length  # then no mask of its size is made
+            mask = packed.attention_mask[group].view(rows, 1, 1, length)
             hidden = encoder(
                 inputs_embeds=embedded[group].view(rows, length, -1),
-                attention_mask=None if is_full else packed.attention_mask[group].view(rows, length),
+                # Of a mask (rows, length) transformers asks whether it is full: a GPU would wait.
+                attention_mask=None if is_full else mask,
             ).last_hidden_state  # (rows, length, D)
             parts.append(hidden.flatten(0, 1))
             start = group.stop
         B, S = packed.places.shape
         flat = torch.cat(parts) if len(parts) > 1 else parts[0]
-        # Where an example has no more tokens stands any other's: the mask hides it.
-        fused = flat.index_select(0, packed.places.flatten().clamp(min=0)).view(B, S, -1)
+        # Where an example has no more tokens stands any other's: the mask hides it. Not always the
+        # same one's, or a GPU would add up all their gradients, which are 0, in one place.
+        spread = torch.arange(B * S, device=flat.device).remainder_(len(flat)).view(B, S)
+        places = torch.where(packed.places < 0, spread, packed.places)
+        fused = flat.index_select(0, places.flatten()).view(B, S, -1)
         return BaseModelOutput(last_hidden_state=fused), packed.places >= 0
 
     def forward(

@@ -8,7 +8,8 @@ these are trained and saved; a finished model has them merged in and is a plain 
 import importlib.util
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,15 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
 
-from pgra.config import LoraArguments
+from pgra.config import LoraArguments, choose
 from pgra.core import Context, Scores
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.load import ModelSource, load_config
 
+PRECISIONS = ("bfloat16", "float32", "tf32")
+"""How a reader multiplies: in bfloat16 by autocast, or in float32, of a GPU with factors rounded to
+TF32. Weights, sums and norms are float32."""
+_PRECISION_KEY = "pgra_precision"
 _INNER = "model."
 
 
@@ -54,6 +59,40 @@ class ReaderModule(nn.Module):
     def blocks(self) -> Sequence[nn.Module]:
         """Layers that are alike, for `--torch_compile` to compile once; none: all is compiled."""
         return ()
+
+    @property
+    def precision(self) -> str:
+        """One of `PRECISIONS`: what it was last trained in. Its configuration keeps it."""
+        return str(getattr(self.model.config, _PRECISION_KEY, "float32"))
+
+    @precision.setter
+    def precision(self, name: str) -> None:
+        choose("precision", name, PRECISIONS)
+        if hasattr(self.model.config, _PRECISION_KEY):
+            delattr(self.model.config, _PRECISION_KEY)
+        if name != "float32":
+            setattr(self.model.config, _PRECISION_KEY, name)
+
+    @contextmanager
+    def rounding(self) -> Iterator[None]:
+        """Round float32 factors meanwhile, where its precision is TF32 and it is on a GPU.
+
+        The switch is the whole process's, and would round an LM's states too.
+        """
+        before = torch.get_float32_matmul_precision()
+        if self.precision == "tf32" and self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Multiply in its precision meanwhile; where it is trained, the Trainer calls autocast."""
+        is_half = self.precision == "bfloat16"
+        with self.rounding(), torch.autocast(self.device.type, torch.bfloat16, enabled=is_half):
+            yield
 
     def add_adapters(self, args: LoraArguments, *, seed: int) -> None:
         """Put adapters into the model; they change nothing until they are trained.

@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
-from pgra.core import ALONE, Context, Prediction, Scores
+from pgra.core import ALONE, Context, Prediction, Scores, gather
 from pgra.lm.batching import GroupCost, PackedSegments, pack_segments, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.progress import Bar
@@ -96,8 +95,8 @@ class T5Classifier(Classifier):
         if isinstance(inputs, SeparateInputs):
             return inputs.combine(self.score(inputs.alone(), context))
         targets = self._targets()
-        rows = self.map_batches(
-            inputs, lambda _, packed: self._score(packed, targets).tolist(), context
+        rows: list[list[float]] = self.map_batches(
+            inputs, lambda _, packed: self._score(packed, targets), context
         )
         return np.array(rows, dtype=np.float32).reshape(len(inputs), len(self.labels))
 
@@ -133,14 +132,15 @@ class T5Classifier(Classifier):
     def map_batches(
         self,
         inputs: TokenizedInputs,
-        work: Callable[[list[int], PackedSegments], Sequence[T]],
+        work: Callable[[list[int], PackedSegments], Sequence[T] | Tensor],
         context: Context = ALONE,
     ) -> list[T]:
         """Do something with all inputs, in batches of like size, without dropout.
 
         Args:
             inputs: In any order.
-            work: Gives a value for each example of a batch, from their rows and their segments.
+            work: Gives a value for each example of a batch, from their rows and their segments; a
+                tensor stays on its device until all batches are read.
             context: Who shares the work, and whether to show a bar.
 
         Returns:
@@ -153,10 +153,13 @@ class T5Classifier(Classifier):
         batches = token_budget_batches(inputs.sizes(), budget, max_rows=_MAX_ROWS)
         was_training = reader.training
         reader.eval()
-        found: list[tuple[list[int], Sequence[T]]] = []
+        found: list[tuple[list[int], Sequence[T] | Tensor]] = []
         hidden = not context.shows_progress
+        # What is packed multiplies float32.
+        to_pack = sum(inputs.sizes()) if reader.precision == "float32" else 0
         with (
-            packed_for(reader.model.get_encoder(), sum(inputs.sizes())),
+            reader.deciding(),
+            packed_for(reader.model.get_encoder(), to_pack),
             Bar(total=len(inputs), desc="read", unit="ex", disable=hidden) as bar,
         ):
             for indices in worker.share(batches):
@@ -169,9 +172,10 @@ class T5Classifier(Classifier):
                 # Other processes are guessed to be as far: their batches may be smaller.
                 bar.update(min(len(indices) * worker.world, len(inputs) - bar.n))
         reader.train(was_training)
-        if worker.world > 1:
-            found = gather_object(found)
-        values = {i: v for rows, made in found for i, v in zip(rows, made, strict=True)}
+        told = [(rows, made.tolist() if isinstance(made, Tensor) else made) for rows, made in found]
+        values = {
+            i: v for rows, made in gather(told, worker) for i, v in zip(rows, made, strict=True)
+        }
         return [values[i] for i in range(len(inputs))]
 
     def _targets(self) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from pgra import __version__
-from pgra.artifacts import find_damage, package_versions, record_file, write_json
+from pgra.artifacts import SEAL, find_damage, is_sealed, package_versions, record_file, write_sealed
 from pgra.config import from_values
 from pgra.core import Context, Json, Prediction
 from pgra.data.read import hub_errors, hub_reason, is_utf8
@@ -97,7 +97,7 @@ def write_record(folder: Path, record: ReaderRecord) -> None:
     }
     values = {**asdict(record), "labels": list(record.labels), "files": files}
     versions = {"pgra": __version__, **package_versions()}
-    write_json(folder / RECORD_FILE, {"format": FORMAT, **values, "versions": versions})
+    write_sealed(folder / RECORD_FILE, {"format": FORMAT, **values, "versions": versions})
 
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")
@@ -195,6 +195,8 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
                 f"{path} has format {made_as}, this pgra ({__version__}) reads {FORMAT}: "
                 "update pgra, or train again"
             )
+        if SEAL in values and not is_sealed(values):
+            raise ValueError("it is not what was written")
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
         record = from_values(ReaderRecord, known)
         if list(record.labels) != values["labels"]:

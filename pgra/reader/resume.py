@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
-from pgra.core import cpu_group
+from pgra.core import cpu_group, wait_for_all
 from pgra.errors import ArtifactError, Stopped
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.module import ReaderModule
@@ -143,7 +143,7 @@ class Stopper:
             return
         if self._world > 1:
             # The first that leaves makes a launcher kill the others.
-            dist.barrier(group=cpu_group())
+            wait_for_all()
         raise _stopped(self._agreed, f"after step {state.global_step} of {state.max_steps}")
 
     def after_training(self) -> None:

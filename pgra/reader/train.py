@@ -26,21 +26,21 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DynamoBackend, gather_object
+from accelerate.utils import DynamoBackend
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.artifacts import sync_folder, write_text
-from pgra.core import Context, Worker
+from pgra.core import Context, Worker, gather, wait_for_all
 from pgra.errors import ConfigError, ModelError, Stopped
 from pgra.progress import Bar
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -157,12 +157,14 @@ def fit(
     Raises:
         ArtifactError: If there is no such checkpoint, or one that is not asked for.
         ConfigError: If there are too few examples.
-        ModelError: If the loss or a weight stops being a number.
+        ModelError: If the loss or a weight stops being a number, memory runs out, or the device
+            fails.
         Stopped: If a signal or the time limit asked for it; the same call then goes on.
     """
     check_batches(len(rows), arguments)
     resume = checkpoint_to_resume(arguments)
     start = time.monotonic()
+    trainable.module.precision = arguments.precision
     trainer = MeasuredTrainer(
         model=trainable.module,
         args=arguments,
@@ -182,11 +184,16 @@ def fit(
         way_out=lambda: _last_good(arguments),
     )
     with trainer.stopper.listening():
-        with compiled_blocks(trainable.module, arguments, trainer.accelerator):
+        with (
+            compiled_blocks(trainable.module, arguments, trainer.accelerator),
+            trainable.module.rounding(),
+            device_errors(trainer),
+        ):
             _go_on(trainer, trainable.module, resume)
         if trainer.is_world_process_zero():
             replace_folder(folder, trainable.save)
-        trainer.accelerator.wait_for_everyone()
+        if arguments.world_size > 1:
+            wait_for_all()
         trainer.stopper.after_training()
     trainable.module.merge()  # on every process as in the folder
     if "wandb" in (arguments.report_to or ()):  # or the next training would go on in its run
@@ -219,6 +226,8 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
         patience, threshold = arguments.early_stopping_patience, arguments.early_stopping_threshold
         trainer.add_callback(EarlyStopping(patience, threshold))
     trainer.add_callback(Steps(trainer, module, source))
+    if trainer.is_world_process_zero():
+        logger.info("training: %s in %s", _batch_in_words(arguments), arguments.precision)
     bar = TrainingBar(trainer.losses)
     if not arguments.disable_tqdm:
         trainer.add_callback(bar)
@@ -229,6 +238,56 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
         raise
     finally:
         bar.close()
+
+
+def _batch_in_words(arguments: ReaderTrainingArguments) -> str:
+    parts = [f"{arguments.examples_per_step} examples a step"]
+    if arguments.world_size > 1:
+        parts.append(f"{arguments.world_size} processes")
+    if arguments.gradient_accumulation_steps > 1:
+        parts.append(f"{arguments.gradient_accumulation_steps} batches accumulated")
+    if len(parts) > 1:
+        parts.append(f"{arguments.per_device_train_batch_size} examples at once on each device")
+    return ", ".join(parts)
+
+
+@contextmanager
+def device_errors(trainer: "MeasuredTrainer") -> Iterator[None]:
+    """Word what a device fails with in one line: what is done, and how to go on.
+
+    Raises:
+        ModelError: If memory runs out, or the device or its connection to others fails.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # of these all but the last are kinds of it
+        if not isinstance(error, _DEVICE_ERRORS) and "CUDA error" not in str(error):
+            raise
+        arguments, step = trainer.args, trainer.state.global_step
+        last = last_checkpoint(Path(str(arguments.output_dir)))
+        kept = "no checkpoint is there yet" if last is None else f"{last.name} is kept"
+        told = str(error).strip().partition("\n")[0]
+        if not isinstance(error, torch.OutOfMemoryError):
+            raise ModelError(
+                f"the device failed after step {step} ({told}): {kept}, and the same command goes "
+                "on from there once the device works (nvidia-smi shows it)"
+            ) from error
+        held, total = arguments.per_device_train_batch_size, arguments.examples_per_step
+        ways = []
+        if not arguments.gradient_checkpointing:
+            ways.append("go on with --gradient_checkpointing, which is slower and takes less")
+        if fewer := [count for count in range(1, held) if held % count == 0][-1:]:
+            ways.append(
+                f"train anew in another --output_dir with --per_device_train_batch_size {fewer[0]} "
+                f"--total_train_batch_size {total}, which is the same training"
+            )
+        raise ModelError(
+            f"out of memory after step {step}, with {held} examples at once on a device ({told}): "
+            f"{kept}. To take less, {', or '.join(ways) or 'lower --max_segment_tokens'}"
+        ) from error
+
+
+_DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError, torch.distributed.DistError)
 
 
 def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
@@ -403,8 +462,8 @@ class LossLog:
                 file.write(_lines(fresh))
         if broken is not None:
             ids = [] if math.isfinite(float(parts[broken])) else pending[broken][1]
-            if world > 1:
-                ids = gather_object(ids)  # of those processes whose batch it was
+            # Of those processes whose batch it was.
+            ids = gather(ids, Worker(self._accelerator.process_index, world))
             rest = f" and {len(ids) - _NAMED} more" * (len(ids) > _NAMED)
             raise ModelError(
                 f"the loss is {losses[broken]} at step {first + broken} (examples "
@@ -500,7 +559,7 @@ class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not fol
         start = time.monotonic()
         worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
         with (
-            self.accelerator.autocast() if self.args.bf16 else nullcontext(),
+            self.model.deciding(),
             torch.compiler.set_stance("force_eager"),  # compiled blocks are for training
         ):
             measured = self.measure(Context(worker=worker, progress=not self.args.disable_tqdm))

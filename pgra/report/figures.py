@@ -346,10 +346,10 @@ def draw_reliability(found: Calibration) -> Drawing:
         axes.plot(places, shares, color="#0a7fc4", linewidth=1)
         axes.scatter(places, shares, s=area, color="#0a7fc4", alpha=0.75)
         low = min(100 / found.chances.shape[1], min(places), 50) - 4
-        axes.set(xlim=(low, 105), ylim=(-5, 108), xlabel="sure (%)", ylabel="right (%)")
+        axes.set(xlim=(low, 105), ylim=(-5, 108), xlabel="confidence (%)", ylabel="accuracy (%)")
     bins = zip(places, shares, sizes, strict=True)
     words = [f"{size} answers at {sure:.0f} %: {share:.0f} % right" for sure, share, size in bins]
-    title = f"How sure, how often right (calibration error {100 * found.ece:.1f} %)"
+    title = f"Confidence and accuracy (calibration error {100 * found.ece:.1f} %)"
     return inline_svg(figure, title, "; ".join(words))
 
 

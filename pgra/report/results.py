@@ -8,7 +8,7 @@ other runs are looked for.
 import datetime
 import json
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,15 @@ import numpy as np
 
 from pgra.artifacts import (
     MANIFEST,
+    SEAL,
     canonical_json,
     digest,
+    find_damage,
+    is_sealed,
     package_versions,
-    write_json,
+    record_file,
     write_lines,
+    write_sealed,
 )
 from pgra.config import (
     KernelArguments,
@@ -53,6 +57,8 @@ CONSISTENCY_FILE = "consistency.json"
 TASK_AXIS = "data.task"
 _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
+DECIDING_FILES = (_IDENTITY_FILE, _ARGUMENTS_FILE, "training.json")
+"""Of a run: what was decided before its predictions."""
 _SEED = 0
 _ROUNDING = 1e-6
 _TEXT_KEYS = {"bleu": "bleu_counts", "parent": "parent"}
@@ -106,7 +112,7 @@ def write_results(
     values: Mapping[str, float] | None = None,
     interval: Sequence[float] | None = None,
 ) -> None:
-    """Write a run's predictions, then its metrics.
+    """Write a run's predictions, then its metrics, with the checksums of the run's other files.
 
     Args:
         folder: The run.
@@ -156,7 +162,13 @@ def write_results(
         "git_commit": git_commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    write_json(folder / METRICS_FILE, metrics)
+    write_metrics(folder, metrics, (PREDICTIONS_FILE, *DECIDING_FILES))
+
+
+def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str]) -> None:
+    """Write `metrics.json`, which is written last, with the checksums of those of these files."""
+    files = {name: record_file(folder / name) for name in names if (folder / name).is_file()}
+    write_sealed(folder / METRICS_FILE, {**metrics, "files": files})
 
 
 def git_commit() -> str | None:
@@ -191,7 +203,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a file of one object.
+    """Read a file of one object; the digest of one that has it is compared, and left out.
 
     Raises:
         ArtifactError: If it is missing or damaged.
@@ -202,7 +214,29 @@ def read_object(path: Path) -> dict[str, Any]:
         raise damaged(path, error) from None
     if not isinstance(values, dict):
         raise damaged(path, f"a {type(values).__name__}, not an object")
+    if SEAL in values and not is_sealed(values):
+        raise damaged(path, "it is not what was written")
+    values.pop(SEAL, None)
     return values
+
+
+def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str, Any]:
+    """Read `metrics.json`, and compare the files beside it with what it says of them.
+
+    Args:
+        folder: A finished run.
+        names: Files to compare; None for all it tells of. One that was taken away is passed over.
+
+    Raises:
+        ArtifactError: If one is damaged, or of another run; it is named.
+    """
+    metrics = read_object(folder / METRICS_FILE)
+    known = metrics.get("files") or {}
+    files = {name: known[name] for name in known if names is None or name in names}
+    there = {name: record for name, record in files.items() if (folder / name).exists()}
+    for name, _ in find_damage(folder, there):
+        raise damaged(folder / name, f"{METRICS_FILE} beside it tells of other content")
+    return metrics
 
 
 def damaged(path: Path, why: object) -> ArtifactError:
@@ -316,7 +350,7 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
         ArtifactError: If a file is missing or damaged, or `metrics.json` does not follow from
             `predictions.jsonl`.
     """
-    metrics = read_object(folder / METRICS_FILE)
+    metrics = read_metrics(folder)
     path = folder / _ARGUMENTS_FILE
     arguments = read_object(path) if path.is_file() else {}
     labels, predicted, examples, texts = [], [], [], []

@@ -32,12 +32,13 @@ from pgra.artifacts import (
     lock_folder,
     read_array,
     read_manifest,
+    sealed,
     write_array,
     write_manifest,
     write_text,
 )
 from pgra.core import ALONE, Context, Example, Json, Rows, run_overlapped
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ArtifactError, ConfigError, DtypeError, ModelError
 from pgra.progress import Bar
 
 # One shard of states on disk: written once, in the dtype asked for, checked before it is used.
@@ -214,8 +215,7 @@ def _as_floats(states: Tensor, scales: Tensor | None = None) -> Tensor:
 def _sealed(files: Json, rows: int, width: int, *, bank: str) -> str:
     """Return a record's text. It ends with its own digest, so that no byte of it can change."""
     fields: dict[str, Json] = {"rows": rows, "width": width, "bank": bank, "files": files}
-    sealed = {**fields, "digest": digest(fields)}  # no times: the same bytes from any run
-    return json.dumps(sealed, indent=2) + "\n"
+    return json.dumps(sealed(fields), indent=2) + "\n"  # no times: the same bytes from any run
 
 
 STAGE = "bank"
@@ -237,6 +237,11 @@ class Block(NamedTuple):
     norms: Floats
 
 
+def never() -> bool:
+    """Return False: what is computed is always wanted."""
+    return False
+
+
 class Bank:
     """States by key: a passage's row, or a hash of a query's text.
 
@@ -249,7 +254,12 @@ class Bank:
     """
 
     def __init__(
-        self, folder: Path, fingerprint: Mapping[str, Json], *, dtype: str = "auto"
+        self,
+        folder: Path,
+        fingerprint: Mapping[str, Json],
+        *,
+        dtype: str = "auto",
+        is_void: Callable[[], bool] = never,
     ) -> None:
         """Open a bank, or begin an empty one, and check what is there.
 
@@ -257,12 +267,14 @@ class Bank:
             folder: Where the shards are.
             fingerprint: All that a state depends on, besides the key; `dtype` must follow from it.
             dtype: How new states are kept: "auto" (as they come), "float16" or "int8".
+            is_void: Says whether the LM's dtype turned out not to hold its states, in any process:
+                asked before each shard.
 
         Raises:
             ArtifactError: If the bank was made from something else, or a shard is damaged.
         """
         self.folder, self.fingerprint = folder, dict(fingerprint)
-        self._dtype, self._name = dtype, digest(self.fingerprint)
+        self._dtype, self._name, self._is_void = dtype, digest(self.fingerprint), is_void
         if is_finished(folder):
             read_manifest(folder, stage=STAGE, fingerprint=self.fingerprint)
         self._shards: list[Shard] = []
@@ -294,11 +306,11 @@ class Bank:
         self,
         keys: npt.ArrayLike,
         prepare: Callable[[Rows], T],
-        encode: Callable[[T, Advance], Tensor],
+        encode: Callable[[T, Advance], Tensor | Callable[[], Tensor]],
         *,
         shard_rows: int,
         context: Context = ALONE,
-        cut: Callable[[Rows], Sequence[Rows]] | None = None,
+        cut: Callable[[Rows, int], Sequence[Rows]] | None = None,
         title: str = "states",
     ) -> int:
         """Compute the states that are missing, shard by shard.
@@ -309,10 +321,11 @@ class Bank:
             keys: What must be there afterwards; repeated ones count once.
             prepare: Reads a shard's keys; called in another thread, one shard ahead.
             encode: Computes states (n, H) from what `prepare` returned, and tells how many more
-                are done as it goes; called in this thread.
-            shard_rows: Keys in one shard, the unit that a stopped job does not repeat.
-            context: Who shares the shards.
-            cut: Makes shards of the missing keys, each rising; None takes `shard_rows` at a time.
+                are done as it goes; called in this thread. Of what it has only begun, on a GPU,
+                it returns what waits for them, which is called in the thread that writes.
+            shard_rows: Most keys in one shard, the unit that a stopped job does not repeat.
+            context: Who shares the shards: several processes get as many each, of like size.
+            cut: Makes shards of the missing keys, each rising and of about so many; None: just so.
             title: What the bar says.
 
         Returns:
@@ -321,6 +334,7 @@ class Bank:
         Raises:
             ArtifactError: If another job fills the bank.
             ConfigError: If a state is too large for the bank's dtype.
+            DtypeError: If the bank is void, in all processes at once; its whole shards stay.
             ModelError: If a state is not finite.
         """
         self._look()
@@ -328,11 +342,25 @@ class Bank:
         context.barrier()  # all have looked before anyone writes
         if not len(missing):
             return 0
-        cuts = range(shard_rows, len(missing), shard_rows)
-        shards = np.split(missing, cuts) if cut is None else cut(missing)
+        world, wanted = context.worker.world, shard_rows
+        if world > 1:
+            count = min(len(missing), world * -(-len(missing) // (world * shard_rows)))
+            wanted = -(-len(missing) // count)
+        if cut is not None:
+            shards = cut(missing, wanted)
+        elif world > 1:
+            shards = np.array_split(missing, count)
+        else:
+            shards = np.split(missing, range(shard_rows, len(missing), shard_rows))
         share = context.worker.share(shards)
 
-        def keep(keys: Rows, states: Tensor) -> None:
+        def compute(ready: T) -> Tensor | Callable[[], Tensor]:
+            if self._is_void():
+                raise DtypeError("")
+            return encode(ready, bar.update)
+
+        def keep(keys: Rows, states: Tensor | Callable[[], Tensor]) -> None:
+            states = states() if callable(states) else states
             write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
 
         # The main process holds the lock for all, and tidies before any of them writes.
@@ -341,9 +369,15 @@ class Bank:
                 self._begin()
             context.barrier()
             total, hidden = sum(map(len, share)), not context.shows_progress
+            problem = ""
             with Bar(total=total, unit="text", desc=title, disable=hidden) as bar:
-                run_overlapped(share, prepare, lambda ready: encode(ready, bar.update), keep=keep)
+                try:
+                    run_overlapped(share, prepare, compute, keep=keep)
+                except DtypeError as error:  # the others wait, or will see it
+                    problem = str(error)
             context.barrier()
+            if problem or self._is_void():
+                raise DtypeError(problem or f"{self.folder}: another dtype comes", is_agreed=True)
         self._look()
         return len(missing)
 

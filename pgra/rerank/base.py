@@ -202,6 +202,9 @@ class BaseReranker(ABC):
     def check(self) -> None:  # noqa: B027 (most have nothing to refuse)
         """Refuse what only shows when work begins, such as a lost part of an earlier run."""
 
+    def release(self) -> None:  # noqa: B027 (most hold nothing large)
+        """Let go of models, which are loaded again when they are next needed."""
+
     def prompts(self, query: Example) -> list[str]:  # noqa: ARG002
         """Return the whole prompts that a query is read in, one a prefix; none without prompts."""
         return []

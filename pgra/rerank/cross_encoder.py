@@ -140,6 +140,10 @@ class CrossEncoderReranker(PairReranker):
             )
         return model.to(self.device).eval()
 
+    def release(self) -> None:
+        """Let go of the weights."""
+        vars(self).pop("model", None)
+
     def identify(self, example: Example) -> Mapping[str, Json]:
         """Return the query as one text."""
         return {"query": example.text}

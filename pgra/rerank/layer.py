@@ -69,7 +69,10 @@ def compare_layers(request: RerankRequest) -> Mapping[str, Any]:
             "at least, or a number, such as --lm_layer 0.6"
         )
     whole = replace(args, lm_layer="last")
-    encoder = PromptedEncoder.open(whole, request.prompt, request.context.device)
+    context = request.context
+    encoder = PromptedEncoder.open(
+        whole, request.prompt, context.device, artifacts=context.artifacts
+    )
     depth = int(encoder.lm.config.num_hidden_layers)
     depths = sorted({layer_at(share, depth) for share in SHARES})
     fingerprint: Mapping[str, Json] = {
@@ -82,6 +85,7 @@ def compare_layers(request: RerankRequest) -> Mapping[str, Any]:
         logger.info("lm_layer auto: the whole LM reads %d training examples", len(examples))
         encoder.lm.depths = depths
         states = np.split(encoder.encode_examples(examples), len(depths), axis=1)
+        encoder.release()  # another LM, which may end with a layer, reads the rest
         labels = sorted(map(str, counts))
         targets = np.array([labels.index(str(one.label)) for one in examples], np.intp)
         accuracies = [fit_head(part, targets, len(labels)).accuracy for part in states]

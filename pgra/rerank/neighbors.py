@@ -19,7 +19,7 @@ from pgra.core import Example, Json, Rows
 from pgra.errors import ConfigError
 from pgra.lm.cost import Reading, Trial, foresee_prompts
 from pgra.lm.prefix import PromptedEncoder, Prompts
-from pgra.rerank.bank import Advance, query_key
+from pgra.rerank.bank import Advance, never, query_key
 from pgra.rerank.base import RerankRequest, draw_texts
 from pgra.rerank.pairs import PairReranker, Pairs
 from pgra.retrieval.survey import FirstStage
@@ -61,9 +61,13 @@ class NeighborReranker(PairReranker):
                 f"exemplars '{args.exemplars}' are chosen from training examples: give the request "
                 "a NearestExemplars, or use other exemplars"
             )
-        encoder = PromptedEncoder.open(args, exemplars.prompt(()), request.context.device)
+        context = request.context
+        encoder = PromptedEncoder.open(
+            args, exemplars.prompt(()), context.device, artifacts=context.artifacts
+        )
         fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
-        super().__init__(request, args.lm, encoder.lm.device, fields)
+        void = encoder.lm.has_fallen_back if encoder.lm.is_trial else never
+        super().__init__(request, args.lm, encoder.lm.device, fields, is_void=void)
         self.encoder = self.counter = encoder
         self.exemplars, self.similarity = exemplars, args.similarity
         self.column = KEPT.index(args.similarity)
@@ -84,6 +88,10 @@ class NeighborReranker(PairReranker):
     def store(self) -> str:
         """The bank's folder, and the exemplars: pairs of others lie in it too."""
         return f"{self.bank.folder} {self.exemplars.fingerprint}"
+
+    def release(self) -> None:
+        """Let go of the LM."""
+        self.encoder.release()
 
     def prompts(self, query: Example) -> list[str]:
         """Return the query's prompt as it is read, where not all exemplars fit."""

@@ -5,7 +5,7 @@ stopped job goes on with the queries that are missing, and fewer candidates cost
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from pgra.artifacts import artifact_dir, canonical_json
 from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
 from pgra.lm.cost import Reading, Trial
 from pgra.lm.load import batch_budget
-from pgra.rerank.bank import Advance, Bank, bank_name, query_key
+from pgra.rerank.bank import Advance, Bank, bank_name, never, query_key
 from pgra.rerank.base import MOST_PAIRS, PAIRS, Cost, RerankRequest, ScoringReranker
 from pgra.retrieval.survey import FirstStage
 
@@ -47,7 +47,7 @@ class Pairs:
         """Return the indices of keys that are there, (n,)."""
         return np.searchsorted(self.keys, keys)
 
-    def cut(self, keys: Rows, *, shard_rows: int) -> list[Rows]:
+    def cut(self, keys: Rows, shard_rows: int) -> list[Rows]:
         """Make shards of keys: whole queries, until there are `shard_rows` keys or more."""
         queries = self.queries[self.find(keys)]
         order = np.argsort(queries, kind="stable")
@@ -76,7 +76,13 @@ class PairReranker(ScoringReranker):
     column = 0
 
     def __init__(
-        self, request: RerankRequest, model: str, device: torch.device, fields: Mapping[str, Json]
+        self,
+        request: RerankRequest,
+        model: str,
+        device: torch.device,
+        fields: Mapping[str, Json],
+        *,
+        is_void: Callable[[], bool] = never,
     ) -> None:
         """Open the bank.
 
@@ -85,6 +91,7 @@ class PairReranker(ScoringReranker):
             model: What reads, as the user wrote it.
             device: Where it runs.
             fields: What scores depend on, besides corpus, query and passage.
+            is_void: As the bank takes it.
 
         Raises:
             ArtifactError: If the bank is damaged.
@@ -94,7 +101,8 @@ class PairReranker(ScoringReranker):
         self.shard_rows = batch_budget(request.args.bank_shard_rows, device)
         fields = {**fields, **self.corpus.fingerprint}
         root = self.context.artifacts / "banks"
-        self.bank = Bank(artifact_dir(root, f"{bank_name(model)}-pairs", fields), fields)
+        folder = artifact_dir(root, f"{bank_name(model)}-pairs", fields)
+        self.bank = Bank(folder, fields, is_void=is_void)
 
     @abstractmethod
     def identify(self, example: Example) -> Mapping[str, Json]:
@@ -137,7 +145,7 @@ class PairReranker(ScoringReranker):
             partial(self.read, pairs),
             self.compute,
             shard_rows=self.shard_rows,
-            cut=partial(pairs.cut, shard_rows=self.shard_rows),
+            cut=pairs.cut,
             context=self.context,
             title="reads candidates",
         )

@@ -21,7 +21,7 @@ from pgra.core import MISSING_ROW, Candidates, Example, Json, Rows, Scores
 from pgra.lm.cost import LmShape, foresee_prompts
 from pgra.lm.load import batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder
-from pgra.rerank.bank import Bank, bank_name, query_key
+from pgra.rerank.bank import Bank, bank_name, never, query_key
 from pgra.rerank.base import (
     BaseReranker,
     Cost,
@@ -78,9 +78,10 @@ class PromptedReranker(ScoringReranker):
         self._dtype = "auto" if as_they_come else args.bank_dtype
         fields = {**encoder.fingerprint, **self.corpus.fingerprint, "bank_dtype": self._dtype}
         home = self.context.artifacts / "banks"
-        self.bank = Bank(artifact_dir(home, name, fields), fields, dtype=self._dtype)
+        void = encoder.lm.has_fallen_back if encoder.lm.is_trial else never
+        self.bank = Bank(artifact_dir(home, name, fields), fields, dtype=self._dtype, is_void=void)
         fields = {**encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
-        self.query_bank = Bank(artifact_dir(home, f"{name}-queries", fields), fields)
+        self.query_bank = Bank(artifact_dir(home, f"{name}-queries", fields), fields, is_void=void)
         self.fitting = Fitting(
             args.similarity,
             encoder,
@@ -106,7 +107,13 @@ class PromptedReranker(ScoringReranker):
         with_head = find_similarity(args.similarity).reads_words
         if args.lm_layer == "auto" and not with_head:
             args = replace(args, lm_layer=choose_layer(request))
-        first = PromptedEncoder.open(args, prompt, request.context.device, with_head=with_head)
+        first = PromptedEncoder.open(
+            args,
+            prompt,
+            request.context.device,
+            with_head=with_head,
+            artifacts=request.context.artifacts,
+        )
         encoders = [first, *map(first.under, prompt.others)]
         members = []
         for index, encoder in enumerate(encoders):
@@ -136,6 +143,11 @@ class PromptedReranker(ScoringReranker):
             ArtifactError: If it is so.
         """
         self.fitting.check()
+
+    def release(self) -> None:
+        """Let go of the LM, the prefix's keys and values, and a head that states are read by."""
+        self.encoder.release()
+        self.fitting.release()
 
     def prompts(self, query: Example) -> list[str]:
         """Return the query's one prompt."""
@@ -174,10 +186,12 @@ class PromptedReranker(ScoringReranker):
         return len(wanted), new
 
     def _fill(self, bank: Bank, keys: Rows, fields: Callable[[Rows], Fields], title: str) -> int:
+        is_cpu = self.encoder.lm.device.type == "cpu"  # all is done when it returns
+        read = self.encoder.encode_prompts if is_cpu else self.encoder.begin
         return bank.fill(
             keys,
             lambda keys: self.encoder.tokenize(fields(keys)),
-            lambda prompts, advance: self.encoder.encode_prompts(prompts, advance=advance),
+            lambda prompts, advance: read(prompts, advance=advance),
             shard_rows=self.shard_rows,
             context=self.context,
             title=f"LM reads {title}",
@@ -286,6 +300,11 @@ class AveragedReranker(BaseReranker):
         """Refuse what any prefix refuses."""
         for member in self.members:
             member.check()
+
+    def release(self) -> None:
+        """Let go of the one LM, and each prefix's keys and values."""
+        for member in self.members:
+            member.release()
 
     def prompts(self, query: Example) -> list[str]:
         """Return the query's prompt under each prefix."""

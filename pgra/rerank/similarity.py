@@ -646,6 +646,11 @@ class Fitting:
         )
         return self._class.fit(sample)
 
+    def release(self) -> None:
+        """Let go of the LM's head, where states are compared by it."""
+        if not self._class.is_fitted:
+            vars(self).pop("similarity", None)
+
     @cached_property
     def similarity(self) -> Similarity:
         """Read what `fit` measured.

@@ -71,6 +71,7 @@ from pgra.retrieval.faiss import (
     memory_limit,
     most_hits,
 )
+from pgra.retrieval.half_search import HalfSearch
 from pgra.retrieval.ray_engine import encode_by_ray
 from pgra.retrieval.shards import (
     encode_shards,
@@ -282,12 +283,17 @@ def _plan(args: RetrieverArguments, fields: Mapping[str, Json]) -> IndexPlan:
 
 
 def _open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any:
-    """Open an index: by FAISS in memory, or searched from the shards where it is too big."""
+    """Open an index: a GPU searches an exact one from the shards, FAISS all others in memory.
+
+    On a CPU an exact one is searched from the shards where it is too big for that.
+    """
     source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
     plan = _plan(args, built.manifest.fingerprint)
-    fits = plan.fits(source.num_rows, source.width)
+    where, fits = choose_device(device), plan.fits(source.num_rows, source.width)
+    if plan.factory == EXACT and where.type == "cuda":
+        return HalfSearch(source, str(where))
     if plan.factory == EXACT and (not fits or find_faiss(built.folder) is None):
-        return BlockSearch(source, str(choose_device(device)))
+        return BlockSearch(source, str(where))
     index = load_faiss(built.folder, device)
     return Rescored(index, source.read, factor=plan.rescore_factor) if plan.is_rescored else index
 

@@ -2,13 +2,15 @@
 
 In memory an exact index is float32, twice the size of the float16 shards. A file of it is written
 where it fits in memory, and then mapped; beyond, queries are compared with the shards one after
-another. The hits of a lossy index are scored again by the vectors on disk.
+another. On a GPU torch compares them with the shards as they are stored, without FAISS. The hits
+of a lossy index are scored again by the vectors on disk.
 """
 
 import contextlib
 import logging
 import re
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -134,8 +136,11 @@ def quick_products(num_queries: int) -> Iterator[None]:
     """Let FAISS compare so many queries with all vectors in the quicker way, inside the block.
 
     The setting is one for the whole process, so it is put back. An IVF's choice of lists reads it
-    too.
+    too. Where FAISS was not imported, nothing of its is searched.
     """
+    if "faiss" not in sys.modules:
+        yield
+        return
     settings = import_faiss().cvar
     before = settings.distance_compute_blas_threshold
     wanted = _ALWAYS if num_queries >= _LEAST_QUERIES else _NEVER
@@ -258,12 +263,14 @@ class VectorSource:
         width: D.
         read: Returns the vectors (n, D) of n rising rows.
         blocks: Yields all vectors in the order of rows, a block at a time.
+        halves: Yields the same as float16, where they are stored so.
     """
 
     num_rows: int
     width: int
     read: Callable[[Rows], Vectors]
     blocks: Callable[[], Iterator[Vectors]]
+    halves: Callable[[], Iterator[npt.NDArray[np.float16]]] | None = None
 
 
 class BlockSearch:

@@ -16,7 +16,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from rapidfuzz.distance import OSA
 
 from pgra.artifacts import artifact_dir, build_once, digest, read_array, write_array
 from pgra.config import LEAK_JACCARD, RetrieverArguments
@@ -239,6 +238,8 @@ def _content(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_one_slip(one: str, other: str) -> bool:
+    from rapidfuzz.distance import OSA
+
     # What has no upper case may be a script without spaces, where a "word" is a whole text.
     if not all(word.isalpha() and word != word.upper() for word in (one, other)):
         return False

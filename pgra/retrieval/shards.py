@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,9 @@ from pgra.artifacts import (
     write_aside,
     write_json,
 )
-from pgra.core import Json, Rows
-from pgra.encoders.encoder import Encoder
-from pgra.errors import ArtifactError, DataError, ModelError
+from pgra.core import Json, Rows, run_overlapped
+from pgra.encoders.encoder import Encoder, TokenChunk
+from pgra.errors import ArtifactError, DataError
 from pgra.progress import Bar
 from pgra.retrieval.faiss import VectorSource
 
@@ -128,32 +128,40 @@ def encode_shards(
 ) -> None:
     """Encode these shards and write each with its record.
 
+    The next one is tokenised while this one is encoded and the last one is written.
+
     Raises:
         DataError: If the corpus is strict, and a passage is longer than the encoder reads.
         ModelError: If a vector is not finite, in float32 or in float16.
         OSError: If the disk is full; what was being written is removed, done shards stay.
     """
-    total, most = sum(map(len, shards)), np.finfo(np.float16).max
+    total = sum(map(len, shards))
+
+    def prepare(shard: Shard) -> list[TokenChunk]:
+        chunks = encoder.tokenize(corpus.slice(shard.start, shard.stop), first=shard.start)
+        refuse_cut(corpus, sum(chunk.num_cut for chunk in chunks))
+        return chunks
+
+    def keep(shard: Shard, done: tuple[int, Callable[[], npt.NDArray[np.float16]]]) -> None:
+        num_cut, finish = done
+        write_array(shard.path, finish())
+        record = {
+            "rows": [shard.start, shard.stop],
+            "made_of": made_of,
+            "cut": num_cut,
+            "checksum": file_checksum(shard.path),
+        }
+        write_json(shard.record_path, record)
+
     with Bar(total=total, desc="encode", unit="text", disable=not (progress and shards)) as bar:
-        for shard in shards:
-            cut_before = encoder.num_cut
-            vectors = encoder.encode(corpus.slice(shard.start, shard.stop), advance=bar.update)
-            num_cut = encoder.num_cut - cut_before
-            refuse_cut(corpus, num_cut)
-            too_large = np.flatnonzero(np.abs(vectors).max(axis=1) > most)
-            if len(too_large):
-                raise ModelError(
-                    f"the vector of passage {shard.start + int(too_large[0])} exceeds {most}, the "
-                    "most that float16 holds: use normalize"
-                )
-            write_array(shard.path, vectors.astype(np.float16))
-            record = {
-                "rows": [shard.start, shard.stop],
-                "made_of": made_of,
-                "cut": num_cut,
-                "checksum": file_checksum(shard.path),
-            }
-            write_json(shard.record_path, record)
+
+        def compute(
+            chunks: list[TokenChunk],
+        ) -> tuple[int, Callable[[], npt.NDArray[np.float16]]]:
+            num_cut = sum(chunk.num_cut for chunk in chunks)
+            return num_cut, encoder.begin(chunks, in_half=True, advance=bar.update)
+
+        run_overlapped(shards, prepare, compute, keep=keep)
 
 
 def refuse_cut(corpus: "Corpus", num_cut: int) -> None:
@@ -179,11 +187,17 @@ def read_shards(shards: Sequence[Shard]) -> Iterator[npt.NDArray[np.float32]]:
 
     # 8,192 x 768 took torch 1.3 ms into memory it had before, numpy 10 ms.
     buffer = torch.empty(0)
-    for shard in shards:
-        halves = torch.from_numpy(read_array(shard.path, is_private=True))
+    for array in read_halves(shards):
+        halves = torch.from_numpy(array)
         if buffer.shape[0] < len(halves) or buffer.shape[1:] != halves.shape[1:]:
             buffer = torch.empty(halves.shape, dtype=torch.float32)
         yield buffer[: len(halves)].copy_(halves).numpy()
+
+
+def read_halves(shards: Sequence[Shard]) -> Iterator[npt.NDArray[np.float16]]:
+    """Yield each shard's vectors as they lie on disk, mapped."""
+    for shard in shards:
+        yield read_array(shard.path, is_private=True)  # torch warns of what cannot be written
 
 
 def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
@@ -217,6 +231,7 @@ def vector_source(shards: Sequence[Shard], width: int) -> VectorSource:
         width=width,
         read=lambda rows: read_rows(shards, rows).astype(np.float32),
         blocks=lambda: read_shards(shards),
+        halves=lambda: read_halves(shards),
     )
 
 

@@ -162,12 +162,13 @@ _TOKENS = (
     *(b"[" * 3000, b"{" * 3000, b'{"a":' * 3000, b"- " * 200, b"? " * 200, b"\n" + b" " * 4000),
     *(b"9" * 5000, b"0x" + b"f" * 5000, b"1e999", b"NaN", b"-Infinity", b".nan", b".inf", b"-1"),
     *(b"2024-13-45", b"!!int abc", b"!!bool maybe", b"!!timestamp x", b"!!float x"),
-    *(b"!!python/a x", b"&a [*a]", b"*a", b"&a ", b"<<: ", b"~", b"null", b"true", b"[]", b"{}", b"''", b'""'),
-    *(b"{text:zz}", b"{text!r}", b"{text:{text}}", b"{}", b"{0}", b"{", b"}", b"{{"),
+    *(b"!!python/a x", b"&a [*a]", b"*a", b"&a ", b"<<: ", b"~", b"null", b"true", b"[]", b"{}"),
+    *(b"{text:zz}", b"{text!r}", b"{text:{text}}", b"{0}", b"{", b"}", b"{{", b"''", b'""'),
     *(b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800", b"\r", b"\xe2\x80\xa8"),
     *(b'"', b"'", b",", b"\t", b":", b": ", b"\n", b"#", b"|", b"%", b"@", b"text", b"label"),
-    "٣".encode(), "é".encode(), b"x" * 2000,
-)  # fmt: skip
+    *("\N{ARABIC-INDIC DIGIT THREE}".encode(), "\N{LATIN SMALL LETTER E WITH ACUTE}".encode()),
+    b"x" * 2000,
+)
 
 
 def spoil(valid: bytes, draw: random.Random) -> bytes:

@@ -14,7 +14,7 @@ from readers import READERS, cases, check
 
 from pgra.cli import main
 from pgra.data.read import LINE_LIMIT, read_lines, table_rows
-from pgra.errors import LONGEST_MESSAGE, ConfigError, DataError, PgraError
+from pgra.errors import LONGEST_MESSAGE, ConfigError, DataError, ModelError
 
 NUM_CASES = 60
 ANYTHING = st.binary(max_size=200) | st.text(max_size=200).map(
@@ -77,15 +77,16 @@ def test_aliases_may_repeat_a_value_and_not_a_world(tmp_path):
 
 def test_a_message_keeps_its_beginning_and_its_way_out():
     text = "corpus.txt, line 3: " + "x" * 10_000 + ": give another"
-    told = str(PgraError(text))
+    told = str(DataError(text))
     assert len(told) <= LONGEST_MESSAGE
     assert told.startswith("corpus.txt, line 3: x")
     assert told.endswith("x: give another")
-    assert str(PgraError(text[:200])) == text[:200]
+    assert str(DataError(text[:200])) == text[:200]
+    assert len(str(ModelError(text[:900]))) == 900  # paths and commands of ours
 
 
 def _peak(path, megabytes):
-    """Peak memory in MB of a process that reads the lines of a file, and what it says at the end."""
+    """Return what a process that reads a file's lines says, and its peak memory in MB."""
     program = (
         "import resource, sys; from pathlib import Path; from pgra.data.read import read_lines\n"
         "try: print(sum(len(line.text) for line in read_lines(Path(sys.argv[1]))))\n"

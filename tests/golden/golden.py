@@ -45,10 +45,10 @@ _VOLATILE = [  # what a clock, a disk, a processor or an installation says
 ]
 _DROPPED = {
     *("git_commit", "versions", "notes", "seconds", "time", "when", "calibration_seconds"),
-    *("uses_seed", "date", "sizes"),
+    *("uses_seed", "date", "sizes", "digest", "files"),
 }
-"""Of metrics: what differs each time, notes, which are shown too, and what a class or the data
-declares."""
+"""Of metrics: what differs each time, also by its checksum, notes, which are shown too, and what a
+class or the data declares."""
 _MANIFESTS = ("first.index_bytes", "index_bytes")
 """Of a plan: files that hold how long something took."""
 _NAME_ONLY = (
@@ -242,6 +242,8 @@ def _key_names(value: Mapping, levels: int) -> str:
     """Name keys; those of the Trainer differ between versions of its library."""
     names = []
     for key, item in sorted(value.items()):
+        if key == "digest":
+            continue
         goes_on = levels > 1 and isinstance(item, Mapping) and key != "training"
         names.append(f"{key}({_key_names(item, levels - 1)})" if goes_on else key)
     return " ".join(names)

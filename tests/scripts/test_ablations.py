@@ -28,7 +28,7 @@ LABELS = {"fever": ("SUPPORTS", "REFUTES"), "pairs": ("equivalent", "not_equival
 SIZES = {
     **{"max_train_samples": 12, "max_dev_samples": 2, "max_test_samples": 4, "max_passages": 60},
     **{"num_candidates": 4, "num_evidence": 2, "num_exemplars": 2, "max_segment_tokens": 64},
-    **{"max_steps": 1, "per_device_train_batch_size": 1, "device": "cpu"},
+    **{"max_steps": 1, "total_train_batch_size": 1, "device": "cpu"},
 }
 # What a grid needs beside that; an axis gets values that the paper has too.
 OWN = {

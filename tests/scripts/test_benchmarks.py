@@ -5,19 +5,21 @@ import itertools
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import SENTENCES, write_jsonl
 from planted_runs import plant
 from scripted import call
 from tiny_models import build_lm
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pgra.artifacts import canonical_json
-from pgra.errors import ConfigError, DataError, PgraError
+from pgra.artifacts import canonical_json, write_manifest
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 
 NAMES = ("bank", "icl", "index", "memory", "quantized", "questions", "reader", "rerank")
 AS_A_SCRIPT = '\n\nif __name__ == "__main__":\n    sys.exit(run(main))\n'
@@ -64,7 +66,7 @@ def test_a_random_lm_is_another_than_the_one_that_lends_its_tokens(
     monkeypatch.setenv("PGRA_HOME", str(tmp_path))
     subjects, lender = benchmark("subjects"), str(lm_dirs["gpt2"])
     monkeypatch.setattr(subjects, "TOKENIZER", lender)
-    names = (lender, "random:opt-125m", "random:opt-350m")
+    names = (lender, "random:opt-tiny", "random:opt-125m")
     lms = [subjects.open_lm(name, device="cpu") for name in names]
     assert len({canonical_json(dict(lm.fingerprint)) for lm in lms}) == 3
 
@@ -275,3 +277,106 @@ def test_a_users_error_is_a_line_and_exit_code_2(name, benchmark, tmp_path):
     assert (called.code, called.out) == (2, "")
     assert called.error == f"--json {tmp_path} is a folder: name a file in it"
     assert (FOLDER / f"{name}.py").read_text().endswith(AS_A_SCRIPT)
+
+
+WITHOUT = ("bm25s", "datasets", "faiss", "rapidfuzz", "shtab")
+HEADLINES = {
+    "env": {"product_tflops_bfloat16", "copy_gb_per_second"},
+    "tests": {"tests", "failures"},
+    "agreement": {"float16_cascade_from_whole", "bfloat16_packed_kept_of_float32"},
+    "rerank": {"pgra_share_of_product", "usual_texts_per_second", "speedup"},
+    "encode": {"pgra_texts_per_second", "usual_32_share_of_product", "least_cosine"},
+    "search": {"pgra_seconds", "torch_seconds", "share_of_copies", "same_hits"},
+    "reader": {"bfloat16_pgra_minutes_for_5000_steps", "float32_usual_share_of_product"},
+    "profile": {"reader_busy_share", "encode_busy_share", "rerank_busy_share"},
+}
+
+
+@pytest.fixture
+def run_gpu(tmp_path, capfd):
+    """Run benchmarks/gpu.py as a user does, where little is installed; return code and output."""
+    lacking = tmp_path / "lacking"
+    lacking.mkdir()
+    told = f"import sys\nsys.modules.update(dict.fromkeys({WITHOUT}))\n"
+    (lacking / "sitecustomize.py").write_text(told)
+    paths = os.pathsep.join([str(lacking), str(FOLDER.parent)])
+
+    def run(*words):
+        command = [sys.executable, str(FOLDER / "gpu.py"), "run", *map(str, words), "--tiny"]
+        code = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False)
+        return code.returncode, capfd.readouterr().out
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_packed_folder_is_all_that_every_piece_needs(benchmark, run_gpu, tmp_path):
+    corpus, packed, path = tmp_path / "corpus.txt", tmp_path / "packed", tmp_path / "gpu.json"
+    corpus.write_text("\n".join(f"{text} {i}" for i, text in enumerate(SENTENCES * 5)))
+    assert benchmark("gpu").main(["pack", str(packed), "--corpus", str(corpus)]) == 0
+    files = [file for file in packed.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 20e6
+    assert not [file for file in files if file.suffix == ".safetensors"]
+    code, _ = run_gpu(packed, "--json", path)
+    told = json.loads(path.read_text())
+    assert code == 0
+    assert {piece: told["pieces"][piece]["state"] for piece in HEADLINES} == dict.fromkeys(
+        HEADLINES, "done"
+    )
+    names = {f"{piece}/{name}" for piece, found in HEADLINES.items() for name in found}
+    assert names < set(told["figures"])
+    assert all(math.isfinite(value) for value in told["figures"].values())
+    assert told["figures"]["tests/failures"] == 0
+    assert told["figures"]["encode/least_cosine"] > 0.999
+    assert told["figures"]["search/same_hits"] == 1
+    for way in ("cascade", "packed", "expanded"):
+        assert told["figures"][f"agreement/float32_{way}_from_whole"] < 1e-4
+        assert told["figures"][f"agreement/float16_{way}_from_whole"] > 1e-4  # the control
+
+
+@pytest.mark.slow
+def test_a_piece_that_fails_is_named_and_the_others_stay(run_gpu, tmp_path):
+    packed, path = tmp_path / "packed", tmp_path / "gpu.json"
+    packed.mkdir()
+    (packed / "candidates.json").write_text('{"texts": []}')
+    write_manifest(packed, stage="pack", fingerprint={}, counts={}, seconds=0.0)
+    words = (packed, "--json", path, "--only")
+    code, out = run_gpu(*words, "rerank", "search")
+    told = json.loads(path.read_text())
+    assert code == 1
+    assert told["pieces"]["rerank"]["state"].startswith("failed: ")
+    assert told["pieces"]["search"]["state"] == "done"
+    assert out.endswith("failed: rerank\n")
+    code, out = run_gpu(*words, "search")
+    assert code == 0
+    assert "search: done before; remove" in out
+    assert json.loads(path.read_text())["figures"] == told["figures"]
+
+
+def test_what_cannot_be_measured_is_refused_in_a_line(benchmark, monkeypatch, tmp_path):
+    gpu, path = benchmark("gpu"), tmp_path / "gpu.json"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = ["run", str(tmp_path), "--json", str(path)]
+    with pytest.raises(ConfigError, match="finds no GPU here: run it where there is one"):
+        gpu.main(words)
+    with pytest.raises(ArtifactError, match="has no manifest.json: run the 'pack' stage"):
+        gpu.main([*words, "--tiny"])
+    with pytest.raises(ConfigError, match="is there already: name another folder"):
+        gpu.main(["pack", str(FOLDER)])
+    write_manifest(tmp_path, stage="pack", fingerprint={}, counts={}, seconds=0.0)
+    path.write_text('{"figures": {}}')
+    with pytest.raises(ConfigError, match="holds no figures of this benchmark: name another"):
+        gpu.main([*words, "--tiny"])
+    told = {"figures": {}, "pieces": {}, "machine": {"device": "another"}}
+    path.write_text(json.dumps(told))
+    with pytest.raises(ConfigError, match="measured with .*another.*, this is .*CPU"):
+        gpu.main([*words, "--tiny"])
+
+
+def test_a_gpu_is_busy_while_any_kernel_runs(benchmark):
+    benchmark("gpu")
+    from gpu_pieces import Watch
+
+    spans = [("b", 2e6, 5e6), ("a", 1e6, 3e6), ("c", 4e6, 4.5e6), ("d", 7e6, 8e6)]
+    watch = Watch(torch.device("cpu"), seconds=10.0, spans=spans)
+    assert watch.busy == pytest.approx(0.5)  # from 1 to 5, and from 7 to 8

@@ -1,9 +1,12 @@
 """A damaged product is refused by name, and its way out is said."""
 
 import contextlib
+import json
 
 import pytest
 from small_index import flip_byte
+
+from pgra.artifacts import sealed
 
 DAMAGED = [
     "indexes/bert-*/index.faiss",
@@ -12,6 +15,8 @@ DAMAGED = [
     "candidates/sst2/train-*/scores.npy",
     "evidence/sst2/test-*/manifest.json",
     "corpora/corpus-*/manifest.json",
+    "corpora/corpus-*/corpus.arrow",
+    "corpora/corpus-*/blocks.json",
 ]
 
 
@@ -23,6 +28,11 @@ def restored(path):
         yield good
     finally:
         path.write_bytes(good)
+
+
+def resealed(data):
+    """As another program would have written it."""
+    return json.dumps(sealed(json.loads(data))).encode()
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +71,18 @@ def test_damaged_states_are_named_when_they_are_used(whole):
         ("run.json", lambda good: b"{", "is damaged", "delete {}"),
         ("arguments.json", lambda good: b"[]", "is damaged", "delete {}"),
         ("metrics.json", lambda good: b"\xff", "is damaged", "delete {}"),
+        ("metrics.json", lambda good: good.replace(b'"n": 12', b'"n": 13'), "is damaged", ""),
+        ("reader/pgra.json", lambda good: good.replace(b"It was", b"It waS"), "is damaged", "copy"),
+        ("arguments.json", lambda good: good.replace(b'"seed": 1', b'"seed": 7'), "is damaged", ""),
         (
             "arguments.json",
-            lambda good: good.replace(b'"num_candidates"', b'"num_kandidates"'),
+            lambda good: resealed(good.replace(b'"seed": 1', b'"seed": 7')),
+            "is damaged (metrics.json beside it tells of other content)",
+            "",
+        ),
+        (
+            "arguments.json",
+            lambda good: resealed(good.replace(b'"num_candidates"', b'"num_kandidates"')),
             "holds arguments that this version of pgra does not know",
             "num_kandidates",
         ),
@@ -72,6 +91,7 @@ def test_damaged_states_are_named_when_they_are_used(whole):
 def test_a_damaged_run_or_one_of_another_version_is_named(whole, name, damage, told, more):
     path = whole.run("whole") / name
     with restored(path) as good:
+        assert damage(good) != good
         path.write_bytes(damage(good))
         error = whole.evaluate("whole").error
     assert f"{path} {told}" in error

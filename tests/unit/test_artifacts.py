@@ -121,15 +121,15 @@ def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
 def test_every_changed_byte_of_a_manifest_is_refused_or_harmless(folder):
     path = folder / "manifest.json"
     good = path.read_bytes()
-    refused = 0
+    refused, was = 0, read_manifest(folder, stage="index", fingerprint=FIELDS)
     for place in range(len(good)):
         with path.open("r+b") as file:
             file.write(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         try:
-            read_manifest(folder, stage="index", fingerprint=FIELDS)
+            assert read_manifest(folder, stage="index", fingerprint=FIELDS) == was
         except ArtifactError:
             refused += 1
-    assert refused > len(good) / 4  # the rest stands in times, versions and spaces
+    assert refused > len(good) / 2  # the rest are spaces
 
 
 def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pgra.artifacts import lock_folder
+from pgra.cli import run
 from pgra.core import Context, Example, Worker, run_overlapped
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ArtifactError, ConfigError, DtypeError, ModelError
 from pgra.rerank.bank import Bank, Shard, query_key, write_shard
 
 FIELDS = {"model": "m", "dtype": "float32"}
@@ -177,6 +179,77 @@ def test_two_workers_leave_what_one_leaves(tmp_path):
     parts = [contents(tmp_path / f"two-{rank}") for rank in (0, 1)]
     assert parts[0] | parts[1] == contents(tmp_path / "one")
     assert not parts[0].keys() & parts[1].keys()
+
+
+@pytest.mark.parametrize(("count", "world"), [(17, 2), (9, 4), (3, 8), (16, 2)])
+def test_every_process_gets_as_many_shards_of_like_size(tmp_path, count, world):
+    made = []
+    for rank in range(world):
+        bank = Bank(tmp_path / str(rank), FIELDS)
+        sizes = []
+
+        def encode(keys, advance, sizes=sizes):
+            sizes.append(len(keys))
+            return slopes(keys, advance)
+
+        context = Context(Worker(rank, world), progress=False)
+        bank.fill(range(count), same, encode, shard_rows=8, context=context)
+        made.append(sizes)
+    assert sum(map(sum, made)) == count
+    whole = [size for sizes in made for size in sizes]
+    assert max(whole) <= 8
+    assert max(whole) - min(whole) <= 1
+    assert {len(sizes) for sizes in made[: min(count, world)]} == {-(-count // (8 * world))}
+    # The control: alone all but the last are full.
+    alone = fill(tmp_path / "alone", range(count), shard_rows=8)
+    assert [len(alone.states(range(count)))] == [count]
+    assert len(list((tmp_path / "alone").glob("*.keys.npy"))) == -(-count // 8)
+
+
+def test_a_void_bank_ends_in_all_processes_at_once_and_keeps_its_whole_shards(tmp_path):
+    both, is_void = threading.Barrier(2, timeout=60), threading.Event()
+    is_third = threading.Event()
+
+    def work(rank):
+        context = Context(Worker(rank, 2), lambda: both.wait() and None, progress=False)
+        bank = Bank(tmp_path / "bank", FIELDS, is_void=is_void.is_set)
+
+        def encode(keys, advance):
+            asked[rank].append(keys)
+            if (rank, len(asked[rank])) == (1, 2):
+                assert is_third.wait(PATIENCE)
+                is_void.set()
+                raise DtypeError("not finite")
+            if (rank, len(asked[rank])) == (0, 3):
+                is_third.set()
+                assert is_void.wait(PATIENCE)
+            return slopes(keys, advance)
+
+        with pytest.raises(DtypeError) as raised:
+            bank.fill(range(40), same, encode, shard_rows=4, context=context)
+        return raised.value.is_agreed
+
+    asked = ([], [])
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, range(2))) == [True, True]
+    assert len(asked[0]) == 3  # the fourth and fifth are not begun
+    assert len(Bank(tmp_path / "bank", FIELDS)) == 4 * (3 + 1)
+
+
+def test_a_gpu_that_is_lost_ends_in_one_line_and_what_was_done_stays(tmp_path, capsys):
+    def encode(keys, advance):
+        if 8 in keys:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure\nmore of it")
+        found = slopes(keys, advance)
+        return lambda: found  # as a GPU's, which are fetched later
+
+    def job(_):
+        Bank(tmp_path, FIELDS).fill(range(20), same, encode, shard_rows=2)
+
+    assert run(job, []) == 2
+    assert "pgra: error: the GPU failed (CUDA error: unspecified launch" in capsys.readouterr().err
+    assert len(Bank(tmp_path, FIELDS)) == 8
+    assert Bank(tmp_path, FIELDS).fill(range(20), same, slopes, shard_rows=2) == 12
 
 
 def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path):
@@ -409,3 +482,25 @@ def test_the_next_is_read_and_the_last_is_kept_while_this_one_runs_and_two_value
     run_overlapped(range(5), prepare, compute, keep=keep)
     assert events[:3] == [("prepare", 0), ("compute", 0), ("prepare", 1)]
     assert max(most) == 2
+
+
+def test_the_next_shard_is_begun_before_the_last_is_fetched(tmp_path):
+    """On a GPU that is slow; a shard is fetched and written in another thread."""
+    begun, waited = threading.Event(), []
+
+    def encode(keys, advance):
+        if 2 in keys:
+            begun.set()
+
+        def fetch():
+            if 0 in keys:
+                waited.append(begun.wait(PATIENCE))
+            return slopes(keys)
+
+        return fetch
+
+    bank = Bank(tmp_path / "begun", FIELDS)
+    bank.fill(range(6), same, encode, shard_rows=2, context=QUIET)
+    assert waited == [True]
+    fill(tmp_path / "plain", range(6), shard_rows=2)
+    assert contents(tmp_path / "begun") == contents(tmp_path / "plain")

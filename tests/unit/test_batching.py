@@ -1,14 +1,18 @@
 """Batches keep their budget, hold each item once, and grow smaller where memory runs out."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.errors import ModelError
+from pgra.lm import load
 from pgra.lm.batching import (
     BackOff,
+    GroupCost,
     RowLayout,
+    group_by_length,
     group_by_prefix,
     pack_rows,
     pad,
@@ -129,3 +133,22 @@ def test_each_prompt_is_in_one_group_and_begins_like_the_others_in_it(prompts):
         size = len(group.shared)
         assert {tuple(prompts[row][:size]) for row in group.rows} == {group.shared}
         assert all(len(prompts[row]) > size for row in group.rows)
+
+
+def test_a_gpu_reads_a_step_of_the_papers_size_in_one_call():
+    lengths = np.random.default_rng(0).integers(20, 128, size=8 * 16)
+    calls = {
+        kind: len(group_by_length(lengths, GroupCost.on(torch.device(kind), is_training=True)))
+        for kind in ("cuda", "cpu")
+    }
+    assert calls["cuda"] == 1 < calls["cpu"]
+
+
+def test_a_gpu_gets_more_tokens_and_the_more_the_smaller_the_model():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert load.batch_budget(512, cpu, weights=1) == 512
+    assert load.batch_budget(512, gpu) == 8192
+    # (13e9 / weights)^0.7 is 1, 2 and 1/2, and at most 16.
+    for weights, tokens in ((13e9, 8192), (13e9 / 2 ** (1 / 0.7), 16384), (1e6, 131072)):
+        assert load.batch_budget(512, gpu, weights=weights) == pytest.approx(tokens, abs=1)
+    assert load.batch_budget(512, gpu, weights=13e9 * 2 ** (1 / 0.7)) == pytest.approx(4096, abs=1)

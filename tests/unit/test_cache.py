@@ -4,6 +4,7 @@ Several processes ask each prompt once among them; here they are threads, each w
 """
 
 import contextlib
+import json
 import math
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ from dataclasses import replace
 from threading import Barrier
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pgra.core import Context, Worker
 from pgra.errors import ArtifactError
@@ -41,7 +44,7 @@ def test_what_was_kept_is_found_again_and_nothing_else(answers):
     ("change", "told"),
     [
         ("PRAGMA application_id = 0", "answers.sqlite .*move it away"),
-        ("UPDATE answers SET answer = '{\"other\": 1}'", "damaged .*its answers are asked again"),
+        ("DROP TABLE answers", "damaged .*its answers are asked again"),
         (b"this is no database, and longer than its header " * 40, "is damaged .*: move it away"),
         ("BEGIN EXCLUSIVE", r"cannot be used \(database is locked\)"),
     ],
@@ -58,6 +61,62 @@ def test_damaged_foreign_and_held_files_are_refused_with_the_way_out(
             db.execute(change)
         with pytest.raises(ArtifactError, match=told):
             answers.keep({"b": PARIS}, model="m") or answers.find(["a"])
+
+
+def run_sql(path, *statements):
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        return [db.execute(*statement).fetchall() for statement in statements]
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 6), column=st.integers(0, 1))
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_no_flipped_bit_changes_an_answer_and_a_damaged_one_is_replaced(
+    place, bit, column, tmp_path_factory
+):
+    answers = AnswersCache(tmp_path_factory.mktemp("flip"))
+    kept = {f"key {i}": Answer("", 12, 1, -20.1 - i) for i in range(4)}
+    answers.keep(kept, model="m")
+    assert answers.find(list(kept)) == kept  # the control
+    name = ("answer", "digest")[column]
+    (old,) = run_sql(answers.path, [f"SELECT {name} FROM answers WHERE digest = 'key 2'"])[0][0]
+    where = int(place * len(old))
+    new = old[:where] + chr(ord(old[where]) ^ 1 << bit) + old[where + 1 :]
+    change = f"UPDATE OR REPLACE answers SET {name} = ? WHERE digest = 'key 2'"
+    run_sql(answers.path, [change, [new]])
+    left = answers.find(list(kept))
+    assert left == {key: kept[key] for key in left}
+    assert "key 2" not in left
+    answers.keep({"key 2": PARIS, "key 1": PARIS}, model="m")  # asked again; a whole one stands
+    lost = set(kept) - set(left)
+    answers.keep(dict.fromkeys(lost, PARIS), model="m")
+    assert answers.find(list(kept)) == {
+        **kept,
+        **dict.fromkeys({"key 2", *lost} - {"key 1"}, PARIS),
+    }
+
+
+def test_answers_that_changed_places_are_damaged_and_named(answers, caplog):
+    answers.keep({"a": PARIS, "b": Answer(" Rome")}, model="m")
+    ((one,),) = run_sql(answers.path, ["SELECT answer FROM answers WHERE digest = 'a'"])[0]
+    run_sql(answers.path, ["UPDATE answers SET answer = ? WHERE digest = 'b'", [one]])
+    assert answers.find(["a", "b"]) == {"a": PARIS}
+    assert f"{answers.path}: 1 answers are damaged, and asked again" in caplog.text
+
+
+def test_a_file_without_checksums_is_read_and_gets_them(answers):
+    answers.keep({}, model="m")
+    lines = [("a", "m", json.dumps({"text": " Paris", "num_prompt_tokens": 12}))]
+    lines.append(("b", "m", "{"))
+    insert = "INSERT INTO answers VALUES (?, ?, ?)"
+    run_sql(answers.path, *([insert, line] for line in lines), ["PRAGMA user_version = 1"])
+    for _ in range(2):
+        assert answers.find(["a", "b"]) == {"a": Answer(" Paris", 12)}
+    assert run_sql(answers.path, ["PRAGMA user_version"]) == [[(2,)]]
+    run_sql(answers.path, ["UPDATE answers SET answer = replace(answer, 'Paris', 'Rome ')"])
+    assert answers.find(["a"]) == {}
+    run_sql(answers.path, ["PRAGMA user_version = 3"])
+    with pytest.raises(ArtifactError, match="has format 3, this pgra reads 2: update pgra"):
+        answers.find(["a"])
 
 
 # A local LM whose answers are kept.

@@ -1,6 +1,7 @@
 """A causal LM on one device or spread by a device map: the same states, or a refusal."""
 
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from conftest import SENTENCES
 from transformers import AutoModel
 
 from pgra.errors import ConfigError, ModelError
+from pgra.lm import load
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_config, load_tokenizer
 from pgra.lm.prefix import PromptedEncoder
@@ -72,5 +74,89 @@ def test_what_is_no_causal_lm_or_damaged_is_refused(lm_dirs, encoder_dir, tmp_pa
     broken = AutoModel.from_pretrained(folder)
     broken.ln_f.weight.data[:] = float("nan")
     broken.save_pretrained(folder)
-    with pytest.raises(ModelError, match="gives no finite state in torch.float32, even for plain"):
+    with pytest.raises(
+        ModelError, match="no finite state in torch.float32 even for plain .*: its weights"
+    ):
         open_lm(folder).states_of([[5, 6]])
+
+
+GPU = torch.device("cuda")
+
+
+def test_auto_on_a_gpu_is_the_checkpoints_half_precision(lm_dirs, tmp_path):
+    folder = shutil.copytree(lm_dirs["opt"], tmp_path / "half")
+    AutoModel.from_pretrained(folder, dtype="float16").save_pretrained(folder)
+    half, whole = load_config(find_model(str(folder))), load_config(find_model(str(lm_dirs["opt"])))
+    cpu = torch.device("cpu")
+    for name, device, config, dtype in (
+        ("auto", GPU, half, torch.float16),
+        ("auto", GPU, whole, torch.bfloat16),
+        ("auto", GPU, None, torch.bfloat16),
+        ("auto", cpu, half, torch.float32),
+        ("bfloat16", GPU, half, torch.bfloat16),
+    ):
+        assert load.choose_dtype(name, device, config) == dtype
+
+
+def test_weights_that_are_let_go_of_are_gone_and_come_back(folder):
+    lm = open_lm(folder)
+    encoder = PromptedEncoder(lm, PROMPT)
+    before, width = encoder.encode(["a", "A dull plot."]), lm.width
+    lm.last_layer.is_short = False  # as if it had been at fault
+    weights = [weakref.ref(weight) for weight in lm.model.parameters()]
+    keys = weakref.ref(encoder._behind._prefix[0][0])
+    assert all(ref() is not None for ref in [*weights, keys])
+    encoder.release()
+    assert not any(ref() is not None for ref in [*weights, keys])
+    assert (lm.width, encoder.way) == (width, "cascade")  # what was found is kept
+    torch.testing.assert_close(encoder.encode(["a", "A dull plot."]), before)
+    assert not lm.last_layer.is_short
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(folder, monkeypatch):
+    lm = open_lm(folder)
+    monkeypatch.setattr(load, "machine_memory", lambda: 1000)
+    with pytest.raises(
+        ModelError, match=r"take \S+ GB in float32, and this machine has 1e-06 GB: use"
+    ):
+        lm.states_of(IDS)
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2000, 4000))
+    lm.device = GPU
+    with pytest.raises(ModelError, match=r"cuda has 2e-06 GB free: use --lm_device_map auto \(all"):
+        lm.states_of(IDS)
+    monkeypatch.undo()
+    lm.device = torch.device("cpu")
+    assert len(lm.states_of(IDS)) == 3  # the control
+
+
+def test_a_gpu_that_is_named_is_the_current_one_and_one_that_is_not_there_is_told(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(str(device)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    def empty(size, *, device):
+        if device.index == 7:
+            raise torch.AcceleratorError("CUDA error: invalid device ordinal\nGPU device may be")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", empty)
+        assert load.choose_device("cuda:1") == torch.device("cuda", 1)
+        with pytest.raises(
+            ModelError, match="'cuda:7': CUDA error: invalid .* Use cuda:0, cuda:1, "
+        ):
+            load.choose_device("cuda:7")
+    assert chosen == ["cuda:1"]
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        with pytest.raises(ModelError, match=r"cannot use device 'cuda': .*\. Use auto or cpu\."):
+            load.choose_device("cuda")
+
+
+def test_a_small_lm_gets_larger_batches_on_a_gpu(lm_dirs):
+    lm = open_lm(lm_dirs["opt"])
+    assert lm.batch_budget(512) == 512
+    assert lm.num_weights == sum(weight.numel() for weight in lm.model.parameters())
+    lm.device = GPU
+    assert lm.batch_budget(512) == 131072

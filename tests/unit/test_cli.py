@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from pgra import __version__
 from pgra.cli import COMMANDS, main, run
@@ -25,6 +26,10 @@ def raising(error):
 
 
 FULL = "the disk is full: make room"
+LOST, MORE = (
+    "what was finished is kept, and the same command goes on",
+    "CUDA kernel errors might be",
+)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +40,14 @@ FULL = "the disk is full: make room"
         (OSError(errno.EACCES, "no", "/some/file"), 2, "cannot read or write /some/file: "),
         (OSError(errno.ENOSPC, "no", "/some/file"), 2, FULL),
         (Exception("No space left on device (os error 28)"), 2, FULL),  # tokenizers
+        (torch.AcceleratorError(f"CUDA error: device-side assert triggered\n{MORE}"), 2, LOST),
+        (torch.AcceleratorError(f"CUDA error: unspecified launch failure\n{MORE}"), 2, LOST),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `x`"), 2, LOST),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 2, "smaller batc"),
+        (
+            torch.AcceleratorError(f"CUDA error: no kernel image is available\n{MORE}"),
+            *(2, "install one that has, or use --device cpu"),
+        ),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64"), 2, FULL),
     ],
 )
@@ -47,7 +60,12 @@ def test_what_ends_a_command_is_one_line_and_a_code(error, code, told, capsys):
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("ours"), OSError(errno.EIO, "broken"), BrokenPipeError(errno.EPIPE, "ours")],
+    [
+        ValueError("ours"),
+        RuntimeError("ours"),
+        OSError(errno.EIO, "broken"),
+        BrokenPipeError(errno.EPIPE, "ours"),
+    ],
 )
 def test_our_own_mistakes_are_not_hidden(error):
     with pytest.raises(type(error)):

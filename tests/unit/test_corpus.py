@@ -104,7 +104,6 @@ def test_a_cell_of_several_lines_is_one_passage_and_the_column_may_be_named(tmp_
 def test_texts_are_found_across_batches_and_rows_outside_are_refused(tmp_path):
     lines = [f"p{i}" for i in range(40_000)]
     corpus = read(write(tmp_path / "c.txt", "\n".join(lines)), tmp_path)
-    assert len(corpus.batches) == 3
     rows = [39_999, 0, 16_383, 16_384, 0, 32_768]
     assert corpus.texts(rows) == [f"p{i}" for i in rows] == [corpus[i] for i in rows]
     parts = list(corpus.batched(15_000))
@@ -112,6 +111,56 @@ def test_texts_are_found_across_batches_and_rows_outside_are_refused(tmp_path):
     assert [text for part in parts for text in part] == lines
     with pytest.raises(IndexError, match="row 40000 of a corpus of 40000"):
         corpus.texts([0, 40_000])
+
+
+def test_a_corpus_is_checked_a_block_at_a_time_when_its_rows_are_asked_for(tmp_path):
+    corpus = read(write(tmp_path / "c.txt", "\n".join(f"p{i}" for i in range(40_000))), tmp_path)
+    size = (corpus.folder / "corpus.arrow").stat().st_size
+    opened = corpus.store.file.num_bytes
+    assert 0 < opened < size / 20  # the table of contents alone
+    assert corpus.texts([2_047, 0, 5]) == ["p2047", "p0", "p5"]
+    one = corpus.store.file.num_bytes - opened
+    assert 0 < one < size / 10
+    assert corpus.texts([1, 2]) == ["p1", "p2"]
+    assert corpus.store.file.num_bytes == opened + one  # once
+    assert corpus[2_048] == "p2048"
+    assert corpus.store.file.num_bytes > opened + one
+    everything(corpus)
+    assert corpus.store.file.num_bytes == size
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), data=st.booleans())
+@settings(derandomize=True, deadline=None, max_examples=150)
+def test_no_flipped_bit_of_a_corpus_changes_a_text_or_ends_the_process(
+    place, bit, data, tmp_path_factory
+):
+    root = tmp_path_factory.getbasetemp() / "flipped"
+    if not root.exists():
+        root.mkdir()
+        read(write(root / "c.txt", "\n".join(f"film number {i}" for i in range(30))), root)
+    corpus = read(root / "c.txt", root)
+    texts = [f"film number {i}" for i in range(30)]
+    assert everything(corpus) == texts  # what is not flipped is read
+    path = corpus.folder / ("corpus.arrow" if data else "blocks.json")
+    good = path.read_bytes()
+    bad = bytearray(good)
+    bad[int(place * len(good))] ^= 1 << bit
+    try:
+        path.write_bytes(bad)
+        with pytest.raises(ArtifactError, match=f"{path.name} is damaged .*delete {path.parent}"):
+            everything(load_corpus(corpus.folder))
+    finally:
+        path.write_bytes(good)
+
+
+def test_a_corpus_of_an_earlier_pgra_is_named(corpus_file, tmp_path):
+    folder = read(corpus_file, tmp_path).folder
+    path = folder / "manifest.json"
+    values = json.loads(path.read_text())
+    del values["files"]["blocks.json"], values["digest"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(ArtifactError, match="earlier pgra, and has no checksum a block: delete it"):
+        load_corpus(folder)
 
 
 @pytest.mark.parametrize(("kind", "line"), [("txt", "p%d"), ("jsonl", '{"text": "p%d"}')])

@@ -1,5 +1,6 @@
 """Encoders: poolings, invariances, and sentence-transformers folders as that library reads them."""
 
+import itertools
 import shutil
 import weakref
 from functools import partial
@@ -8,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
+from meta_device import moved_to_meta
 from safetensors.torch import save_file
-from tiny_models import build_encoder
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from tiny_models import _lively, build_encoder
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from pgra.artifacts import write_json
-from pgra.config import POOLINGS
+from pgra.config import POOLINGS, RetrieverArguments
 from pgra.data.bundled import bundled_model_dir
-from pgra.encoders.encoder import Encoder
+from pgra.encoders.encoder import Encoder, load_t5_encoder
 from pgra.errors import ConfigError, ModelError
 
 close = partial(np.testing.assert_allclose, atol=1e-5)
@@ -120,6 +122,114 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(encoder_dir, caplog, m
     assert "out of memory" in caplog.text
     assert len(alive) == len(attempts) > 0
     assert not any(alive)  # a cache is emptied of what nobody holds
+
+
+OTHER_KINDS = {
+    "albert": {"embedding_size": 16},
+    "distilbert": {"dim": 16, "hidden_dim": 32, "n_heads": 2, "n_layers": 2},
+    "mpnet": {},
+    "modernbert": {"local_attention": 4, "global_attn_every_n_layers": 2},
+    "llama": {},
+}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 160,
+    "pad_token_id": 0,
+    "vocab_size": 600,
+}
+
+
+@pytest.fixture
+def any_encoder(request, encoder_dirs, t5_dir, tmp_path):
+    kind, pooling = request.param
+    if kind == "t5":
+        args = RetrieverArguments(encoder=str(t5_dir), normalize=False)
+        return load_t5_encoder(args, str(t5_dir), "cpu")
+    folder = encoder_dirs.get(kind)
+    if folder is None:
+        folder = tmp_path / kind
+        AutoTokenizer.from_pretrained(encoder_dirs["bert"]).save_pretrained(folder)
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **SIZES, **OTHER_KINDS[kind])
+        _lively(AutoModel.from_config(config)).save_pretrained(folder)
+    return make(folder, pooling=pooling, normalize=False, max_encoder_tokens=100)
+
+
+KINDS = [
+    *itertools.product(["bert", "roberta"], POOLINGS[1:]),
+    *((kind, "mean") for kind in ["albert", "distilbert", "mpnet", "t5"]),
+]
+TEXTS = [*SENTENCES, "sea", " ".join(SENTENCES[:4])]
+
+
+@pytest.mark.parametrize("any_encoder", KINDS, indirect=True, ids="-".join)
+def test_a_mask_that_no_device_is_asked_about_gives_the_stock_vectors(any_encoder):
+    stock = any_encoder.encode(TEXTS)
+    assert any_encoder._takes_own_mask is False  # on a CPU transformers' own is the quicker
+    with torch.inference_mode():
+        assert any_encoder._try_own_mask()
+    any_encoder._takes_own_mask = True
+    close(any_encoder.encode(TEXTS), stock, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "any_encoder", [("modernbert", "mean"), ("llama", "last")], indirect=True, ids="-".join
+)
+def test_a_model_with_masks_of_its_own_keeps_them_and_it_is_said(any_encoder, caplog):
+    """One looks at near tokens only, the other at earlier ones; given our mask both see all."""
+    stock = any_encoder.encode(TEXTS)
+    with torch.inference_mode():
+        assert not any_encoder._try_own_mask()
+    assert "no mask but transformers' own (it gives other values" in caplog.text
+    assert "each batch waits for cpu" in caplog.text
+    any_encoder._takes_own_mask = True
+    assert not np.allclose(any_encoder.encode(TEXTS), stock, atol=1e-4)
+
+
+@pytest.mark.parametrize("switch", ["auto", "off"])
+@pytest.mark.parametrize("pooling", POOLINGS[1:])
+def test_no_batch_waits_for_the_device_and_a_chunk_is_one_copy_there(
+    encoder_dir, pooling, switch, monkeypatch
+):
+    monkeypatch.setenv("PGRA_FAST_KERNELS", switch)
+    encoder = make(encoder_dir, pooling=pooling, encoder_batch_tokens=1)
+    encoder._back_off.budget = 64
+    with moved_to_meta(encoder) as device:
+        encoder.begin(encoder.tokenize(SENTENCES[:1]))()  # finds out which mask the model takes
+        device.waits.clear(), device.sent.clear()
+        chunks = encoder.tokenize(TEXTS * 3)
+        num_batches = sum(len(chunk.batches) for chunk in chunks)
+        assert num_batches > 9
+        encoder.begin(chunks, in_half=True)()
+    asked = device.waits.pop("is_nonzero", 0)
+    assert asked == (0 if switch == "auto" else num_batches)  # stock calls are the control
+    assert device.waits == {"copy to the host": 2}  # at the end: vectors, and their peaks
+    assert device.sent == [(4 * (len(chunks[0].order) + len(chunks[0].ids)), torch.int32)]
+
+
+def test_vectors_leave_the_device_as_the_float16_that_is_stored(encoder_dir):
+    encoder = make(encoder_dir, encoder_batch_tokens=64)
+    halves = encoder.begin(encoder.tokenize(TEXTS), in_half=True)()
+    assert halves.dtype == np.float16
+    np.testing.assert_array_equal(halves, encoder.encode(TEXTS).astype(np.float16))
+
+
+def test_a_device_that_fails_is_named_and_a_cpus_own_error_stays(encoder_dir):
+    encoder = make(encoder_dir)
+
+    def lose(*_):
+        raise RuntimeError("CUDA error: no kernel image is available\nand more")
+
+    encoder.model.register_forward_pre_hook(lose)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        encoder.encode(["sea"])
+    encoder.device = torch.device("meta")
+    told = r"the encoder failed on meta \(CUDA error: no kernel image is available\): what was fin"
+    with pytest.raises(ModelError, match=told + r".*run again, there or with --device cpu"):
+        encoder.encode(["sea"])
 
 
 def test_a_vector_that_is_not_finite_is_refused_with_its_text(tmp_path):

@@ -101,6 +101,25 @@ def test_loss_and_gradients_are_those_of_the_padded_reader(reader, examples, lab
     assert (other.loss - outputs[0].loss).abs() > 1e-5
 
 
+def test_no_token_stands_for_many_that_are_not_there(reader, monkeypatch):
+    """A GPU adds up the gradients of one place one after the other."""
+    taken = []
+    plain = torch.Tensor.index_select
+
+    def index_select(self, dim, index):
+        taken.append(index)
+        return plain(self, dim, index)
+
+    monkeypatch.setattr(torch.Tensor, "index_select", index_select)
+    packed = pack([[np.arange(3, 3 + size, dtype=np.int32)] for size in (9, 4, 2)])
+    reader.fuse(packed)
+    (index,) = taken
+    hidden = (packed.places < 0).flatten()
+    assert torch.equal(index[~hidden], packed.places.flatten()[~hidden])
+    assert hidden.sum() == 5 + 7
+    assert index[hidden].bincount().max() == 1
+
+
 def test_a_saved_reader_is_a_plain_t5_and_reads_one_segment_alike(
     reader, examples, labels, tmp_path
 ):

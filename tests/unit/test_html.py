@@ -1,5 +1,4 @@
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -431,11 +430,10 @@ CUT = """() => [...document.querySelectorAll("main *, header *")].filter((node) 
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser")
-def test_nothing_is_cut_on_a_phone_or_a_screen_in_light_or_dark(long_page, tmp_path):
-    """Screenshots are left in the folder that PGRA_SCREENSHOTS names, to be looked at."""
+def test_nothing_is_cut_on_a_phone_or_a_screen_in_light_or_dark(long_page, screenshots):
     from playwright.sync_api import sync_playwright
 
-    asked, said, shots = [], [], Path(os.environ.get("PGRA_SCREENSHOTS", tmp_path))
+    asked, said = [], []
     with (
         sync_playwright() as tools,
         tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"]) as browser,
@@ -445,7 +443,7 @@ def test_nothing_is_cut_on_a_phone_or_a_screen_in_light_or_dark(long_page, tmp_p
             tab.on("request", lambda request: asked.append(request.url))
             tab.on("console", lambda message: said.append(message.text))
             tab.goto(long_page.as_uri())
-            tab.screenshot(path=shots / f"{width}-{theme}.png", full_page=True)
+            tab.screenshot(path=screenshots / f"report-{width}-{theme}.png", full_page=True)
             tab.evaluate("document.querySelectorAll('details').forEach((box) => box.open = true)")
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
             assert tab.evaluate(CUT) == []

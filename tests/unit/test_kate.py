@@ -12,6 +12,7 @@ import pytest
 from conftest import review_rows, write_jsonl
 from loopback import LoopbackEndpoint, Written
 from method_runs import having, kate_run, lines_of, run_of
+from tiny_models import build_half_lm
 
 from pgra.commands.report import main as report_main
 from pgra.config import DataArguments
@@ -396,3 +397,19 @@ def test_first_tokens_are_calibrated_by_what_is_seen(words, monkeypatch):
             having(asked, decide_by="first_token")
     with pytest.raises(ConfigError, match="decide_by first_token is for an endpoint, and --lm"):
         run(having(words, decide_by="first_token"))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_an_lm_whose_numbers_float16_does_not_hold_answers_in_bfloat16(words, tmp_path, caplog):
+    half = having(words, lm=str(build_half_lm(tmp_path / "lm")))
+    half = having(half, artifacts_dir=str(tmp_path / "artifacts"))
+    metrics = run(half).metrics
+    assert caplog.text.count("no finite state in torch.float16") == 1
+    assert '"dtype": "bfloat16"' in (half.folder / "run.json").read_text()
+    plain = having(half, name="plain", lm_dtype="bfloat16", artifacts_dir=str(tmp_path / "other"))
+    assert run(plain).metrics["n"] == metrics["n"]
+    ours, theirs = ((one.folder / "predictions.jsonl").read_text() for one in (half, plain))
+    assert ours == theirs
+    assert run(half).reused  # the same command again
+    with pytest.raises(ModelError, match="in torch.float16 even for plain English: use --lm"):
+        run(having(half, name="asked", lm_dtype="float16"))

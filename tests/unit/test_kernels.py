@@ -52,7 +52,12 @@ TRUTH = torch.tensor([[10.0, 1.0], [10.0, -1.0]])
     [
         (0.0009, torch.float32, 0.0, True),
         (0.0012, torch.float32, 0.0, False),  # 1e-4 of the length
-        (0.5, torch.float16, 0.0, False),  # a third of its own; 0.05 of the length is 0.5
+        (0.3, torch.bfloat16, 0.0, True),
+        (0.5, torch.bfloat16, 0.0, False),  # a third of its own; 0.05 of the length is 0.5
+        (0.03, torch.float16, 0.0, True),
+        (0.05, torch.float16, 0.0, False),  # a 24th; 0.00625 of the length is 0.06
+        (0.05, torch.float16, 0.04, True),
+        (0.1, torch.float16, 1.0, False),
         (0.5, torch.bfloat16, 0.25, True),  # an error of the dtype itself is no fault of a way
         (0.5, torch.bfloat16, 0.2, False),
         (float("nan"), torch.bfloat16, 9.0, False),

@@ -60,7 +60,9 @@ def has_focus(tab, name):
     return tab.wait_for_function(f"name => [{at}.id, {at}.innerText].includes(name)", arg=name)
 
 
-def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(browser, served):
+def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(
+    browser, served, screenshots
+):
     page, address = served
     asked, said = [], []
     context = browser.new_context(viewport={"width": 390, "height": 800})
@@ -84,6 +86,11 @@ def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(browser,
     assert has_focus(tab, "answer")
     assert tab.get_by_text("the synonym for pretty is").count() == 1
     assert tab.locator("blockquote").first.inner_text().endswith("<script>alert(1)</script>")
+    for width, theme in ((w, t) for w in (1280, 390) for t in ("dark", "light")):
+        tab.set_viewport_size({"width": width, "height": 800})
+        tab.emulate_media(color_scheme=theme)
+        tab.screenshot(path=screenshots / f"memory-{width}-{theme}.png", full_page=True)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
     tab.get_by_label("What you meant").fill("x" * 2001)
     tab.get_by_label("What you meant").press("Control+Enter")
     assert "2,001 characters" in tab.get_by_role("alert").inner_text()

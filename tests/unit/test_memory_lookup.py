@@ -208,7 +208,7 @@ def test_vectors_follow_the_log_also_behind_what_a_killed_job_left(log, tmp_path
     folder = tmp_path / "v"
     log.write("ab", "one")
     assert open_with(log, folder)[1] == 1
-    for name in ("vectors.f16", "ids.i64"):
+    for name in ("vectors.f16", "ids.i64", "checksums.u64"):
         with (folder / name).open("ab") as file:
             file.write(b"\1" * 13)
     log.write("cd", "two")
@@ -221,9 +221,18 @@ def test_vectors_follow_the_log_also_behind_what_a_killed_job_left(log, tmp_path
 HARMS = {
     "torn state": lambda path: (path / "state.json").write_text("{"),
     "torn vectors": lambda path: (path / "vectors.f16").write_bytes(b"1"),
+    "an earlier pgra": lambda path: rewrite_state(path, "index_checksum", "digest"),
     "another encoder": lambda path: open_other(path, "another"),
     "another log": lambda path: open_other(path, "letters"),
 }
+
+
+def rewrite_state(folder, *without):
+    """What was written before there were checksums."""
+    state = json.loads((folder / "state.json").read_text())
+    kept = {name: value for name, value in state.items() if name not in without}
+    (folder / "state.json").write_text(json.dumps(kept))
+    (folder / "checksums.u64").unlink()
 
 
 def open_other(folder, encoder):
@@ -243,6 +252,41 @@ def test_vectors_that_are_not_the_logs_are_made_again(log, tmp_path, caplog, har
     assert "is not what its log says: made again from it" in caplog.text
 
 
+@given(
+    name=st.sampled_from(["vectors.f16", "ids.i64", "checksums.u64", "state.json", "index"]),
+    place=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(0, 7),
+    index_rows=st.sampled_from([1, 100]),
+)
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_no_flipped_bit_hides_an_entry_and_vectors_are_made_again(
+    name, place, bit, index_rows, tmp_path_factory
+):
+    root = tmp_path_factory.mktemp("flip")
+    keys = ["ab", "cd", "ef", "gh", "ij"]
+    with FeedbackLog.open(root / "memory.sqlite") as log:
+        log.extend(Event(key=key, feedback=key) for key in keys)
+        before, count = open_with(log, root / "v", index_rows=index_rows)
+        assert count == 5
+        found = {key: before.search(key, 1) for key in keys}
+        assert list(found["gh"]) == [4]
+        assert open_with(log, root / "v", index_rows=index_rows)[1] == 0  # what is whole is kept
+        if name == "index":
+            if index_rows == 100:
+                return
+            name = "index-5.faiss"
+        path = root / "v" / name
+        data = bytearray(path.read_bytes())
+        data[int(place * len(data))] ^= 1 << bit
+        path.unlink()  # who has the old one mapped keeps it
+        path.write_bytes(data)
+        after, count = open_with(log, root / "v", index_rows=index_rows)
+        assert {key: after.search(key, 1) for key in keys} == found
+        again, _ = open_with(log, root / "v", index_rows=index_rows)
+        assert {key: again.search(key, 1) for key in keys} == found
+        assert count == 5 or index_rows == 1  # behind an index, when a search reads it
+
+
 def test_the_vector_of_what_is_erased_is_gone_and_the_others_stay(log, tmp_path):
     folder = log.path.with_name("memory.sqlite.vectors") / "v"
     for key in ("ab", "cd", "ef"):
@@ -259,6 +303,15 @@ def test_the_vector_of_what_is_erased_is_gone_and_the_others_stay(log, tmp_path)
     lookup = EncoderLookup(log, vectors)
     assert found(lookup, "cd", 3) == [("ab", 0)]
     (folder / "state.json").write_text("{")
+    log.erase(1)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_a_damaged_id_does_not_save_a_vector_from_being_erased(log):
+    folder = log.path.with_name("memory.sqlite.vectors") / "v"
+    log.extend(Event(key=key, feedback=key) for key in ("ab", "cd"))
+    open_with(log, folder)
+    (folder / "ids.i64").write_bytes(np.array([7, 2]).tobytes())
     log.erase(1)
     assert [path.name for path in folder.iterdir()] == [".lock"]
 

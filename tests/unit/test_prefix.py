@@ -6,14 +6,15 @@ import weakref
 import pytest
 import torch
 from conftest import SENTENCES
+from meta_device import moved_to_meta
 from tiny_models import build_odd_lm
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.errors import ConfigError, ModelError
-from pgra.lm import kernels
+from pgra.lm import batching, kernels
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model
-from pgra.lm.prefix import WAYS, PromptedEncoder, SharedPrefix
+from pgra.lm.prefix import WAYS, PromptedEncoder, Prompts, SharedPrefix
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 
@@ -257,12 +258,29 @@ def kernel(monkeypatch):
         yield kernel
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])  # as many key heads as heads, and fewer
-def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(kind, lm_dirs, kernel, caplog):
-    lm_dir = lm_dirs[kind]
+def old_varlen_attn(
+    q, k, v, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
+):
+    """As in torch 2.11, whose kernel takes fewer key heads without being told."""
+    ends, window = (cu_q, cu_k, max_q, max_k), list(window_size)
+    found = torch.ops.torch_attn._varlen_attn(q, k, v, *ends, window == [-1, 0], scale, window)
+    return found[:2] if return_aux is not None and return_aux.lse else found[0]
+
+
+@pytest.mark.parametrize("kind", ["opt", "llama"])
+def test_an_older_torch_has_cascade_too(kind, lm_dirs, kernel, monkeypatch):
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", old_varlen_attn)
+    encoder = open_encoder(lm_dirs[kind], dtype="float16")
+    assert error_of(encoder.encode(TEXTS), lm_dirs[kind]) < 0.1 / 8
+    assert encoder.way == "cascade"
+
+
+def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, caplog):
     with caplog.at_level("WARNING", "pgra"):
         encoder = open_encoder(lm_dir, dtype="bfloat16")
         assert error_of(encoder.encode(TEXTS), lm_dir) < 0.1
+        half = open_encoder(lm_dir, dtype="float16")
+        assert (half.way, error_of(half.encode(TEXTS), lm_dir) < 0.1 / 8) == ("cascade", True)
         assert (encoder.way, "does not work here" in caplog.text) == ("cascade", False)
         assert open_encoder(lm_dir).way == "packed"  # it takes no float32
     assert "(RuntimeError: FlashAttention only support fp16" in caplog.text
@@ -271,6 +289,40 @@ def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(kind, lm_dirs, kerne
     assert error_of(encoder.encode(TEXTS), lm_dir) < 1e-5
     heads, config = 4, encoder.lm.config
     assert set(kernel.groups) == {heads // getattr(config, "num_key_value_heads", heads)}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt"])
+def test_the_host_waits_for_no_batch_and_once_for_a_shard(kind, lm_dirs, monkeypatch):
+    """What a GPU's batches ask of the host, seen on a device that only looks like one."""
+    encoder = open_encoder(lm_dirs[kind], dtype="float16", batch_tokens=40)
+    prompts = encoder.tokenize([{"text": text} for text in TEXTS[:8]])
+    assert (encoder.lm.width, encoder.way) == (32, "cascade")  # while the LM has numbers
+    vars(encoder).pop("_behind")
+    monkeypatch.setattr(kernels, "takes_one_row", lambda device: True)
+    sends, runs, found, run, send = [], [], [], SharedPrefix.run, batching.send
+    for module in (batching, kernels):  # what goes by `send` waits for nothing
+        monkeypatch.setattr(module, "send", lambda *what: sends.append(what) or send(*what))
+    with moved_to_meta(encoder.lm) as device:
+        encoder.begin(Prompts(prompts.fields[:1], prompts.ids[:1]))  # the prefix
+        for count, looks in ((8, False), (1, False), (8, True)):
+            device.waits.clear(), device.sent.clear(), sends.clear(), runs.clear()
+            device.launches = 0
+
+            def run_and_look(self, texts, way, looks=looks):
+                runs.append(len(texts))
+                states = run(self, texts, way)
+                assert not looks or states[0, 0]  # the control asks for a value
+                return states
+
+            monkeypatch.setattr(SharedPrefix, "run", run_and_look)
+            fetch = encoder.begin(Prompts(prompts.fields[:count], prompts.ids[:count]))
+            assert len(device.sent) == len(sends) == 4 * len(runs)
+            found.append((len(runs), device.launches / len(runs), sum(device.waits.values())))
+        assert len(fetch()) == 8
+    (many, launches, waits), (one, alone, _), (_, _, asked) = found
+    assert (many > 2, one, waits, asked) == (True, 1, 0, many)
+    assert launches == pytest.approx(alone, rel=0.05)
+    assert device.waits["copy to the host"] == 1
 
 
 @pytest.mark.gpu

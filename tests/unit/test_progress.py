@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from pgra.lm.load import find_model, load_pretrained
 from pgra.progress import Bar
 
 
@@ -76,3 +77,19 @@ def test_work_that_nobody_counts_says_how_long_it_has_taken(monkeypatch):
     assert len(lines) >= 2
     assert set(lines) == {"writing weights: 00:00"}
     assert wait(30) == []
+
+
+def test_loading_a_model_shows_no_bar_of_transformers_and_leaves_it_as_it_was(lm_dirs, capfd):
+    from transformers import AutoModel
+    from transformers.utils import logging as library
+
+    had_bars, folder = library.is_progress_bar_enabled(), next(iter(lm_dirs.values()))
+    library.enable_progress_bar()
+    try:
+        load_pretrained(AutoModel.from_pretrained, find_model(str(folder)))
+        assert capfd.readouterr().err == ""
+        AutoModel.from_pretrained(folder)  # the control: asked directly, the library speaks
+        assert "Loading weights" in capfd.readouterr().err
+    finally:
+        if not had_bars:
+            library.disable_progress_bar()

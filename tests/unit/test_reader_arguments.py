@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
+import pgra.reader.arguments as arguments_module
 from pgra.artifacts import canonical_json
-from pgra.config import parse_arguments
+from pgra.config import TRAINING_NAMES, parse_arguments
 from pgra.errors import ConfigError
 from pgra.lm.load import ready_device
 from pgra.methods.pgra import training_identity
@@ -58,6 +59,7 @@ OTHER = {
     "optim_args": "maximize=False",
     "torch_compile_mode": "reduce-overhead",
     "torch_empty_cache_steps": 2,
+    "total_train_batch_size": 16,
     "report_to": ["tensorboard"],
     "save_strategy": "best",
     "torch_compile_backend": "eager",
@@ -187,14 +189,145 @@ def test_a_declared_argument_exists_and_one_of_a_later_trainer_decides():
     assert identity(one) == identity(other)  # a value is what it resolves to
 
 
+def see_gpu(monkeypatch, *, has_bf16=True, has_tf32=True):
+    """Let torch see a GPU, which is never used."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Old GPU")
+    # Torch emulates bfloat16 on any GPU, and says so unless it is asked not to.
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: has_bf16 or including_emulation,
+    )
+    monkeypatch.setattr(arguments_module, "is_torch_tf32_available", lambda: has_tf32)
+    monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 1)
+    monkeypatch.setattr(TrainingArguments, "world_size", 1)
+
+
+ON_GPUS = [
+    # bf16, tf32 as given; whether the GPU has them; what is done
+    (None, None, True, True, "bfloat16"),
+    (None, None, False, True, "tf32"),
+    (None, None, False, False, "float32"),
+    (False, None, True, True, "tf32"),
+    (False, False, True, True, "float32"),
+    (True, None, True, True, "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("bf16", "tf32", "has_bf16", "has_tf32", "done"), ON_GPUS)
+def test_a_gpu_multiplies_in_the_fastest_way_it_has_unless_told_otherwise(
+    monkeypatch, bf16, tf32, has_bf16, has_tf32, done
+):
+    asked = {"bf16": bf16, "tf32": tf32}
+    assert ReaderTrainingArguments(use_cpu=True, bf16=bf16).precision == (
+        "bfloat16" if bf16 else "float32"  # on a CPU
+    )
+    see_gpu(monkeypatch, has_bf16=has_bf16, has_tf32=has_tf32)
+    made = ReaderTrainingArguments(**asked)
+    assert made.precision == done
+    assert (made.bf16, made.mixed_precision) == (
+        (True, "bf16") if done == "bfloat16" else (False, "no")
+    )
+    assert torch.get_float32_matmul_precision() == "highest"  # of others in this process
+    recorded = {name: made.to_dict()[name] for name in ("bf16", "tf32")}
+    assert ReaderTrainingArguments(**recorded).precision == done
+    ReaderTrainingArguments(use_cpu=True, **recorded)  # a run may be measured anywhere
+    assert made.accelerator_config.non_blocking
+    assert not ReaderTrainingArguments(use_cpu=True).accelerator_config.non_blocking
+
+
+def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="tf32 is True, and there is no GPU that has it"):
+        ReaderTrainingArguments(use_cpu=True, tf32=True)
+    see_gpu(monkeypatch, has_bf16=False, has_tf32=False)
+    with pytest.raises(ConfigError, match=r"bf16 is True, and Old GPU has no bfloat16 .*--no_bf16"):
+        ReaderTrainingArguments(bf16=True)
+    ReaderTrainingArguments(bf16=True, use_cpu=True)  # the control
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("", False),
+        ("--bf16", True),
+        ("--bf16 --seed 1", True),
+        ("--bf16 true", True),
+        ("--bf16=true", True),
+        ("--bf16 false", False),
+        ("--no_bf16", False),
+        ("--no-bf16", False),
+        ("--config {yaml}", True),
+        ("--config {yaml} --no_bf16", False),
+    ],
+)
+def test_bf16_is_a_switch_on_the_command_line(tmp_path, words, value):
+    path = tmp_path / "run.yaml"
+    path.write_text("bf16: true\n")
+    given = [*words.format(yaml=path).split(), "--use_cpu"]
+    (training,) = parse_arguments([ReaderTrainingArguments], given, prog="x", description="")
+    assert training.bf16 is value
+
+
+SHARES = [
+    # processes, what is given; examples at once on a device, batches accumulated
+    (1, {}, (8, 1)),
+    (2, {}, (4, 1)),
+    (8, {}, (1, 1)),
+    (2, {"total_train_batch_size": 16}, (8, 1)),
+    (2, {"total_train_batch_size": 16, "gradient_accumulation_steps": 2}, (4, 2)),
+    (2, {"total_train_batch_size": 16, "per_device_train_batch_size": 2}, (2, 4)),
+    (2, {"gradient_accumulation_steps": 4}, (1, 4)),
+    (2, {"per_device_train_batch_size": 8}, (8, 1)),  # as in transformers: 16 a step
+    (2, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 3}, (8, 3)),
+]
+
+
+@pytest.mark.parametrize(("processes", "given", "shares"), SHARES)
+def test_a_step_has_the_same_examples_however_many_processes(monkeypatch, processes, given, shares):
+    monkeypatch.setattr(TrainingArguments, "world_size", processes)
+    made = ReaderTrainingArguments(use_cpu=True, **given)
+    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == shares
+    assert made.examples_per_step == processes * shares[0] * shares[1]
+    if "per_device_train_batch_size" not in given or "total_train_batch_size" in given:
+        assert made.examples_per_step == given.get("total_train_batch_size", 8)
+    both = ("per_device_train_batch_size", "gradient_accumulation_steps", "total_train_batch_size")
+    recorded = {name: made.to_dict()[name] for name in both}
+    again = ReaderTrainingArguments(use_cpu=True, **recorded)
+    assert identity(again) == identity(made)
+
+
+@pytest.mark.parametrize(
+    ("processes", "given", "told"),
+    [
+        (3, {}, r"total_train_batch_size \(8\) is not divisible by 3 \(processes times"),
+        (16, {}, r"total_train_batch_size \(8\) is not divisible by 16"),
+        (2, {"gradient_accumulation_steps": 8}, r"\(8\) is not divisible by 16"),
+        (2, {"total_train_batch_size": 9}, r"\(9\) is not divisible by 2"),
+        (
+            2,
+            {"total_train_batch_size": 8, "per_device_train_batch_size": 8},
+            r"is 8, and per_device_train_batch_size \(8\) times 2 .* is 16: give total_train",
+        ),
+        (1, {"total_train_batch_size": 0}, "total_train_batch_size"),
+        (1, {"per_device_train_batch_size": 0}, "per_device_train_batch_size"),
+    ],
+)
+def test_a_batch_that_cannot_be_shared_out_is_refused(monkeypatch, processes, given, told):
+    monkeypatch.setattr(TrainingArguments, "world_size", processes)
+    with pytest.raises(ConfigError, match=told):
+        ReaderTrainingArguments(use_cpu=True, **given)
+
+
 def test_whoever_takes_a_gpu_goes_without_cudnns_attention(monkeypatch):
     """It gives a T5's position bias no gradient; on a CPU torch is left as it is."""
     for is_there in (False, True):
         torch.backends.cuda.enable_cudnn_sdp(True)
-        if is_there:  # a GPU that is seen and never used
-            monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-            monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-            monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda", 0))
+        if is_there:
+            see_gpu(monkeypatch)
         for take in (
             partial(ready_device, torch.device("cuda" if is_there else "cpu")),
             partial(ReaderTrainingArguments, use_cpu=True),
@@ -202,6 +335,10 @@ def test_whoever_takes_a_gpu_goes_without_cudnns_attention(monkeypatch):
             take()
             assert torch.backends.cuda.cudnn_sdp_enabled() != is_there
             torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def test_a_yaml_of_the_training_is_known_to_programs_without_one():
+    assert set(TRAINING_NAMES) == set(FIELDS) - {one.name for one in fields(TrainingArguments)}
 
 
 def test_what_is_reported_to_is_asked_for_and_installed():

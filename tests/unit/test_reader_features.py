@@ -5,11 +5,21 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from small_training import make_arguments, make_inputs, script, train
-from transformers import modeling_utils
+from small_training import (
+    accuracy,
+    classifier_of,
+    make_arguments,
+    make_inputs,
+    run_files,
+    script,
+    tokens,
+    train,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import TrainerCallback, modeling_utils
 
 from pgra.reader.fid import FusionReader
-from pgra.reader.train import read_losses
+from pgra.reader.train import read_losses, train_reader
 
 EVIDENCE = ("the sea", "a town on a hill", "her second album")
 
@@ -54,6 +64,109 @@ def test_bfloat16_is_near_and_keeps_float32_weights(plain, t5_dir, tmp_path):
     assert found != pytest.approx(plain[0], rel=1e-6)
     assert {weight.dtype for weight in reader.state_dict().values()} == {torch.float32}
     assert result.best_metric is not None
+
+
+def test_a_reader_decides_in_the_precision_it_was_trained_in(t5_dir, tmp_path):
+    dev = tokens(t5_dir, make_inputs(7, name="dev"))
+
+    def scores(reader):
+        return classifier_of(reader, t5_dir).score(dev).tolist()
+
+    _, reader, result = run(t5_dir, tmp_path / "half", bf16=True)
+    again = FusionReader.from_name(str(result.folder))
+    assert (reader.precision, again.precision) == ("bfloat16", "bfloat16")
+    assert scores(again) == scores(reader)
+    again.precision = "float32"
+    assert scores(again) != scores(reader)  # the control
+    _, reader, result = run(t5_dir, tmp_path / "whole", bf16=False)
+    assert FusionReader.from_name(str(result.folder)).precision == "float32"
+    assert "pgra" not in (result.folder / "config.json").read_text()  # a plain T5's
+    # Trained on, it takes what the new training says.
+    _, on, _ = run(result.folder, tmp_path / "on", bf16=True)
+    assert on.precision == "bfloat16"
+
+
+def test_tf32_is_for_the_reader_alone(t5_dir, monkeypatch):
+    reader = FusionReader.from_name(str(t5_dir))
+    for kind, precision, during in (
+        ("cpu", "tf32", "highest"),
+        ("cuda", "float32", "highest"),
+        ("cuda", "tf32", "high"),
+    ):
+        monkeypatch.setattr(FusionReader, "device", torch.device(kind))
+        reader.precision = precision
+        with reader.rounding():
+            assert torch.get_float32_matmul_precision() == during
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+class Asked(TorchDispatchMode):
+    """Counts how often a number is fetched from its device, for which a GPU would be waited."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+class CountSteps(TrainerCallback):
+    """Counts in each step, from its first batch until its weights are updated."""
+
+    def __init__(self):
+        self.counts = []
+
+    def on_step_begin(self, *_, **__):
+        self.mode = Asked()
+        self.mode.__enter__()
+
+    def on_step_end(self, *_, **__):
+        self.mode.__exit__(None, None, None)
+        self.counts.append(self.mode.count)
+
+
+def count_steps(t5_dir, folder, reader):
+    counting = CountSteps()
+    arguments = make_arguments(folder, max_steps=4, eval_steps=4, logging_steps=4)
+    train_reader(
+        classifier_of(reader, t5_dir),
+        tokens(t5_dir, make_inputs(18, extra=EVIDENCE)),
+        tokens(t5_dir, make_inputs(2, name="dev")),
+        measure=accuracy,
+        metric="accuracy",
+        arguments=arguments,
+        callbacks=[counting],
+    )
+    return counting.counts
+
+
+def test_no_step_waits_for_a_number(t5_dir, tmp_path, monkeypatch):
+    reader = FusionReader.from_name(str(t5_dir))
+    first, *others = count_steps(t5_dir, tmp_path / "ours", reader)
+    assert first > 0  # kernels are compared with the stock way when they are first used
+    assert others == [0, 0, 0]
+    # With masks (rows, tokens), as transformers' users give them, each call of the encoder asks.
+    encoder = reader.model.get_encoder()
+    plain = type(encoder).forward
+
+    def flat(self, *args, attention_mask=None, **kwargs):
+        if self is encoder and attention_mask is not None:
+            attention_mask = attention_mask.flatten(1)
+        return plain(self, *args, attention_mask=attention_mask, **kwargs)
+
+    monkeypatch.setattr(type(encoder), "forward", flat)
+    assert min(count_steps(t5_dir, tmp_path / "flat", reader)) > 0
+
+
+@pytest.mark.slow
+def test_full_determinism_trains_alike_on_a_cpu(t5_dir, tmp_path):
+    told = {"max_steps": 3, "eval_steps": 3}
+    for name, values in (("plain", told), ("same", {**told, "full_determinism": True})):
+        done = script(t5_dir, tmp_path / name, json.dumps(values))
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert run_files(tmp_path / "plain") == run_files(tmp_path / "same")
 
 
 @pytest.mark.slow

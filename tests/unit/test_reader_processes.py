@@ -29,7 +29,8 @@ def alone(t5_dir, tmp_path_factory):
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_more_processes_train_and_measure_alike(alone, t5_dir, tmp_path, processes):
-    told = {**STEPS, "per_device_train_batch_size": 4 // processes}
+    # The same words as for one process: a step has four examples, whoever reads them.
+    told = {**STEPS, "per_device_train_batch_size": None, "total_train_batch_size": 4}
     results = result_of(script(t5_dir, tmp_path, json.dumps(told), processes=processes))
     assert len(results) == processes
     assert losses(tmp_path) == pytest.approx(losses(alone[0]), rel=1e-5)
@@ -37,6 +38,15 @@ def test_more_processes_train_and_measure_alike(alone, t5_dir, tmp_path, process
     for history, alike in results:
         assert [entry for entry in history if "eval_accuracy" in entry] == measured
         assert alike == [True] * 6
+
+
+def test_four_on_each_of_two_would_have_shown(alone, t5_dir, tmp_path):
+    done = script(
+        t5_dir, tmp_path, json.dumps({**STEPS, "per_device_train_batch_size": 4}), processes=2
+    )
+    result_of(done)
+    assert losses(tmp_path) != pytest.approx(losses(alone[0]), rel=1e-3)
+    assert "training: 8 examples a step, 2 processes, 4 examples at once on each" in done.stderr
 
 
 def test_a_mean_of_means_would_have_shown(alone, t5_dir, tmp_path):

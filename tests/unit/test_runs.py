@@ -1,8 +1,14 @@
 """Runs and grids are read back with checks; what is damaged is refused by name."""
 
+import contextlib
+import json
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planted_runs import edit, plant, plant_grid
 
+from pgra.artifacts import write_sealed
 from pgra.errors import ArtifactError
 from pgra.report.results import load_collection, load_run
 
@@ -66,9 +72,65 @@ def test_nothing_there_is_refused(tmp_path):
 )
 def test_a_damaged_file_is_refused_by_name(tmp_path, name, text, message):
     folder = plant(tmp_path / "a")
+    edit(folder / "metrics.json")
     (folder / name).write_text(text)
     with pytest.raises(ArtifactError, match=message):
         load_run(folder)
+
+
+FILES = ("metrics.json", "predictions.jsonl", "arguments.json")
+
+
+def plant_whole(folder, **changes):
+    """Write a run whose metrics tell of its arguments too, as those of a real run do."""
+    plant(folder, n=4, **changes)
+    return plant(folder, n=4, **changes)
+
+
+@given(name=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@settings(derandomize=True, deadline=None, max_examples=100)
+def test_no_flipped_bit_of_a_run_changes_what_is_read(name, place, bit, tmp_path_factory):
+    folder = plant_whole(tmp_path_factory.mktemp("flip") / "a", wrong=[1])
+    before = load_run(folder)
+    path = folder / name
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 1 << bit
+    path.write_bytes(data)
+    if name == "metrics.json" and b'"digest"' not in data:  # then the digest alone is lost
+        with contextlib.suppress(ArtifactError):
+            after = load_run(folder).metrics
+            assert {name: after[name] for name in before.metrics} == before.metrics
+        return
+    with pytest.raises(ArtifactError, match=f"{path} is damaged"):
+        load_run(folder)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_run_is_named_where_one_was_swapped(tmp_path, name):
+    one, other = (plant_whole(tmp_path / str(i), wrong=[i], seed=i) for i in (1, 2))
+    assert load_run(one).value == load_run(other).value  # of which nothing tells
+    (one / name).write_bytes((other / name).read_bytes())
+    with pytest.raises(ArtifactError, match="is damaged .*metrics.json beside it tells of other"):
+        load_run(one)
+    for file in FILES:
+        (one / file).write_bytes((other / file).read_bytes())
+    assert load_run(one).seed == 2  # the control: a copy
+
+
+def test_what_was_taken_away_is_not_damaged(tmp_path):
+    folder = plant_whole(tmp_path / "a")
+    (folder / "arguments.json").unlink()
+    assert load_run(folder).arguments == {}
+
+
+def test_a_changed_letter_of_a_grid_is_refused(tmp_path):
+    root = plant_grid(tmp_path, {"k=1": {"value": 1, "seeds": {0: [1]}}})
+    path = root / "grid.json"
+    write_sealed(path, json.loads(path.read_text()))
+    assert [run.name for run in found_in(tmp_path)] == ["k=1"]
+    path.write_text(path.read_text().replace("seed-0", "seed-O"))
+    with pytest.raises(ArtifactError, match=r"grid.json is damaged \(it is not what was written\)"):
+        found_in(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,29 @@
 """Both retrieval stages on a task: what they find, share, store and refuse."""
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from threading import Barrier
 
 import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
+from method_runs import run_of
+from tiny_models import build_half_lm
+from transformers import AutoTokenizer
 
 from pgra.config import RuntimeArguments
 from pgra.core import ALONE, MISSING_ROW, Context, Worker
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.lm.causal_lm import CausalLM
+from pgra.methods import pgra as methods
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
 from pgra.rerank.similarity import SIMILARITIES
 from pgra.run_folder import check_same_run
+from pgra.runs import run
 
 
 def found_for(args, splits=SPLITS):
@@ -160,3 +168,125 @@ def test_a_run_is_known_by_what_decides_it(tmp_path):
         check_same_run(tmp_path, {"seed": 2}, is_whole=False)
     with pytest.raises(ArtifactError, match='with evidence/test "ab", this run asks for null'):
         check_same_run(tmp_path, {"seed": 1})
+
+
+# Half precision that does not hold a state.
+
+RARE = "The temple stands on a hill and can be seen from the town."
+
+
+@pytest.fixture
+def half_args(args, lm_dirs, tmp_path):
+    """An OPT of float16 weights; with `too_large`, one passage's states pass float16's range."""
+
+    def half_args(where="artifacts", *, too_large=True, **changes):
+        folder = tmp_path / f"lm-{too_large}"
+        if not folder.exists():
+            tokenizer = AutoTokenizer.from_pretrained(lm_dirs["opt"])
+            others = [text for text in SENTENCES if text != RARE]
+            reviews = Path(args.data.train_file).read_text()
+            common = {t for text in [*others, reviews] for t in tokenizer(text)["input_ids"]}
+            rare = next(t for t in tokenizer(RARE)["input_ids"] if t not in common)
+            build_half_lm(folder, too_large=[rare] if too_large else [])
+        runtime = replace(args.runtime, artifacts_dir=str(tmp_path / where))
+        changes = {"lm": str(folder), "bank_shard_rows": 8, **changes}
+        args_there = with_rerank(replace(args, runtime=runtime), **changes)
+        return with_retriever(args_there, num_candidates=12)
+
+    return half_args
+
+
+def dtype_of(stages):
+    return str(stages.fingerprints["reranker"]).partition("'dtype': '")[2].partition("'")[0]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("num_prefixes", [1, 2])
+def test_a_state_that_float16_does_not_hold_makes_all_of_them_bfloat16(
+    half_args, num_prefixes, caplog
+):
+    args = half_args(num_prefixes=num_prefixes)
+    found = found_for(args)
+    assert caplog.text.count("it is loaded anew in bfloat16, which is coarser") == 1
+    assert [r.levelname for r in caplog.records if "loaded anew" in r.message] == ["WARNING"]
+    assert dtype_of(found) == "bfloat16"
+    plain = found_for(half_args("plain", num_prefixes=num_prefixes, lm_dtype="bfloat16"))
+    assert found.fingerprints == plain.fingerprints
+    for split in SPLITS:
+        ours, theirs = (stages.evidence[split].candidates for stages in (found, plain))
+        np.testing.assert_array_equal(ours.rows, theirs.rows)
+        np.testing.assert_array_equal(ours.scores, theirs.scores)
+    kinds = {"float16": np.float16, "bfloat16": np.uint16}  # the latter's bits
+    banks = [read_object(path) for path in args.artifacts.glob("banks/*/manifest.json")]
+    assert {bank["fingerprint"]["dtype"] for bank in banks} == {*kinds}
+    for path in args.artifacts.glob("banks/*/manifest.json"):
+        kind = kinds[read_object(path)["fingerprint"]["dtype"]]
+        assert {np.load(part).dtype for part in path.parent.glob("*.states.npy")} <= {
+            np.dtype(kind)
+        }
+    # The same command again begins in bfloat16, and the LM reads nothing.
+    caplog.clear()
+    caplog.set_level("INFO")
+    again = Stages.read(args, ALONE)
+    again.open()
+    assert dtype_of(again) == "bfloat16"
+    again.find()
+    assert again.fingerprints == found.fingerprints
+    assert ("loaded anew" in caplog.text, "0 LM forwards" in caplog.text) == (False, True)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_float16_stays_where_it_holds_and_where_it_was_asked_for(half_args, caplog):
+    assert dtype_of(found_for(half_args("small", too_large=False))) == "float16"
+    assert "loaded anew" not in caplog.text
+    asked = half_args(lm_dtype="float16")
+    with pytest.raises(
+        ModelError, match="no finite state in torch.float16 .*: use --lm_dtype bfloa"
+    ):
+        found_for(asked)
+    assert dtype_of(found_for(half_args())) == "bfloat16"  # in the same folder
+    with pytest.raises(ModelError, match="no finite state in torch.float16"):
+        found_for(asked)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_two_processes_fall_back_together(half_args):
+    everything = {"retriever": "exhaustive"}
+    alone = found_for(with_retriever(half_args("alone"), **everything))
+    both = Barrier(2, timeout=60)
+
+    def work(rank):
+        context = Context(Worker(rank, 2), lambda: both.wait() and None)
+        stages = Stages.read(with_retriever(half_args("both"), **everything), context)
+        stages.find()
+        return stages
+
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(work, range(2)):
+            assert dtype_of(found) == "bfloat16"
+            assert found.fingerprints == alone.fingerprints
+
+
+# The LM's memory.
+
+
+@pytest.mark.parametrize("is_let_go", [True, False])
+def test_no_weight_of_the_lm_is_left_when_the_reader_trains(args, tmp_path, monkeypatch, is_let_go):
+    weights, left = [], []
+
+    def load_and_note(lm, load=CausalLM._load):
+        model = load(lm)
+        weights.extend(weakref.ref(weight) for weight in model.parameters())
+        return model
+
+    def train_and_look(*parts, train=methods.train_reader, **how):
+        left.append(sum(ref() is not None for ref in weights))
+        return train(*parts, **how)
+
+    monkeypatch.setattr(CausalLM, "_load", load_and_note)
+    monkeypatch.setattr(methods, "train_reader", train_and_look)
+    if not is_let_go:  # the control
+        monkeypatch.setattr(Stages, "release", lambda self: None)
+    run(run_of(args, "pgra", tmp_path / "run"))
+    assert len(weights) > 20
+    assert left == [0 if is_let_go else len(weights)]

@@ -21,6 +21,7 @@ AGREE = """
 import json, sys
 import torch
 import torch.distributed as dist
+from pgra.core import gather, join_context
 from pgra.reader.resume import Stopper
 
 dist.init_process_group(backend="cuda:gloo")
@@ -31,7 +32,11 @@ try:
 except RuntimeError as error:
     refused = str(error).splitlines()[0]
 stopper = Stopper(world=2, minutes=1e-9 if rank == 1 else None)
-sys.stdout.write(json.dumps([refused, stopper.agree(stopper.wish)]) + "\\n")
+context = join_context("cpu")
+context.barrier()
+shared = gather([rank, str(rank)], context.worker)
+said = [refused, stopper.agree(stopper.wish), shared]
+sys.stdout.write(json.dumps(said) + "\\n")
 sys.stdout.flush()
 dist.destroy_process_group()
 """
@@ -62,11 +67,12 @@ def test_a_second_signal_leaves_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_on_gpus_agree(tmp_path):
+def test_processes_on_gpus_agree_wait_and_share(tmp_path):
     """On GPUs their default group is of NCCL alone; this one refuses CPU tensors as that does."""
     file = tmp_path / "agree.py"
     file.write_text(AGREE)
     done = script(processes=2, file=file)
     assert done.returncode == 0, done.stderr[-2000:]
     refused = "No backend type associated with device type cpu"
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [[refused, 124]] * 2
+    told = [refused, 124, [0, "0", 1, "1"]]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [told] * 2

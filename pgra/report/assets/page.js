@@ -171,7 +171,7 @@ function start() {
     at("examples").replaceChildren(...rows.map((i) => exampleItem(data, task, runs, i, form.text)));
     at("pages").textContent = last;
     at("where").textContent = `Page ${page} of ${last}`;
-    at("below").hidden = last === 1;
+    at("above").hidden = at("below").hidden = last === 1;
     for (const button of document.querySelectorAll("button[data-turn]")) {
       button.disabled = page === (button.dataset.turn < 0 ? 1 : last);
     }

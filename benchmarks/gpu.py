@@ -1,0 +1,188 @@
+"""All that a GPU has to say, in one command: packed where the data is, measured where the GPU is.
+
+    python benchmarks/gpu.py pack packed
+    python benchmarks/gpu.py run packed --json gpu.json
+    python benchmarks/gpu.py run packed --json gpu.json --only rerank search
+
+`pack` writes texts, prompts and tokenizers (no weights, under 20 MB). `run` needs that folder and
+neither network nor weights: models of the paper's shapes are made at random on the device. What
+they compute means nothing; how fast they do it is how fast the real ones would.
+
+    env        the device, its matrix products of 8192 x 8192 and its copies
+    tests      the tests marked gpu
+    agreement  the ways of sharing a prompt's prefix, against whole prompts; and how much evidence
+               16 bits keep of what 32 bits choose (of random states: a check of the kernels)
+    rerank     OPT-13b reads candidates behind a real prompt: pgra's way, and whole prompts
+    encode     BERT-base encodes sentences: pgra's way, and a loop as sentence-transformers has it
+    search     9,600 queries in 1,000,000 vectors of 768: pgra's way, and torch's product and top-k
+    reader     T5-base trains on 16 passages a query: pgra's way, and Fusion-in-Decoder as usual
+    profile    in which share of the time the GPU computes, and the kernels that take longest
+
+Usual ways have the dtype of pgra's. A share of the product is the operations of real tokens (no
+padding) a second, over those of an 8192 x 8192 product of the same dtype in the same process.
+
+Each piece runs in a process of its own, which is ended after 3 minutes; one that fails is named,
+and the others go on. Each figure is printed and written as it comes. Given again, `run` does what
+is not done yet. `--tiny` runs all of it on a CPU, on small models, to see that it works.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import reader
+import torch
+from gpu_pieces import DEPTH, PIECES, SHARD, TINY, TOKENIZERS, Bench, Record, Sizes
+from measuring import FlagParser, parse_flags
+from rerank import find_texts
+
+from pgra.artifacts import read_manifest, write_json, write_manifest
+from pgra.cli import run
+from pgra.commands.common import say
+from pgra.errors import ConfigError
+from pgra.lm.load import choose_device, find_model, load_tokenizer
+
+STAGE = "pack"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Pack, or measure."""
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="pack|run")
+    packer = verbs.add_parser("pack", help="write what a GPU needs into a folder")
+    packer.add_argument("folder", type=Path, metavar="DIR")
+    packer.add_argument("--corpus", default="bundled:wikipedia-19k")
+    runner = verbs.add_parser("run", help="measure what is not measured yet")
+    runner.add_argument("folder", type=Path, metavar="DIR", help="what pack wrote")
+    runner.add_argument("--json", type=Path, required=True, help="where the figures are written")
+    runner.add_argument("--only", nargs="+", choices=PIECES, default=list(PIECES))
+    runner.add_argument("--device", default="cuda")
+    runner.add_argument("--tiny", action="store_true", help="small models on a CPU")
+    runner.add_argument("--piece", choices=PIECES, help=argparse.SUPPRESS)
+    packer.set_defaults(json=None)
+    args = parse_flags(parser, argv)
+    if args.verb == "pack":
+        return pack(args.folder, args.corpus)
+    args.device = "cpu" if args.tiny else args.device
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(
+            f"torch {torch.__version__} finds no GPU here: run it where there is one, or see with "
+            "--tiny that it works"
+        )
+    if args.piece:
+        return measure_piece(args)
+    return measure_pieces(args)
+
+
+# What travels.
+
+
+def pack(folder: Path, corpus: str) -> int:
+    """Write texts with their prompt, labelled queries with their evidence, and tokenizers."""
+    begun = time.perf_counter()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already: name another folder, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    found = find_texts(corpus, SHARD * 4)
+    texts = list(dict.fromkeys(found.texts))
+    prompt = {"template": asdict(found.prompt.template), "prefix": found.prompt.prefix}
+    write_json(folder / "candidates.json", {"texts": texts, "prompt": prompt})
+    words = ["--corpus", corpus, "--device", "cpu", "--max_passages", "400"]
+    words += ["--steps", str(Sizes.steps), "--num_evidence", str(DEPTH), "--num_examples", "1"]
+    reading = reader.read_examples(reader.parse(words))
+    write_json(folder / "reading.json", asdict(reading))
+    for name, lender in TOKENIZERS.items():
+        load_tokenizer(find_model(lender)).save_pretrained(folder / name)
+    counts = {"texts": len(texts), "examples": len(reading.examples)}
+    manifest = write_manifest(
+        folder,
+        stage=STAGE,
+        fingerprint={"corpus": corpus, "tokenizers": dict(TOKENIZERS)},
+        counts=counts,
+        seconds=time.perf_counter() - begun,
+    )
+    size = sum(int(record["bytes"]) for record in manifest.files.values()) / 1e6
+    say(f"{folder}: {len(texts):,} texts, {len(reading.examples)} labelled queries, {size:.1f} MB")
+    return 0
+
+
+# The pieces, one after another.
+
+
+def measure_pieces(args: argparse.Namespace) -> int:
+    """Measure each piece in a process of its own; name those that fail."""
+    manifest = read_manifest(args.folder, stage=STAGE)
+    place = torch.device(args.device)
+    device = torch.cuda.get_device_name(place) if place.type == "cuda" else "CPU"
+    machine = {"device": device, "packed": manifest.created, "is_tiny": args.tiny}
+    record = Record.open(args.json, machine)
+    record.write()
+    say(f"{device}, torch {torch.__version__}; the weights are random: speed, not meaning")
+    for name in args.only:
+        if record.is_done(name):
+            say(f"{name}: {record.pieces[name]['state']} before; remove {args.json} to do it again")
+            continue
+        begun = time.perf_counter()
+        why = run_apart(args, name)
+        record = Record.open(args.json, machine)
+        if why is not None:
+            record.end(name, f"failed: {why}")
+        record.pieces[name]["seconds"] = round(time.perf_counter() - begun, 1)
+        record.write()
+        say(f"{name}: {record.pieces[name]['state']}, {record.pieces[name]['seconds']} s\n")
+    failed = [name for name in args.only if not record.is_done(name)]
+    say(f"figures: {args.json}; " + (f"failed: {', '.join(failed)}" if failed else "all is done"))
+    return 1 if failed else 0
+
+
+def run_apart(args: argparse.Namespace, name: str) -> str | None:
+    """Run one piece in a process of its own; give the reason why it failed, or None."""
+    words = ["run", args.folder, "--json", args.json, "--device", args.device, "--piece", name]
+    words += ["--tiny"] if args.tiny else []
+    limit = sizes_of(args).limit
+    with tempfile.TemporaryFile() as told:
+        child = subprocess.Popen(
+            [sys.executable, "-u", __file__, *map(str, words)],
+            stderr=told,
+            start_new_session=True,  # it is ended with all that it started
+        )
+        try:
+            code = child.wait(limit)
+        except subprocess.TimeoutExpired:
+            return f"it took more than {limit} s; its figures until then are kept"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        told.seek(0)
+        errors = told.read().decode(errors="replace").strip()
+    if code == 0:
+        return None
+    sys.stderr.write(f"{errors}\n")
+    return errors.splitlines()[-1] if errors else f"it ended with code {code}"
+
+
+def sizes_of(args: argparse.Namespace) -> Sizes:
+    """Give how much is measured."""
+    return TINY if args.tiny else Sizes()
+
+
+def measure_piece(args: argparse.Namespace) -> int:
+    """Measure one piece in this process."""
+    record = Record.open(args.json, None)
+    bench = Bench(args.piece, args.folder, choose_device(args.device), sizes_of(args), record)
+    skipped = PIECES[args.piece](bench)
+    record.end(args.piece, "done" if skipped is None else f"skipped: {skipped}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

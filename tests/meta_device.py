@@ -1,0 +1,129 @@
+"""A device that only looks like one: what a program would wait for, and what it would copy.
+
+`python tests/meta_device.py` counts that for BERT-base over 8,192 sentences, and for a search.
+"""
+
+from collections import Counter
+from contextlib import contextmanager
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_QUESTIONS = {
+    *("_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero"),
+}
+_COPIES = {"_to_copy", "copy_", "cpu", "to"}
+
+
+class MetaDevice(TorchDispatchMode):
+    """Stands in for a GPU: tensors on "meta" have no numbers, and every operation is seen.
+
+    Attributes:
+        waits: How often each kind of answer or copy from the device was waited for. Answers are
+            yes, and what is copied is ones.
+        sent: Bytes and dtype of each copy to the device.
+        launches: Operations on the device that make something new.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.waits, self.sent, self.launches = Counter(), [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        if name in _QUESTIONS and tensors[0].is_meta:
+            self.waits[name] += 1
+            return True
+        if name in _COPIES:
+            source = tensors[-1]
+            asked = {str(each) for each in (*args, kwargs.get("device"))}
+            asked |= {str(tensors[0].device)} if name == "copy_" else {name}
+            if source.is_meta and "cpu" in asked:
+                self.waits["copy to the host"] += 1
+                return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+            if not source.is_meta and "meta" in asked:
+                self.sent.append((source.nbytes, source.dtype))
+        made = func(*args, **kwargs)
+        is_new = isinstance(made, torch.Tensor) and made.is_meta and not func.is_view
+        self.launches += is_new and name not in {"empty", "to", "detach"}
+        return made
+
+
+@contextmanager
+def moved_to_meta(encoder):
+    """Let an encoder run there; it cannot come back."""
+    encoder.device = torch.device("meta")
+    encoder.model.to("meta")
+    with MetaDevice() as device:
+        yield device
+
+
+def _count_encoder(way):
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from transformers import AutoModel, BertConfig
+
+    from pgra.config import CorpusArguments, RetrieverArguments
+    from pgra.data.corpus import open_corpus
+    from pgra.encoders.encoder import Encoder, EncoderParts
+    from pgra.lm.load import find_model, load_tokenizer
+
+    with TemporaryDirectory() as folder:
+        arguments = CorpusArguments(corpus=["bundled:wikipedia-19k"])
+        texts = open_corpus(arguments, Path(folder)).slice(0, 8192)
+    with torch.device("meta"):
+        model = AutoModel.from_config(BertConfig(), dtype=torch.bfloat16)
+    encoder = Encoder(
+        EncoderParts(
+            args=RetrieverArguments(),
+            model=model.eval(),
+            tokenizer=load_tokenizer(find_model("bundled:minilm-l6")),
+            fingerprint={"max_tokens": 128, "pooling": "mean", "normalize": True},
+            device=torch.device("meta"),
+        )
+    )
+    with MetaDevice() as device:
+        encoder.begin(encoder.tokenize(texts[:1]))()  # finds out which mask the model takes
+        device.waits.clear(), device.sent.clear()
+        device.launches = 0
+        (chunk,) = encoder.tokenize(texts)
+        encoder.begin([chunk], in_half=True)()
+    print(  # noqa: T201
+        f"{way}: {len(chunk.batches)} batches, {chunk.lengths.sum() / len(chunk.ids):.1%} of the "
+        f"tokens real, {device.launches} launches, {device.waits['is_nonzero']} waits in batches, "
+        f"{device.waits['copy to the host']} copies back, {len(device.sent)} there of "
+        f"{sum(size for size, _ in device.sent):,} bytes"
+    )
+
+
+def _count_search(num_rows=1_000_000, width=768, num_queries=9600):
+    import numpy as np
+
+    from pgra.retrieval.faiss import VectorSource
+    from pgra.retrieval.half_search import HalfSearch
+
+    block = np.ones((8192, width), np.float16)
+
+    def halves():
+        return (block[: num_rows - start] for start in range(0, num_rows, len(block)))
+
+    search = HalfSearch(VectorSource(num_rows, width, None, None, halves), "meta")
+    queries = np.ones((num_queries, width), np.float32)
+    for name in ("first search", "next search"):
+        with MetaDevice() as device:
+            for start in range(0, num_queries, 4096):
+                search.search(queries[start : start + 4096], 150)
+        sizes = {kind: sum(s for s, k in device.sent if k == kind) for _, kind in device.sent}
+        told = f"{device.launches} launches, {dict(device.waits)}, bytes sent {sizes}"
+        print(f"{name}: {told}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    import os
+
+    for way in ("auto", "off"):
+        os.environ["PGRA_FAST_KERNELS"] = way
+        _count_encoder(f"--fast_kernels {way}")
+    _count_search()
