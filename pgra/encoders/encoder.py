@@ -28,7 +28,7 @@ from pgra.data.read import read_json
 from pgra.errors import ConfigError, ModelError, device_failures, show
 from pgra.lm import load
 from pgra.lm.base import Advance
-from pgra.lm.batching import BackOff, send, token_budget_batches
+from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
 from pgra.lm.kernels import are_allowed, find_fault, packed_for
 from pgra.lm.load import ModelSource
 
@@ -552,7 +552,7 @@ class Encoder:
             vectors[start:stop] = found
             peaks[start:stop] = found.abs().amax(dim=1)
             advance(stop - start)
-        return _fetch(vectors), _fetch(peaks)
+        return begin_fetch(vectors), begin_fetch(peaks)
 
     def _read_tokens(
         self, texts: Sequence[str]
@@ -661,23 +661,6 @@ class Encoder:
                 self.device,
             )
         return fault is None
-
-
-def _fetch(values: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy values to the host; what is returned waits for them and returns them."""
-    if values.device.type != "cuda":
-        host = values.cpu()
-        return lambda: host
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    is_there.record(torch.cuda.current_stream(values.device))
-
-    def wait() -> Tensor:
-        is_there.synchronize()
-        return host
-
-    return wait
 
 
 def _check_peaks(peaks: npt.NDArray[np.float32], chunk: TokenChunk, *, in_half: bool) -> None:
