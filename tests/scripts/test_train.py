@@ -2,6 +2,8 @@ import pytest
 from conftest import SENTENCES, write_jsonl
 from scripted import contents, finish, read_json, review_rows
 
+from pgra.artifacts import lock_folder
+
 EVIDENCE_KEYS = ["row", "text", "stage1_rank", "stage1_score", "score"]
 
 
@@ -39,13 +41,20 @@ def test_every_kind_of_t5_trains_and_is_read_again(bench, first, t5_dirs, kind):
     predictions = bench.predictions(kind)
     (bench.run(kind) / "predictions.jsonl").unlink()
     assert bench.evaluate(kind).code == 0
+    with lock_folder(bench.run(kind)):
+        assert "is in use by another pgra job" in bench.evaluate(kind).error
+        told = bench.train(kind, model_name_or_path=t5_dirs[kind]).error
+        assert "is in use by another pgra job" in told
     assert bench.predictions(kind) == predictions
 
 
 def test_evaluate_measures_the_same_again(bench, first):
     before, files = bench.metrics("first"), contents(bench.run("first"))
     assert bench.evaluate("first").out.splitlines()[-1] == first.out.splitlines()[-1]
-    after, changing = bench.metrics("first"), dict.fromkeys(("seconds", "git_commit", "date"))
+    after, changing = (
+        bench.metrics("first"),
+        dict.fromkeys(("seconds", "git_commit", "date", "digest")),
+    )
     assert {**after, **changing} == {**before, **changing}
     assert after["seconds"]["training"] == before["seconds"]["training"]
     changed = files.items() ^ contents(bench.run("first")).items()

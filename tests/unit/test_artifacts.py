@@ -1,7 +1,11 @@
 """The store: what is written whole, built once, named by its fingerprint, and checked when read."""
 
+import contextlib
 import errno
 import json
+import os
+import socket
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -132,6 +136,39 @@ def test_every_changed_byte_of_a_manifest_is_refused_or_harmless(folder):
     assert refused > len(good) / 2  # the rest are spaces
 
 
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe", "socket", "device"])
+def test_a_write_replaces_a_plain_file_and_nothing_else(kind, tmp_path):
+    path, linked = tmp_path / "out.json", tmp_path / "linked"
+    linked.write_text("old")
+    with contextlib.ExitStack() as stack:
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "link":
+            path.symlink_to(linked)
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
+        else:
+            try:
+                os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # of our own
+            except PermissionError:
+                pytest.skip("only root makes a device")
+        before = path.lstat()
+        with pytest.raises(ArtifactError, match=f"{path} is a {kind}.* name "):
+            write_text(path, "new")
+        after = path.lstat()
+    assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (
+        before.st_ino,
+        before.st_mode,
+        before.st_mtime_ns,
+    )
+    assert linked.read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["linked", "out.json"]
+    write_text(linked, "new")  # the control
+    assert linked.read_text() == "new"
+
+
 def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
     code = "import sys; from pathlib import Path; from pgra.artifacts import lock_folder\n"
     code += "with lock_folder(Path(sys.argv[1])): pass"
@@ -143,7 +180,8 @@ def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
 
     with lock_folder(tmp_path):
         refused = subprocess.run(words, capture_output=True, check=False)
-        assert b"is in use by another pgra job: wait for it" in refused.stderr
+        who = f"is in use by another pgra job (process {os.getpid()}, since 2"
+        assert who.encode() in refused.stderr
         waiting = Thread(target=wait)
         waiting.start()
         waiting.join(timeout=0.2)
@@ -151,6 +189,19 @@ def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
     waiting.join()
     assert met == [True]  # it came in when the first job was done
     subprocess.run(words, check=True)
+    code = code.replace("pass", "sys.stdout.write('held'); sys.stdout.flush(); sys.stdin.read()")
+    words[2] = code
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout.read(4) == b"held"
+        with (
+            pytest.raises(ArtifactError, match=f"process {killed.pid}, since"),
+            lock_folder(tmp_path),
+        ):
+            pass
+        killed.kill()
+        killed.wait()
+    with lock_folder(tmp_path):  # no lock needs a person after a kill
+        assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()},")
 
 
 def test_what_two_jobs_ask_for_is_built_once(tmp_path):
