@@ -247,6 +247,10 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             self.metric_for_best_model: str | None = metric
             self.greater_is_better = True
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a run's record holds: not the total, which two other arguments stand for."""
+        return {k: v for k, v in super().to_dict().items() if k != "total_train_batch_size"}
+
     @property
     def examples_per_step(self) -> int:
         """Examples a step, of all processes and accumulated batches."""
