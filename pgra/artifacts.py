@@ -199,7 +199,8 @@ def write_aside(path: Path) -> Iterator[Path]:
             error.filename = str(path)
         raise
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only disk: it would name this file instead
+            aside.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

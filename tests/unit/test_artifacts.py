@@ -82,6 +82,13 @@ def test_a_failed_write_leaves_what_was_there_and_names_the_file(tmp_path):
     assert caught.value.filename == str(tmp_path / "a.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
+    with (
+        pytest.raises(OSError, match="Read-only") as caught,
+        write_aside(path := tmp_path / "b") as aside,
+    ):  # noqa: PT012
+        aside.mkdir()  # which cannot be unlinked either, as nothing on a read-only disk
+        raise OSError(errno.EROFS, "Read-only file system", str(aside))
+    assert caught.value.filename == str(path)
 
 
 def test_a_manifest_is_read_back(folder):
