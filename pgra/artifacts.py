@@ -17,6 +17,7 @@ import logging
 import mmap
 import os
 import platform
+import re
 import shutil
 import sqlite3
 import stat
@@ -185,22 +186,60 @@ def write_aside(path: Path) -> Iterator[Path]:
         ArtifactError: If something stands there that is no plain file.
     """
     check_replaceable(path)
+    with name_beside(path) as aside:
+        try:
+            yield aside
+            with aside.open("rb+") as file:
+                os.fsync(file.fileno())
+            aside.replace(path)
+            sync_folder(path.parent)
+        except OSError as error:
+            if error.filename in (None, str(aside)):  # a failed write does not say of which file
+                error.filename = str(path)
+            raise
+        finally:
+            with contextlib.suppress(OSError):  # on a read-only disk it would be told of instead
+                aside.unlink(missing_ok=True)
+
+
+_PARTIAL = re.compile(r"\.[0-9a-f]{8}\.partial")
+
+
+@contextlib.contextmanager
+def name_beside(path: Path) -> Iterator[Path]:
+    """Yield a hidden name beside `path` for what will take its place; its folder is made.
+
+    What killed processes left under such names in that folder is removed: who writes there holds
+    the folder, shared, so that who finds it free knows that nothing there is of a live process.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # numpy and others append a suffix they miss, so the real one stays at the end.
-    aside = path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
+    with _writing_in(path.parent):
+        # numpy and others append a suffix they miss, so the real one stays at the end.
+        yield path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
+
+
+@contextlib.contextmanager
+def _writing_in(folder: Path) -> Iterator[None]:
+    """Hold a folder as one of those who write in it; who finds it free tidies it."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        yield aside
-        with aside.open("rb+") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        if error.filename in (None, str(aside)):  # a failed write does not say of which file
-            error.filename = str(path)
-        raise
+        with contextlib.suppress(OSError):  # others write there, or the disk has no locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in folder.iterdir():
+                if _PARTIAL.match(path.name):
+                    _remove(path)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
     finally:
-        with contextlib.suppress(OSError):  # on a read-only disk: it would name this file instead
-            aside.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -529,6 +568,8 @@ def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> It
             with contextlib.suppress(OSError):  # a full disk; it is held all the same
                 os.truncate(path, 0)
                 os.write(file.fileno(), f"process {os.getpid()}, since {now}".encode())
+            with _writing_in(path.parent):
+                pass
             try:
                 yield
             finally:
@@ -758,27 +799,26 @@ def _connect(path: Path, kind: DatabaseKind, mode: str) -> sqlite3.Connection:
 
 def _create_database(path: Path, kind: DatabaseKind) -> None:
     """Make an empty file aside and link it here, unless another process was first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
-    try:
-        with contextlib.closing(sqlite3.connect(aside, isolation_level=None)) as db:
-            db.execute(f"PRAGMA page_size = {kind.page_bytes}")
-            db.execute(f"PRAGMA application_id = {kind.application_id}")
-            db.execute(f"PRAGMA user_version = {kind.version}")
-            if kind.uses_wal:
-                db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(kind.schema)
+    with name_beside(path) as aside:
         try:
-            os.link(aside, path)
-        except FileExistsError:
-            pass
-        except OSError:  # a disk without hard links
-            if not path.exists():
-                aside.rename(path)
-        sync_folder(path.parent)
-    finally:
-        for ending in ("", "-journal", "-wal", "-shm"):
-            aside.with_name(aside.name + ending).unlink(missing_ok=True)
+            with contextlib.closing(sqlite3.connect(aside, isolation_level=None)) as db:
+                db.execute(f"PRAGMA page_size = {kind.page_bytes}")
+                db.execute(f"PRAGMA application_id = {kind.application_id}")
+                db.execute(f"PRAGMA user_version = {kind.version}")
+                if kind.uses_wal:
+                    db.execute("PRAGMA journal_mode = WAL")
+                db.executescript(kind.schema)
+            try:
+                os.link(aside, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a disk without hard links
+                if not path.exists():
+                    aside.rename(path)
+            sync_folder(path.parent)
+        finally:
+            for ending in ("", "-journal", "-wal", "-shm"):
+                aside.with_name(aside.name + ending).unlink(missing_ok=True)
 
 
 def _is_readable(path: Path, db: sqlite3.Connection) -> bool:

@@ -23,11 +23,16 @@ from pgra.errors import ArtifactError, ConfigError
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.record import OWN_INPUTS, READER_FOLDER, RECORD_FILE
 from pgra.report.results import METRICS_FILE, read_object
-from pgra.run_folder import ARGUMENTS_FILE, IDENTITY_FILE, TRAINING_FILE, check_reader
+from pgra.run_folder import (
+    ARGUMENTS_FILE,
+    CARD_FILE,
+    IDENTITY_FILE,
+    TRAINING_FILE,
+    check_reader,
+)
 
 logger = logging.getLogger(__name__)
 
-CARD_FILE = "README.md"
 _WITH_PATHS = ("arguments", "base_model", "fingerprints")
 _SHOWN = (  # of the Trainer's arguments
     *("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "max_steps"),

@@ -62,6 +62,7 @@ from pgra.report.results import (
 )
 from pgra.run_folder import (
     ARGUMENTS_FILE,
+    CARD_FILE,
     IDENTITY_FILE,
     PROMPT_FILE,
     READER_FOLDER,
@@ -203,7 +204,12 @@ class Prepared:
                 lacks = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
                 has_reader = args.trains and not (may_lack_reader and lacks)
                 method.reuse(folder)
-                return _reuse(folder, has_reader=has_reader)
+                outcome = _reuse(folder, has_reader=has_reader)
+                if self.context.is_main:  # what a kill behind the last measurement left undone
+                    if has_reader and not (folder / READER_FOLDER / CARD_FILE).is_file():
+                        method.finish(folder)
+                    drop_checkpoints(args)
+                return outcome
             method.fingerprints["run"] = digest(named)
             record, is_trained = self._fit(method, folder, named)
             if not is_measured:

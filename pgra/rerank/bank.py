@@ -377,8 +377,6 @@ class Bank:
         return missing
 
     def _begin(self) -> None:
-        for path in self.folder.glob(".*.partial*"):  # of a killed job: the lock is ours now
-            path.unlink()
         if not is_finished(self.folder):
             write_manifest(
                 self.folder, stage=STAGE, fingerprint=self.fingerprint, counts={}, seconds=0.0

@@ -29,6 +29,17 @@ def test_a_second_run_reuses_all_and_changes_nothing(bench, first):
     assert contents(bench.root) == before
 
 
+def test_a_model_card_lost_by_a_kill_is_written_again_by_the_same_command(bench, first):
+    path = bench.run("first") / "reader" / "README.md"
+    before = contents(bench.root)
+    path.unlink()
+    (bench.run("first") / "checkpoint-2").mkdir()
+    (bench.run("first") / ".01234567.partial.json").write_text("{")
+    (path.parent / ".01234567.partial.md").write_text("half")
+    assert "(reused)" in bench.make("first").out
+    assert contents(bench.root) == before
+
+
 def test_no_evidence_opens_no_corpus(bench):
     bench.make("t5", num_evidence=0, corpus="nowhere.txt", encoder="none", lm="none")
     assert all(line["evidence"] == [] for line in bench.predictions("t5"))

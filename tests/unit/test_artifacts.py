@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.artifacts import (
+    DatabaseKind,
     artifact_dir,
     build_once,
     canonical_json,
@@ -26,6 +27,7 @@ from pgra.artifacts import (
     is_finished,
     load_manifest,
     lock_folder,
+    open_database,
     read_manifest,
     write_array,
     write_aside,
@@ -82,13 +84,12 @@ def test_a_failed_write_leaves_what_was_there_and_names_the_file(tmp_path):
     assert caught.value.filename == str(tmp_path / "a.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
-    with (
-        pytest.raises(OSError, match="Read-only") as caught,
-        write_aside(path := tmp_path / "b") as aside,
-    ):  # noqa: PT012
-        aside.mkdir()  # which cannot be unlinked either, as nothing on a read-only disk
-        raise OSError(errno.EROFS, "Read-only file system", str(aside))
-    assert caught.value.filename == str(path)
+    path, error = tmp_path / "b", OSError(errno.EROFS, "Read-only file system")
+    with pytest.raises(OSError, match="Read-only"), write_aside(path) as aside:  # noqa: PT012
+        aside.mkdir()  # it cannot be unlinked, as nothing can on a read-only disk
+        error.filename = str(aside)
+        raise error
+    assert error.filename == str(path)
 
 
 def test_a_manifest_is_read_back(folder):
@@ -209,6 +210,49 @@ def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
         killed.wait()
     with lock_folder(tmp_path):  # no lock needs a person after a kill
         assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()},")
+
+
+KIND = DatabaseKind(name="a", application_id=7, schema="CREATE TABLE a (b)")
+
+
+def writing(path):
+    """Start a process that writes a file, and stops in the middle."""
+    code = "import sys; from pathlib import Path; from pgra.artifacts import write_aside\n"
+    code += "with write_aside(Path(sys.argv[1])) as aside:\n    aside.write_text('half')\n"
+    code += "    sys.stdout.write('held'); sys.stdout.flush(); sys.stdin.read()"
+    words = [sys.executable, "-c", code, str(path)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.read(4) == b"held"
+    return process
+
+
+def partials(folder):
+    return sorted(path.name for path in folder.iterdir() if "partial" in path.name)
+
+
+@pytest.mark.parametrize("way", ["write", "lock", "database"])
+def test_what_killed_processes_left_goes_and_what_live_ones_write_stays(way, tmp_path):
+    def next_command():
+        if way == "write":
+            write_text(tmp_path / "other.txt", "whole")
+        elif way == "database":
+            open_database(tmp_path / "a.sqlite", KIND).close()
+        else:
+            with lock_folder(tmp_path):
+                pass
+
+    (tmp_path / ".note.partial").write_text("not ours")
+    with writing(tmp_path / "live.txt") as live:
+        with writing(tmp_path / "killed.txt") as killed:
+            killed.kill()
+        (tmp_path / f"{partials(tmp_path)[0]}-wal").write_text("of a database")
+        next_command()
+        assert len(partials(tmp_path)) == 4
+        live.communicate(b"")
+    assert (tmp_path / "live.txt").read_text() == "half"
+    (tmp_path / "a.sqlite").unlink(missing_ok=True)
+    next_command()
+    assert partials(tmp_path) == [".note.partial"]
 
 
 def test_what_two_jobs_ask_for_is_built_once(tmp_path):
