@@ -17,8 +17,10 @@ import logging
 import mmap
 import os
 import platform
+import re
 import shutil
 import sqlite3
+import stat
 import tempfile
 import time
 import uuid
@@ -145,24 +147,98 @@ class TemporaryFolder:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
+_KINDS: Mapping[int, str] = {
+    stat.S_IFLNK: "a link, and what it points at would stay as it is",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_replaceable(path: Path, flag: str = "") -> None:
+    """Refuse a file's place where something stands that is no plain file.
+
+    Args:
+        path: Where a file would be written.
+        flag: The option that named it, for the message.
+
+    Raises:
+        ArtifactError: If a folder, a link, a pipe, a socket or a device is there.
+    """
+    try:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+    except OSError:  # nothing is there, or writing says why not
+        return
+    if kind == stat.S_IFDIR:
+        raise ArtifactError(f"{flag} {path} is a folder: name a file in it".lstrip())
+    if kind != stat.S_IFREG:
+        what = _KINDS.get(kind, "no file")
+        told = f"{flag} {path} is {what}: only a plain file is replaced, name another"
+        raise ArtifactError(told.lstrip())
+
+
 @contextlib.contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success sync and rename it there, else remove it."""
+    """Yield a temporary path beside `path`; on success sync and rename it there, else remove it.
+
+    Raises:
+        ArtifactError: If something stands there that is no plain file.
+    """
+    check_replaceable(path)
+    with name_beside(path) as aside:
+        try:
+            yield aside
+            with aside.open("rb+") as file:
+                os.fsync(file.fileno())
+            aside.replace(path)
+            sync_folder(path.parent)
+        except OSError as error:
+            if error.filename in (None, str(aside)):  # a failed write does not say of which file
+                error.filename = str(path)
+            raise
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+_PARTIAL = re.compile(r"\.[0-9a-f]{8}\.partial")
+
+
+@contextlib.contextmanager
+def name_beside(path: Path) -> Iterator[Path]:
+    """Yield a hidden name beside `path` for what will take its place; its folder is made.
+
+    What killed processes left under such names in that folder is removed: who writes there holds
+    the folder, shared, so that who finds it free knows that nothing there is of a live process.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # numpy and others append a suffix they miss, so the real one stays at the end.
-    aside = path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
+    with _writing_in(path.parent):
+        # numpy and others append a suffix they miss, so the real one stays at the end.
+        yield path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
+
+
+@contextlib.contextmanager
+def _writing_in(folder: Path) -> Iterator[None]:
+    """Hold a folder as one of those who write in it; who finds it free tidies it."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        yield aside
-        with aside.open("rb+") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        if error.filename in (None, str(aside)):  # a failed write does not say of which file
-            error.filename = str(path)
-        raise
+        with contextlib.suppress(OSError):  # others write there, or the disk has no locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in folder.iterdir():
+                if _PARTIAL.match(path.name):
+                    _remove(path)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
     finally:
-        aside.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -465,30 +541,41 @@ class BlockFile:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> Iterator[None]:
     """Hold a folder for one job; the system lets go of it when the process ends, however it ends.
 
+    Of a job of several processes the main one holds it.
+
     Args:
-        folder: Made if it is not there.
+        folder: Made if it is not there, unless `is_new`.
         wait: Whether to wait for another job that holds it, instead of refusing.
+        is_new: Whether it comes whole or not at all; what is held lies beside it then.
 
     Raises:
-        ArtifactError: If another job holds it.
+        ArtifactError: If another job holds it; its process is named, and since when.
+        OSError: If it cannot be written.
     """
-    path = folder / ".lock"
+    path = folder.with_name(f".{folder.name}.lock") if is_new else folder / ".lock"
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        with path.open("w") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+") as file:  # not emptied: it says who holds it
             _lock(file, folder, wait=wait)
             # The job that held it may have taken the file away: then this one holds nothing.
             if not path.is_file() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
                 continue
+            now = datetime.datetime.now(datetime.UTC).isoformat(" ", timespec="seconds")
+            with contextlib.suppress(OSError):  # a full disk; it is held all the same
+                os.truncate(path, 0)
+                os.write(file.fileno(), f"process {os.getpid()}, since {now}".encode())
+            with _writing_in(path.parent):
+                pass
             try:
                 yield
             finally:
                 path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
-                    folder.rmdir()  # nothing was written
+                    if not is_new:
+                        folder.rmdir()  # nothing was written
             return
 
 
@@ -496,11 +583,15 @@ def _lock(file: IO[str], folder: Path, *, wait: bool) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        file.seek(0)
+        told = file.read(_EXCERPT)
+        who = f" ({told})" if told else ""
         if not wait:
             raise ArtifactError(
-                f"{folder} is in use by another pgra job: wait for it, or choose another folder"
+                f"{folder} is in use by another pgra job{who}: wait for it, or choose another "
+                "folder"
             ) from None
-        logger.info("waiting for another job that is making %s", folder)
+        logger.info("waiting for another job%s that is making %s", who, folder)
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
@@ -552,20 +643,16 @@ def build_once(
     reused = is_finished(folder)
     context.barrier()  # all have looked before the main process writes
     if context.is_main and not reused:
-        path = folder.parent / f".{folder.name}.lock"
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = path.open("w")
-        except OSError as error:
-            raise ArtifactError(
-                f"cannot write {folder} ({error.strerror}): choose another folder "
-                "(PGRA_HOME sets the one for bundled models and data)"
-            ) from None
-        with lock:
-            _lock(lock, folder, wait=True)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(lock_folder(folder, wait=True, is_new=True))
+            except OSError as error:
+                raise ArtifactError(
+                    f"cannot write {folder} ({error.strerror}): choose another folder "
+                    "(PGRA_HOME sets the one for bundled models and data)"
+                ) from None
             if not is_finished(folder):  # another job may have built it meanwhile
                 _build_aside(folder, stage, fingerprint, build)
-            path.unlink(missing_ok=True)  # who still waits for it finds the folder finished
     context.barrier()
     manifest = read_manifest(folder, stage=stage, fingerprint=fingerprint, verify=verify)
     return Artifact(folder, manifest, reused)
@@ -711,27 +798,26 @@ def _connect(path: Path, kind: DatabaseKind, mode: str) -> sqlite3.Connection:
 
 def _create_database(path: Path, kind: DatabaseKind) -> None:
     """Make an empty file aside and link it here, unless another process was first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
-    try:
-        with contextlib.closing(sqlite3.connect(aside, isolation_level=None)) as db:
-            db.execute(f"PRAGMA page_size = {kind.page_bytes}")
-            db.execute(f"PRAGMA application_id = {kind.application_id}")
-            db.execute(f"PRAGMA user_version = {kind.version}")
-            if kind.uses_wal:
-                db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(kind.schema)
+    with name_beside(path) as aside:
         try:
-            os.link(aside, path)
-        except FileExistsError:
-            pass
-        except OSError:  # a disk without hard links
-            if not path.exists():
-                aside.rename(path)
-        sync_folder(path.parent)
-    finally:
-        for ending in ("", "-journal", "-wal", "-shm"):
-            aside.with_name(aside.name + ending).unlink(missing_ok=True)
+            with contextlib.closing(sqlite3.connect(aside, isolation_level=None)) as db:
+                db.execute(f"PRAGMA page_size = {kind.page_bytes}")
+                db.execute(f"PRAGMA application_id = {kind.application_id}")
+                db.execute(f"PRAGMA user_version = {kind.version}")
+                if kind.uses_wal:
+                    db.execute("PRAGMA journal_mode = WAL")
+                db.executescript(kind.schema)
+            try:
+                os.link(aside, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a disk without hard links
+                if not path.exists():
+                    aside.rename(path)
+            sync_folder(path.parent)
+        finally:
+            for ending in ("", "-journal", "-wal", "-shm"):
+                aside.with_name(aside.name + ending).unlink(missing_ok=True)
 
 
 def _is_readable(path: Path, db: sqlite3.Connection) -> bool:

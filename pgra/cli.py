@@ -130,7 +130,7 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
 def _call(main: Main, argv: Sequence[str]) -> int:
     try:
         _configure_logging("info")
-        words, level = take_loudness(argv)
+        words, level = take_general(argv)
         _configure_logging(level)
         return main(words)
     except PgraError as error:
@@ -144,6 +144,13 @@ def _call(main: Main, argv: Sequence[str]) -> int:
     except Exception as error:
         if fault := _device_fault(error):
             return _fail(fault)
+        if lost := _lost_ranks():
+            return _fail(
+                f"process {', '.join(map(str, lost))} of {os.environ['WORLD_SIZE']} was lost "
+                "(killed, out of memory or ended by an error), so this one ends too: the same "
+                "command goes on where it stopped",
+                code=1,
+            )
         code = _os_error_code(error)
         if code not in _OS_ERRORS:
             raise
@@ -151,31 +158,40 @@ def _call(main: Main, argv: Sequence[str]) -> int:
         return _fail(f"cannot read or write {place or 'a file'}: {_OS_ERRORS[code]}")
 
 
-def take_loudness(argv: Sequence[str]) -> tuple[list[str], str]:
-    """Take -q, -v and --log_level off a command line, where they stand.
+def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
+    """Take -q, -v, --log_level and --max_line_mb off a command line, where they stand.
+
+    The longest line goes into the environment, where worker processes see it too.
 
     Returns:
         The other words, and the level that was named last, "info" if none was.
 
     Raises:
-        ConfigError: If the level is none.
+        ConfigError: If the level is none, or the longest line no number.
     """
-    words, level, is_next = [], "info", False
+    words, given, flag = [], {"log_level": "info", "max_line_mb": ""}, ""
     for word in argv:
         name, has_value, value = word.replace("-", "_").lstrip("_").partition("=")
-        if is_next or (word.startswith("--") and name == "log_level" and has_value):
-            level, is_next = word if is_next else value, False
-            if level not in _LEVELS:
-                raise ConfigError(unknown_name("log_level", level, _LEVELS))
-        elif word.startswith("--") and name == "log_level":
-            is_next = True
+        if flag:
+            given[flag], flag = word, ""
+        elif word.startswith("--") and name in given:
+            flag = "" if has_value else name
+            given[name] = value if has_value else given[name]
         elif word in _LOUDNESS:
-            level = _LOUDNESS[word]
+            given["log_level"] = _LOUDNESS[word]
         else:
             words.append(word)
-    if is_next:
-        raise ConfigError(f"--log_level is empty: give {', '.join(_LEVELS)}")
-    return words, level
+    if flag:
+        known = "a number of megabytes" if flag == "max_line_mb" else ", ".join(_LEVELS)
+        raise ConfigError(f"--{flag} is empty: give {known}")
+    if given["log_level"] not in _LEVELS:
+        raise ConfigError(unknown_name("log_level", given["log_level"], _LEVELS))
+    if given["max_line_mb"]:
+        from pgra.data.read import LINE_LIMIT, longest_line
+
+        os.environ[LINE_LIMIT] = given["max_line_mb"]
+        longest_line()
+    return words, given["log_level"]
 
 
 def _drop_unread_output() -> bool:
@@ -231,10 +247,21 @@ def _os_error_code(error: Exception) -> int | None:
 
 def _fail(message: str, *, code: int = 2) -> int:
     message = " ".join(message.split())  # of a YAML parser, say, in several lines
+    message = message.encode(errors="backslashreplace").decode()  # of a path that is no UTF-8
     sys.stdout.flush()
+    _close_bars()
     head = paint("error:", "red", sys.stderr) + " " if code == 2 else ""
     sys.stderr.write(f"\npgra: {head}{message}\n")
     return code
+
+
+def _close_bars() -> None:
+    """End the bars that an error left open: they would write themselves once more at the exit."""
+    if "tqdm" in sys.modules:
+        from tqdm import tqdm
+
+        for bar in list(getattr(tqdm, "_instances", ())):
+            bar.close()
 
 
 def _bound_kernels() -> None:
@@ -263,6 +290,14 @@ def _configure_logging(level: str) -> None:
     logging.basicConfig(format="%(message)s", stream=sys.stderr, force=True)
     wanted = _LEVELS[level]
     logging.getLogger("pgra").setLevel(wanted if _is_main() else max(wanted, logging.WARNING))
+
+
+def _lost_ranks() -> list[int]:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return []
+    from pgra.core import lost_ranks
+
+    return lost_ranks()
 
 
 def _is_main() -> bool:

@@ -27,13 +27,10 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import yaml
 
-from pgra.errors import ConfigError, near_files, unknown_name
+from pgra.errors import ConfigError, near_files, show, unknown_name
 from pgra.help import Flag, wants_all, wants_help, write_help
 
 logger = logging.getLogger(__name__)
-
-# libyaml's, where PyYAML was built with it, as its wheels are: a tenth of the time.
-_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def config_root() -> Path:
@@ -81,23 +78,141 @@ def at_least(name: str, value: int | None, least: int) -> None:
         raise ConfigError(f"{name} is {value}: it must be at least {least}")
 
 
+# YAML, which anybody may have written: nothing in it may hang, crash or fill the memory.
+
+
+_MOST_YAML_BYTES = 1 << 20
+_MOST_YAML_DEPTH = 50
+_MOST_YAML_VALUES = 100_000
+# libyaml's, where PyYAML was built with it, as its wheels are: a tenth of the time.
+_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # one of two
+    """Words a value that is not what its tag says, with its line: PyYAML lets all errors out."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 (PyYAML's)
+        try:
+            value = super().construct_object(node, deep)
+            if type(value) is int:
+                str(value)  # a hexadecimal one may have more digits than Python writes
+        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):
+            what, kind = show(node.value), node.tag.rpartition(":")[2]
+            problem = f"{what} is no {kind}; put a text in quotes"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+        return value
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML that must be a mapping.
 
     Raises:
-        ConfigError: If it is missing, not YAML, or not a mapping.
+        ConfigError: If it is missing, not a mapping, or as `parse_yaml`.
     """
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_SAFE_LOADER)
+        with path.open("rb") as file:
+            data = file.read(_MOST_YAML_BYTES + 1)
+        text = data.decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.{near_files(path)}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error.reason}, no UTF-8") from None
+    values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must be a mapping of names to values")
     return values
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Read YAML that anybody may have written, such as a file that came with a data set.
+
+    Args:
+        text: The YAML.
+        where: What it is, for messages.
+
+    Raises:
+        ConfigError: If it is not valid, has a key twice, or is larger, deeper or (by its aliases)
+            of more values than a config is.
+    """
+    if len(text) > _MOST_YAML_BYTES:
+        raise ConfigError(f"{where} is larger than a YAML may be ({_MOST_YAML_BYTES:,} bytes)")
+    try:
+        _check_events(text, where)
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ConfigError(
+            f"{where} is not valid YAML: {line}{error.problem or error.context}"
+        ) from None
+    except (yaml.YAMLError, RecursionError, UnicodeEncodeError) as error:
+        raise ConfigError(f"{where} is not valid YAML: {error}") from None
+
+
+@dataclass
+class _Open:
+    """A list or mapping whose end is not read yet.
+
+    Attributes:
+        anchor: Its name for aliases.
+        keys: Those of a mapping; None of a list.
+        parts: How many keys and values it has so far.
+        size: How many values it holds, aliases written out.
+    """
+
+    anchor: str | None
+    keys: set[str] | None
+    parts: int = 0
+    size: int = 1
+
+
+def _check_events(text: str, where: str) -> None:
+    """Refuse what would be too much once it is composed: libyaml's C stack ends in a crash."""
+    sizes: dict[str, int] = {}
+    stack = [_Open(None, None)]
+    for event in yaml.parse(text, Loader=_Loader):
+        line = event.start_mark.line + 1  # type: ignore[union-attr]  # a text's events have marks
+        if isinstance(event, yaml.CollectionStartEvent):
+            is_mapping = isinstance(event, yaml.MappingStartEvent)
+            stack.append(_Open(event.anchor, set() if is_mapping else None))
+            if len(stack) > _MOST_YAML_DEPTH:
+                raise ConfigError(
+                    f"{where}, line {line}: nested deeper than {_MOST_YAML_DEPTH} brackets"
+                )
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            done = stack.pop()
+            anchor, size = done.anchor, done.size
+        elif isinstance(event, yaml.AliasEvent):
+            anchor = None
+            if event.anchor not in sizes:
+                raise ConfigError(
+                    f"{where}, line {line}: *{show(event.anchor)[1:-1]} stands for nothing above it"
+                )
+            size = sizes[event.anchor]
+        elif isinstance(event, yaml.ScalarEvent):
+            anchor, size = event.anchor, 1
+            _check_key(stack[-1], event.value, f"{where}, line {line}")
+        else:
+            continue
+        if anchor is not None:
+            sizes[anchor] = size
+        stack[-1].parts += 1
+        stack[-1].size += size
+        if sum(part.size for part in stack) > _MOST_YAML_VALUES:
+            raise ConfigError(
+                f"{where}, line {line}: more than {_MOST_YAML_VALUES:,} values, aliases written out"
+            )
+
+
+def _check_key(parent: _Open, value: str, where: str) -> None:
+    if parent.keys is None or parent.parts % 2:  # a value
+        return
+    if value in parent.keys:
+        raise ConfigError(f"{where}: the key {show(value)} stands there twice: leave one out")
+    parent.keys.add(value)
 
 
 @dataclass(frozen=True)
@@ -140,7 +255,8 @@ class Rule:
         """Refuse a value, or one of a list; None passes where it may be left out.
 
         Raises:
-            ConfigError: If it is missing, not one of the names, or out of range.
+            ConfigError: If it is missing, not one of the names, out of range, no finite number,
+                beyond 64 bits, an empty path, or not UTF-8.
         """
         if self.must_be_given and not value:
             raise ConfigError(f"--{name} is missing: give it ({self.help.rstrip('.')})")
@@ -149,6 +265,12 @@ class Rule:
                 self.check(name, item)
         if value is None or isinstance(value, list):
             return
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name} is {value}: it must be a finite number")
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise ConfigError(f"{name} is {show(value)}: that is too large")
+        if isinstance(value, str):
+            self._check_text(name, value)
         if self.choices is not None and not (self.is_open and ":" in str(value)):
             kind = self.is_open if isinstance(self.is_open, str) else name
             choose(name, value, [*self.choices, *(_installed(kind) if self.is_open else ())])
@@ -160,6 +282,17 @@ class Rule:
         if not all(holds(value, bound) for _, bound, holds in asked):
             wanted = " and ".join(f"{words} {bound}" for words, bound, _ in asked)
             raise ConfigError(f"{name} is {value}: it must be {wanted}")
+
+    @staticmethod
+    def _check_text(name: str, value: str) -> None:
+        if not value and name.endswith(("_dir", "_file")):
+            raise ConfigError(f"{name} is empty: give a path, or leave it out")
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # records are UTF-8, and could not name it
+            raise ConfigError(
+                f"{name} is {show(os.fsencode(value))}, which is not UTF-8: give another name"
+            ) from None
 
 
 class _Help(str):
@@ -252,7 +385,7 @@ class Arguments:
                 value = str(value)
                 setattr(self, name, value)
             if not _fits(value, kinds[name]):
-                raise ConfigError(f"{name} is {value!r:.80}: it must be {_in_words(kinds[name])}")
+                raise ConfigError(f"{name} is {show(value)}: it must be {_in_words(kinds[name])}")
             rule.check(name, value)
             self._check_needs(name, rule)
         self.check()
@@ -1444,7 +1577,31 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _refuse(message: str) -> NoReturn:
+    """Word what argparse says, of which it tells no more than a text."""
+    for pattern, wording in _PARSER_WORDS.items():
+        if found := pattern.fullmatch(message):
+            parts = found.groupdict()
+            parts["kind"] = _PARSED_KINDS.get(parts.get("kind", ""), "")
+            raise ConfigError(f"{wording.format(**parts)} See --help.")
     raise ConfigError(f"{message}. See --help.")
+
+
+_FLAG = r"argument (?:--(?P<name>[\w-]+?))(?:/--[\w/-]+)?: "
+_PARSED_KINDS = {"int": "a whole number", "float": "a number"}
+_PARSER_WORDS = {
+    re.compile(_FLAG + r"invalid (?P<kind>int|float) value: (?P<value>.*)", re.DOTALL): (
+        "{name} is {value}: it must be {kind}."
+    ),
+    re.compile(
+        _FLAG + r"Truthy value expected: got (?P<value>.*) but expected one of.*", re.DOTALL
+    ): ("{name} is '{value}': it must be true or false."),
+    re.compile(
+        _FLAG + r"expected (?:at least )?one argument"
+    ): "--{name} is empty: give its value.",
+    re.compile(_FLAG + r"invalid choice: (?P<value>.*) \(choose from (?P<known>.*)\)", re.DOTALL): (
+        "{name} is {value}: choose from {known}."
+    ),
+}
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -1591,13 +1748,13 @@ def typed_value(name: str, value: Any, kind: Any) -> Any:
         return value
     if origin in (list, tuple, Sequence):
         if not isinstance(value, list | tuple) or not value:
-            raise ConfigError(f"{name} is {value!r}; it must be a list of at least one")
+            raise ConfigError(f"{name} is {show(value)}; it must be a list of at least one")
         items = [typed_value(name, item, parts[0]) for item in value]
         return items if origin is list else tuple(items)
     if (origin in (dict, Mapping) or dataclasses.is_dataclass(kind)) and not isinstance(
         value, dict
     ):
-        raise ConfigError(f"{name} is {value!r}; it must be a mapping")
+        raise ConfigError(f"{name} is {show(value)}; it must be a mapping")
     if dataclasses.is_dataclass(kind):
         return from_values(kind, value, f"{name}.")  # type: ignore[arg-type]
     if origin in (dict, Mapping):
@@ -1622,4 +1779,4 @@ def _refuse_misfit(name: str, value: Any, kind: Any, *, may_be_empty: bool = Tru
     elif isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", value):
         hint = " (write it as 1.0e-4: YAML reads 1e-4 as text)"
     wanted = _KINDS.get(kind) or str(getattr(kind, "__name__", kind)).replace("NoneType", "null")
-    raise ConfigError(f"{name} is {value!r}; it must be {wanted}{hint}")
+    raise ConfigError(f"{name} is {show(value)}; it must be {wanted}{hint}")

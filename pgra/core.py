@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -233,8 +234,32 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
     atexit.register(state.destroy_process_group)
+    if not _PROCESSES:
+        _PROCESSES.extend([None] * state.num_processes)
+        own = gethostname(), os.getpid()
+        torch.distributed.all_gather_object(_PROCESSES, own, cpu_group())
     worker = Worker(state.process_index, state.num_processes)
     return Context(worker, wait_for_all, artifacts, device)
+
+
+_PROCESSES: list[Any] = []  # host and process id by rank
+
+
+def lost_ranks() -> list[int]:
+    """Return the ranks whose processes on this machine have gone: killed, or ended by an error."""
+    here, ranks = gethostname(), enumerate(_PROCESSES)
+    return [rank for rank, told in ranks if told and told[0] == here and not _is_alive(told[1])]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        # One that was killed keeps its number until the launcher has seen it.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except OSError:  # no permission; no such files on this system
+        return True
 
 
 def cpu_group() -> "ProcessGroup":

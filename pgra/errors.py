@@ -5,21 +5,66 @@ Scripts turn a `PgraError` into one line and exit code 2 (`pgra.cli.run`). Misus
 """
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
+
+LONGEST_MESSAGE = 300
+"""Characters of an error of what a user gave: what stands in a file may be of any length."""
+_LONGEST_NAME = 80
+_MOST_COMPARED = 1000
+_LONGEST_LIST = 160
+_values = reprlib.Repr()
+_values.maxstring = _values.maxother = _values.maxlong = _LONGEST_NAME
+_values.maxlevel, _values.maxlist, _values.maxdict = 3, 4, 4
+
+
+def show(value: object) -> str:
+    """Return the repr of a value from outside for a message, cut where it is long or deep."""
+    return cut(_values.repr(value), 2 * _LONGEST_NAME)
+
+
+def cut(text: str, most: int = _LONGEST_NAME) -> str:
+    """Return a text of at most so many characters: the middle of a longer one is left out."""
+    if len(text) <= most:
+        return text
+    end = (most - 5) // 3
+    return f"{text[: most - 5 - end]} ... {text[-end:]}"
+
+
+def nearest(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.5) -> list[str]:
+    """Return the names that are most like one; none for a long one, which would take long."""
+    if len(name) > _LONGEST_NAME:
+        return []
+    names = [other for other in known if len(other) <= 2 * _LONGEST_NAME]
+    return difflib.get_close_matches(name, names[:_MOST_COMPARED], n=count, cutoff=cutoff)
 
 
 class PgraError(Exception):
-    """Base of all errors a user can mend."""
+    """Base of all errors a user can mend.
+
+    Attributes:
+        longest: Characters of its message; the middle of a longer one is left out.
+    """
+
+    longest: ClassVar[int] = 1000  # several paths, and a command to copy
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message, self.longest))
 
 
 class ConfigError(PgraError):
     """An argument, a YAML or a combination of them that cannot work."""
 
+    longest = LONGEST_MESSAGE
+
 
 class DataError(PgraError):
     """A corpus, task file or label that is missing, unreadable or contradictory."""
+
+    longest = LONGEST_MESSAGE
 
 
 class ArtifactError(PgraError):
@@ -82,7 +127,7 @@ def near_files(path: Path) -> str:
     if not path.parent.is_dir():
         return f" Neither does the folder {path.parent}."
     names = [p.name for p in path.parent.iterdir() if p.is_file()]
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    near = nearest(path.name, names, count=3)
     return f" Near it: {', '.join(near)}." if near else ""
 
 
@@ -96,6 +141,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     bare = {each.lstrip("-"): each for each in names}  # dashes are alike in all flags
-    near = difflib.get_close_matches(name.lower().lstrip("-"), bare, n=1, cutoff=0.6)
+    near = nearest(name.lower().lstrip("-"), bare, cutoff=0.6)
     hint = f" Did you mean '{bare[near[0]]}'?" if near else ""
-    return f"unknown {kind} '{name}'.{hint} Known: {', '.join(names) or 'none'}."
+    listed = cut(", ".join(names) or "none", _LONGEST_LIST)
+    return f"unknown {kind} '{cut(name)}'.{hint} Known: {listed}."

@@ -15,18 +15,25 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pgra import __version__
-from pgra.artifacts import write_text
+from pgra.artifacts import SEAL, TemporaryFolder, write_sealed, write_text
 from pgra.config import DRAWN_EXEMPLARS, config_root
+from pgra.core import Json
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ArtifactError, ConfigError
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.record import OWN_INPUTS, READER_FOLDER
+from pgra.reader.record import OWN_INPUTS, READER_FOLDER, RECORD_FILE
 from pgra.report.results import METRICS_FILE, read_object
-from pgra.run_folder import ARGUMENTS_FILE, IDENTITY_FILE, TRAINING_FILE, check_reader
+from pgra.run_folder import (
+    ARGUMENTS_FILE,
+    CARD_FILE,
+    IDENTITY_FILE,
+    TRAINING_FILE,
+    check_reader,
+)
 
 logger = logging.getLogger(__name__)
 
-CARD_FILE = "README.md"
+_WITH_PATHS = ("arguments", "base_model", "fingerprints")
 _SHOWN = (  # of the Trainer's arguments
     *("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "max_steps"),
     *("num_train_epochs", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm"),
@@ -87,6 +94,29 @@ def write_card(run: Path) -> Path:
     )
     write_text(run / READER_FOLDER / CARD_FILE, f"{text.rstrip()}\n")
     return run / READER_FOLDER / CARD_FILE
+
+
+def _public_copy(reader: Path) -> TemporaryFolder:
+    """Return links to a reader's files, beside a record that names no folder of this machine."""
+    copy = TemporaryFolder()
+    for path in reader.iterdir():
+        if path.name != RECORD_FILE and not path.name.startswith("."):
+            (copy.path / path.name).symlink_to(path.resolve())
+    record = read_object(reader / RECORD_FILE)
+    private = {name: _without_folders(record[name]) for name in _WITH_PATHS}
+    record = {name: value for name, value in record.items() if name != SEAL}
+    write_sealed(copy.path / RECORD_FILE, {**record, **private})
+    return copy
+
+
+def _without_folders(value: Json) -> Json:
+    """Leave the folders of whole paths out, wherever they stand in a record."""
+    if isinstance(value, Mapping):
+        return {name: _without_folders(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(part) for part in value]
+    is_path = isinstance(value, str) and value.startswith(("/", "~"))
+    return Path(str(value)).name if is_path else value
 
 
 def _has_own_inputs(method: str) -> bool:
@@ -228,12 +258,13 @@ def push_run(run: Path, target: HubTarget) -> str:
     from huggingface_hub import HfApi
 
     write_card(run)
+    folder = _public_copy(run / READER_FOLDER)
     metrics = read_object(run / METRICS_FILE)
     message = f"{metrics['task']}: {metrics['split']} {metrics['metric']} {metrics['value']:.4f}"
     try:
         commit = HfApi(token=target.token).upload_folder(
             repo_id=target.repo,
-            folder_path=run / READER_FOLDER,
+            folder_path=folder.path,
             revision=target.revision,
             commit_message=message,
         )

@@ -20,6 +20,7 @@ TRAINING_FILE = "training.json"
 PROMPT_FILE = "prompt.txt"
 READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
+CARD_FILE = "README.md"
 WEIGHTS_FILE = "model.safetensors"
 # Others follow from these, so a difference is told of these first.
 _LEADING = ("task", "method", "num_evidence", "max_steps")

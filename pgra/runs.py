@@ -62,6 +62,7 @@ from pgra.report.results import (
 )
 from pgra.run_folder import (
     ARGUMENTS_FILE,
+    CARD_FILE,
     IDENTITY_FILE,
     PROMPT_FILE,
     READER_FOLDER,
@@ -194,8 +195,7 @@ class Prepared:
             self._method.prepare()
             self._is_prepared = True
         method, folder = self._method.with_seed(args), args.folder
-        check_writable(folder)
-        with _lock(folder, self.context):
+        with lock_run(folder, self.context):
             named = identity(method)
             _check_run(method)
             done = is_finished(folder, trains=args.trains)
@@ -204,7 +204,12 @@ class Prepared:
                 lacks = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
                 has_reader = args.trains and not (may_lack_reader and lacks)
                 method.reuse(folder)
-                return _reuse(folder, has_reader=has_reader)
+                outcome = _reuse(folder, has_reader=has_reader)
+                if self.context.is_main:  # what a kill behind the last measurement left undone
+                    if has_reader and not (folder / READER_FOLDER / CARD_FILE).is_file():
+                        method.finish(folder)
+                    drop_checkpoints(args)
+                return outcome
             method.fingerprints["run"] = digest(named)
             record, is_trained = self._fit(method, folder, named)
             if not is_measured:
@@ -280,7 +285,14 @@ def _check_run(method: Method, *, is_whole: bool = True) -> None:
 
 
 @contextmanager
-def _lock(folder: Path, context: Context) -> Iterator[None]:
+def lock_run(folder: Path, context: Context) -> Iterator[None]:
+    """Hold the folder of a run, or of several, for the job whose main process this may be.
+
+    Raises:
+        ArtifactError: If another job holds it.
+        OSError: If it cannot be written.
+    """
+    check_writable(folder)
     if not context.is_main:
         yield
         return
@@ -393,7 +405,8 @@ def evaluate_run(
         before = read_object(folder / METRICS_FILE)
         method.fingerprints = {**before["fingerprints"], **method.fingerprints}
         method.seconds = {**method.seconds, **before["seconds"]}
-    return Outcome(target, measure_run(method, target, split), reused=False)
+    with lock_run(target, method.context):
+        return Outcome(target, measure_run(method, target, split), reused=False)
 
 
 def open_run(
@@ -653,7 +666,8 @@ def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE
     root = series_folder(pattern, seeds)
     check_series(args, root)
     runs = {seed: variant(args, seed_folder(pattern, seed), seed=seed) for seed in seeds}
-    return sum_up(run_all(runs, context), root, args, context)
+    with lock_run(root, context):
+        return sum_up(run_all(runs, context), root, args, context)
 
 
 def variant(args: RunArguments, folder: Path, **changes: float) -> RunArguments:

@@ -21,7 +21,7 @@ from pgra.data.examples import open_rows
 from pgra.data.read import Record, check_file, clean_text, read_lines, read_records, table_rows
 from pgra.data.tasks import GenerationTask, Task, check_slots, load_any_task
 from pgra.encoders.encoder import Encoder
-from pgra.errors import ConfigError, DataError, unknown_name
+from pgra.errors import ConfigError, DataError, show, unknown_name
 from pgra.exemplars import BM25, PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, Selector, arrange
 from pgra.exemplars.similarity import open_similarity
@@ -341,7 +341,7 @@ class ExemplarSelector:
         if is_number and columns.names and 0 <= value < len(columns.names):
             value = columns.names[value]
         if value is None or not isinstance(value, str | int | float):
-            raise DataError(f"{place}: '{columns.label}' is {value!r}, no label: give a text")
+            raise DataError(f"{place}: '{columns.label}' is {show(value)}, no label: give a text")
         text = clean_text(place, str(columns.label), str(value))
         if not text:
             raise DataError(f"{place} has no label: '{columns.label}' is empty")
@@ -353,7 +353,9 @@ class ExemplarSelector:
         own = self._task.inputs if self._task else self._asked_text or (_TEXT,)
         texts = self._columns.texts if self._columns else dict(zip(own, own, strict=True))
         if isinstance(query, tuple):
-            raise DataError(f"query is {query!r}: give a text, or a mapping of the pool's columns")
+            raise DataError(
+                f"query is {show(query)}: give a text, or a mapping of the pool's columns"
+            )
         fields = _fields_of(query, texts, "query")
         if not any(fields.values()):
             raise DataError("query is empty: give words to compare")

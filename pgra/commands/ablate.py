@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     quiet_imports()
     from pgra.experiments.grid import make_runs, run_grid, write_grid
+    from pgra.runs import lock_run
 
     if not words or words[0].startswith("-"):
         return _explain(words)
@@ -85,10 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             shown = describe_costs(grid, runs, context)
         say(shown)
         return 0
-    if context.is_main:
-        write_grid(grid, runs, root)
-    context.barrier()
-    failures = run_grid(runs, context, drop_readers=how.drop_readers)
+    with lock_run(root, context):
+        if context.is_main:
+            write_grid(grid, runs, root)
+        context.barrier()
+        failures = run_grid(runs, context, drop_readers=how.drop_readers)
     if not context.is_main:
         return 1 if failures else 0
     return show_results(grid, runs, failures, root)

@@ -24,8 +24,8 @@ from pgra.config import (
     parse_arguments,
 )
 from pgra.core import MISSING_ROW, Context, join_context
-from pgra.data.read import check_file, is_utf8, read_lines
-from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.data.read import check_file, is_utf8, read_lines, whole_number
+from pgra.errors import ArtifactError, ConfigError, DataError, show
 from pgra.help import wants_help
 
 if TYPE_CHECKING:
@@ -378,21 +378,30 @@ def _remove(args: RemoveArguments) -> int:
     """Remove rows: no search gives them any more."""
     from pgra.retrieval.dense import remove_rows
 
-    rows = list(args.rows)
-    if args.rows_file is not None:
-        check_file(Path(args.rows_file), ("txt",))
-        for line in read_lines(Path(args.rows_file)):
-            text = line.text.strip()
-            if text and not text.isdecimal():
-                raise DataError(
-                    f"{args.rows_file}, line {line.number}: '{text[:40]}' is no row: one number a "
-                    "line"
-                )
-            rows += [int(text)] if text else []
+    rows = [*args.rows, *(read_rows(Path(args.rows_file)) if args.rows_file else ())]
     counts = remove_rows(Path(args.index_dir), rows).counts
     gone, whole = counts["removed"], counts["rows"]
     say(f"index: {args.index_dir}\n  {gone:,} of {whole:,} rows are removed, {whole - gone:,} left")
     return 0
+
+
+def read_rows(path: Path) -> list[int]:
+    """Read rows from a text file, one a line.
+
+    Raises:
+        DataError: If it cannot be read, or a line is no row.
+    """
+    check_file(path, ("txt",))
+    rows = []
+    for line in read_lines(path):
+        text = line.text.strip()
+        row = whole_number(text)
+        if text and row is None:
+            raise DataError(
+                f"{path}, line {line.number}: {show(text)} is no row: one number a line"
+            )
+        rows += [] if row is None else [row]
+    return rows
 
 
 _WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], Sequence[str]]] = {

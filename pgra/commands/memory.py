@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pgra.artifacts import write_lines
+from pgra.artifacts import check_replaceable, write_lines
 from pgra.commands.common import about, quiet_libraries, say, say_words, typed_lines
 from pgra.config import Arguments, KernelArguments, arg, choose, parse_arguments
 from pgra.core import Context
@@ -510,6 +510,8 @@ def _labels(parse: Parse) -> None:
     args, memory = parse(StudyArguments, PromptMemoryArguments, needs=("run",))
     if memory.memory is not None:
         raise ConfigError("leave --memory out: the simulated user fills one of its own")
+    if args.output is not None:
+        check_replaceable(Path(args.output), "--output")
     quiet_libraries()
     from pgra.experiments.label_study import study_corrections, study_table
 

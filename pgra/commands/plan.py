@@ -62,8 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sections, (how,) = parse_stages(argv, [PlanArguments], prog="pgra plan", **about(main))
     args = PgraArguments(**sections)
     target = None if how.json is None else Path(how.json)
-    if target is not None and target.is_dir():
-        raise ConfigError(f"--json {target} is a folder: name a file in it")
+    if target is not None:
+        from pgra.artifacts import check_replaceable
+
+        check_replaceable(target, "--json")
     if args.rerank.num_evidence == 0 or args.rerank.reranker == "none":
         raise ConfigError(
             "the LM has nothing to read with --num_evidence 0 or --reranker none: "

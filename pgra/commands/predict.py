@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pgra.commands.common import about, quiet_libraries, say, typed_lines
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import KernelArguments, arg, parse_arguments
-from pgra.data.read import check_file, read_lines, read_records, table_rows
+from pgra.data.read import check_file, parse_json, read_lines, read_records, table_rows
 from pgra.errors import ConfigError, DataError, PgraError
 from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
 
@@ -214,7 +214,7 @@ def _read_line(text: str, inputs: Sequence[str]) -> str | Mapping[str, str]:
     if len(inputs) == 1 or not text.startswith("{"):
         return text
     try:
-        found: Mapping[str, str] = json.loads(text)
+        found: Mapping[str, str] = parse_json(text)
     except ValueError as error:
         raise DataError(
             f"the line is not JSON ({error}): give an object with {', '.join(inputs)}"

@@ -91,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="pgra report",
         **about(main),
     )
+    from pgra.artifacts import check_replaceable
     from pgra.report.compare import load_reference
     from pgra.report.figures import FIGURES, check_path, plot_study
     from pgra.report.page import PAGES, page_title, read_consistency, render_page
@@ -99,6 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, suffixes in (("figure", FIGURES), ("html", PAGES)):
         if getattr(args, name) is not None:
             check_path(name, Path(getattr(args, name)), suffixes)
+    for name in ("output", "figure", "html"):
+        if getattr(args, name) is not None:
+            check_replaceable(Path(getattr(args, name)), f"--{name}")
     if args.reference not in (None, _NO_REFERENCE):
         load_reference(args.reference)
     collection = load_collection([Path(path) for path in args.paths])

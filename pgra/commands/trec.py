@@ -69,13 +69,15 @@ class QueryFile:
             None where no file is named.
 
         Raises:
-            ConfigError: If there are texts too, or the run cannot be written where it should.
+            ArtifactError: If the run's place is taken by what is no plain file.
+            ConfigError: If there are texts too, or the run is to replace a file that is read.
             DataError: If a file cannot be read.
         """
         if args.queries is None:
             return None
         if texts:
             raise ConfigError("give texts, or --queries and a file, not both")
+        from pgra.artifacts import check_replaceable
         from pgra.retrieval.trec import import_ir_measures, read_qrels, read_queries
 
         queries, qrels = read_queries(Path(args.queries)), None
@@ -84,8 +86,7 @@ class QueryFile:
             qrels = read_qrels(Path(args.qrels))
         if args.trec is not None:
             run = Path(args.trec)
-            if run.is_dir():
-                raise ConfigError(f"--trec {run} is a folder: name a file")
+            check_replaceable(run, "--trec")
             for name in ("queries", "qrels"):
                 other = getattr(args, name)
                 if other is not None and run.exists() and run.samefile(other):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pgra.commands.common import about, parse_stages, quiet_libraries, say
 from pgra.config import Arguments, PgraArguments, arg
-from pgra.errors import ConfigError
 
 
 @dataclass(kw_only=True)
@@ -47,8 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sections, (how,) = parse_stages(argv, [WorthArguments], prog="pgra worth", **about(main))
     args = PgraArguments(**sections)
     target = None if how.json is None else Path(how.json)
-    if target is not None and target.is_dir():
-        raise ConfigError(f"--json {target} is a folder: name a file in it")
+    if target is not None:
+        from pgra.artifacts import check_replaceable
+
+        check_replaceable(target, "--json")
     from pgra.artifacts import write_json
     from pgra.core import join_context
 

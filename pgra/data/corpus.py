@@ -48,7 +48,7 @@ from pgra.core import Json, Rows
 from pgra.data import read
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
 from pgra.data.read import PACKED, Reading
-from pgra.errors import ArtifactError, DataError
+from pgra.errors import ArtifactError, DataError, show
 from pgra.progress import Bar
 
 # Where a corpus' texts come from: a file, a file on the hub, a data set on the hub, a bundled one.
@@ -122,7 +122,9 @@ class Source:
             is_number = isinstance(value, int) and not isinstance(value, bool)
             name = str(value) if is_number else read.clean_text(place, column, value)
             if len(name.split()) != 1:
-                raise DataError(f"{place}: '{column}' must be one word to name a passage: {name!r}")
+                raise DataError(
+                    f"{place}: '{column}' must be one word to name a passage: {show(name)}"
+                )
             yield name
 
     def _line_texts(self) -> Iterator[str]:
@@ -188,6 +190,8 @@ class Source:
     def _check_column(self, column: str, schema: Any, flag: str) -> None:
         if column not in schema.names:
             raise _no_field(self.where, column, schema.names, flag)
+        if schema.names.count(column) > 1:
+            raise DataError(f"{self.where}: two columns are named '{column}': rename one")
         kind = schema.field(column).type
         plain = kind.value_type if pa.types.is_dictionary(kind) else kind
         is_text = pa.types.is_string(plain) or pa.types.is_large_string(plain)

@@ -28,9 +28,10 @@ from pgra.data.read import (
     look_at_data_set,
     read_records,
     table_rows,
+    whole_number,
 )
 from pgra.data.tasks import LABEL, SPLITS, GenerationTask, HubSource, Task
-from pgra.errors import ConfigError, DataError, unknown_name
+from pgra.errors import ConfigError, DataError, show, unknown_name
 
 logger = logging.getLogger(__name__)
 
@@ -347,14 +348,15 @@ def _label(
 ) -> str:
     if not isinstance(value, str) and type(value) is not int:
         raise DataError(
-            f"{row.place}: '{column}' is {value!r}, a {type(value).__name__}, not a label's name "
-            "or number"
+            f"{row.place}: '{column}' is {show(value)}, a {type(value).__name__}, not a label's "
+            "name or number"
         )
     text = clean_text(row.place, column, str(value))
     if isinstance(value, str) and text in labels:
         return text
-    if text.isdecimal() and int(text) < len(by_number):
-        return by_number[int(text)]
+    number = whole_number(text)
+    if number is not None and number < len(by_number):
+        return by_number[number]
     message = unknown_name("label", text, labels)
     raise DataError(f"{row.place}: {message} Numbers 0 to {len(by_number) - 1} are read too.")
 

@@ -1,20 +1,25 @@
 """Reading data files: lines (plain, gzip, zstd), tables (jsonl, csv, tsv) and hub data sets."""
 
 import csv
-import difflib
 import io
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
 import pyarrow as pa
 
-from pgra.errors import DataError, near_files
+from pgra.errors import ConfigError, DataError, cut, near_files, nearest, show
 
+LINE_LIMIT = "PGRA_MAX_LINE_MB"
+"""The environment's word for `--max_line_mb`."""
+_USUAL_LINE_MB = 16
+_MOST_DIGITS = 18  # of what fits into 64 bits
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 PACKED = tuple(_CODECS)
 _TOLD_LINES = 1024
@@ -92,10 +97,10 @@ class Record:
     def lacks(self, name: str) -> DataError:
         """Return the error of a missing field, with the nearest that is there."""
         found = [str(field) for field in self.fields]
-        near = difflib.get_close_matches(name, found, n=1, cutoff=0.5)
-        nearest = f" Did you mean '{near[0]}'?" if near else ""
-        names = ", ".join(found) or "none"
-        message = f"{self.place}: no column '{name}'.{nearest} Found: {names}. {self.hint}"
+        near = nearest(name, found)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        names = cut(", ".join(found)) or "none"
+        message = f"{self.place}: no column '{name}'.{hint} Found: {names}. {self.hint}"
         return DataError(message.rstrip())
 
 
@@ -128,6 +133,35 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
     return kind
 
 
+def longest_line() -> int:
+    """Return the most bytes of a line, as `--max_line_mb` or the environment says.
+
+    Raises:
+        ConfigError: If what is said is no number of megabytes.
+    """
+    text = os.environ.get(LINE_LIMIT, str(_USUAL_LINE_MB))
+    size = whole_number(text)
+    if not size or size > 1 << 20:
+        raise ConfigError(
+            f"max_line_mb is {show(text)}: give a whole number of megabytes, 1 or more"
+        )
+    return size << 20
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that digits stand for; None for others, and for more than 18 of them."""
+    is_one = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if is_one else None
+
+
+def too_long(place: str) -> DataError:
+    """Return the error of a line that is longer than `longest_line`."""
+    return DataError(
+        f"{place}: longer than {longest_line() >> 20} MB, the longest that is read: give it in "
+        f"parts, or raise --max_line_mb (from Python: the environment's {LINE_LIMIT})"
+    )
+
+
 def read_lines(path: Path, reading: Reading | None = None) -> Iterator[Line]:
     """Return a file's lines; memory does not grow with the file. A byte order mark is dropped.
 
@@ -137,12 +171,16 @@ def read_lines(path: Path, reading: Reading | None = None) -> Iterator[Line]:
             None refuses them.
 
     Raises:
-        DataError: If it is cut short, not gzip or zstd, binary or not UTF-8 (line and byte named).
+        DataError: If it is cut short, not gzip or zstd, binary or not UTF-8 (line and byte named),
+            or has a line beyond `longest_line`, at which reading stops.
     """
+    longest = longest_line()
     codec = _CODECS.get(path.suffix.lower())
     try:
         with path.open("rb") as raw, _unpack(raw, codec) if codec else raw as file:
-            for number, data in enumerate(file, 1):
+            for number, data in enumerate(iter(partial(file.readline, longest + 1), b""), 1):
+                if len(data) > longest:
+                    raise too_long(f"{path}, line {number}")
                 if reading is not None:
                     reading.lines = number
                     if number % _TOLD_LINES == 0:
@@ -198,12 +236,50 @@ def read_records(path: Path, reading: Reading | None = None) -> Iterator[Record]
             continue
         place = f"{path}, line {line.number}"
         try:
-            value = json.loads(line.text)
+            value = parse_json(line.text)
         except ValueError as error:
             raise DataError(f"{place}: not JSON ({error})") from None
         if not isinstance(value, dict):
             raise DataError(f"{place}: a {type(value).__name__}, not a JSON object")
         yield Record(line.number, value, place)
+
+
+def parse_json(text: str) -> Any:
+    """Read JSON that anybody may have written.
+
+    Raises:
+        ValueError: If it is not JSON, nested too deeply, or has a key twice in one object.
+    """
+    try:
+        return _JSON.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of JSON of at most `longest_line` bytes.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is larger, not UTF-8, or as `parse_json`.
+    """
+    with path.open("rb") as file:
+        data = file.read(longest_line() + 1)
+    if len(data) > longest_line():
+        raise ValueError(f"larger than {longest_line() >> 20} MB; --max_line_mb raises that")
+    return parse_json(data.decode("utf-8"))
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {show(twice)} stands there twice")
+    return found
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_distinct)
 
 
 def clean_text(place: str, name: str, value: object) -> str:
@@ -213,7 +289,7 @@ def clean_text(place: str, name: str, value: object) -> str:
         DataError: If it is none, or cannot be kept as UTF-8.
     """
     if not isinstance(value, str):
-        raise DataError(f"{place}: '{name}' is {value!r}, not text")
+        raise DataError(f"{place}: '{name}' is {show(value)}, not text")
     if not is_utf8(value):
         raise DataError(f"{place}: '{name}' holds a NUL or half a surrogate pair")
     return value.strip()
@@ -231,7 +307,18 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record
         DataError: If the file cannot be read, a row's cells do not match the header, or a cell of a
             tsv is quoted as csv quotes.
     """
-    lines = (line.text for line in read_lines(path))
+    longest, pending = longest_line(), 0
+    csv.field_size_limit(longest)
+
+    def read_texts() -> Iterator[str]:
+        nonlocal pending  # characters of this row: a quoted cell may go on over many lines
+        for line in read_lines(path):
+            pending += len(line.text)
+            if pending > longest:
+                raise too_long(f"{path}, the row that ends at line {line.number}")
+            yield line.text
+
+    lines = read_texts()
     if kind == "csv":
         reader = csv.reader(lines, strict=True)
     else:
@@ -245,7 +332,9 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record
     try:
         header = [name.strip() for name in next(reader, [])]
         hint = f"Is the first line a header?{quoting_hint(header)}"
+        _refuse_twins(path, header)
         for cells in reader:
+            pending = 0
             place = f"{path}, line {reader.line_num}"
             if not cells:
                 continue
@@ -263,6 +352,13 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record
             yield Record(reader.line_num, values, place, hint)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: not valid {kind} ({error})") from None
+
+
+def _refuse_twins(path: Path, header: Sequence[str]) -> None:
+    named = [name for name in header if name]
+    twin = next((name for name in named if named.count(name) > 1), None)
+    if twin is not None:
+        raise DataError(f"{path}: two columns are named {show(twin)}: rename one")
 
 
 # Files of a hub data set, and the ways in which asking a hub fails.

@@ -344,13 +344,16 @@ def check_distinct(key: str, names: Sequence[str]) -> None:
 def check_slots(key: str, template: str, inputs: Sequence[str]) -> list[str]:
     """Return the fields in a template's braces, in order; refuse what is no input."""
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        found = [slot for slot in string.Formatter().parse(template) if slot[1] is not None]
     except ValueError as error:
         raise ConfigError(
             f"{key} has a stray brace ({error}); write {{{{ for a plain one"
         ) from None
-    for name in names:
-        choose(f"field in {key}", name, inputs)
+    names = [str(name) for _, name, _, _ in found]
+    for _, name, form, conversion in found:
+        choose(f"field in {key}", str(name), inputs)
+        if form or conversion:
+            raise ConfigError(f"{key}: write {{{name}}} alone, without ':' or '!' behind the name")
     if not names:
         raise ConfigError(f"{key} holds no field; put {{{inputs[0]}}} into it")
     return names

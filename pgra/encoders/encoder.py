@@ -6,7 +6,6 @@ A folder's `modules.json` lists its parts: a transformer, a pooling, and what co
 part that is not known here is refused by name: without it the vectors would be another model's.
 """
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -25,10 +24,11 @@ from torch.nn.functional import normalize as unit_length
 from pgra.artifacts import TemporaryFolder, file_checksum
 from pgra.config import POOLINGS, RetrieverArguments, choose
 from pgra.core import Example, Json, run_overlapped
-from pgra.errors import ConfigError, ModelError, device_failures
+from pgra.data.read import read_json
+from pgra.errors import ConfigError, ModelError, device_failures, show
 from pgra.lm import load
 from pgra.lm.base import Advance
-from pgra.lm.batching import BackOff, send, token_budget_batches
+from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
 from pgra.lm.kernels import are_allowed, find_fault, packed_for
 from pgra.lm.load import ModelSource
 
@@ -200,7 +200,7 @@ def read_sentence_model(source: ModelSource) -> SentenceModel:
     told = _read_json(source, "config_sentence_transformers.json", dict) or {}
     prompts = told.get("prompts") or {}
     if not isinstance(prompts, dict):
-        raise ModelError(f"the prompts of '{source.name}' are {prompts!r}, not texts by name")
+        raise ModelError(f"the prompts of '{source.name}' are {show(prompts)}, not texts by name")
     texts = {name: text for name, text in prompts.items() if isinstance(text, str)}
     longest = limits.get("max_seq_length")
     return SentenceModel(
@@ -229,8 +229,8 @@ def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLaye
             raise ModelError(f"{_MODULES} of '{source.name}' cannot be read: a part without a type")
         if not kind.startswith("sentence_transformers."):
             raise ModelError(
-                f"'{source.name}' needs code of its own ('{kind}' in {_MODULES}), which is never "
-                "run: choose another encoder"
+                f"'{source.name}' needs code of its own ({show(kind)} in {_MODULES}), which is "
+                "never run: choose another encoder"
             )
         kinds.append(kind.rpartition(".")[2])
         if kinds[-1] == "Dense":
@@ -239,7 +239,7 @@ def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLaye
             layers.append(None)
         elif kinds[-1] not in _KNOWN:
             raise ModelError(
-                f"'{source.name}' has a part '{kinds[-1]}' (in {_MODULES}), and only "
+                f"'{source.name}' has a part {show(kinds[-1])} (in {_MODULES}), and only "
                 f"{', '.join(_KNOWN)} are known here: choose another encoder"
             )
     if "Pooling" not in kinds:
@@ -261,14 +261,14 @@ def _read_dense(source: ModelSource, folder: str) -> DenseLayer:
     activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         raise ModelError(
-            f"{folder} of '{source.name}' has activation '{activation}', and only "
+            f"{folder} of '{source.name}' has activation {show(activation)}, and only "
             f"{', '.join(_ACTIVATIONS)} are known here: choose another encoder"
         )
     for name, plain in _DENSE_DEFAULTS.items():
         if config.get(name, plain) != plain:
             raise ModelError(
-                f"{folder} of '{source.name}' has {name} {config[name]!r}, which is not done here: "
-                "choose another encoder"
+                f"{folder} of '{source.name}' has {name} {show(config[name])}, which is not done "
+                "here: choose another encoder"
             )
     try:
         tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
@@ -285,7 +285,7 @@ def _read_json(source: ModelSource, name: str, kind: type) -> Any:
     if path is None:
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"{name} of '{source.name}' cannot be read: {error}") from None
     if not isinstance(value, kind):
@@ -552,7 +552,7 @@ class Encoder:
             vectors[start:stop] = found
             peaks[start:stop] = found.abs().amax(dim=1)
             advance(stop - start)
-        return _fetch(vectors), _fetch(peaks)
+        return begin_fetch(vectors), begin_fetch(peaks)
 
     def _read_tokens(
         self, texts: Sequence[str]
@@ -661,23 +661,6 @@ class Encoder:
                 self.device,
             )
         return fault is None
-
-
-def _fetch(values: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy values to the host; what is returned waits for them and returns them."""
-    if values.device.type != "cuda":
-        host = values.cpu()
-        return lambda: host
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    is_there.record(torch.cuda.current_stream(values.device))
-
-    def wait() -> Tensor:
-        is_there.synchronize()
-        return host
-
-    return wait
 
 
 def _check_peaks(peaks: npt.NDArray[np.float32], chunk: TokenChunk, *, in_half: bool) -> None:

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from pgra.artifacts import digest
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
-from pgra.errors import ConfigError, DataError
+from pgra.data.read import read_lines, whole_number
+from pgra.errors import ConfigError, DataError, show
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.similarity import Similarity
 from pgra.retrieval.base import examples_digest, store_candidates
@@ -423,10 +424,7 @@ class Fixed(Random):
         return [self.rows] * len(queries)
 
     def _read(self, path: Path) -> list[int]:
-        try:
-            lines = path.read_text(encoding="utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot read exemplar_file {path}: {error}") from None
+        lines = [word for line in read_lines(path) for word in line.text.split()]
         if len(lines) < self.count:
             raise DataError(
                 f"{path} names {len(lines)} exemplars, and num_exemplars is {self.count}: lower "
@@ -435,11 +433,11 @@ class Fixed(Random):
         pool, rows = self.pool.examples, list[int]()
         row_of = {example.id: row for row, example in enumerate(pool)}
         for number, word in enumerate(lines[: self.count], 1):
-            row = row_of.get(word, int(word) if word.isdecimal() else -1)
-            if not 0 <= row < len(pool):
+            row = row_of.get(word, whole_number(word))
+            if row is None or row >= len(pool):
                 raise DataError(
-                    f"{path}, line {number}: '{word}' is no example of the pool: give a row from 0 "
-                    f"to {len(pool) - 1}, or an id such as {pool[0].id}"
+                    f"{path}, line {number}: {show(word)} is no example of the pool: give a "
+                    f"row from 0 to {len(pool) - 1}, or an id such as {pool[0].id}"
                 )
             if row in rows:
                 raise DataError(

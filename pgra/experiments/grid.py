@@ -30,8 +30,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pgra.artifacts import write_sealed
 from pgra.config import (
     CHOOSING,
@@ -43,10 +41,11 @@ from pgra.config import (
     config_root,
     from_values,
     from_yaml,
+    parse_yaml,
     read_yaml,
 )
 from pgra.core import ALONE, Context, Json
-from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, cut, show, unknown_name
 from pgra.methods.base import METHODS, find_method, find_sections, open_method
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
@@ -55,6 +54,7 @@ from pgra.runs import run_all, variant
 logger = logging.getLogger(__name__)
 
 PROFILE = "profile"
+_LONGEST_STEM = 200
 _NO_AXES = ("artifacts_dir", "output_dir", "seed", "task")
 
 
@@ -197,6 +197,8 @@ def _read_layers(path: Path) -> dict[str, Any]:
     values = read_yaml(path)
     if below is None:
         return values
+    if Path(below).name != below or len(below) > _LONGEST_STEM:
+        raise ConfigError(f"{path}: extends is {show(below)}: give the name of a grid beside it")
     beside = path.parent / f"{below}.yaml"
     other = beside if beside.is_file() else config_root() / "ablations" / f"{below}.yaml"
     if from_yaml(Grid, other).extends is not None:
@@ -224,12 +226,13 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     axes = {}
     for word in words:
         name, sign, text = word.partition("=")
+        wanted = "write NAME=VALUE,VALUE such as num_evidence=4,8"
         try:
-            values = yaml.safe_load(f"[{text}]")
-        except yaml.YAMLError:
-            values = []
-        if not sign or not values:
-            raise ConfigError(f"axis '{word}': write NAME=VALUE,VALUE such as num_evidence=4,8")
+            values = parse_yaml(f"[{text}]", f"axis '{cut(word)}'") if sign else None
+        except ConfigError as error:
+            raise ConfigError(f"{error}; {wanted}") from None
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"axis '{cut(word)}': {wanted}")
         axes[name.replace("-", "_")] = values
     return axes
 

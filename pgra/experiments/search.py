@@ -11,7 +11,7 @@ again: finished points are taken up, the one that was stopped goes on from its l
 import importlib.util
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,16 @@ from pgra.artifacts import check_fingerprint, write_json
 from pgra.config import RunArguments, SeriesArguments
 from pgra.core import ALONE, Context, gather
 from pgra.errors import ConfigError
-from pgra.runs import Outcome, Prepared, Summary, check_series, series_folder, sum_up, variant
+from pgra.runs import (
+    Outcome,
+    Prepared,
+    Summary,
+    check_series,
+    lock_run,
+    series_folder,
+    sum_up,
+    variant,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +152,13 @@ def search_runs(
     root = series_folder(str(args.folder), seeds)
     check_series(args, root)
     _check_search(args, series)
+    with lock_run(root, context):
+        return _search(args, series, seeds, root, context)
+
+
+def _search(
+    args: RunArguments, series: SeriesArguments, seeds: Sequence[int], root: Path, context: Context
+) -> SearchResult:
 
     def arguments(point: Point, seed: int = seeds[0]) -> RunArguments:
         name = f"lr{point.learning_rate:g}-batch{point.batch_size}-seed{seed}"

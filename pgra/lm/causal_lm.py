@@ -372,6 +372,8 @@ class CausalLM:
         with torch.inference_mode():
             truth = self.whole(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]
             found = head_logits(layer, self.states_of([ids]))[0].to(truth.device)
+        if not torch.isfinite(truth).all():
+            raise self.not_finite("even for plain English")
         slack = tolerance(self.dtype) * float(truth.float().abs().max())
         if not torch.allclose(found, truth.float(), rtol=0, atol=slack):
             raise ModelError(
@@ -459,7 +461,7 @@ class CausalLM:
         with torch.inference_mode():
             followed = model(input_ids=ids.to(self.device)).last_hidden_state[0, -2]
             alone = model(input_ids=ids[:, :-1].to(self.device)).last_hidden_state[0, -1]
-        if not torch.isfinite(alone).all():
+        if not (torch.isfinite(alone).all() and torch.isfinite(followed).all()):
             raise self.not_finite("even for plain English")
         slack = max(1e-3, tolerance(self.dtype)) * float(alone.abs().max())
         if not torch.allclose(alone, followed, rtol=0, atol=slack):

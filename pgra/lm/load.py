@@ -418,6 +418,9 @@ def tokenizer_identity(tokenizer: Any) -> str:
 def choose_device(name: str) -> torch.device:
     """Return the device of that name, made ready; "auto" is the current GPU if there is one.
 
+    A GPU that is named is the current one from then on, for streams, pinned memory and libraries
+    that ask for none.
+
     Raises:
         ModelError: If there is no such device; the GPUs that there are are named.
     """
@@ -432,6 +435,8 @@ def choose_device(name: str) -> torch.device:
         there = ", ".join(f"cuda:{number}" for number in range(count))
         wanted = f"{there}, auto or cpu" if there else "auto or cpu"
         raise ModelError(f"cannot use device '{name}': {reason}. Use {wanted}.") from None
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
     return ready_device(device)
 
 
@@ -440,13 +445,10 @@ def ready_device(device: torch.device) -> torch.device:
 
     On a GPU scaled_dot_product_attention goes without cuDNN's kernel: torch prefers that one for
     half precision on H100 and H200, but it gives a mask no gradient, and a T5 learns its position
-    bias through the mask. A GPU that is named is the current one from then on, for streams, pinned
-    memory and libraries that ask for none.
+    bias through the mask.
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
-        if device.index is not None:
-            torch.cuda.set_device(device)
     return device
 
 

@@ -30,6 +30,7 @@ from urllib.parse import urlsplit
 
 from pgra.artifacts import digest
 from pgra.core import Json
+from pgra.data.read import parse_json
 from pgra.errors import ConfigError, ModelError, PgraError
 from pgra.lm.base import (
     AUTO,
@@ -739,7 +740,7 @@ class RemoteLM:
     def _read(self, text: str, *, is_chat: bool) -> Reply:
         """Read an answer; what is not needed of it may be missing."""
         try:
-            reply = json.loads(text)
+            reply = parse_json(text)
             choice = reply["choices"][0]
             usage, scored = reply.get("usage") or {}, choice.get("logprobs") or {}
             num_prompt_tokens, num_new_tokens = (

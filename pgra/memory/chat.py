@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.config import arg, choose
-from pgra.data.read import is_utf8
+from pgra.data.read import is_utf8, whole_number
 from pgra.errors import DataError, PgraError
 from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
@@ -351,11 +351,12 @@ class Talk:
         self._ask(question)
 
     def _forget(self, text: str) -> None:
-        words = text.split()
-        if not words or not all(word.isascii() and word.isdigit() for word in words):
+        numbers = [whole_number(word) for word in text.split()]
+        known = [number for number in numbers if number is not None]
+        if not known or len(known) < len(numbers):
             raise DataError("name entries by their numbers, as /list shows them: /forget 7 9")
-        self.conversation.forget(*(int(word) for word in words))
-        self.say(f"{len(words):,} forgotten")
+        self.conversation.forget(*known)
+        self.say(f"{len(known):,} forgotten")
 
     def _list(self, _: str) -> None:
         entries = self.conversation.entries()

@@ -6,7 +6,6 @@ made of syllables, so that only the clarification can tell. What an LM learned w
 its weights; a stream with any of it is refused.
 """
 
-import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from pgra.config import (
     typed_value,
 )
 from pgra.core import Json
+from pgra.data.read import read_json
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.memory.families import Family, load_family
 from pgra.memory.lookup import MAX_DISTANCE, normalize_key, strip_slot
@@ -414,7 +414,7 @@ def read_seen(lm: str) -> Seen | None:
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         return Seen(set(values["words"]), set(values["questions"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(

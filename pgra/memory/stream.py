@@ -21,7 +21,7 @@ import numpy as np
 from pgra.config import Arguments, arg
 from pgra.core import Context
 from pgra.data.read import Record, check_file, read_lines, read_records
-from pgra.errors import DataError
+from pgra.errors import DataError, show
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel, open_lm
 from pgra.memory.families import QUESTION, SITUATION, Family, judge_situation, plain
 from pgra.memory.log import Event, FeedbackLog, read_events, replay
@@ -152,7 +152,7 @@ def read_texts(record: Record, names: Sequence[str], hint: str = "") -> list[str
         value: Any = record.fields.get(name)
         parts = value if name == "answers" and isinstance(value, list) and value else [value]
         if not all(isinstance(part, str) and part.strip() for part in parts):
-            raise DataError(f"{record.place}: {name} is {value!r}, and must be text{hint}")
+            raise DataError(f"{record.place}: {name} is {show(value)}, and must be text{hint}")
         texts += parts
     return texts
 

@@ -14,7 +14,8 @@ The first two are trained by `pgra.reader.train.fit`: they can be stopped at any
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -218,9 +219,15 @@ def _about(pairs: Sequence[Step], arguments: Arguments, **model: str) -> dict[st
     return {**arguments.deciding(), **model, "pairs": pairs_digest, "num_pairs": len(pairs)}
 
 
-def _check_new(folder: Path) -> None:
-    if folder.exists():
-        raise ArtifactError(f"{folder} is there already: name another --output_dir, or delete it")
+@contextmanager
+def _making(folder: Path) -> Iterator[None]:
+    """Hold a folder that is to be new."""
+    with lock_folder(folder, is_new=True):
+        if folder.exists():
+            raise ArtifactError(
+                f"{folder} is there already: name another --output_dir, or delete it"
+            )
+        yield
 
 
 def train_generator(
@@ -237,48 +244,48 @@ def train_generator(
         context: Where.
 
     Raises:
-        ArtifactError: If the folder is there already.
+        ArtifactError: If the folder is there already, or another job makes it.
         ModelError: If the model cannot be loaded, or its loss stops being a number.
         Stopped: If a signal asked for it.
     """
-    _check_new(folder)
-    values = asdict(arguments)
-    source = find_model(values.pop("model"))
-    about = _about(pairs, arguments, model=source.identity)
-    tokenizer = load_tokenizer(source)
-    model = load_pretrained(AutoModelForSeq2SeqLM.from_pretrained, source, dtype=torch.float32)
-    questions = tokenizer(
-        [plain_input(pair.question) for pair in pairs],
-        truncation=True,
-        max_length=MAX_QUESTION_TOKENS,
-    )
-    feedback = tokenizer(
-        text_target=[pair.feedback for pair in pairs],
-        truncation=True,
-        max_length=MAX_FEEDBACK_TOKENS,
-    )
-    columns = {**questions, "labels": feedback["input_ids"]}
-    work = folder.with_name(f".{folder.name}-{digest(about)[:12]}.training")
-    done = fit(
-        _Trainable(
-            FeedbackModule(model),
-            tokenizer,
-            DataCollatorForSeq2Seq(tokenizer, model=model),
-            (ABOUT_FILE, about),
-        ),
-        [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
-        _arguments(
-            work,
-            **values,
-            max_steps=-1,
-            lr_scheduler_type="constant",
-            optim="adafactor",
-            use_cpu=choose_device(context.device).type == "cpu",
-        ),
-        folder=folder,
-    )
-    shutil.rmtree(work, ignore_errors=True)
-    return done
+    with _making(folder):
+        values = asdict(arguments)
+        source = find_model(values.pop("model"))
+        about = _about(pairs, arguments, model=source.identity)
+        tokenizer = load_tokenizer(source)
+        model = load_pretrained(AutoModelForSeq2SeqLM.from_pretrained, source, dtype=torch.float32)
+        questions = tokenizer(
+            [plain_input(pair.question) for pair in pairs],
+            truncation=True,
+            max_length=MAX_QUESTION_TOKENS,
+        )
+        feedback = tokenizer(
+            text_target=[pair.feedback for pair in pairs],
+            truncation=True,
+            max_length=MAX_FEEDBACK_TOKENS,
+        )
+        columns = {**questions, "labels": feedback["input_ids"]}
+        work = folder.with_name(f".{folder.name}-{digest(about)[:12]}.training")
+        done = fit(
+            _Trainable(
+                FeedbackModule(model),
+                tokenizer,
+                DataCollatorForSeq2Seq(tokenizer, model=model),
+                (ABOUT_FILE, about),
+            ),
+            [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+            _arguments(
+                work,
+                **values,
+                max_steps=-1,
+                lr_scheduler_type="constant",
+                optim="adafactor",
+                use_cpu=choose_device(context.device).type == "cpu",
+            ),
+            folder=folder,
+        )
+        shutil.rmtree(work, ignore_errors=True)
+        return done
 
 
 def train_encoder(
@@ -296,46 +303,48 @@ def train_encoder(
         The result; its loss is the mean over the last tenth of the steps.
 
     Raises:
-        ArtifactError: If the folder is there already.
+        ArtifactError: If the folder is there already, or another job makes it.
         ConfigError: If the encoder's pooling cannot be written.
         DataError: If the pairs are too few, all the same, or lack their types.
         ModelError: If the encoder cannot be loaded, or the loss stops being a number.
     """
-    _check_new(folder)
-    if len(pairs) < _LEAST_PAIRS:
-        raise DataError(
-            f"there are {len(pairs)} questions to learn from: give at least {_LEAST_PAIRS}"
+    with _making(folder):
+        if len(pairs) < _LEAST_PAIRS:
+            raise DataError(
+                f"there are {len(pairs)} questions to learn from: give at least {_LEAST_PAIRS}"
+            )
+        kinds = [pair.kind for pair in pairs]
+        by_type = arguments.target == "type"
+        if by_type and ("" in kinds or len(set(kinds)) < 2):
+            found = ", ".join(f"'{kind}'" if kind else "none" for kind in dict.fromkeys(kinds))
+            raise DataError(
+                f"the types of the {len(kinds)} questions are {found}: each needs one, and there "
+                "must be several; or give --target feedback"
+            )
+        start = time.monotonic()
+        encoder = Encoder.from_name(
+            arguments.encoder, encoder_dtype="float32", device=context.device
         )
-    kinds = [pair.kind for pair in pairs]
-    by_type = arguments.target == "type"
-    if by_type and ("" in kinds or len(set(kinds)) < 2):
-        found = ", ".join(f"'{kind}'" if kind else "none" for kind in dict.fromkeys(kinds))
-        raise DataError(
-            f"the types of the {len(kinds)} questions are {found}: each needs one, and there must "
-            "be several; or give --target feedback"
-        )
-    start = time.monotonic()
-    encoder = Encoder.from_name(arguments.encoder, encoder_dtype="float32", device=context.device)
-    if encoder.fingerprint["pooling"] == "pooler":
-        raise ConfigError(
-            "a sentence-transformers folder cannot say pooling 'pooler': choose another encoder"
-        )
-    texts = [in_form(pair.question, arguments.key_form) for pair in pairs]
-    vectors = torch.from_numpy(encoder.encode(texts))
-    if by_type:
-        wanted = torch.from_numpy(np.equal.outer(kinds, kinds)).float()
-    else:
-        wanted = cosines(torch.from_numpy(encoder.encode([pair.feedback for pair in pairs])))
-    head, loss = fit_head(vectors, wanted, arguments)
-    about = _about(pairs, arguments, encoder=str(encoder.fingerprint["encoder"]))
+        if encoder.fingerprint["pooling"] == "pooler":
+            raise ConfigError(
+                "a sentence-transformers folder cannot say pooling 'pooler': choose another encoder"
+            )
+        texts = [in_form(pair.question, arguments.key_form) for pair in pairs]
+        vectors = torch.from_numpy(encoder.encode(texts))
+        if by_type:
+            wanted = torch.from_numpy(np.equal.outer(kinds, kinds)).float()
+        else:
+            wanted = cosines(torch.from_numpy(encoder.encode([pair.feedback for pair in pairs])))
+        head, loss = fit_head(vectors, wanted, arguments)
+        about = _about(pairs, arguments, encoder=str(encoder.fingerprint["encoder"]))
 
-    def save(aside: Path) -> None:
-        save_with_head(encoder, head, aside)
-        write_json(aside / ABOUT_FILE, about)
+        def save(aside: Path) -> None:
+            save_with_head(encoder, head, aside)
+            write_json(aside / ABOUT_FILE, about)
 
-    replace_folder(folder, save)
-    seconds = time.monotonic() - start
-    return TrainResult(folder, arguments.num_steps, None, None, loss, seconds, [])
+        replace_folder(folder, save)
+        seconds = time.monotonic() - start
+        return TrainResult(folder, arguments.num_steps, None, None, loss, seconds, [])
 
 
 def cosines(vectors: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """The Trainer's own arguments, with the paper's values as defaults."""
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,8 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.utils import is_torch_tf32_available
 
 from pgra.config import Rule, arg, at_least, choose, rules
-from pgra.errors import ConfigError
+from pgra.data.read import parse_json, read_json
+from pgra.errors import ConfigError, show
 from pgra.lm.load import ready_device
 
 _A_WEEK = 7 * 24 * 3600
@@ -247,6 +247,10 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             self.metric_for_best_model: str | None = metric
             self.greater_is_better = True
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a run's record holds: not the total, which two other arguments stand for."""
+        return {k: v for k, v in super().to_dict().items() if k != "total_train_batch_size"}
+
     @property
     def examples_per_step(self) -> int:
         """Examples a step, of all processes and accumulated batches."""
@@ -327,14 +331,14 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             value = getattr(self, name, None)  # activation_* are newer than transformers 5.17
             try:
                 if name == "accelerator_config" and str(value).endswith(".json"):
-                    value = Path(str(value)).read_text(encoding="utf-8")
-                value = json.loads(value) if isinstance(value, str) else value
+                    value = read_json(Path(str(value)))
+                value = parse_json(value) if isinstance(value, str) else value
                 if name == "accelerator_config":
                     _check_accelerator(value)
             except (OSError, ValueError, TypeError) as error:
-                raise ConfigError(f"{name} is {value!r}: {error}") from None
+                raise ConfigError(f"{name} is {show(value)}: {error}") from None
             if isinstance(value, str | int | float | list):
-                raise ConfigError(f"{name} is {value!r}: it must be a mapping in JSON")
+                raise ConfigError(f"{name} is {show(value)}: it must be a mapping in JSON")
             setattr(self, name, value)
 
     def _check_refused(self) -> None:
@@ -343,7 +347,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             make = declared.default_factory
             default = declared.default if make is MISSING else make()
             if name in REFUSED and (value or None) != (default or None):
-                raise ConfigError(f"{name} is {value!r}: {REFUSED[name]}")
+                raise ConfigError(f"{name} is {show(value)}: {REFUSED[name]}")
             if not _is_finite(value):
                 raise ConfigError(f"{name} is {value}: it must be a finite number")
         optim = str(getattr(self.optim, "value", self.optim))

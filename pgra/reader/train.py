@@ -24,7 +24,6 @@ import math
 import shutil
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -39,7 +38,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from pgra.artifacts import sync_folder, write_text
+from pgra.artifacts import name_beside, sync_folder, write_text
 from pgra.core import Context, Worker, gather, wait_for_all
 from pgra.errors import ConfigError, ModelError, Stopped
 from pgra.progress import Bar
@@ -292,16 +291,15 @@ _DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError, torch.distribu
 
 def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
     """Write a folder aside and rename it; an older one is replaced."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(f".{uuid.uuid4().hex[:8]}.partial")
-    try:
-        save(aside)
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with name_beside(folder) as aside:
+        try:
+            save(aside)
+            if folder.exists():
+                shutil.rmtree(folder)
+            aside.rename(folder)
+            sync_folder(folder.parent)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _last_good(arguments: ReaderTrainingArguments) -> str:

@@ -329,30 +329,17 @@ class Bank:
             title: What the bar says.
 
         Returns:
-            How many states were missing, over all processes.
+            How many states were missing, over all processes, and not computed by another job that
+            filled the bank, which is waited for.
 
         Raises:
-            ArtifactError: If another job fills the bank.
             ConfigError: If a state is too large for the bank's dtype.
             DtypeError: If the bank is void, in all processes at once; its whole shards stay.
             ModelError: If a state is not finite.
         """
-        self._look()
-        missing = self.missing(keys)
-        context.barrier()  # all have looked before anyone writes
-        if not len(missing):
+        if not len(self._look_for(keys, context)):
             return 0
-        world, wanted = context.worker.world, shard_rows
-        if world > 1:
-            count = min(len(missing), world * -(-len(missing) // (world * shard_rows)))
-            wanted = -(-len(missing) // count)
-        if cut is not None:
-            shards = cut(missing, wanted)
-        elif world > 1:
-            shards = np.array_split(missing, count)
-        else:
-            shards = np.split(missing, range(shard_rows, len(missing), shard_rows))
-        share = context.worker.share(shards)
+        problem = ""
 
         def compute(ready: T) -> Tensor | Callable[[], Tensor]:
             if self._is_void():
@@ -364,12 +351,13 @@ class Bank:
             write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
 
         # The main process holds the lock for all, and tidies before any of them writes.
-        with lock_folder(self.folder) if context.is_main else nullcontext():
+        with lock_folder(self.folder, wait=True) if context.is_main else nullcontext():
             if context.is_main:
                 self._begin()
             context.barrier()
+            missing = self._look_for(keys, context)  # fewer, where another job was waited for
+            share = _share_out(missing, shard_rows, context, cut)
             total, hidden = sum(map(len, share)), not context.shows_progress
-            problem = ""
             with Bar(total=total, unit="text", desc=title, disable=hidden) as bar:
                 try:
                     run_overlapped(share, prepare, compute, keep=keep)
@@ -381,9 +369,14 @@ class Bank:
         self._look()
         return len(missing)
 
+    def _look_for(self, keys: npt.ArrayLike, context: Context) -> Rows:
+        """Return the keys that are missing, once all processes have looked."""
+        self._look()
+        missing = self.missing(keys)
+        context.barrier()
+        return missing
+
     def _begin(self) -> None:
-        for path in self.folder.glob(".*.partial*"):  # of a killed job: the lock is ours now
-            path.unlink()
         if not is_finished(self.folder):
             write_manifest(
                 self.folder, stage=STAGE, fingerprint=self.fingerprint, counts={}, seconds=0.0
@@ -469,6 +462,28 @@ class Bank:
 
 
 # What banks are called, and keys of queries' states.
+
+
+def _share_out(
+    keys: Rows,
+    shard_rows: int,
+    context: Context,
+    cut: Callable[[Rows, int], Sequence[Rows]] | None,
+) -> Sequence[Rows]:
+    """Return the shards that this process makes of keys: see `Bank.fill`."""
+    world, wanted, count = context.worker.world, shard_rows, 1
+    if not len(keys):
+        return []
+    if world > 1:
+        count = min(len(keys), world * -(-len(keys) // (world * shard_rows)))
+        wanted = -(-len(keys) // count)
+    if cut is not None:
+        shards = cut(keys, wanted)
+    elif world > 1:
+        shards = np.array_split(keys, count)
+    else:
+        shards = np.split(keys, range(shard_rows, len(keys), shard_rows))
+    return context.worker.share(shards)
 
 
 def bank_name(model: str) -> str:

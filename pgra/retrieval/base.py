@@ -260,7 +260,7 @@ class Recipe:
     corpus: CorpusArguments
     retriever: RetrieverArguments
     corpus_folder: Path
-    """Where the corpus had been read into."""
+    """Where the corpus was read into: beside the index, else where it was when that was made."""
 
     @classmethod
     def read(cls, folder: Path, manifest: Manifest) -> Self:
@@ -274,10 +274,13 @@ class Recipe:
         own = {"retriever": kind, "index_dir": str(folder), **settled}
         try:
             kept = manifest.counts["recipe"]
+            written = Path(kept["corpus_folder"])
+            # Moved or copied with all artifacts, an index has its corpus beside it.
+            beside = folder.resolve().parent.parent / written.parent.name / written.name
             return cls(
                 CorpusArguments(**kept["corpus"]),
                 RetrieverArguments(**{**kept["retriever"], **own}),
-                Path(kept["corpus_folder"]),
+                beside if beside.is_dir() else written,
             )
         except (KeyError, TypeError):  # none, or one of another version
             raise ArtifactError(

@@ -642,6 +642,8 @@ def verify_index(folder: Path) -> Verdict:
     try:
         if recipe.corpus_folder.is_dir():
             damage += [f"corpus: {what}" for what in _check_corpus(folder, manifest, recipe)]
+            if folder.resolve().parent.parent not in recipe.corpus_folder.resolve().parents:
+                notes.append(f"its corpus was read at {recipe.corpus_folder}, not beside it")
         else:
             gone = f"{recipe.corpus_folder}, the corpus as it was read, has gone"
             notes.append(f"{gone}: it is read again where it is needed")

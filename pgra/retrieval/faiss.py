@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from pgra.artifacts import load_manifest, write_aside
 from pgra.core import MISSING_ROW, Candidates, Json, Rows, machine_memory
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, show
 from pgra.progress import Bar
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ EXACT = "Flat"
 MOST_EXACT_ROWS = 2_000_000
 """Up to so many passages `auto` compares a query with all of them: nothing is lost, and CPUs are
 quick enough (docs/performance.md, "The index")."""
+_CRASHING = re.compile(r"[A-Za-z]+0+(?!\d)|(HNSW|NSG)1(?!\d)")
 _LISTS = ((16_000_000, 4096), (1 << 62, 16_384))
 _LARGEST_CODE = 64  # bytes of a product quantizer's code
 _ROW_BYTES = 8  # its number, in a list
@@ -558,6 +559,8 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
         ConfigError: If it cannot work for so many rows of this width, or there is no FAISS.
     """
     faiss = import_faiss()
+    if wrong := _CRASHING.search(factory):  # FAISS builds it, and ends the process when it is used
+        raise ConfigError(f"index_factory {show(factory)}: '{wrong[0]}' is too small a number")
     try:
         index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:

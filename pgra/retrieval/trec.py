@@ -17,8 +17,8 @@ from pgra.config import Arguments as _Arguments
 from pgra.config import arg
 from pgra.core import MISSING_ROW, Candidates, Json
 from pgra.data.corpus import Corpus, passage_ids
-from pgra.data.read import Record, check_file, read_lines, read_records, table_rows
-from pgra.errors import ConfigError, DataError
+from pgra.data.read import Record, check_file, read_lines, read_records, table_rows, whole_number
+from pgra.errors import ConfigError, DataError, show
 from pgra.retrieval.base import IndexIdentity, IndexRequest, Retriever, check_num_candidates
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,9 @@ def read_queries(path: Path) -> dict[str, str]:
         is_number = isinstance(value, int) and not isinstance(value, bool)
         query = str(value) if is_number else record.text(name)
         if len(query.split()) != 1:
-            raise DataError(f"{record.place}: the id of a query must be one word, it is {query!r}")
+            raise DataError(
+                f"{record.place}: the id of a query must be one word, it is {show(query)}"
+            )
         if query in queries:
             raise DataError(f"{record.place}: query '{query}' is there twice")
         queries[query] = record.text("text")
@@ -188,12 +190,13 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         place = f"{path}, line {number}"
         _check_count(place, cells, wanted)
         query, docno, relevance = cells[0], cells[-2], cells[-1]
-        if not relevance.removeprefix("-").isdecimal():
-            raise DataError(f"{place}: the relevance is '{relevance}', not a whole number")
+        grade = whole_number(relevance.removeprefix("-"))
+        if grade is None:
+            raise DataError(f"{place}: the relevance is {show(relevance)}, not a whole number")
         of_query = judged.setdefault(query, {})
         if docno in of_query:
             raise DataError(f"{place}: passage '{docno}' is judged twice for query '{query}'")
-        of_query[docno] = int(relevance)
+        of_query[docno] = -grade if relevance.startswith("-") else grade
     if not judged:
         raise DataError(f"{path} holds no judgement")
     return judged

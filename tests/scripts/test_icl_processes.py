@@ -44,3 +44,5 @@ def test_a_grid_in_two_processes_is_one_of_one_and_a_held_folder_ends_both(
     assert not (tmp_path / "runs/two/many/seed-0/metrics.json").exists()
     with lock_folder(tmp_path / "runs/held/drawn/seed-0"):  # not waited for: only the main process
         assert "seed-0 is in use by another pgra job" in ablate("held", *LAUNCH)  # holds folders
+    with lock_folder(tmp_path / "runs/held"):
+        assert "held is in use by another pgra job (process" in ablate("held")

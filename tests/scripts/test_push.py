@@ -1,6 +1,7 @@
 """A finished reader with its model card on a hub: the real client, and a hub on loopback."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard, constants
@@ -10,6 +11,7 @@ from scripted import call, contents, read_json
 from pgra.artifacts import write_sealed
 from pgra.commands.push import main as push_main
 from pgra.publish import write_card
+from pgra.reader.record import read_record
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_a_card_names_a_hub_model_and_leaves_out_what_was_not_used(run, tmp_path
     assert str(tmp_path) not in text
 
 
-def test_a_pushed_reader_is_the_readers_folder(run, hub, monkeypatch):
+def test_a_pushed_reader_is_the_readers_folder_without_its_paths(run, hub, monkeypatch, tmp_path):
     before = contents(run)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     called = push(run, "--hub_model_id", "me/first", "--hub_private_repo")
@@ -79,6 +81,15 @@ def test_a_pushed_reader_is_the_readers_folder(run, hub, monkeypatch):
     assert hub.made[0]["visibility"] == "private"
     assert hub.messages[0].startswith("sst2: test accuracy ")
     assert contents(run) == before
+    copy = tmp_path / "fetched"
+    copy.mkdir()
+    for name, data in files.items():
+        (copy / name).write_bytes(data)
+    pushed, own = (read_record(folder).arguments["retriever"] for folder in (copy, run))
+    assert pushed["encoder"] == Path(own["encoder"]).name
+    for folder in (run.parents[1], Path(own["encoder"]).parent):
+        assert str(folder).encode() in before["reader/pgra.json"]  # the control
+        assert str(folder).encode() not in files["pgra.json"]
 
 
 def test_a_training_whose_push_fails_keeps_its_run_without_the_token_and_says_how(bench, hub):

@@ -2,6 +2,8 @@ import pytest
 from conftest import SENTENCES, write_jsonl
 from scripted import contents, finish, read_json, review_rows
 
+from pgra.artifacts import lock_folder
+
 EVIDENCE_KEYS = ["row", "text", "stage1_rank", "stage1_score", "score"]
 
 
@@ -27,6 +29,17 @@ def test_a_second_run_reuses_all_and_changes_nothing(bench, first):
     assert contents(bench.root) == before
 
 
+def test_a_model_card_lost_by_a_kill_is_written_again_by_the_same_command(bench, first):
+    path = bench.run("first") / "reader" / "README.md"
+    before = contents(bench.root)
+    path.unlink()
+    (bench.run("first") / "checkpoint-2").mkdir()
+    (bench.run("first") / ".01234567.partial.json").write_text("{")
+    (path.parent / ".01234567.partial.md").write_text("half")
+    assert "(reused)" in bench.make("first").out
+    assert contents(bench.root) == before
+
+
 def test_no_evidence_opens_no_corpus(bench):
     bench.make("t5", num_evidence=0, corpus="nowhere.txt", encoder="none", lm="none")
     assert all(line["evidence"] == [] for line in bench.predictions("t5"))
@@ -39,13 +52,20 @@ def test_every_kind_of_t5_trains_and_is_read_again(bench, first, t5_dirs, kind):
     predictions = bench.predictions(kind)
     (bench.run(kind) / "predictions.jsonl").unlink()
     assert bench.evaluate(kind).code == 0
+    with lock_folder(bench.run(kind)):
+        assert "is in use by another pgra job" in bench.evaluate(kind).error
+        told = bench.train(kind, model_name_or_path=t5_dirs[kind]).error
+        assert "is in use by another pgra job" in told
     assert bench.predictions(kind) == predictions
 
 
 def test_evaluate_measures_the_same_again(bench, first):
     before, files = bench.metrics("first"), contents(bench.run("first"))
     assert bench.evaluate("first").out.splitlines()[-1] == first.out.splitlines()[-1]
-    after, changing = bench.metrics("first"), dict.fromkeys(("seconds", "git_commit", "date"))
+    after, changing = (
+        bench.metrics("first"),
+        dict.fromkeys(("seconds", "git_commit", "date", "digest")),
+    )
     assert {**after, **changing} == {**before, **changing}
     assert after["seconds"]["training"] == before["seconds"]["training"]
     changed = files.items() ^ contents(bench.run("first")).items()

@@ -1,7 +1,11 @@
 """The store: what is written whole, built once, named by its fingerprint, and checked when read."""
 
+import contextlib
 import errno
 import json
+import os
+import socket
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.artifacts import (
+    DatabaseKind,
     artifact_dir,
     build_once,
     canonical_json,
@@ -22,6 +27,7 @@ from pgra.artifacts import (
     is_finished,
     load_manifest,
     lock_folder,
+    open_database,
     read_manifest,
     write_array,
     write_aside,
@@ -132,6 +138,39 @@ def test_every_changed_byte_of_a_manifest_is_refused_or_harmless(folder):
     assert refused > len(good) / 2  # the rest are spaces
 
 
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe", "socket", "device"])
+def test_a_write_replaces_a_plain_file_and_nothing_else(kind, tmp_path):
+    path, linked = tmp_path / "out.json", tmp_path / "linked"
+    linked.write_text("old")
+    with contextlib.ExitStack() as stack:
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "link":
+            path.symlink_to(linked)
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
+        else:
+            try:
+                os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # of our own
+            except PermissionError:
+                pytest.skip("only root makes a device")
+        before = path.lstat()
+        with pytest.raises(ArtifactError, match=f"{path} is a {kind}.* name "):
+            write_text(path, "new")
+        after = path.lstat()
+    assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (
+        before.st_ino,
+        before.st_mode,
+        before.st_mtime_ns,
+    )
+    assert linked.read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["linked", "out.json"]
+    write_text(linked, "new")  # the control
+    assert linked.read_text() == "new"
+
+
 def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
     code = "import sys; from pathlib import Path; from pgra.artifacts import lock_folder\n"
     code += "with lock_folder(Path(sys.argv[1])): pass"
@@ -143,7 +182,8 @@ def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
 
     with lock_folder(tmp_path):
         refused = subprocess.run(words, capture_output=True, check=False)
-        assert b"is in use by another pgra job: wait for it" in refused.stderr
+        who = f"is in use by another pgra job (process {os.getpid()}, since 2"
+        assert who.encode() in refused.stderr
         waiting = Thread(target=wait)
         waiting.start()
         waiting.join(timeout=0.2)
@@ -151,6 +191,62 @@ def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
     waiting.join()
     assert met == [True]  # it came in when the first job was done
     subprocess.run(words, check=True)
+    code = code.replace("pass", "sys.stdout.write('held'); sys.stdout.flush(); sys.stdin.read()")
+    words[2] = code
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout.read(4) == b"held"
+        with (
+            pytest.raises(ArtifactError, match=f"process {killed.pid}, since"),
+            lock_folder(tmp_path),
+        ):
+            pass
+        killed.kill()
+        killed.wait()
+    with lock_folder(tmp_path):  # no lock needs a person after a kill
+        assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()},")
+
+
+KIND = DatabaseKind(name="a", application_id=7, schema="CREATE TABLE a (b)")
+
+
+def writing(path):
+    """Start a process that writes a file, and stops in the middle."""
+    code = "import sys; from pathlib import Path; from pgra.artifacts import write_aside\n"
+    code += "with write_aside(Path(sys.argv[1])) as aside:\n    aside.write_text('half')\n"
+    code += "    sys.stdout.write('held'); sys.stdout.flush(); sys.stdin.read()"
+    words = [sys.executable, "-c", code, str(path)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.read(4) == b"held"
+    return process
+
+
+def partials(folder):
+    return sorted(path.name for path in folder.iterdir() if "partial" in path.name)
+
+
+@pytest.mark.parametrize("way", ["write", "lock", "database"])
+def test_what_killed_processes_left_goes_and_what_live_ones_write_stays(way, tmp_path):
+    def next_command():
+        if way == "write":
+            write_text(tmp_path / "other.txt", "whole")
+        elif way == "database":
+            open_database(tmp_path / "a.sqlite", KIND).close()
+        else:
+            with lock_folder(tmp_path):
+                pass
+
+    (tmp_path / ".note.partial").write_text("not ours")
+    with writing(tmp_path / "live.txt") as live:
+        with writing(tmp_path / "killed.txt") as killed:
+            killed.kill()
+        (tmp_path / f"{partials(tmp_path)[0]}-wal").write_text("of a database")
+        next_command()
+        assert len(partials(tmp_path)) == 4
+        live.communicate(b"")
+    assert (tmp_path / "live.txt").read_text() == "half"
+    (tmp_path / "a.sqlite").unlink(missing_ok=True)
+    next_command()
+    assert partials(tmp_path) == [".note.partial"]
 
 
 def test_what_two_jobs_ask_for_is_built_once(tmp_path):

@@ -253,8 +253,6 @@ def test_a_gpu_that_is_lost_ends_in_one_line_and_what_was_done_stays(tmp_path, c
 
 
 def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path):
-    with lock_folder(tmp_path), pytest.raises(ArtifactError, match="in use by another pgra job"):
-        fill(tmp_path, [1], shard_rows=2)
     late = Bank(tmp_path, FIELDS)
     fill(tmp_path, range(4), shard_rows=2)
     assert late.fill(range(6), same, slopes, shard_rows=2, context=QUIET) == 2
@@ -264,6 +262,20 @@ def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path
     late.fill(range(18), same, slopes, shard_rows=4, context=context)
     assert len(late) == len(Bank(tmp_path, FIELDS)) == 18  # a key of both counts once
     np.testing.assert_array_equal(late.states(range(18))[:, 0], np.arange(18))
+
+
+def test_a_job_waits_for_another_that_fills_its_bank_and_computes_the_rest(tmp_path, caplog):
+    caplog.set_level("INFO")
+    name, places = Bank(tmp_path, FIELDS)._name, np.arange(4)
+    with ThreadPoolExecutor(1) as other:
+        with lock_folder(tmp_path):
+            waiting = other.submit(fill, tmp_path, range(6), shard_rows=4)
+            while "waiting for another job (process" not in caplog.text:
+                time.sleep(0.01)
+            write_shard(tmp_path, places, slopes(places), dtype="auto", bank=name)
+        assert len(waiting.result()) == 6
+    shards = [Shard(path, bank=name) for path in tmp_path.glob("[0-9a-f]*.json")]
+    assert sorted(len(shard.keys) for shard in shards) == [2, 4]
 
 
 def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path):

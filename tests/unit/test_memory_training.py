@@ -13,6 +13,7 @@ from rapidfuzz.distance import Levenshtein
 from safetensors.torch import load_file
 from small_training import at_batch, signal_self
 
+from pgra.artifacts import lock_folder
 from pgra.core import Context
 from pgra.encoders.encoder import DenseLayer, Encoder
 from pgra.errors import ArtifactError, DataError, Stopped
@@ -227,6 +228,8 @@ def killed():
 def test_a_killed_training_goes_on_to_the_same_model_folder(trained, t5_dir, tmp_path):
     arguments, folder = small(model=str(t5_dir)), tmp_path / "gud-ir"
     with at_batch(4, killed, kind=FeedbackModule), pytest.raises(KeyboardInterrupt):
+        train_generator(PAIRS, folder, arguments, CPU)
+    with lock_folder(folder, is_new=True), pytest.raises(ArtifactError, match="in use by another"):
         train_generator(PAIRS, folder, arguments, CPU)
     assert not folder.exists()
     assert train_generator(PAIRS, folder, arguments, CPU).steps == trained.steps == 4

@@ -1,0 +1,139 @@
+"""Whatever stands in an outside file: it is read, or refused in one short line. Nothing else."""
+
+import gzip
+import itertools
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from readers import READERS, cases, check
+
+from pgra.cli import main
+from pgra.data.read import LINE_LIMIT, read_lines, table_rows
+from pgra.errors import LONGEST_MESSAGE, ConfigError, DataError, ModelError
+
+NUM_CASES = 60
+ANYTHING = st.binary(max_size=200) | st.text(max_size=200).map(
+    lambda text: text.encode("utf-8", "surrogatepass")
+)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_only_short_errors_of_ours_leave_a_reader(name, tmp_path):
+    reader = READERS[name]
+    assert check(reader, reader.valid, tmp_path) == ""  # the control: it does read
+    spoilt = itertools.islice(cases(reader, seed=0), NUM_CASES)
+    told = [check(reader, data, tmp_path) for data in spoilt]
+    assert any(told)  # and spoilt files are refused
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_any_bytes_are_read_or_refused(name, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("any")
+
+    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    @given(ANYTHING)
+    def any_bytes(data):
+        check(READERS[name], data, folder)
+
+    any_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "told"),
+    [
+        ("task", b"\nanswer: 2024-13-45\n", "line 38: '2024-13-45' is no timestamp"),
+        ("task", b"\nanswer: " + b"[" * 100_000, "nested deeper than 50"),
+        ("task", b"\nmetric: accuracy\nmetric: mcc\n", "'metric' stands there twice"),
+        ("config", b"\nseed: " + b"9" * 6000, "is no int"),
+        ("config", b"\n#" + b"x" * (1 << 20), "larger than a YAML may be"),
+        ("template", b'\nprompt: "{text:>999999999}"\n', "write {text} alone"),
+        ("corpus jsonl", b'{"text": ' + b"[" * 100_000, "line 3: not JSON (nested too deeply)"),
+        ("corpus jsonl", b'{"text": "a", "text": "b"}', "the key 'text' stands there twice"),
+        ("events", b"[" * 100_000, "line 2: not JSON (nested too deeply)"),
+        ("modules", b"[" * 100_000, "cannot be read"),
+        ("rows", b"9" * 5000, "line 4: '9999"),
+        ("qrels", b"9 0 d1 " + b"9" * 5000, "line 4: the relevance is '999"),
+    ],
+)
+def test_what_is_wrong_is_named(name, added, told, tmp_path):
+    valid = b"labels: [a, b]" if name == "template" else READERS[name].valid
+    assert told in check(READERS[name], valid + added, tmp_path)
+
+
+def test_aliases_may_repeat_a_value_and_not_a_world(tmp_path):
+    task = "labels: [a, b]\nprompt: '{text}'\nprompt_words: &w {a: x, b: y}\nverbalizer: *w\n"
+    assert check(READERS["task"], task.encode(), tmp_path) == ""
+    laughs = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    laughs += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    told = check(READERS["config"], "\n".join(laughs).encode(), tmp_path)
+    assert "more than 100,000 values, aliases written out" in told
+    assert "stands for nothing above it" in check(READERS["config"], b"a: &a [*a]", tmp_path)
+
+
+def test_a_message_keeps_its_beginning_and_its_way_out():
+    text = "corpus.txt, line 3: " + "x" * 10_000 + ": give another"
+    told = str(DataError(text))
+    assert len(told) <= LONGEST_MESSAGE
+    assert told.startswith("corpus.txt, line 3: x")
+    assert told.endswith("x: give another")
+    assert str(DataError(text[:200])) == text[:200]
+    assert len(str(ModelError(text[:900]))) == 900  # paths and commands of ours
+
+
+def _peak(path, megabytes):
+    """Return what a process that reads a file's lines says, and its peak memory in MB."""
+    program = (
+        "import resource, sys; from pathlib import Path; from pgra.data.read import read_lines\n"
+        "try: print(sum(len(line.text) for line in read_lines(Path(sys.argv[1]))))\n"
+        "except Exception as error: print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    env = {**os.environ, LINE_LIMIT: str(megabytes)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], env=env, check=True, capture_output=True
+    )
+    told, peak = done.stdout.decode().splitlines()
+    return told, int(peak)
+
+
+@pytest.mark.parametrize("end", [".gz", ".zst"])
+def test_a_packed_line_without_end_takes_no_memory(end, tmp_path):
+    num = 300 << 20
+    bomb, small = tmp_path / f"c.txt{end}", tmp_path / f"s.txt{end}"
+    pack = gzip.compress if end == ".gz" else lambda data: pa.compress(data, "zstd", asbytes=True)
+    bomb.write_bytes(pack(b"a" * num))
+    small.write_bytes(pack(b"a film\n"))
+    told, peak = _peak(bomb, 16)
+    assert "line 1: longer than 16 MB" in told
+    assert "--max_line_mb" in told
+    assert peak < _peak(small, 16)[1] + 120
+    told, peak = _peak(bomb, 1024)  # the control: whoever asks for it gets it
+    assert told == str(num)
+    assert peak > 300
+
+
+def test_the_longest_line_is_what_was_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(LINE_LIMIT, "1")
+    path = tmp_path / "t.txt"
+    path.write_bytes(b"a" * ((1 << 20) - 1) + b"\nb")
+    assert [len(line.text) for line in read_lines(path)] == [1 << 20, 1]
+    path.write_bytes(b"a\n" + b"a" * (1 << 20) + b"\nb")
+    with pytest.raises(DataError, match=r"line 2: longer than 1 MB.* raise --max_line_mb"):
+        list(read_lines(path))
+    table = tmp_path / "t.csv"
+    table.write_bytes(b'text\n"' + b"a\n" * (1 << 20))  # a quoted cell goes on over lines
+    with pytest.raises(DataError, match="longer than 1 MB"):
+        list(table_rows(table, "csv", ()))
+    monkeypatch.setenv(LINE_LIMIT, "0")
+    with pytest.raises(ConfigError, match="max_line_mb is '0'"):
+        list(read_lines(path))
+    assert main(["models", "--max_line_mb", "many"]) == 2
+    assert "max_line_mb is 'many': give a whole number" in capsys.readouterr().err
+    assert main(["models", "--max-line-mb=3"]) == 0
+    assert os.environ[LINE_LIMIT] == "3"
+    assert len(list(read_lines(path))) == 3
