@@ -22,7 +22,9 @@ from typing import Any
 import yaml
 from conftest import SENTENCES, review_rows, write_jsonl
 
-CLOCK = ("digest", "date", "created", "seconds", "bytes_per_second", "files", "versions")
+CLOCK = (
+    "bytes_per_second created date digest files queries_per_second seconds texts_per_second versions"
+).split()
 LONGEST_SECONDS = 120  # of one command, which takes seconds
 _FORKS = multiprocessing.get_context("forkserver")
 
@@ -34,13 +36,17 @@ class Fault:
     Attributes:
         at_write: It is killed before its so-manieth change of a file, counted from 1.
         after: It is killed after so many seconds.
+        late: It starts so many seconds later.
         longest_file: No file may get longer than so many bytes, as on a full disk.
+        nobody: It is no superuser, who may write everywhere.
         environment: Variables that differ.
     """
 
     at_write: int | None = None
     after: float | None = None
+    late: float = 0.0
     longest_file: int | None = None
+    nobody: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -109,9 +115,12 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
+    time.sleep(fault.late)
     if fault.longest_file is not None:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.longest_file, hard))
+    if fault.nobody and os.geteuid() == 0:
+        os.setuid(65534)
     code = import_module("pgra.cli").main(list(words))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     os.write(count, str(writes).encode())
@@ -173,6 +182,11 @@ class World:
         _clear(self.here)
         shutil.copytree(self.kept / name, self.here, dirs_exist_ok=True, symlinks=True)
 
+    def allow_writing(self, is_allowed: bool) -> None:  # noqa: FBT001
+        """Let files and folders be written, or not."""
+        for path in [self.here, *self.here.rglob("*")]:
+            path.chmod(0o755 if is_allowed else 0o555)
+
     def after(self, *jobs: str) -> str:
         """Put the folder into the state after some jobs; give the name of that state."""
         name = "+".join(("files", *jobs))
@@ -194,8 +208,9 @@ class Running:
     fault: Fault
     began: float = field(default_factory=time.monotonic)
 
-    def wait(self) -> Ended:
-        limit = LONGEST_SECONDS if self.fault.after is None else self.fault.after
+    def wait(self, limit: float = LONGEST_SECONDS) -> Ended:
+        """Wait for its end, or for its kill; after `limit` seconds it is killed in any case."""
+        limit = limit if self.fault.after is None else self.fault.after
         self.process.join(max(0.0, limit - (time.monotonic() - self.began)))
         hangs = self.process.is_alive() and self.fault.after is None
         self.process.kill()
@@ -212,6 +227,7 @@ class Running:
 def _preload(temporary: Path) -> None:
     """Have the warm process import what commands need, with one thread, and no network."""
     temporary.mkdir(parents=True, exist_ok=True)
+    temporary.chmod(0o777)
     os.environ |= {
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
@@ -245,7 +261,7 @@ def _write_files(here: Path) -> None:
     more = [f"Number {i}: {text}" for i, text in enumerate(SENTENCES[:5])]
     (here / "more.txt").write_text("\n".join(more) + "\n")
     write_jsonl(here / "train.jsonl", review_rows(24))
-    write_jsonl(here / "test.jsonl", review_rows(8, start=20))
+    write_jsonl(here / "test.jsonl", review_rows(12, start=20))
     queries = [{"id": f"q{i}", "text": text} for i, text in enumerate(SENTENCES[:4])]
     write_jsonl(here / "queries.jsonl", queries)
     pairs = [
@@ -342,16 +358,22 @@ JOBS: Mapping[str, Job] = {
 }  # fmt: skip
 
 
-def seen(world: World, ended: Ended) -> dict[str, object]:
-    """Give what a command said, and all files but the store's, without what the clock says."""
+def seen(world: World, ended: Ended | None = None, *, store: bool = False) -> dict[str, object]:
+    """Give files, and what a command said, without what the clock says.
+
+    Args:
+        world: Where.
+        ended: The command, if what it said counts.
+        store: Whether files below `artifacts` count too. Databases and locks never do.
+    """
     found = {
         name: without_clock(path)
         for path in sorted(world.here.rglob("*"))
         if path.is_file()
-        and not (name := str(path.relative_to(world.here))).startswith("artifacts/")
-        and not re.search(r"\.lock$|\.sqlite", name)
+        and (store or path.relative_to(world.here).parts[0] != "artifacts")
+        and not re.search(r"\.lock$|\.sqlite(-\w+)?$", name := str(path.relative_to(world.here)))
     }
-    return {**found, "": _SECONDS.sub("", ended.out)}
+    return found if ended is None else {**found, "": _SECONDS.sub("", ended.out)}
 
 
 _SECONDS = re.compile(r"\d+(\.\d+)? (s|seconds|ms|min)\b|\d+:\d\d(:\d\d)?")
