@@ -198,7 +198,8 @@ def write_aside(path: Path) -> Iterator[Path]:
                 error.filename = str(path)
             raise
         finally:
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # on a read-only disk it would be told of instead
+                aside.unlink(missing_ok=True)
 
 
 _PARTIAL = re.compile(r"\.[0-9a-f]{8}\.partial")

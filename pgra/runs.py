@@ -19,7 +19,7 @@ import logging
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -671,7 +671,8 @@ def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE
     root = series_folder(pattern, seeds)
     check_series(args, root)
     runs = {seed: variant(args, seed_folder(pattern, seed), seed=seed) for seed in seeds}
-    with lock_run(root, context):
+    is_run = root in (run.folder for run in runs.values())  # of one seed: it holds itself
+    with nullcontext() if is_run else lock_run(root, context):
         return sum_up(run_all(runs, context), root, args, context)
 
 

@@ -55,7 +55,6 @@ def plant(
         [EvidenceLine(row, text, row + 1, 0.5, 0.25) for row, text in enumerate(texts)]
         for texts in evidence or ([f"evidence {i}"] for i in range(n))
     ]
-    write_results(folder, about, names, examples, predictions, lines)
     depth, reranker = 0 if method == "plain" else 16, "none" if method == "fid" else "prompted"
     values = {
         "runtime": {"method": method, "device": "cpu"},
@@ -67,6 +66,7 @@ def plant(
     for section, changes in (arguments or {}).items():
         values[section] = {**values.get(section, {}), **changes}
     write_json(folder / "arguments.json", values)
+    write_results(folder, about, names, examples, predictions, lines)
     return folder
 
 

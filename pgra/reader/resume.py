@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
+from pgra.artifacts import find_damage, is_sealed, record_file, write_sealed
 from pgra.core import cpu_group, wait_for_all
 from pgra.errors import ArtifactError, Stopped
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -177,21 +178,39 @@ def early_stopping_count(saved: Any) -> int:
 
 
 _STATE_FILE = "trainer_state.json"
+_CHECKSUMS_FILE = "checksums.json"
+
+
+def seal_checkpoint(checkpoint: Path) -> None:
+    """Write the checksums of a checkpoint's files, last: what changes afterwards is seen."""
+    files = {path.name: record_file(path) for path in sorted(checkpoint.iterdir())}
+    files.pop(_CHECKSUMS_FILE, None)
+    write_sealed(checkpoint / _CHECKSUMS_FILE, {"files": files})
+
+
+def unseal_checkpoint(checkpoint: Path) -> None:
+    """Take the checksums away before the same files are written once more."""
+    (checkpoint / _CHECKSUMS_FILE).unlink(missing_ok=True)
 
 
 def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Path | None:
-    """Find the last whole checkpoint; one that was being written when a run died is passed over.
+    """Find the last whole checkpoint; what is damaged, or was being written, is passed over.
 
     Args:
         output_dir: The run.
         num_processes: How many must find their random state in it; None asks for any.
     """
-    folders = [
-        folder
+    numbered = {
+        int(number): folder
         for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-        if folder.name.rpartition("-")[2].isdigit() and _fault(folder, num_processes) is None
-    ]
-    return max(folders, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+        if (number := folder.name.rpartition("-")[2]).isdigit()
+    }
+    for _, folder in sorted(numbered.items(), reverse=True):
+        fault = _fault(folder, num_processes)
+        if fault is None:
+            return folder
+        logger.warning("%s is passed over: %s", folder, fault)
+    return None
 
 
 def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
@@ -199,8 +218,12 @@ def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
 
     The Trainer writes its state last, but it may write one checkpoint twice (at the end of a step
     and of an epoch), so that a killed run leaves the state whole and another file cut; and each
-    process writes its random state when it comes to it.
+    process writes its random state when it comes to it. A kill behind that leaves no checksums.
     """
+    if (checkpoint / _CHECKSUMS_FILE).is_file():
+        change = next(_find_changes(checkpoint), None)
+        if change is not None:
+            return change
     names = {path.name for path in checkpoint.glob("*") if path.is_file()}
     random = [f"rng_state_{rank}.pth" for rank in range(num_processes or 0)]
     if num_processes in (None, 1):
@@ -210,6 +233,19 @@ def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
             return f"{pattern} is missing"
     cut = [name for name in sorted(names) if not _reads_to_its_end(checkpoint / name)]
     return f"{cut[0]} is cut short" if cut else None
+
+
+def _find_changes(checkpoint: Path) -> Iterator[str]:
+    """Yield what is not as the checksums beside it say."""
+    try:
+        record = json.loads((checkpoint / _CHECKSUMS_FILE).read_text(encoding="utf-8"))
+        files = record["files"] if is_sealed(record) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        files = None
+    if files is None:
+        yield f"{_CHECKSUMS_FILE} is damaged"
+    for name, what in find_damage(checkpoint, files or {}):
+        yield f"{name} {what}"
 
 
 def _reads_to_its_end(path: Path) -> bool:

@@ -56,6 +56,8 @@ from pgra.reader.resume import (
     last_checkpoint,
     load_weights,
     read_state,
+    seal_checkpoint,
+    unseal_checkpoint,
 )
 
 logger = logging.getLogger(__name__)
@@ -582,6 +584,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         """
         self.losses, self.stopper = trainer.losses, trainer.stopper
         self.module, self.source = module, source
+        self._saved = -1  # the step of the last checkpoint
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Go on with the losses where the checkpoint stands."""
@@ -606,17 +609,25 @@ class Steps(TrainerCallback):  # type: ignore[misc]
                     f"{self.losses.way_out()}"
                 )
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write what there is: an epoch's end may be measured and saved."""
         self.losses.flush()
         self.stopper.end_epoch(control)
+        if control.should_save and self._saved == state.global_step and args.should_save:
+            unseal_checkpoint(self._folder(args, state))  # what it did not see yet comes
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Make the checkpoint a model folder by itself, then leave if that was asked for."""
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        folder, self._saved = self._folder(args, state), state.global_step
+        if args.world_size > 1:
+            wait_for_all()  # each process wrote its random state
         if state.is_world_process_zero and folder.is_dir():
             self.module.model.config.save_pretrained(folder)
+            seal_checkpoint(folder)
         self.stopper.after_save(state)
+
+    def _folder(self, args: Any, state: Any) -> Path:
+        return Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
 
 
 class TrainingBar(TrainerCallback):  # type: ignore[misc]

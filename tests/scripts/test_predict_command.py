@@ -11,6 +11,7 @@ from scripted import call, read_json, review_rows
 from tiny_models import build_blurred_lm
 
 import pgra
+from pgra.artifacts import write_sealed
 from pgra.commands.predict import main as predict_main
 from pgra.memory.log import FeedbackLog
 
@@ -164,7 +165,7 @@ def other(bench, run, tmp_path):
         record = read_json(run / "reader" / "pgra.json")
         for section, values in sections.items():
             record["arguments"][section].update(values)
-        (folder / "pgra.json").write_text(json.dumps(record))
+        write_sealed(folder / "pgra.json", record)
         return folder
 
     return change

@@ -84,6 +84,12 @@ def test_a_failed_write_leaves_what_was_there_and_names_the_file(tmp_path):
     assert caught.value.filename == str(tmp_path / "a.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
+    path, error = tmp_path / "b", OSError(errno.EROFS, "Read-only file system")
+    with pytest.raises(OSError, match="Read-only"), write_aside(path) as aside:  # noqa: PT012
+        aside.mkdir()  # it cannot be unlinked, as nothing can on a read-only disk
+        error.filename = str(aside)
+        raise error
+    assert error.filename == str(path)
 
 
 def test_a_manifest_is_read_back(folder):

@@ -2,11 +2,13 @@ import shutil
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_training import at_batch, make_arguments, run_files, train
 from transformers import AutoModelForSeq2SeqLM
 
 from pgra.errors import ArtifactError
-from pgra.reader.resume import last_checkpoint
+from pgra.reader.resume import last_checkpoint, seal_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +32,9 @@ def copy(run, tmp_path):
     return shutil.copytree(run, tmp_path / "copy")
 
 
-def again(t5_dir, folder, **changes):
-    return train(t5_dir, make_arguments(folder, **{"resume_from_checkpoint": "true", **changes}))
+def again(t5_dir, folder, measure=None, **changes):
+    arguments = make_arguments(folder, **{"resume_from_checkpoint": "true", **changes})
+    return train(t5_dir, arguments, **({} if measure is None else {"measure": measure}))
 
 
 def test_a_checkpoint_is_a_t5_folder_and_a_half_one_is_passed_over(copy):
@@ -49,17 +52,60 @@ NEEDED = ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"]
 BROKEN = [(name, is_cut) for name in NEEDED for is_cut in (False, True)]
 
 
+@pytest.mark.parametrize("has_checksums", [True, False])
 @pytest.mark.parametrize(("name", "is_cut"), [*BROKEN, ("trainer_state.json", True)])
-def test_a_broken_checkpoint_is_not_gone_on_from(copy, t5_dir, name, is_cut):
+def test_a_broken_checkpoint_is_not_gone_on_from(copy, t5_dir, name, is_cut, has_checksums):
     for number, left in ((6, copy / "checkpoint-3"), (3, None)):
         path = copy / f"checkpoint-{number}" / name
+        if not has_checksums:  # it was killed before it wrote them
+            (path.parent / "checksums.json").unlink()
         path.write_bytes(path.read_bytes()[:-20]) if is_cut else path.unlink()
         assert last_checkpoint(copy, num_processes=1) == left
-        told = "is cut short" if is_cut else "is missing"
+        cut = r"is damaged \(\d+ bytes, \d+ were written\)" if has_checksums else "is cut short"
+        told = cut if is_cut else "is missing"
         with pytest.raises(ArtifactError, match=rf"is no whole checkpoint \(.*{told}\): give"):
             again(t5_dir, copy, resume_from_checkpoint=str(path.parent))
     with pytest.raises(ArtifactError, match=r"no whole checkpoint to resume from \(checkpoint-3: "):
         again(t5_dir, copy)
+
+
+@given(
+    name=st.sampled_from([*NEEDED, "trainer_state.json", "config.json", "checksums.json"]),
+    place=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(0, 6),
+)
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_no_flipped_bit_of_a_checkpoint_is_gone_on_from(run, name, place, bit):
+    path = run / "checkpoint-6" / name
+    assert last_checkpoint(run, num_processes=1) == path.parent  # the control
+    good = path.read_bytes()
+    bad = bytearray(good)
+    bad[int(place * len(bad))] ^= 1 << bit
+    try:
+        path.write_bytes(bad)
+        assert last_checkpoint(run, num_processes=1) == run / "checkpoint-3"
+    finally:
+        path.write_bytes(good)
+
+
+@pytest.mark.parametrize("name", [*NEEDED, "trainer_state.json"])
+def test_a_training_goes_on_from_the_checkpoint_before_a_damaged_one(
+    copy, t5_dir, run, name, caplog
+):
+    shutil.rmtree(copy / "reader")
+    path = copy / "checkpoint-6" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
+    values = iter([0.5])
+    again(
+        t5_dir,
+        copy,
+        save_total_limit=2,
+        measure=lambda labels, predictions: {"accuracy": next(values)},
+    )
+    assert f"{path.parent} is passed over: {name} is damaged (other content" in caplog.text
+    assert run_files(copy) == run_files(run)
 
 
 def test_a_run_whose_best_checkpoint_is_gone_is_not_ended_with_another(copy, t5_dir, run):
@@ -69,12 +115,14 @@ def test_a_run_whose_best_checkpoint_is_gone_is_not_ended_with_another(copy, t5_
     shutil.rmtree(copy / "checkpoint-3")
     state = copy / "checkpoint-6" / "trainer_state.json"
     state.write_text(state.read_text().replace(str(run), str(copy)))
+    seal_checkpoint(state.parent)
     with pytest.raises(ArtifactError, match=r"tells of a better one, .*checkpoint-3, that is gone"):
         again(t5_dir, copy)
 
 
 def test_a_damaged_state_is_refused(copy, t5_dir):
     (copy / "checkpoint-6" / "trainer_state.json").write_text('{"no": "state"}')
+    seal_checkpoint(copy / "checkpoint-6")
     with pytest.raises(ArtifactError, match=r"trainer_state.json is damaged \("):
         again(t5_dir, copy)
 

@@ -1,6 +1,7 @@
 """Indexes that grow, from which rows are removed, and that are compared with what was written."""
 
 import json
+import shutil
 
 import faiss
 import numpy as np
@@ -178,6 +179,21 @@ def test_verify_names_all_that_is_damaged_of_the_index_and_of_its_corpus(home):
         "vectors-00002.json is missing",
     } == set(verdict.damage)
     assert "1 files are not the index's" in verdict.notes[0]
+
+
+def test_an_index_moved_with_its_artifacts_is_compared_with_the_corpus_beside_it(home, tmp_path):
+    folder = home.build(folder=None)
+    there = home.corpus().folder / "corpus.arrow"
+    root = shutil.copytree(folder.parents[1], tmp_path / "moved")
+    moved, beside = (root / path.relative_to(folder.parents[1]) for path in (folder, there))
+    flip_byte(there)
+    assert "corpus.arrow is damaged" in verify_index(folder).damage[0]  # the control
+    assert (verify_index(moved).damage, verify_index(moved).notes) == ([], [])
+    flip_byte(beside)
+    assert str(beside) in verify_index(moved).damage[0]
+    flip_byte(there)
+    shutil.rmtree(beside.parent)
+    assert f"read at {there.parent}, not beside it" in verify_index(moved).notes[0]
 
 
 def test_strict_refuses_passages_longer_than_the_encoder_reads(home):

@@ -23,12 +23,15 @@ from pgra.report.page import (
     render_page,
 )
 from pgra.report.results import (
+    METRICS_FILE,
     PREDICTIONS_FILE,
     EvidenceLine,
     Group,
     Missing,
     load_collection,
     load_run,
+    read_object,
+    write_metrics,
     write_results,
 )
 
@@ -205,13 +208,17 @@ def test_odd_evidence_does_not_stop_the_page_and_damaged_is_named(tmp_path):
     run = make_run(tmp_path, "fid", GOLD, evidence=[SHARED])
     path, told = run.folder / PREDICTIONS_FILE, r"predictions\.jsonl is damaged \(KeyError: 'text'"
     whole = path.read_text()
-    path.write_text(whole.replace("Films are", "Films \\ud83d are"))
-    text = render_page("\ud83d", [compare_runs(Group("A", [load_run(run.folder)]))])
+
+    def page(old, new):
+        path.write_text(whole.replace(old, new))
+        write_metrics(run.folder, read_object(run.folder / METRICS_FILE), [PREDICTIONS_FILE])
+        return render_page("\ud83d", [compare_runs(Group("A", [load_run(run.folder)]))])
+
+    text = page("Films are", "Films \\ud83d are")
     assert "<h1>?</h1>" in text  # for half of a surrogate pair, which UTF-8 cannot hold
     assert any("are long" in t for t in json.loads(Reader(text).inside["data"])["texts"])
-    path.write_text(whole.replace('"text": "Films', '"words": "Films'))
     with pytest.raises(ArtifactError, match=told):
-        render_page("", [compare_runs(Group("A", [load_run(run.folder)]))])
+        page('"text": "Films', '"words": "Films')
 
 
 @pytest.mark.parametrize("axes", [["r.k", "data.task"], ["r.name"]])

@@ -24,9 +24,11 @@ def count(monkeypatch):
     def count(stream, seconds, **how):
         monkeypatch.setattr("sys.stderr", stream)
         monkeypatch.setattr(Bar, "seconds", seconds)
+        now = [0.0]
+        monkeypatch.setattr("tqdm.std.time", lambda: now[0])
         with Bar(total=40, desc="train", unit="step", **how) as bar:
             for _ in range(40):
-                time.sleep(0.005)
+                now[0] += 0.005
                 bar.set_postfix(loss="0.530", refresh=False)
                 bar.update()
             bar.tell("step 40: dev accuracy 0.5")

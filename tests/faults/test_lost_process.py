@@ -1,0 +1,50 @@
+"""A process of several that is killed is named by those that are left."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+JOB = """
+import os, signal, sys
+from pgra.cli import run
+from pgra.core import join_context
+
+def main(words):
+    context = join_context("cpu")
+    if os.environ["RANK"] in words:
+        os.kill(os.getpid(), signal.SIGKILL)
+    context.barrier()
+    return 0
+
+sys.exit(run(main, sys.argv[1:]))
+"""
+
+
+def _run(*killed):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOB, *killed],
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [process.communicate(timeout=120)[1] for process in processes]
+    return [process.returncode for process in processes], told
+
+
+def test_the_others_say_which_process_was_lost():
+    codes, told = _run("1")
+    assert codes == [1, -signal.SIGKILL]
+    assert "process 1 of 2 was lost" in told[0]
+    assert "Traceback" not in told[0]
+    codes, told = _run()  # the control
+    assert codes == [0, 0]
+    assert "lost" not in "".join(told)
