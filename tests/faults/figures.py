@@ -38,7 +38,7 @@ def spoil_weights(world: World, name: str, seed: int) -> str:
     return f"{job} with {key} of {MODELS}{name} {bad}: exit code {ended.code}: {ended.err[-300:]}"
 
 
-def twice(world: World, name: str, seed: int) -> str:
+def twice(world: World, name: str) -> str:
     """Run a command in two fresh folders; all files must be equal."""
     found = []
     for _ in range(2):

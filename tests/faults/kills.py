@@ -26,7 +26,9 @@ def everything(world: World, ended: Ended | None = None) -> dict[str, object]:
 
 def _rows(path: Path) -> object:
     with closing(sqlite3.connect(path)) as db:
-        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type='table'")]
+        tables = [
+            name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type='table'")
+        ]
         return {t: db.execute(f'SELECT count(*) FROM "{t}"').fetchall() for t in sorted(tables)}
 
 
@@ -125,7 +127,9 @@ def two_at_once(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
     draw = random.Random(seed)
     world.after(*JOBS[name].needs)
     first = world.start(JOBS[name].words)
-    second = world.start(JOBS[name].words, Fault(late=draw.choice((0.0, draw.uniform(0, once.seconds)))))
+    second = world.start(
+        JOBS[name].words, Fault(late=draw.choice((0.0, draw.uniform(0, once.seconds))))
+    )
     for ended in (first.wait(), second.wait()):
         if ended.code and not ended.is_refused:
             return f"two at once: exit code {ended.code}: {ended.err[-300:]}"

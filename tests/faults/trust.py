@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -74,20 +76,25 @@ def _plant(
     return f"exit code {ended.code}: {ended.err[-300:]}"
 
 
-def plant_checkpoint(world: World) -> str:
+def plant_checkpoint(world: World, *, sealed: bool = True) -> str:
     """Put a pickle into a checkpoint that a killed training would go on from."""
     flag = world.root / "ran"
     flag.unlink(missing_ok=True)
-    world.after()
     words = JOBS["train"].words
-    once = world.call(words)
-    for at_write in range(once.writes * 2 // 3, once.writes, 5):
+    for _ in range(5):
         world.after()
-        world.call(words, Fault(at_write=at_write))
-        if found := sorted(world.here.glob("runs/pgra/checkpoint-*/*.pt*")):
+        running = world.start(words)
+        seal = world.here / "runs" / "pgra" / "checkpoint-2" / "checksums.json"
+        while running.process.is_alive() and not seal.exists():
+            time.sleep(0.0005)
+        running.process.kill()
+        running.wait()
+        if found := sorted(seal.parent.glob("*.pt*")):
             break
     else:
-        return "no kill left a checkpoint"
+        return "no kill left a checkpoint: nothing was tried"
+    if not sealed:  # as an earlier pgra left it, or a kill before it was written
+        seal.unlink()
     for path in found:
         torch.save(Planted(flag), path)
     ended = world.call(words)
@@ -134,6 +141,7 @@ PARTS: Mapping[str, Callable[[World], str]] = {
     "pickle of weights": plant_pickle,
     "code of a model's own": plant_code,
     "pickle in a checkpoint": plant_checkpoint,
+    "pickle in one without checksums": partial(plant_checkpoint, sealed=False),
     "markup in texts": escape,
     "key and home": keep_secrets,
 }

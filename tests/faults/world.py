@@ -11,9 +11,8 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -22,9 +21,17 @@ from typing import Any
 import yaml
 from conftest import SENTENCES, review_rows, write_jsonl
 
-CLOCK = (
-    "bytes_per_second created date digest files queries_per_second seconds texts_per_second versions"
-).split()
+CLOCK = [
+    "bytes_per_second",
+    "created",
+    "date",
+    "digest",
+    "files",
+    "queries_per_second",
+    "seconds",
+    "texts_per_second",
+    "versions",
+]
 LONGEST_SECONDS = 120  # of one command, which takes seconds
 _FORKS = multiprocessing.get_context("forkserver")
 
@@ -121,10 +128,26 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.longest_file, hard))
     if fault.nobody and os.geteuid() == 0:
         os.setuid(65534)
-    code = import_module("pgra.cli").main(list(words))
+    main = unchecked if words[0] == UNCHECKED else import_module("pgra.cli").main
+    code = main(list(words))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     os.write(count, str(writes).encode())
     sys.exit(code)
+
+
+UNCHECKED = "unchecked"
+
+
+def unchecked(words: Sequence[str]) -> int:
+    """Be the control: a command that checks nothing it reads, and writes in place, by appending."""
+    _, source, target = words
+    data = Path(source).read_bytes()
+    for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+        with Path(target).open("ab") as file:
+            file.write(part)
+        time.sleep(0.05)
+    sys.stdout.write(data.decode(errors="replace"))
+    return 0
 
 
 class World:
@@ -217,7 +240,8 @@ class Running:
         self.process.join()
         seconds = time.monotonic() - self.began
         out, err, writes = (
-            path.read_text(errors="replace") if path.exists() else "" for path in map(Path, self.told)
+            path.read_text(errors="replace") if path.exists() else ""
+            for path in map(Path, self.told)
         )
         if hangs:
             err += f"\nit hangs: no end after {LONGEST_SECONDS} s"
@@ -319,8 +343,12 @@ JOBS: Mapping[str, Job] = {
     "plain": Job([*TRAIN, *_flags(method="plain", output_dir="runs/plain")]),
     "rag": Job([*TRAIN, *_flags(method="rag", num_evidence=2, output_dir="runs/rag")]),
     "icl": Job(
-        ["icl", *DATA, *_flags(lm=f"{MODELS}lm", encoder=f"{MODELS}encoder", num_exemplars=2),
-         *_flags(output_dir="runs/icl", corpus="corpus.txt")]
+        [
+            "icl",
+            *DATA,
+            *_flags(lm=f"{MODELS}lm", encoder=f"{MODELS}encoder", num_exemplars=2),
+            *_flags(output_dir="runs/icl", corpus="corpus.txt"),
+        ]
     ),
     "knn": Job(
         ["train", *DATA, *_flags(method="knn", encoder=f"{MODELS}encoder", output_dir="runs/knn")]
@@ -328,34 +356,60 @@ JOBS: Mapping[str, Job] = {
     "evaluate": Job(["evaluate", "--run", "runs/pgra"], ["train"]),
     "predict": Job(["predict", "A funny town.", "--run", "runs/pgra", "--json"], ["train"]),
     "rerank": Job(
-        ["rerank", *_STAGES, *_flags(num_evidence=2, queries="queries.jsonl", trec="found.trec")], ["index"]
+        ["rerank", *_STAGES, *_flags(num_evidence=2, queries="queries.jsonl", trec="found.trec")],
+        ["index"],
     ),
-    "report": Job(["report", "runs/pgra", "runs/plain", "--output", "table.md"],
-                  ["train", "plain"]),
-    "figure": Job(["report", "runs/pgra", "runs/plain", "--figure", "figure.svg"],
-                  ["train", "plain"]),
+    "report": Job(
+        ["report", "runs/pgra", "runs/plain", "--output", "table.md"], ["train", "plain"]
+    ),
+    "figure": Job(
+        ["report", "runs/pgra", "runs/plain", "--figure", "figure.svg"], ["train", "plain"]
+    ),
     "html": Job(["report", "runs/pgra", "runs/plain", "--html", "page.html"], ["train", "plain"]),
     "consistency": Job(
-        ["consistency", "--labeler", "runs/plain", "--runs", "runs/pgra", "--output_dir", "labels",
-         "--no_plots", "--device", "cpu"], ["train", "plain"],
+        [
+            "consistency",
+            "--labeler",
+            "runs/plain",
+            "--runs",
+            "runs/pgra",
+            "--output_dir",
+            "labels",
+            "--no_plots",
+            "--device",
+            "cpu",
+        ],
+        ["train", "plain"],
     ),
     "ablate": Job(["ablate", "grid.yaml", *DATA, *_STEPS, *_GRID, "--output_dir", "runs/grid"]),
     "worth": Job(["worth", *_STAGES, *_flags(num_evidence=2, json="worth.json")]),
     "memory": Job(["memory", "add", QUESTION, "I want a synonym"]),
-    "import": Job(["memory", "import", "log.jsonl", "--memory", "other.sqlite"], ["memory", "export"]),
+    "import": Job(
+        ["memory", "import", "log.jsonl", "--memory", "other.sqlite"], ["memory", "export"]
+    ),
     "correct": Job(["memory", "correct", "1", "I want an antonym"], ["memory"]),
     "lookup": Job(["memory", "lookup", QUESTION, *MEMORY], ["memory"]),
     "export": Job(["memory", "export", "log.jsonl"], ["memory"]),
     "salvage": Job(["memory", "salvage", "memory.sqlite", "--output", "saved.sqlite"], ["memory"]),
     "similar": Job(
-        ["memory", "train-similarity", "pairs.jsonl", *_flags(encoder=f"{MODELS}encoder"),
-         *_flags(output_dir="similar", num_steps=4, width=8, device="cpu")]
+        [
+            "memory",
+            "train-similarity",
+            "pairs.jsonl",
+            *_flags(encoder=f"{MODELS}encoder"),
+            *_flags(output_dir="similar", num_steps=4, width=8, device="cpu"),
+        ]
     ),
     "gud-ir": Job(
-        ["memory", "train-gud-ir", "pairs.jsonl", *_flags(model=f"{MODELS}t5", device="cpu"),
-         *_flags(output_dir="gud-ir", num_train_epochs=2, save_steps=1)]
+        [
+            "memory",
+            "train-gud-ir",
+            "pairs.jsonl",
+            *_flags(model=f"{MODELS}t5", device="cpu"),
+            *_flags(output_dir="gud-ir", num_train_epochs=2, save_steps=1),
+        ]
     ),
-}  # fmt: skip
+}
 
 
 def seen(world: World, ended: Ended | None = None, *, store: bool = False) -> dict[str, object]:
@@ -405,3 +459,12 @@ def _timeless(value: object) -> object:
     if isinstance(value, dict):
         return {k: _timeless(v) for k, v in value.items() if k not in CLOCK}
     return [_timeless(v) for v in value] if isinstance(value, list) else value
+
+
+def fork_main(job: Any, *args: Any) -> None:
+    """Run a function in a fork of the warm process, to its end."""
+    process = _FORKS.Process(target=job, args=args)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"{job.__name__} ended with {process.exitcode}")
