@@ -100,6 +100,8 @@ def check_same_inputs(
 ) -> None:
     """Refuse to use a run with other inputs than it was made with.
 
+    How many processes trained it may differ: that is in its weights, which are there.
+
     Args:
         folder: The run.
         asked: What of its identity is known now.
@@ -109,6 +111,7 @@ def check_same_inputs(
         ArtifactError: If another field differs; it is named.
     """
     made = read_object(folder / IDENTITY_FILE)
+    free = {*free, "num_processes"}
     both = [name for name in asked if name in made and name not in free]
     _compare(
         folder,

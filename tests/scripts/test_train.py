@@ -1,8 +1,11 @@
+import json
+
 import pytest
 from conftest import SENTENCES, write_jsonl
-from scripted import contents, finish, read_json, review_rows
+from scripted import call, contents, finish, read_json, review_rows
 
 from pgra.artifacts import lock_folder
+from pgra.cli import main as pgra
 
 EVIDENCE_KEYS = ["row", "text", "stage1_rank", "stage1_score", "score"]
 
@@ -102,3 +105,8 @@ def test_two_processes_train_as_one(bench, first):
     evaluated = finish([*launch, "--", "evaluate.py", "--run", str(bench.run("two"))])
     assert evaluated.count("95 % interval") == 1
     assert bench.predictions("two") == both
+    # One process alone uses what several have trained; another number of them is another training.
+    assert bench.evaluate("two", "--output_dir", bench.root / "alone").code == 0
+    predicted = call(pgra, ["predict", "A funny film.", "--run", str(bench.run("two")), "--json"])
+    assert json.loads(predicted.out)["text"] == "A funny film.", predicted.err
+    assert "num_processes 2, this run asks for 1" in bench.train("two", **two).error
