@@ -167,7 +167,7 @@ KINDS = {
     "inputs": Kind(READERS, spoil_inputs, block=BLOCK),
     "damage": Kind(damage.KINDS, _one(_damage)),
     "kills": Kind(_BROKEN, _break(kills.kill)),
-    "pairs": Kind(("index", "train", "icl"), _break(kills.kill_one_of_two)),
+    "pairs": Kind(("index", "icl"), _break(kills.kill_one_of_two)),
     "full": Kind(_BROKEN, _break(kills.fill)),
     "locked": Kind(_BROKEN, _break(kills.forbid), most=1),
     "twins": Kind(_BROKEN, _break(kills.two_at_once)),

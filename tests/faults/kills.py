@@ -13,6 +13,7 @@ from pathlib import Path
 from world import JOBS, Ended, Fault, World, differing, seen
 
 ALREADY = "is there already"  # of a command whose product is whole and must be new
+_FOR_MESSAGES = 1500  # bytes that what a command says takes, for its files have that limit too
 _REST = 3.0  # seconds in which what is left of two processes must end; torchrun kills it then
 
 
@@ -51,7 +52,7 @@ def again(world: World, name: str, whole: Mapping[str, object]) -> str:
     """Give a command again and say what is wrong with what is there then; "" if nothing is."""
     ended = world.call(JOBS[name].words)
     if ended.code and not (ended.is_refused and ALREADY in ended.told):
-        return f"again: exit code {ended.code}: {ended.err[-300:]}"
+        return f"again: exit code {ended.code}: {ended.err[-300:]!r}"
     now = everything(world)
     if left := [file for file in now if "partial" in file]:
         return f"left behind: {left}"
@@ -98,9 +99,11 @@ def fill(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
     before = everything(world)
     sizes = [len(v) for n, v in whole.items() if isinstance(v, bytes) and v != before.get(n)]
     longest = max(sizes, default=4096)
-    ended = world.call(JOBS[name].words, Fault(longest_file=int(longest * draw.random() ** 2)))
+    ended = world.call(
+        JOBS[name].words, Fault(longest_file=max(_FOR_MESSAGES, int(longest * draw.random() ** 2)))
+    )
     if ended.code and not ended.is_refused:
-        return f"full: exit code {ended.code}: {ended.err[-300:]}"
+        return f"full: exit code {ended.code}: {ended.err[-300:]!r}"
     return again(world, name, whole)
 
 
@@ -115,7 +118,7 @@ def forbid(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
     finally:
         world.allow_writing(True)
     if ended.code and not ended.is_refused:
-        return f"read-only: exit code {ended.code}: {ended.err[-300:]}"
+        return f"read-only: exit code {ended.code}: {ended.err[-300:]!r}"
     if changed := differing(everything(world), before):
         return f"read-only, and it changed {changed[:3]}"
     return again(world, name, whole)
@@ -132,7 +135,7 @@ def two_at_once(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
     )
     for ended in (first.wait(), second.wait()):
         if ended.code and not ended.is_refused:
-            return f"two at once: exit code {ended.code}: {ended.err[-300:]}"
+            return f"two at once: exit code {ended.code}: {ended.err[-300:]!r}"
     return again(world, name, whole)
 
 

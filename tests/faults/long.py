@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
-from world import INDEX, JOBS, MEMORY, QUESTION, World, fork_main
+from world import JOBS, MEMORY, QUESTION, World, fork_main
 
 STATE = ("index", "train", "memory")
 LARGEST_GROWTH = 0.25  # of memory, from the end of the first fourth to the end
@@ -18,8 +19,7 @@ def measure(world: World, minutes: float, rounds: int | None = None) -> list[dic
     world.after(*STATE)
     path = world.root / "rounds.json"
     path.unlink(missing_ok=True)
-    index = str(next(world.here.glob("artifacts/indexes/*")).relative_to(world.here))
-    fork_main(_rounds, str(world.here), index, str(path), minutes, rounds)
+    fork_main(_rounds, str(world.here), str(path), minutes, rounds)
     return json.loads(path.read_text())
 
 
@@ -33,21 +33,25 @@ def verdict(found: list[dict[str, Any]]) -> str:
     return ""
 
 
-def _rounds(here: str, index: str, path: str, minutes: float, rounds: int | None) -> None:
+def _rounds(here: str, path: str, minutes: float, rounds: int | None) -> None:
     from pgra.cli import main
 
     os.chdir(here)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    told = os.open(f"{path}.told", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(told, 1)
+    os.dup2(told, 2)
     process, found, end = psutil.Process(), [], time.monotonic() + 60 * minutes
     while time.monotonic() < end and (rounds is None or len(found) < rounds):
         number, began = len(found), time.monotonic()
-        Path("next.txt").write_text(f"Passage {number} of a long day by the sea.\n")
+        corpus = Path(f"next-{number}.txt")
+        corpus.write_text(f"Passage {number} of a long day by the sea.\n")
+        shutil.rmtree("grown", ignore_errors=True)
+        (index,) = Path("artifacts/indexes").glob("*")
+        shutil.copytree(index, "grown")
         for words in (
-            ["index", "add", index, "--corpus", "next.txt"],
-            ["index", "remove", index, "--rows", str(12 + number)],
-            ["search", "film town", *INDEX],
+            ["index", "add", "grown", "--corpus", str(corpus)],
+            ["index", "remove", "grown", "--rows", "12"],
+            ["index", "search", "grown", "film town"],
             ["memory", "add", f"what is akin to < {number} > ?", "I want a synonym"],
             ["memory", "lookup", QUESTION, *MEMORY],
             [*JOBS["predict"].words],
