@@ -552,8 +552,9 @@ class Predictor:
             if not is_fetched:
                 raise
             raise type(error)(
-                f"{error} [the reader '{name}' came from the hub without its corpus, index and LM; "
-                f"with evidence of your own: pgra.Reader.from_pretrained('{name}')]"
+                f"{error} [the reader '{name}' came from the hub without its corpus and LM: put "
+                "them here under their names; with evidence of your own: "
+                f"pgra.Reader.from_pretrained('{name}')]"
             ) from None
         if "memory" in sections or memory is None or memory.memory is None:
             return cls(decider)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import datasets
 import pytest
@@ -232,14 +233,28 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert reader(TEXTS[0], evidence) == local.predict([TEXTS[0]], [evidence])[0]
     assert reader(TEXTS[0], []) != reader(TEXTS[0], evidence)  # the control
     saved = reader.save_pretrained(tmp_path / "saved")
-    assert contents(saved) == {
-        name: data for name, data in contents(ours.folder / "reader").items()
-    } | ({".gitattributes": b""} if (saved / ".gitattributes").exists() else {})
+    there, here = contents(saved), contents(ours.folder / "reader")
+    there.pop(".gitattributes", None)
+    records = [json.loads(files.pop("pgra.json")) for files in (there, here)]
+    assert there == here
+    differing = {name for name in records[0] if records[0][name] != records[1][name]}
+    assert "digest" in differing <= {"arguments", "base_model", "fingerprints", "digest"}
+    assert str(tmp_path.parent) not in json.dumps(records[0])  # no folder of this machine
+    assert str(tmp_path.parent) in json.dumps(records[1])  # the control
     assert pgra.Reader.from_pretrained(saved)(TEXTS[0], evidence) == local(TEXTS[0], evidence)
     with pytest.raises(PgraError, match="holds something else"):
         reader.save_pretrained(ours.folder)
-    told = call(predict_main, [TEXTS[0], "--run", "me/name", "--device", "cpu", "--json"])
-    assert json.loads(told.out)["scores"] == ours.predict(TEXTS[0]).scores, told.err
+    asked = [TEXTS[0], "--run", "me/name", "--device", "cpu", "--json"]
+    assert "came from the hub without its corpus" in call(predict_main, asked).error
+    here = tmp_path / "here"  # what it was made with, under the same names
+    here.mkdir()
+    for name in set(re.findall(r'"(/[^"]+)"', json.dumps(records[1]["arguments"]))):
+        if Path(name).exists() and Path(name) != ours.folder:
+            (here / Path(name).name).symlink_to(name)
+    monkeypatch.chdir(here)
+    told = call(predict_main, asked)
+    assert told.code == 0, told.err
+    assert json.loads(told.out)["scores"] == ours.predict(TEXTS[0]).scores
     assert (tmp_path / "cache/pgra/banks").is_dir()  # made again, in the user's cache
     point_client(monkeypatch, hub.endpoint, tmp_path / "hub", is_offline=True)
     offline = pgra.Reader.from_pretrained("me/name", device="cpu")  # from the hub's cache

@@ -127,7 +127,7 @@ def test_rerank_does_all_splits_with_neighbors_by_the_reader_that_a_yaml_names(
     ("words", "message"),
     [
         (["search"], "there is nothing to search with"),
-        (["search", "--text", "a\udcffb"], "--text 'a\\udcffb' holds a NUL or bytes"),
+        (["search", "--text", "a\udcffb"], "text is b'a\\xffb', which is not UTF-8"),
         (["rerank", "--num_evidence", "0"], "num_evidence is 0: there is nothing to rerank"),
         # fewer candidates than num_evidence are refused only where evidence is kept
         (["rerank", "A text.", "--num_candidates", "12"], "--task is missing"),

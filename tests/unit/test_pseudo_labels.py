@@ -240,6 +240,7 @@ def with_corpus(folder, path):
     corpus = asdict(CorpusArguments(corpus=str(path)))
     runtime = {"artifacts_dir": str(path.parent / "artifacts")}
     edit(folder / "arguments.json", corpus=corpus, runtime=runtime)
+    edit(folder / "metrics.json")
 
 
 def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone_centred_at_the_corpus_or_not(
@@ -248,7 +249,7 @@ def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone_centred_at_the
     how = {**QUIET, "labelers": [labeler], "centre": True}
     for run in runs:
         with_corpus(run, tmp_path / "gone.txt")
-    with pytest.raises(DataError, match=r"gone\.txt.*put it there, or give --no_centre"):
+    with pytest.raises(DataError, match=r"cannot be read .*put it there, or give --no_centre"):
         report_consistency(runs, tmp_path / "out", **how)
     for run in runs:
         with_corpus(run, corpus_file)
