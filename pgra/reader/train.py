@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from pickle import UnpicklingError  # noqa: TID251 (how torch refuses; nothing is unpickled)
 from typing import Any
 
 import torch
@@ -238,7 +237,9 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
     except Stopped:  # a tracker's run ends here
         trainer.callback_handler.on_train_end(arguments, trainer.state, trainer.control)
         raise
-    except UnpicklingError:
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":  # how torch refuses what is no tensor
+            raise
         raise ArtifactError(
             f"{resume} holds more than tensors, and none of it is run: delete it, and give the "
             "command again"
