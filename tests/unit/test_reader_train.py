@@ -1,3 +1,4 @@
+import logging
 import math
 import re
 import sys
@@ -155,6 +156,7 @@ def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(
     t5_dir, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(logging.getLogger("pgra"), "handlers", [])  # of commands before
     quiet_libraries()  # the demo hides what libraries show before it makes any arguments
     unset = {"use_cpu": True, "max_steps": 6, "eval_steps": 3, "logging_steps": 1}
     train(t5_dir, ReaderTrainingArguments(output_dir=str(tmp_path / "shown"), **unset))
