@@ -2,28 +2,53 @@
 
     inputs   every reader of outside data reads spoilt files, in processes of its own: it may read
              one or refuse it in a short line of ours, and nothing else
+    damage   one file of a finished world is spoilt, and the commands that read it are run: each
+             must refuse it by name, or say and write what it does with whole files
+    kills    a command is killed before a change of a file, or at a random moment; given again it
+             must leave what an unbroken one leaves, and nothing half-written
+    pairs    one of two processes of a job is killed; the same
+    full     no file may get longer than a random length; with room the same
+    locked   nothing may be written; the same
+    twins    a command runs twice at once: the second waits or is refused; the same
+    numbers  weights of NaN or infinity are refused
+    twice    the same command in two fresh folders leaves the same bytes
+    trust    pickles, code, markup, key and home folder, planted
+    long     rounds of commands in one process: memory and open files stay bounded
 
 A stopped call goes on where it was, if --json names the same file. Exit code 1 where a case failed;
 the figures name it, and `--only KIND --part PART --first N --cases 1` runs it again.
 
 python benchmarks/faults.py --only inputs --cases 100000 --json faults.json
+python benchmarks/faults.py --only damage kills --minutes 20 --json faults.json
 """
 
+import atexit
+import functools
 import json
+import math
 import os
 import resource
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from measuring import FlagParser, parse_flags, positive
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "faults")]
+_TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(_TESTS), str(_TESTS / "faults")]
 
+import damage  # noqa: E402
+import figures  # noqa: E402
+import kills  # noqa: E402
+import long  # noqa: E402
+import trust  # noqa: E402
 from readers import READERS, cases, check  # noqa: E402
+from world import JOBS, World  # noqa: E402
 
 from pgra.artifacts import write_json  # noqa: E402
 from pgra.cli import run  # noqa: E402
@@ -43,12 +68,14 @@ class Tally:
         read: Of these, files that were read all the same.
         failed: What else happened, by case.
         peak_mb: Most memory of a process that ran some of them.
+        void: Of those done, such as the change of a field of a file without any: nothing was tried.
     """
 
     done: int = 0
     read: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     peak_mb: int = 0
+    void: int = 0
 
 
 def spoil_inputs(name: str, seed: int, start: int, stop: int) -> Tally:
@@ -73,13 +100,84 @@ class Kind:
     Attributes:
         parts: What it is done to.
         run: Runs the cases of a part from a number to another, by a seed.
+        block: Cases that one process takes; 0: each is run from here, by processes of its own.
+        most: Cases that differ.
     """
 
-    parts: Mapping[str, object]
+    parts: Iterable[str]
     run: Callable[[str, int, int, int], Tally]
+    block: int = 0
+    most: int | None = None
 
 
-KINDS = {"inputs": Kind(READERS, spoil_inputs)}
+@functools.cache
+def _world() -> tuple[World, kills.Unbroken, dict[str, object]]:
+    """Give the one world of this process, and what was learned of it undamaged."""
+    near_memory = Path("/dev/shm")
+    place = near_memory if os.access(near_memory, os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix="pgra-faults-", dir=place)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    world = World(Path(folder))
+    return world, kills.Unbroken(world), {}
+
+
+def _one(case: Callable[[str, int], str | None]) -> Callable[[str, int, int, int], Tally]:
+    """Make a run of cases from one that says what is wrong with a case; None where it is none."""
+
+    def run_cases(part: str, seed: int, start: int, stop: int) -> Tally:
+        tally = Tally()
+        for number in range(start, stop):
+            wrong = case(part, seed * 1_000_003 + number)
+            tally.done += 1
+            tally.void += wrong is None
+            if wrong:
+                tally.failed[str(number)] = wrong[:600]
+        return tally
+
+    return run_cases
+
+
+def _damage(part: str, seed: int) -> str | None:
+    world, _, whole = _world()
+    case = damage.draw(world, part, seed)
+    wrong = damage.run(world, case, whole)
+    return wrong and f"{case.path}: {wrong}"
+
+
+def _break(how: kills.Broken) -> Callable[[str, int, int, int], Tally]:
+    return _one(lambda part, seed: how(_world()[0], part, seed, _world()[1]))
+
+
+def _trust(part: str, seed: int) -> str:  # noqa: ARG001 (nothing is drawn)
+    return trust.PARTS[part](_world()[0])
+
+
+def _long(minutes: float) -> Callable[[str, int, int, int], Tally]:
+    def run_rounds(part: str, seed: int, start: int, stop: int) -> Tally:  # noqa: ARG001
+        found = long.measure(_world()[0], minutes)
+        say(json.dumps({"rounds": len(found), "second": found[1], "last": found[-1]}))
+        wrong = long.verdict(found)
+        return Tally(1, failed={"0": wrong} if wrong else {}, peak_mb=found[-1]["mib"])
+
+    return run_rounds
+
+
+_BROKEN = [name for name in JOBS if name not in kills.APPENDS]
+KINDS = {
+    "inputs": Kind(READERS, spoil_inputs, block=BLOCK),
+    "damage": Kind(damage.KINDS, _one(_damage)),
+    "kills": Kind(_BROKEN, _break(kills.kill)),
+    "pairs": Kind(("index", "icl"), _break(kills.kill_one_of_two)),
+    "full": Kind(_BROKEN, _break(kills.fill)),
+    "locked": Kind(_BROKEN, _break(kills.forbid), most=1),
+    "twins": Kind(_BROKEN, _break(kills.two_at_once)),
+    "numbers": Kind(
+        figures.READ_BY, _one(lambda part, n: figures.spoil_weights(_world()[0], part, n))
+    ),
+    "twice": Kind(JOBS, _one(lambda part, _: figures.twice(_world()[0], part)), most=1),
+    "trust": Kind(trust.PARTS, _one(_trust), most=1),
+    "long": Kind(("rounds",), _long(1.0), most=1),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,10 +186,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=list(KINDS), help="kinds of faults")
     parser.add_argument("--part", nargs="+", help="such as some readers; default: all")
     parser.add_argument("--cases", type=positive, default=1000, help="of each part")
+    parser.add_argument("--minutes", type=float, help="time for each kind, the same for each part")
+    parser.add_argument("--quick", action="store_true", help="two cases of each part")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="where to write the figures, and go on from")
     args = parse_flags(parser, argv)
+    if args.quick:
+        args.cases = 2
     about = {"seed": args.seed, "first": args.first}
     before = json.loads(args.json.read_text()) if args.json and args.json.is_file() else {}
     tallies: dict[str, dict[str, Tally]] = {}
@@ -99,23 +201,35 @@ def main(argv: list[str] | None = None) -> int:
         tallies = {k: {p: Tally(**t) for p, t in v.items()} for k, v in before["kinds"].items()}
     for name in args.only:
         choose("kind", name, KINDS)
-        for part in args.part or KINDS[name].parts:
-            choose(name, part, KINDS[name].parts)
+        kind = KINDS[name]
+        if name == "long" and args.minutes:
+            kind = replace(kind, run=_long(args.minutes))
+        parts = list(args.part or kind.parts)
+        for part in parts:
+            choose(name, part, kind.parts)
             tally = tallies.setdefault(name, {}).setdefault(part, Tally())
-            while tally.done < args.cases:
+            end = time.monotonic() + 60 * (args.minutes or math.inf) / len(parts)
+            most = min(args.cases, kind.most or args.cases)
+            while tally.done < most and time.monotonic() < end:
                 start = args.first + tally.done
-                stop = min(start + BLOCK, args.first + args.cases)
-                _add(tally, _run_apart(KINDS[name], part, args.seed, start, stop))
+                stop = min(start + (kind.block or 1), args.first + most)
+                how = _run_apart if kind.block else _run_here
+                _add(tally, how(kind, part, args.seed, start, stop))
                 if args.json:
                     kept = {k: {p: asdict(t) for p, t in v.items()} for k, v in tallies.items()}
                     write_json(args.json, {"about": about, "kinds": kept})
+            shown = f", {tally.read:,} read" if kind.block else ""
             say(
-                f"{name}, {part}: {tally.done:,} cases, {tally.read:,} read, {len(tally.failed)} "
-                f"failed, {tally.peak_mb:,} MB"
+                f"{name}, {part}: {tally.done - tally.void:,} cases{shown}, {len(tally.failed)} "
+                f"failed" + (f", {tally.peak_mb:,} MB" if tally.peak_mb else "")
             )
             for number, what in islice(tally.failed.items(), 3):
                 say(f"  case {number}: {what}")
     return int(any(tally.failed for kind in tallies.values() for tally in kind.values()))
+
+
+def _run_here(kind: Kind, part: str, seed: int, start: int, stop: int) -> Tally:
+    return kind.run(part, seed, start, stop)
 
 
 def _run_apart(kind: Kind, part: str, seed: int, start: int, stop: int) -> Tally:
@@ -146,6 +260,7 @@ def _add(tally: Tally, more: Tally) -> None:
     tally.read += more.read
     tally.failed |= more.failed
     tally.peak_mb = max(tally.peak_mb, more.peak_mb)
+    tally.void += more.void
 
 
 if __name__ == "__main__":

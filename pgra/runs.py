@@ -383,6 +383,11 @@ def evaluate_run(
     folder = Path(folder)
     target = Path(output_dir or folder)
     check_writable(target)
+    if folder.is_dir() and not (folder / ARGUMENTS_FILE).is_file():
+        raise ArtifactError(
+            f"{folder / ARGUMENTS_FILE} is missing, and a run is measured by it: give the folder "
+            "of a whole run, or run its command again"
+        )
     args = read_arguments(folder, changes or {})
     if args.trains:
         find_reader(folder)  # refuses a run that was stopped before its end

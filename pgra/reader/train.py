@@ -40,7 +40,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.artifacts import name_beside, sync_folder, write_text
 from pgra.core import Context, Worker, gather, wait_for_all
-from pgra.errors import ConfigError, ModelError, Stopped
+from pgra.errors import ArtifactError, ConfigError, ModelError, Stopped
 from pgra.progress import Bar
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.calibrate import decide
@@ -237,6 +237,13 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
     except Stopped:  # a tracker's run ends here
         trainer.callback_handler.on_train_end(arguments, trainer.state, trainer.control)
         raise
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":  # how torch refuses what is no tensor
+            raise
+        raise ArtifactError(
+            f"{resume} holds more than tensors, and none of it is run: delete it, and give the "
+            "command again"
+        ) from None
     finally:
         bar.close()
 

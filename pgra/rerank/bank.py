@@ -103,6 +103,8 @@ class Shard:
             raise self._error(f"is damaged ({error!r})") from None
         if not whole:
             raise self._error("is damaged (it is not what was written)")
+        if not {self.path(part).name for part in ("keys", "norms", "states")} <= set(self.files):
+            raise self._error("is damaged (it is another shard's)")
         if made_for != bank:
             raise self._error("belongs to another bank")
         self._check("keys", "norms")

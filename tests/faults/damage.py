@@ -1,0 +1,256 @@
+"""Damage: one file of a finished world is spoilt, and the commands that read it are run.
+
+A case is survived where each command refuses, naming the file or its folder, or where what it says
+and writes is the same as from whole files.
+"""
+
+import json
+import random
+import re
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from world import INDEX, JOBS, MEMORY, QUESTION, Ended, World, differing, seen
+
+KINDS = ("flip", "cut", "empty", "swap", "field", "version", "delete")
+STATE = ("index", "train", "plain", "icl", "knn", "predict", "memory", "lookup", "ablate")
+_REPORT = [
+    "report",
+    "runs/pgra",
+    "runs/plain",
+    "runs/icl",
+    "--baseline",
+    "plain",
+    "--format",
+    "csv",
+]
+READERS: Mapping[str, list[str]] = {
+    "search": ["search", "film town", *INDEX],
+    "verify": ["index", "verify", "artifacts/indexes/*"],
+    "train anew": [*JOBS["train"].words[:-1], "runs/new"],
+    "train again": list(JOBS["train"].words),
+    "evaluate": ["evaluate", "--run", "runs/pgra"],
+    "evaluate plain": ["evaluate", "--run", "runs/plain"],
+    "predict": ["predict", "A town so funny.", "--run", "runs/pgra", "--json"],
+    "icl anew": [*JOBS["icl"].words[:-4], "--corpus", "corpus.txt", "--output_dir", "runs/new"],
+    "icl again": list(JOBS["icl"].words),
+    "knn anew": [*JOBS["knn"].words[:-1], "runs/new"],
+    "report": _REPORT,
+    "page": ["report", "runs/pgra", "runs/plain", "runs/icl", "--html", "page.html"],
+    "knn report": ["report", "runs/knn", "--format", "csv"],
+    "ablate": list(JOBS["ablate"].words),
+    "grid report": ["report", "runs/grid", "--format", "csv"],
+    "look up": ["memory", "lookup", QUESTION, *MEMORY],
+    "list": ["memory", "list"],
+}
+# Which of them read a file, by the first pattern that fits.
+READ_BY: Mapping[str, tuple[str, ...]] = {
+    "artifacts/corpora/*": ("search", "verify", "train anew"),
+    "artifacts/indexes/*": ("search", "verify", "train anew"),
+    "artifacts/answers/*": ("icl anew",),
+    "artifacts/neighbors/*": ("icl anew", "knn anew"),
+    "artifacts/*": ("train anew", "predict"),
+    "runs/pgra/reader/*": ("predict", "evaluate"),
+    "runs/pgra/*": ("evaluate", "report", "page", "train again"),
+    "runs/plain/reader/*": ("evaluate plain",),
+    "runs/plain/*": ("evaluate plain", "report"),
+    "runs/icl/*": ("report", "page", "icl again"),
+    "runs/knn/*": ("knn report",),
+    "runs/grid/*": ("ablate", "grid report"),
+    "memory.sqlite*": ("look up", "list"),
+}
+MAY_END_WITH_1 = ("verify", "ablate")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One spoilt file.
+
+    Attributes:
+        path: Below the world's folder.
+        kind: One of `KINDS`.
+        seed: Of what is drawn.
+    """
+
+    path: str
+    kind: str
+    seed: int
+
+
+def files(world: World) -> list[str]:
+    """Name the files that pgra made, and that some command reads."""
+    found = (p for p in sorted(world.here.rglob("*")) if p.is_file())
+    names = [str(p.relative_to(world.here)) for p in found]
+    return [n for n in names if not n.endswith(".lock") and readers_of(n)]
+
+
+def readers_of(name: str) -> tuple[str, ...]:
+    return next((names for pattern, names in READ_BY.items() if fnmatch(name, pattern)), ())
+
+
+def draw(world: World, kind: str, seed: int) -> Case:
+    """Draw a file for a kind of damage."""
+    world.after(*STATE)
+    own = random.Random(f"{kind} {seed}")
+    return Case(own.choice(files(world)), kind, own.randrange(1 << 30))
+
+
+def run(world: World, case: Case, whole: dict[str, object]) -> str | None:
+    """Run a case.
+
+    Args:
+        world: Where.
+        case: The file and its damage.
+        whole: What whole files give, by reader; filled here.
+
+    Returns:
+        What was wrong; "" where the case is survived, None where there is no such damage.
+    """
+    for reader in readers_of(case.path):
+        if reader not in whole:
+            world.after(*STATE)
+            ended = world.call(READERS[reader])
+            assert ended.code == 0, (reader, ended)
+            whole[reader] = seen(world, ended)
+    for reader in readers_of(case.path):
+        world.after(*STATE)
+        path = world.here / case.path
+        good = path.read_bytes()
+        if not spoil(path, case.kind, random.Random(case.seed)):
+            return None
+        spoilt = path.read_bytes() if path.exists() else None
+        assert spoilt != good
+        ended = world.call(READERS[reader])
+        wrong = judge(world, case, reader, ended, spoilt, whole[reader])
+        if wrong:
+            return f"{reader}: {wrong}"
+    return ""
+
+
+def judge(
+    world: World, case: Case, reader: str, ended: Ended, spoilt: bytes | None, whole: object
+) -> str:
+    """Say what is wrong with how a command took a spoilt file; "" if nothing is."""
+    if ended.code < 0:
+        return f"signal {-ended.code} {ended.err[-200:]}"
+    if "Traceback" in ended.err:
+        return f"traceback: {ended.told}"
+    if ended.code:
+        if not (ended.is_refused or (ended.code == 1 and reader in MAY_END_WITH_1)):
+            return f"exit code {ended.code}: {ended.err[-300:]}"
+        path = Path(case.path)
+        names = [str(path), *(str(p) for p in path.parents if len(p.parts) > 1)]
+        said = ended.out + ended.err
+        return "" if any(name in said for name in names) else f"not named: {ended.told}"
+    if case.kind == "delete" and case.path.endswith("/metrics.json"):
+        return ""  # a run without it is not finished: it is left out of a report, or made again
+    now, was = seen(world, ended), whole
+    if spoilt is not None and (world.here / case.path).read_bytes() == spoilt:
+        now, was = ({**s, case.path: None} for s in (now, was))  # it is as the damage left it
+    elif not (world.here / case.path).exists():
+        now, was = ({n: v for n, v in s.items() if n != case.path} for s in (now, was))
+    differ = differing(now, was)
+    return f"silently other: {'; '.join(differ[:4])}" if differ else ""
+
+
+def spoil(path: Path, kind: str, draw: random.Random) -> bool:
+    """Damage a file; return whether that kind of damage changes it."""
+    good = path.read_bytes()
+    bad = _SPOIL[kind](path, good, draw)
+    if bad == good:
+        return False
+    if bad is None:
+        path.unlink()
+    else:
+        path.write_bytes(bad)
+    return True
+
+
+def _flip(path: Path, good: bytes, draw: random.Random) -> bytes:
+    if not good:
+        return good
+    bad = bytearray(good)
+    bad[draw.randrange(len(bad))] ^= 1 << draw.randrange(8)
+    return bytes(bad)
+
+
+def _cut(path: Path, good: bytes, draw: random.Random) -> bytes:
+    return good[: draw.randrange(len(good))] if good else good
+
+
+def _swap(path: Path, good: bytes, draw: random.Random) -> bytes:
+    """Take the bytes of another file of its kind, or else exchange its halves."""
+    near = sorted(p for p in path.parent.iterdir() if p.suffix == path.suffix and p != path)
+    far = sorted(p for p in path.parent.parent.rglob(path.name) if p != path)
+    others = [p for p in [*near, *far] if p.is_file() and p.read_bytes() != good]
+    middle = len(good) // 2
+    return draw.choice(others).read_bytes() if others else good[middle:] + good[:middle]
+
+
+def _field(path: Path, good: bytes, draw: random.Random) -> bytes:
+    """Change one value of a record, drop it, or rename its key."""
+    if path.suffix not in (".json", ".jsonl"):
+        return good
+    lines = good.decode().splitlines(keepends=True) if path.suffix == ".jsonl" else [good.decode()]
+    number = draw.randrange(len(lines))
+    record = json.loads(lines[number])
+    places: list[tuple[dict[str, object], str]] = []
+
+    def walk(value: object) -> None:
+        if isinstance(value, dict):
+            places.extend((value, key) for key in value)
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, list):
+            for item in value:
+                walk(item)
+
+    walk(record)
+    if not places:
+        return good
+    holder, key = draw.choice(places)
+    value, how = holder[key], draw.choice(("value", "value", "drop", "rename"))
+    if how == "value":
+        holder[key] = _other(value)
+    else:
+        del holder[key]
+        if how == "rename":
+            holder[f"{key}x"] = value
+    indent = 2 if path.suffix == ".json" else None
+    lines[number] = json.dumps(record, indent=indent, ensure_ascii=False) + "\n"
+    return "".join(lines).encode()
+
+
+def _other(value: object) -> object:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return f"{value}x" if isinstance(value, str) else "x"
+
+
+def _version(path: Path, good: bytes, draw: random.Random) -> bytes:
+    if path.suffix == ".sqlite":
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA user_version = 99")
+        return path.read_bytes()
+    if path.suffix == ".npy":
+        return good[:6] + bytes([9]) + good[7:]
+    if path.suffix == ".json":
+        return re.sub(rb'("(?:format|version)": )\d+', rb"\g<1>999", good)
+    return good
+
+
+_SPOIL: Mapping[str, Callable[[Path, bytes, random.Random], bytes | None]] = {
+    "flip": _flip,
+    "cut": _cut,
+    "empty": lambda path, good, draw: b"",
+    "swap": _swap,
+    "field": _field,
+    "version": _version,
+    "delete": lambda path, good, draw: None,
+}

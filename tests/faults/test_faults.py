@@ -1,0 +1,96 @@
+"""The short form of `benchmarks/faults.py`: some cases of each kind, and a control that fails."""
+
+import damage
+import figures
+import kills
+import long
+import pytest
+import torch
+import trust
+from world import JOBS, UNCHECKED, Job, World
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def unbroken(world):
+    return kills.Unbroken(world)
+
+
+@pytest.fixture
+def control(monkeypatch):
+    """A command that checks nothing, and what reads a run's predictions by it."""
+    monkeypatch.setitem(JOBS, UNCHECKED, Job([UNCHECKED, "corpus.txt", "copy.txt"]))
+    name = "runs/icl/predictions.jsonl"
+    monkeypatch.setitem(damage.READERS, UNCHECKED, [UNCHECKED, name, "copy.txt"])
+    monkeypatch.setattr(damage, "READ_BY", {"runs/icl/*": (UNCHECKED,)})
+    return damage.Case(name, "flip", 0)
+
+
+@pytest.mark.parametrize("kind", damage.KINDS)
+def test_damage_is_named_or_changes_nothing(world, kind):
+    whole = {}
+    for seed in range(2):
+        case = damage.draw(world, kind, seed)
+        assert not damage.run(world, case, whole), case
+
+
+def test_damage_that_nobody_looks_for_is_told(world, control):
+    assert "silently other" in damage.run(world, control, {})
+
+
+@pytest.mark.parametrize("name", ["index", "train", "icl", "lookup", "report"])
+def test_a_killed_command_goes_on_to_the_same_product(world, unbroken, name):
+    assert not kills.kill(world, name, 0, unbroken)
+
+
+@pytest.mark.parametrize("how", [kills.fill, kills.forbid, kills.two_at_once])
+@pytest.mark.parametrize("name", ["index", "report"])
+def test_what_cannot_write_says_so_and_leaves_nothing(world, unbroken, how, name):
+    assert not how(world, name, 0, unbroken)
+
+
+def test_a_command_that_writes_in_place_is_told(world, unbroken, control):
+    assert any(kills.kill(world, UNCHECKED, seed, unbroken) for seed in range(5))
+    assert kills.two_at_once(world, UNCHECKED, 0, unbroken)
+    assert "exit code 1" in kills.fill(world, UNCHECKED, 1, unbroken)
+
+
+@pytest.mark.parametrize("name", figures.READ_BY)
+def test_weights_that_are_no_numbers_are_refused(world, name):
+    assert not figures.spoil_weights(world, name, 0)
+
+
+@pytest.mark.parametrize("name", ["icl", "figure"])
+def test_the_same_command_gives_the_same_bytes(world, name):
+    assert not figures.twice(world, name)
+
+
+def test_what_depends_on_the_weights_unseen_is_told(world, control, monkeypatch):
+    monkeypatch.setattr(figures, "READ_BY", {"encoder": (UNCHECKED,)})
+    assert "exit code 0" in figures.spoil_weights(world, "encoder", 0)
+
+
+@pytest.mark.parametrize("name", trust.PARTS)
+def test_nothing_planted_runs_and_nothing_secret_is_written(world, name):
+    assert not trust.PARTS[name](world)
+
+
+def test_what_is_planted_would_run(world, tmp_path):
+    torch.save(trust.Planted(tmp_path / "ran"), tmp_path / "planted.pt")
+    torch.load(tmp_path / "planted.pt", weights_only=False)
+    assert (tmp_path / "ran").exists()
+
+
+def test_rounds_of_commands_take_no_more_and_more(world):
+    found = long.measure(world, 1.0, rounds=4)
+    assert len(found) == 4
+    assert not long.verdict(found)
+    growing = [{"mib": 100 * n, "files": 9} for n in range(1, 9)]
+    assert "memory grew" in long.verdict(growing)
+    assert "open files" in long.verdict([{"mib": 1, "files": n} for n in range(8)])
