@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from measuring import parse_flags, positive, shared_parser, write_figures
 
-from pgra.artifacts import write_json
+from pgra.artifacts import write_sealed
 from pgra.cli import main as pgra
 from pgra.cli import run
 from pgra.commands.ablate import resolve_point
@@ -171,7 +171,7 @@ def measure(task: str, folder: Path, sizes: Sizes) -> list[dict[str, Any]]:
                 }
                 for point in worth.curve.points
             ]
-            write_json(path, {**_key(sizes), "ways": _ways(evidence.runs), "points": points})
+            write_sealed(path, {**_key(sizes), "ways": _ways(evidence.runs), "points": points})
         found.append(_read(path, sizes))
     return found
 
@@ -183,7 +183,7 @@ def measure_layer(task: str, folder: Path, sizes: Sizes) -> dict[str, Any]:
         args = read_args(task, folder, sizes.flags, lm_layer="auto")
         labeler = open_labeler(task, folder, sizes)
         evidence = compare_evidence(args, labeler, folder, similarities=["dot", "whitened", "head"])
-        write_json(path, {**_key(sizes), "ways": _ways(evidence.runs), **_choice(args)})
+        write_sealed(path, {**_key(sizes), "ways": _ways(evidence.runs), **_choice(args)})
     return _read(path, sizes)
 
 

@@ -114,6 +114,13 @@ def is_sealed(record: Mapping[str, Json]) -> bool:
         return False
 
 
+def unsealed(record: Mapping[str, Json]) -> str:
+    """Say what is wrong with a record that is not as it was sealed."""
+    if SEAL in record:
+        return "it is not what was written"
+    return f"it has no {SEAL}: an early version of pgra made it, or it was changed"
+
+
 def artifact_dir(root: Path, name: str, fields: Mapping[str, Json]) -> Path:
     """Return the folder of an artifact: `root/NAME-` and the first 12 digits of its fingerprint."""
     clean = "".join(c if c.isalnum() or c in "-._" else "-" for c in name).strip("-")

@@ -391,13 +391,16 @@ def evaluate_run(
     method.prepare((split,))
     check_same_inputs(folder, identity(method), free=free)
     method.load(folder)
-    method.fingerprints["run"] = digest(read_object(folder / IDENTITY_FILE))
+    made = read_object(folder / IDENTITY_FILE)
+    method.fingerprints["run"] = digest(made)
     if args.trains:
         method.fingerprints["reader"] = reader_checksum(folder)
-    if target == folder and (folder / METRICS_FILE).is_file():  # it still says what the run cost
-        before = read_object(folder / METRICS_FILE)
-        method.fingerprints = {**before["fingerprints"], **method.fingerprints}
-        method.seconds = {**method.seconds, **before["seconds"]}
+    if target == folder:  # its metrics say all that it was made from, and what it cost
+        before: Mapping[str, Any] = {name: value for name, value in made.items() if "/" in name}
+        if (folder / METRICS_FILE).is_file():
+            metrics = read_object(folder / METRICS_FILE)
+            before, method.seconds = metrics["fingerprints"], method.seconds | metrics["seconds"]
+        method.fingerprints = {**before, **method.fingerprints}
     with lock_run(target, method.context):
         return Outcome(target, measure_run(method, target, split), reused=False)
 

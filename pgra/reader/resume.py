@@ -5,9 +5,11 @@ import json
 import logging
 import os
 import signal
+import struct
 import threading
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,19 +180,19 @@ def early_stopping_count(saved: Any) -> int:
 
 
 _STATE_FILE = "trainer_state.json"
-_CHECKSUMS_FILE = "checksums.json"
+CHECKSUMS_FILE = "checksums.json"
 
 
 def seal_checkpoint(checkpoint: Path) -> None:
     """Write the checksums of a checkpoint's files, last: what changes afterwards is seen."""
     files = {path.name: record_file(path) for path in sorted(checkpoint.iterdir())}
-    files.pop(_CHECKSUMS_FILE, None)
-    write_sealed(checkpoint / _CHECKSUMS_FILE, {"files": files})
+    files.pop(CHECKSUMS_FILE, None)
+    write_sealed(checkpoint / CHECKSUMS_FILE, {"files": files})
 
 
 def unseal_checkpoint(checkpoint: Path) -> None:
     """Take the checksums away before the same files are written once more."""
-    (checkpoint / _CHECKSUMS_FILE).unlink(missing_ok=True)
+    (checkpoint / CHECKSUMS_FILE).unlink(missing_ok=True)
 
 
 def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Path | None:
@@ -220,10 +222,9 @@ def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
     and of an epoch), so that a killed run leaves the state whole and another file cut; and each
     process writes its random state when it comes to it. A kill behind that leaves no checksums.
     """
-    if (checkpoint / _CHECKSUMS_FILE).is_file():
-        change = next(_find_changes(checkpoint), None)
-        if change is not None:
-            return change
+    has_checksums = (checkpoint / CHECKSUMS_FILE).is_file()
+    if has_checksums and (change := next(_find_changes(checkpoint), None)):
+        return change
     names = {path.name for path in checkpoint.glob("*") if path.is_file()}
     random = [f"rng_state_{rank}.pth" for rank in range(num_processes or 0)]
     if num_processes in (None, 1):
@@ -231,24 +232,26 @@ def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
     for pattern in (_STATE_FILE, "*.safetensors", "optimizer.pt", "scheduler.pt", *random):
         if not fnmatch.filter(names, pattern):
             return f"{pattern} is missing"
-    cut = [name for name in sorted(names) if not _reads_to_its_end(checkpoint / name)]
-    return f"{cut[0]} is cut short" if cut else None
+    bad = (name for name in sorted(names) if not (has_checksums or _is_whole(checkpoint / name)))
+    found = next(bad, None)
+    return found and f"{found} is cut short or damaged"
 
 
 def _find_changes(checkpoint: Path) -> Iterator[str]:
     """Yield what is not as the checksums beside it say."""
     try:
-        record = json.loads((checkpoint / _CHECKSUMS_FILE).read_text(encoding="utf-8"))
+        record = json.loads((checkpoint / CHECKSUMS_FILE).read_text(encoding="utf-8"))
         files = record["files"] if is_sealed(record) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         files = None
     if files is None:
-        yield f"{_CHECKSUMS_FILE} is damaged"
+        yield f"{CHECKSUMS_FILE} is damaged"
     for name, what in find_damage(checkpoint, files or {}):
         yield f"{name} {what}"
 
 
-def _reads_to_its_end(path: Path) -> bool:
+def _is_whole(path: Path) -> bool:
+    """Whether a file without a checksum can be read, and is what its own checksums say."""
     try:
         if path.suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"))
@@ -256,10 +259,14 @@ def _reads_to_its_end(path: Path) -> bool:
             with safe_open(path, framework="pt"):
                 pass
         elif path.suffix in (".bin", ".pt", ".pth"):
-            return zipfile.is_zipfile(path)  # torch's format, whose directory stands at the end
-    except (OSError, ValueError, SafetensorError):
+            with zipfile.ZipFile(path) as file:  # torch's format: a CRC of each tensor
+                return file.testzip() is None
+    except (OSError, ValueError, RuntimeError, EOFError, SafetensorError, *_NO_ZIP):
         return False
     return True
+
+
+_NO_ZIP = (zipfile.BadZipFile, zlib.error, struct.error)
 
 
 def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:

@@ -40,7 +40,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.artifacts import name_beside, sync_folder, write_text
 from pgra.core import Context, Worker, gather, wait_for_all
-from pgra.errors import ArtifactError, ConfigError, ModelError, Stopped
+from pgra.errors import ArtifactError, ConfigError, ModelError, PgraError, Stopped
 from pgra.progress import Bar
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.calibrate import decide
@@ -48,6 +48,7 @@ from pgra.reader.fields import LOSSES_FILE
 from pgra.reader.module import Classifier, ReaderModule, Trainable
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
+    CHECKSUMS_FILE,
     EarlyStopping,
     Stopper,
     best_checkpoint,
@@ -232,18 +233,23 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
     bar = TrainingBar(trainer.losses)
     if not arguments.disable_tqdm:
         trainer.add_callback(bar)
+    # What has checksums is as it was written. What has none may hold anything, which the first step
+    # would show: its random state is read as late as that.
+    is_checked = resume is None or (resume / CHECKSUMS_FILE).exists()
+    first = 0 if resume is None else read_state(resume).global_step
     try:
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     except Stopped:  # a tracker's run ends here
         trainer.callback_handler.on_train_end(arguments, trainer.state, trainer.control)
         raise
     except Exception as error:
-        if type(error).__name__ != "UnpicklingError":  # how torch refuses what is no tensor
+        is_ours = isinstance(error, (PgraError, *_DEVICE_ERRORS))
+        if is_checked or is_ours or trainer.state.global_step > first:
             raise
-        raise ArtifactError(
-            f"{resume} holds more than tensors, and none of it is run: delete it, and give the "
-            "command again"
-        ) from None
+        what = f"is damaged ({type(error).__name__}: {error})"
+        if type(error).__name__ == "UnpicklingError":  # how torch refuses what is no tensor
+            what = "holds more than tensors, and none of it is run"
+        raise ArtifactError(f"{resume} {what}: delete it, and give the command again") from error
     finally:
         bar.close()
 

@@ -25,6 +25,7 @@ from pgra.artifacts import (
     is_sealed,
     package_versions,
     record_file,
+    unsealed,
     write_lines,
     write_sealed,
 )
@@ -203,10 +204,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a file of one object; the digest of one that has it is compared, and left out.
+    """Read a sealed record; its digest is compared, and left out.
 
     Raises:
-        ArtifactError: If it is missing or damaged.
+        ArtifactError: If it is missing or damaged, or has no digest.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -214,9 +215,9 @@ def read_object(path: Path) -> dict[str, Any]:
         raise damaged(path, error) from None
     if not isinstance(values, dict):
         raise damaged(path, f"a {type(values).__name__}, not an object")
-    if SEAL in values and not is_sealed(values):
-        raise damaged(path, "it is not what was written")
-    values.pop(SEAL, None)
+    if not is_sealed(values):
+        raise damaged(path, unsealed(values))
+    del values[SEAL]
     return values
 
 
@@ -467,7 +468,8 @@ class Collection:
 
     Attributes:
         groups: The grids, in order, then all other runs as one group.
-        unfinished: Folders of runs that were begun and not measured, outside of grids.
+        unfinished: Folders of runs that were begun and not measured, outside of grids, and paths
+            that hold nothing.
     """
 
     groups: Sequence[Group]
@@ -487,7 +489,7 @@ def load_collection(paths: Sequence[Path]) -> Collection:
     for path in paths:
         if not path.is_dir():
             raise ArtifactError(f"{path} is no folder: give a run, a folder of runs, or a grid")
-        for folder in _find(path):
+        for folder in list(_find(path)) or [path]:  # a folder without any is named too
             folders.setdefault(folder.resolve(), folder)
     groups, runs, unfinished = [], [], []
     for folder in folders.values():

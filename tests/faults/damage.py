@@ -64,6 +64,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "memory.sqlite*": ("look up", "list"),
 }
 MAY_END_WITH_1 = ("verify", "ablate")
+REPORTS = ("report", "page", "knn report", "grid report")
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,12 @@ def judge(
         names = [str(path), *(str(p) for p in path.parents if len(p.parts) > 1)]
         said = ended.out + ended.err
         return "" if any(name in said for name in names) else f"not named: {ended.told}"
-    if case.kind == "delete" and case.path.endswith("/metrics.json"):
-        return ""  # a run without it is not finished: it is left out of a report, or made again
     now, was = seen(world, ended), whole
+    if case.kind == "delete" and Path(case.path).name == "metrics.json":  # it is not finished then
+        if reader in REPORTS:
+            is_told = str(Path(case.path).parent) in ended.out + ended.err
+            return "" if is_told else f"left out silently: {ended.err[-300:]}"
+        now, was = ({**s, "": None} for s in (now, was))  # what is said is not: it was made again
     if spoilt is not None and (world.here / case.path).read_bytes() == spoilt:
         now, was = ({**s, case.path: None} for s in (now, was))  # it is as the damage left it
     elif not (world.here / case.path).exists():

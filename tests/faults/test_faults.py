@@ -40,6 +40,11 @@ def test_damage_is_named_or_changes_nothing(world, kind):
         assert not damage.run(world, case, whole), case
 
 
+def test_a_run_that_lost_its_metrics_is_named_or_measured_again_to_the_same(world):
+    for name in ("runs/pgra", "runs/grid/one/seed-1"):
+        assert not damage.run(world, damage.Case(f"{name}/metrics.json", "delete", 0), {})
+
+
 def test_damage_that_nobody_looks_for_is_told(world, control):
     assert "silently other" in damage.run(world, control, {})
 

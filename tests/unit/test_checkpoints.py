@@ -1,4 +1,5 @@
 import shutil
+import zipfile
 
 import pytest
 import torch
@@ -61,11 +62,42 @@ def test_a_broken_checkpoint_is_not_gone_on_from(copy, t5_dir, name, is_cut, has
             (path.parent / "checksums.json").unlink()
         path.write_bytes(path.read_bytes()[:-20]) if is_cut else path.unlink()
         assert last_checkpoint(copy, num_processes=1) == left
-        cut = r"is damaged \(\d+ bytes, \d+ were written\)" if has_checksums else "is cut short"
+        cut = (
+            r"is damaged \(\d+ bytes, \d+ were written\)"
+            if has_checksums
+            else "is cut short or damaged"
+        )
         told = cut if is_cut else "is missing"
         with pytest.raises(ArtifactError, match=rf"is no whole checkpoint \(.*{told}\): give"):
             again(t5_dir, copy, resume_from_checkpoint=str(path.parent))
     with pytest.raises(ArtifactError, match=r"no whole checkpoint to resume from \(checkpoint-3: "):
+        again(t5_dir, copy)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_no_changed_byte_of_a_state_without_checksums_is_gone_on_from(copy, name):
+    path = copy / "checkpoint-6" / name
+    (path.parent / "checksums.json").unlink()  # it was killed before it wrote them
+    assert last_checkpoint(copy, num_processes=1) == path.parent  # the control
+    good = path.read_bytes()
+    with zipfile.ZipFile(path) as file:
+        largest = max(file.infolist(), key=lambda info: info.file_size)
+        content = file.read(largest)
+    bad = bytearray(content)
+    bad[len(bad) // 2] ^= 16
+    assert good.count(content) == 1
+    path.write_bytes(good.replace(content, bad))
+    assert last_checkpoint(copy, num_processes=1) == copy / "checkpoint-3"
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_state_of_something_else_is_refused_in_one_line(copy, t5_dir, name):
+    path = copy / "checkpoint-3" / name
+    (path.parent / "checksums.json").unlink()
+    for gone in ("reader", "checkpoint-6"):
+        shutil.rmtree(copy / gone)
+    torch.save({"another": torch.zeros(2)}, path)
+    with pytest.raises(ArtifactError, match=r"checkpoint-3 is damaged \(\w+: .*\): delete it, and"):
         again(t5_dir, copy)
 
 

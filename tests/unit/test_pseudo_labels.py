@@ -13,6 +13,7 @@ from conftest import with_rerank
 from planted_runs import edit, plant
 from small_index import World
 
+from pgra.artifacts import write_sealed
 from pgra.config import CorpusArguments
 from pgra.core import ALONE, Example
 from pgra.errors import ArtifactError, ConfigError, DataError
@@ -150,7 +151,7 @@ def test_a_grid_gives_its_labeler_its_rows_its_baseline_and_what_is_missing(
             write_run(grid / folders[str(seed)], [texts] * 3, seed=seed, method=method)
     shutil.copytree(labeler / "reader", grid / "plain/seed-0/reader")
     values = {"name": "mine", "axes": ["method"], "baseline": {"method": "fid"}, "points": points}
-    (grid / "grid.json").write_text(json.dumps(values))
+    write_sealed(grid / "grid.json", values)
     with caplog.at_level("INFO", "pgra"):
         report = report_consistency([grid], tmp_path / "out", **QUIET)
     assert [(run.name, run.seeds) for run in report.runs] == [("FID", 2), ("PGRA", 1)]

@@ -112,4 +112,6 @@ def test_every_extra_that_a_text_names_is_there():
         for name in names.split(",")
     }
     assert ("web", "Dockerfile.gpu") in named
+    assert ("demo", "Dockerfile.gpu") in named  # an image has what the first command shows
+    assert ("demo", "Dockerfile") in named
     assert [pair for pair in named if pair[0] not in project["optional-dependencies"]] == []

@@ -1,6 +1,5 @@
 """Runs and grids are read back with checks; what is damaged is refused by name."""
 
-import contextlib
 import json
 
 import pytest
@@ -65,7 +64,8 @@ def test_nothing_there_is_refused(tmp_path):
     ("name", "text", "message"),
     [
         ("metrics.json", "{", "metrics.json is damaged .*delete .* again, or give another"),
-        ("metrics.json", "{}", r"metrics.json is damaged \(no 'n'\)"),
+        ("metrics.json", "{}", r"metrics.json is damaged \(it has no digest: an early"),
+        ("metrics.json", '{"n": NaN, "digest": ""}', "it is not what was written"),
         ("predictions.jsonl", "[]\n", "line 1 is no object"),
         ("predictions.jsonl", '{"id": 1, "label": "bad"}\n', "line 1 has no 'prediction'"),
     ],
@@ -91,16 +91,11 @@ def plant_whole(folder, **changes):
 @settings(derandomize=True, deadline=None, max_examples=100)
 def test_no_flipped_bit_of_a_run_changes_what_is_read(name, place, bit, tmp_path_factory):
     folder = plant_whole(tmp_path_factory.mktemp("flip") / "a", wrong=[1])
-    before = load_run(folder)
+    load_run(folder)  # the control
     path = folder / name
     data = bytearray(path.read_bytes())
     data[int(place * len(data))] ^= 1 << bit
     path.write_bytes(data)
-    if name == "metrics.json" and b'"digest"' not in data:  # then the digest alone is lost
-        with contextlib.suppress(ArtifactError):
-            after = load_run(folder).metrics
-            assert {name: after[name] for name in before.metrics} == before.metrics
-        return
     with pytest.raises(ArtifactError, match=f"{path} is damaged"):
         load_run(folder)
 
@@ -137,7 +132,6 @@ def test_a_changed_letter_of_a_grid_is_refused(tmp_path):
     ("name", "value", "message"),
     [
         ("value", 0.95, "accuracy is 0.9500, and 0.9000 by its predictions"),
-        ("value", float("nan"), "accuracy is nan, and 0.9000 by its predictions"),
         ("n", 11, "n is 11, there are 10 predictions"),
     ],
 )

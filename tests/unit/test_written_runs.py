@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from pgra.artifacts import write_sealed
 from pgra.commands.report import main
 from pgra.errors import ArtifactError, ConfigError
 from pgra.report.compare import compare_runs
@@ -36,8 +37,8 @@ def plant(folder, texts, parent, *, method="icl-knn", seed=0, keep=("bleu_counts
         values[f"{name}parent_recall"] = 0.5
     told = {"method": method, "task": "totto", "split": "test", "n": 3, "metric": "bleu"}
     told |= {"value": values["bleu"], "interval_95": None, "metrics": values, "seed": seed}
-    (folder / "metrics.json").write_text(json.dumps({**told, "notes": []}))
-    (folder / "arguments.json").write_text(json.dumps({"selection": {"order": "nearest-first"}}))
+    write_sealed(folder / "metrics.json", {**told, "notes": []})
+    write_sealed(folder / "arguments.json", {"selection": {"order": "nearest-first"}})
     return folder
 
 
@@ -91,7 +92,7 @@ def test_a_run_that_lacks_each_querys_numbers_is_refused_with_the_way_out(tmp_pa
     folder = plant(tmp_path / "run", NEAR, [0.9, 0.5, 0.1])
     told = json.loads((folder / "metrics.json").read_text())
     told["metrics"]["overlap/parent"] = 0.8
-    (folder / "metrics.json").write_text(json.dumps(told))
+    write_sealed(folder / "metrics.json", told)
     with pytest.raises(ArtifactError, match=r"overlap/parent is 0.8000, and 0.9000 by its pred"):
         load_collection([folder])
 
@@ -103,7 +104,7 @@ def test_what_a_grid_lacks_is_missing_in_each_column(tmp_path):
         for name in ("near", "gone")
     ]
     told = {"name": "g", "axes": [], "points": points}
-    (tmp_path / "grid.json").write_text(json.dumps(told))
+    write_sealed(tmp_path / "grid.json", told)
     (group,) = load_collection([tmp_path]).groups
     assert {one.task for one in group.missing} == {run.task for run in group.runs}
     assert "totto" not in compare_runs(group).tasks
