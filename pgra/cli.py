@@ -10,10 +10,11 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 
 from pgra import __version__
-from pgra.errors import ConfigError, PgraError, Stopped, unknown_name
+from pgra.errors import ConfigError, PgraError, Stopped, retry_in_bfloat16, unknown_name
 from pgra.help import paint, wants_help, write_help
 
 Main = Callable[[Sequence[str] | None], int]
@@ -132,7 +133,8 @@ def _call(main: Main, argv: Sequence[str]) -> int:
         _configure_logging("info")
         words, level = take_general(argv)
         _configure_logging(level)
-        return main(words)
+        work = partial(main, words)
+        return retry_in_bfloat16(work, anew=_close_bars, world=_num_processes())
     except PgraError as error:
         return _fail(str(error))
     except Stopped as stop:
@@ -293,11 +295,15 @@ def _configure_logging(level: str) -> None:
 
 
 def _lost_ranks() -> list[int]:
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if _num_processes() == 1:
         return []
     from pgra.core import lost_ranks
 
     return lost_ranks()
+
+
+def _num_processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _is_main() -> bool:

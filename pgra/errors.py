@@ -5,11 +5,14 @@ Scripts turn a `PgraError` into one line and exit code 2 (`pgra.cli.run`). Misus
 """
 
 import difflib
+import gc
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+T = TypeVar("T")
 
 LONGEST_MESSAGE = 300
 """Characters of an error of what a user gave: what stands in a file may be of any length."""
@@ -85,6 +88,33 @@ class DtypeError(ModelError):
     def __init__(self, message: str, *, is_agreed: bool = False) -> None:
         super().__init__(message)
         self.is_agreed = is_agreed
+
+
+def retry_in_bfloat16(
+    work: Callable[[], T], *, anew: Callable[[], object] = gc.collect, world: int = 1
+) -> T:
+    """Do work; if float16 does not hold an LM's numbers, once more, in bfloat16.
+
+    What was kept stays, but for the LM's states and answers, which are of one dtype. In several
+    processes all do it again together, or none: one alone would wait for the others for ever.
+
+    Args:
+        work: Opens the LM itself, or has `anew` open it.
+        anew: What comes before the second time; the first one's error is forgotten by then.
+        world: How many processes do this work.
+
+    Raises:
+        DtypeError: If one process alone has found out; it says that the same command goes on.
+    """
+    try:
+        return work()
+    except DtypeError as error:
+        if world > 1 and not error.is_agreed:
+            raise
+    # Outside the handler, which holds the LM that failed.
+    gc.collect()
+    anew()
+    return work()
 
 
 @contextmanager
