@@ -216,13 +216,15 @@ def _read_layers(path: Path) -> dict[str, Any]:
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one YAML's keys over another's; these four are laid over each other key by key."""
+    """Lay one YAML's keys over another's; these four are laid over each other key by key.
+
+    One that is empty adds nothing. One that is no mapping is kept, for `Grid` to refuse.
+    """
     merged = {**lower, **upper}
-    for key in ("base", "by_task", "labels"):
-        if key in lower and key in upper:
-            merged[key] = {**lower[key], **upper[key]}
-    if "demo" in lower and "demo" in upper:
-        merged["demo"] = _merge(lower["demo"], upper["demo"])
+    for key in ("base", "by_task", "labels", "demo"):
+        below, above = lower.get(key) or {}, merged.get(key) or {}
+        if key in lower and isinstance(below, Mapping) and isinstance(above, Mapping):
+            merged[key] = _merge(below, above) if key == "demo" else {**below, **above}
     return merged
 
 
