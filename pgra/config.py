@@ -27,6 +27,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import yaml
 
+from pgra.core import check_device
 from pgra.errors import ConfigError, near_files, show, unknown_name
 from pgra.help import Flag, wants_all, wants_help, write_help
 
@@ -1367,6 +1368,7 @@ def parse_arguments(
     Raises:
         ConfigError: On an unknown name, a wrong type or a contradiction, on the command line or in
             a YAML.
+        ModelError: If a device is named that is not there.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     first = _Parser(add_help=False, allow_abbrev=False)
@@ -1410,6 +1412,8 @@ def parse_arguments(
     for group in parsed:
         if hasattr(group, "fast_kernels"):  # worker processes see it too
             os.environ[KERNEL_SWITCH] = group.fast_kernels
+        if device := getattr(group, "device", None):  # before anything is read
+            check_device(str(device), is_used=False)
     return tuple(parsed)
 
 

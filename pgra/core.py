@@ -1,7 +1,7 @@
 """What everything else is made of: examples, candidates, predictions, a job's context.
 
-Imports nothing of ours, and no torch until a process group is joined. Axes: B queries, K candidates
-a query, N evidence read, P corpus passages.
+Imports nothing of ours but errors, and no torch until processes join or a GPU is named. Axes: B
+queries, K candidates a query, N evidence read, P corpus passages.
 """
 
 import atexit
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from pgra.errors import ModelError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -179,6 +181,32 @@ class Worker:
 
 LONGEST_WAIT = timedelta(days=7)
 """How long processes wait for each other: one may encode or read long after the others are done."""
+
+
+def check_device(name: str, *, is_used: bool = True) -> None:
+    """Refuse a device that is not there, or cannot be used.
+
+    Args:
+        name: As torch names it, or "auto".
+        is_used: Whether it is tried; if not, no memory of a GPU that is there is taken yet.
+
+    Raises:
+        ModelError: If so; the GPUs that there are are named.
+    """
+    if name in ("auto", "cpu"):  # without torch, which takes seconds to load
+        return
+    import torch
+
+    count = torch.cuda.device_count() if name.startswith("cuda") else 0
+    there = [f"cuda:{number}" for number in range(count)]
+    if there and name in ("cuda", *there) and not is_used:
+        return
+    try:
+        torch.empty(0, device=torch.device(name))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        wanted = ", ".join([*there, "auto or cpu"])
+        raise ModelError(f"cannot use device '{name}': {reason}. Use {wanted}.") from None
 
 
 def no_wait() -> None:

@@ -24,7 +24,7 @@ import xxhash
 from safetensors import SafetensorError
 
 from pgra.artifacts import TemporaryFolder, digest, file_checksum
-from pgra.core import Json, machine_memory
+from pgra.core import Json, check_device, machine_memory
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ConfigError, ModelError
@@ -426,15 +426,8 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        count = torch.cuda.device_count() if name.startswith("cuda") else 0
-        there = ", ".join(f"cuda:{number}" for number in range(count))
-        wanted = f"{there}, auto or cpu" if there else "auto or cpu"
-        raise ModelError(f"cannot use device '{name}': {reason}. Use {wanted}.") from None
+    check_device(name)
+    device = torch.device(name)
     if device.index is not None and device.type == "cuda":
         torch.cuda.set_device(device)
     return ready_device(device)

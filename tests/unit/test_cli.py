@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import io
 import logging
@@ -299,3 +300,50 @@ def test_freed_memory_is_kept_unless_the_user_says_otherwise():
         )
         faults[name] = int(told.stdout)
     assert faults["ours"] < 2 * 15_360 < 6 * 15_360 < faults["theirs"]
+
+
+# What a command refuses to be without, before it looks at the device.
+NEEDED = {
+    ("ablate",): ["k", "--output_dir", "out"],
+    ("consistency",): ["--runs", "run", "--output_dir", "out"],
+    ("evaluate",): ["--run", "run"],
+    ("index", "add"): ["--index_dir", "index", "--corpus", "new.txt"],
+    ("memory", "chat"): ["--lm", "some-lm"],
+    ("memory", "stream"): ["--stream", "stream.jsonl", "--lm", "some-lm"],
+    ("memory", "web"): ["--lm", "some-lm"],
+    ("predict",): ["--run", "run"],
+}
+
+
+def device_flags():
+    """Give each command, and word below it, that takes --device, with no other word."""
+    left, found = [(name,) for name in COMMANDS], []
+    while left:
+        words = left.pop()
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told):
+            main([*words, "--help-all"])
+        found += [words] if "--device " in told.getvalue() else []
+        below = re.search(r"\nCommands:\n(.*?)\n\n", told.getvalue() + "\n\n", re.S)
+        if below and len(words) == 1:
+            left += [(*words, name) for name in re.findall(r"^  (\S+)  ", below[1], re.M)]
+    return sorted(found)
+
+
+def test_a_gpu_that_is_not_there_is_refused_by_every_command_before_anything_is_read(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    commands = device_flags()
+    assert {("train",), ("icl",), ("rerank",), ("search",), ("predict",)} <= {*commands}
+    assert len(commands) > 15
+    for words in commands:
+        for device in ("cuda", "cuda:1"):
+            code = main([*words, *NEEDED.get(words, ()), "--device", device])
+            told = capsys.readouterr().err
+            assert (code, told.count("\n")) == (2, 2), (words, told)
+            if words != ("memory", "finetune"):  # never on a GPU
+                assert f"cannot use device '{device}': " in told, (words, told)
+                assert "Use auto or cpu." in told
+    assert list(tmp_path.iterdir()) == []
