@@ -213,11 +213,13 @@ def _drop_unread_output() -> bool:
 
 
 def _device_fault(error: Exception) -> str | None:
-    """Word what ends the work of a GPU; None for other errors. Torch may not be loaded here."""
+    """Word a lack of memory, or what ends a GPU's work; None for others. Torch may be unloaded."""
     said, kind = str(error).strip().partition("\n")[0].rstrip("."), type(error).__name__
-    if kind == "OutOfMemoryError":
+    is_here = isinstance(error, MemoryError) or "can't allocate memory" in said  # numpy's, torch's
+    if is_here or kind == "OutOfMemoryError":
+        whose = "the memory" if is_here else "the GPU's memory"
         return (
-            f"the GPU's memory is full ({said}): use smaller batches, or a smaller model; what was "
+            f"{whose} is full ({said or kind}): use smaller batches, or a smaller model; what was "
             "finished is kept, and the same command goes on"
         )
     if "no kernel image" in said or "no kernel found" in said:
