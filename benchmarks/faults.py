@@ -14,7 +14,7 @@
     numbers  weights of NaN or infinity are refused
     twice    the same command in two fresh folders leaves the same bytes
     trust    pickles, code, markup, key and home folder, planted
-    long     rounds of commands in one process: memory and open files stay bounded
+    long     rounds of commands in one process: memory, open files, CPU time stay bounded
 
 A stopped call goes on where it was, if --json names the same file. Exit code 1 where a case failed;
 the figures name it, and `--only KIND --part PART --first N --cases 1` runs it again.
@@ -82,7 +82,7 @@ class Tally:
 def spoil_inputs(name: str, seed: int, start: int, stop: int) -> Tally:
     """Give spoilt files to one reader."""
     reader, tally = READERS[name], Tally()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=_near_memory()) as folder:
         found = islice(cases(reader, seed=seed, start=start), stop - start)
         for number, data in enumerate(found, start):
             try:
@@ -94,6 +94,12 @@ def spoil_inputs(name: str, seed: int, start: int, stop: int) -> Tally:
     return tally
 
 
+def _warm(name: str) -> None:
+    """Have this process import what a reader needs, so that its forks need not."""
+    with tempfile.TemporaryDirectory() as folder:
+        check(READERS[name], READERS[name].valid, Path(folder))
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of fault.
@@ -103,20 +109,26 @@ class Kind:
         run: Runs the cases of a part from a number to another, by a seed.
         block: Cases that one process takes; 0: each is run from here, by processes of its own.
         most: Cases that differ.
+        warm: Makes this process ready for the cases of a part, which its forks run.
     """
 
     parts: Iterable[str]
     run: Callable[[str, int, int, int], Tally]
     block: int = 0
     most: int | None = None
+    warm: Callable[[str], object] | None = None
+
+
+def _near_memory() -> Path | None:
+    """Give a folder whose files lie in memory, where there is one."""
+    folder = Path("/dev/shm")
+    return folder if os.access(folder, os.W_OK) else None
 
 
 @functools.cache
 def _world() -> tuple[World, kills.Unbroken, dict[str, object]]:
     """Give the one world of this process, and what was learned of it undamaged."""
-    near_memory = Path("/dev/shm")
-    place = near_memory if os.access(near_memory, os.W_OK) else None
-    folder = tempfile.mkdtemp(prefix="pgra-faults-", dir=place)
+    folder = tempfile.mkdtemp(prefix="pgra-faults-", dir=_near_memory())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     world = World(Path(folder))
     return world, kills.Unbroken(world), {}
@@ -158,13 +170,13 @@ def _long(minutes: float) -> Callable[[str, int, int, int], Tally]:
         found = long.measure(_world()[0], minutes)
         say(json.dumps({"rounds": len(found), "second": found[1], "last": found[-1]}))
         wrong = long.verdict(found)
-        return Tally(1, failed={"0": wrong} if wrong else {}, peak_mb=found[-1]["mib"])
+        return Tally(1, failed={"0": wrong} if wrong else {}, peak_mb=int(found[-1]["mib"]))
 
     return run_rounds
 
 
 KINDS = {
-    "inputs": Kind(READERS, spoil_inputs, block=BLOCK),
+    "inputs": Kind(READERS, spoil_inputs, block=BLOCK, warm=_warm),
     "damage": Kind(damage.KINDS, _one(_damage)),
     "kills": Kind(JOBS, _break(kills.kill)),
     "pairs": Kind(("index", "icl", "train"), _break(kills.kill_one_of_two)),
@@ -211,6 +223,8 @@ def main(argv: list[str] | None = None) -> int:
             tally = tallies.setdefault(name, {}).setdefault(part, Tally())
             end = time.monotonic() + 60 * (args.minutes or math.inf) / len(parts)
             most = min(args.cases, kind.most or args.cases)
+            if kind.warm and tally.done < most:
+                kind.warm(part)
             while tally.done < most and time.monotonic() < end:
                 start = args.first + tally.done
                 stop = min(start + (kind.block or 1), args.first + most)

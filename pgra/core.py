@@ -185,6 +185,11 @@ def no_wait() -> None:
     """Wait for nobody: the barrier of a single process."""
 
 
+def never() -> bool:
+    """Return False: what is computed is always wanted."""
+    return False
+
+
 @dataclass(frozen=True)
 class Context:
     """Where a job runs, with whom, and how loudly. It decides nothing of what comes out.
@@ -233,8 +238,8 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     # Without `cpu`, accelerate takes each process for the only one where there is no GPU.
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
-    atexit.register(state.destroy_process_group)
-    if not _PROCESSES:
+    if not _PROCESSES:  # a command may be run twice: see `pgra.errors.retry_in_bfloat16`
+        atexit.register(state.destroy_process_group)
         _PROCESSES.extend([None] * state.num_processes)
         own = gethostname(), os.getpid()
         torch.distributed.all_gather_object(_PROCESSES, own, cpu_group())

@@ -35,7 +35,7 @@ from pgra.artifacts import (
 )
 from pgra.config import RunArguments
 from pgra.core import ALONE, Context, Example, Json, Prediction
-from pgra.errors import ArtifactError, ConfigError, DtypeError, PgraError
+from pgra.errors import ArtifactError, ConfigError, PgraError, retry_in_bfloat16
 from pgra.memory.labels import (
     MEMORY_WEIGHT,
     Correction,
@@ -129,18 +129,6 @@ def run_all(
         ArtifactError: If a folder holds another run.
         PgraError: As the method says.
     """
-    try:
-        return _run_all(runs, context, may_lack_reader=may_lack_reader)
-    except DtypeError:
-        if context.worker.world > 1:  # the others are elsewhere
-            raise
-    context.shared.pop("lm", None)
-    return _run_all(runs, context, may_lack_reader=may_lack_reader)
-
-
-def _run_all(
-    runs: Mapping[int, RunArguments], context: Context, *, may_lack_reader: bool
-) -> dict[int, Outcome]:
     outcomes: dict[int, Outcome] = {}
     prepared = Prepared(next(iter(runs.values())), context, list(runs.values()))
     for seed, args in runs.items():
@@ -483,7 +471,7 @@ class Answer:
         return self.query.text
 
 
-@dataclass(frozen=True)
+@dataclass
 class Predictor:
     """A finished run, loaded once for any number of queries.
 
@@ -491,11 +479,13 @@ class Predictor:
         decider: The run's method, opened.
         open_memory: Opens the corrections that are mixed into its labels, if any are.
         memory_weight: Theirs; see `pgra.memory.labels.mix_labels`.
+        reopen: Opens the method anew, where its LM goes on in bfloat16.
     """
 
     decider: Method
     open_memory: Callable[[], LabelMemory] | None = None
     memory_weight: float = MEMORY_WEIGHT
+    reopen: Callable[[], Method] | None = None
 
     @classmethod
     def open(
@@ -550,7 +540,9 @@ class Predictor:
         if attention:
             changes["reader"] = {"evidence_attention": True}
         try:
-            decider = open_run(folder, Context(device=device, progress=progress), changes)
+            context = Context(device=device, progress=progress)
+            reopen = partial(open_run, folder, context, changes)
+            decider = retry_in_bfloat16(reopen)
         except PgraError as error:
             if not is_fetched:
                 raise
@@ -560,7 +552,7 @@ class Predictor:
                 f"pgra.Reader.from_pretrained('{name}')]"
             ) from None
         if "memory" in sections or memory is None or memory.memory is None:
-            return cls(decider)
+            return cls(decider, reopen=reopen)
         data = decider.data
         open_memory = partial(
             LabelMemory,
@@ -570,7 +562,7 @@ class Predictor:
             labels=data.labels,
             device=device,
         )
-        return cls(decider, open_memory, memory_weight)
+        return cls(decider, open_memory, memory_weight, reopen)
 
     def answer(self, queries: Sequence[Query]) -> list[Answer]:
         """Decide queries.
@@ -584,7 +576,7 @@ class Predictor:
         """
         task = self.decider.data.task
         examples = read_queries(queries, task=task.name, inputs=task.inputs)
-        decided = self.decider.decide(examples)
+        decided = retry_in_bfloat16(lambda: self.decider.decide(examples), anew=self._open_anew)
         answers = [
             Answer(
                 example,
@@ -601,6 +593,10 @@ class Predictor:
             return answers
         with self.open_memory() as memory:
             return [self._mix(a, memory.recall(a.query.fields)) for a in answers]
+
+    def _open_anew(self) -> None:
+        if self.reopen is not None:
+            self.decider = self.reopen()
 
     def _mix(self, answer: Answer, found: Sequence[Correction]) -> Answer:
         if not found:

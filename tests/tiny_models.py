@@ -162,6 +162,8 @@ def build_half_lm(folder: Path, *, too_large: list[int] | None = None) -> Path:
         too_large: These tokens; None is all of them.
     """
     lm = AutoModelForCausalLM.from_pretrained(build_lm(folder, "opt"))
+    lm.lm_head.weight = torch.nn.Parameter(lm.lm_head.weight.clone())  # its words stay as they are
+    lm.config.tie_word_embeddings = False
     decoder, tokens = lm.model.decoder, slice(None) if too_large is None else too_large
     decoder.embed_tokens.weight.data[tokens, 0] = 65_504  # float16's last number
     if too_large != []:

@@ -6,8 +6,9 @@ disk: states are kept in memory.
 
 import logging
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -20,7 +21,7 @@ from pgra.config import RerankArguments
 from pgra.core import Candidates, Example, Hit
 from pgra.data.examples import given_split, read_split
 from pgra.data.tasks import LABEL, Task
-from pgra.errors import ConfigError, DtypeError, ModelError
+from pgra.errors import ConfigError, retry_in_bfloat16
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
@@ -158,6 +159,7 @@ class Reranker:
             lm, self.prompt, args.prefix_sharing, args.lm_batch_tokens, args.max_prompt_tokens
         )
         self._fitted: Similarity | None = None
+        self._fit: Callable[[], Similarity] | None = None
         self._states: dict[str, Floats] = {}
 
     @property
@@ -226,13 +228,18 @@ class Reranker:
             PgraError: If the LM cannot be used.
             ValueError: As `rank`.
         """
-        similarity = self._similarity()
+        self._check_fitted()
         queries = query if isinstance(query, list) else [query]
         asked = [Example("", self._fields(one)) for one in queries]
-        texts = as_texts("documents", documents)
-        both = self._read([*(one.fields for one in asked), *self._passages(texts)])
         keys = np.array([query_key(one) for one in asked], np.int64)
-        scores = _products(similarity, both[: len(asked)], keys, both[len(asked) :])
+        fields = [*(one.fields for one in asked), *self._passages(as_texts("documents", documents))]
+
+        def compare() -> Floats:
+            similarity = self._similarity()
+            both = self._read(fields)
+            return _products(similarity, both[: len(asked)], keys, both[len(asked) :])
+
+        scores = retry_in_bfloat16(compare, anew=self._fall_back)
         return scores if isinstance(query, list) else scores[0]
 
     def encode(self, documents: Iterable[str]) -> Floats:
@@ -242,7 +249,8 @@ class Reranker:
             PgraError: If the LM cannot be used.
             ValueError: If a document is no text.
         """
-        return self._read(self._passages(as_texts("documents", documents)))
+        fields = self._passages(as_texts("documents", documents))
+        return retry_in_bfloat16(partial(self._read, fields), anew=self._fall_back)
 
     def fit(self, documents: Iterable[str], examples: Iterable[Any] | None = None) -> Self:
         """Fit the similarity, in place: to documents such as will be ranked, and to queries.
@@ -271,10 +279,15 @@ class Reranker:
             made_of={},
             home=folder.path / "fit",
         )
-        drawn = [texts[row] for row in fitting.rows().tolist()]
+        drawn = self._passages([texts[row] for row in fitting.rows().tolist()])
         asked = [dict(one.fields) for one in fitting.queries()]
-        both = self._read([*asked, *self._passages(drawn)])
-        self._fitted = fitting.fit_states(both[len(asked) :], both[: len(asked)])
+
+        def fit() -> Similarity:
+            both = self._read([*asked, *drawn])
+            return fitting.fit_states(both[len(asked) :], both[: len(asked)])
+
+        fitted = retry_in_bfloat16(fit, anew=self._fall_back)
+        self._fitted, self._fit = fitted, fit  # the latter for bfloat16, if that comes later
         return self
 
     def __repr__(self) -> str:
@@ -282,15 +295,23 @@ class Reranker:
         name, shown = self.encoder.lm.source.name, len(self.prompt.exemplar_ids)
         return f"Reranker({name!r}, {shown} exemplars, similarity={self.similarity!r})"
 
+    def _check_fitted(self) -> None:
+        if self._class.is_fitted and self._fit is None:
+            raise ValueError(
+                f"similarity '{self.similarity}' is fitted to documents and training queries: "
+                "call fit(documents, examples) first, or use dot, cosine or kl"
+            )
+
     def _similarity(self) -> Similarity:
         if self._fitted is None:
-            if self._class.is_fitted:
-                raise ValueError(
-                    f"similarity '{self.similarity}' is fitted to documents and training queries: "
-                    "call fit(documents, examples) first, or use dot, cosine or kl"
-                )
-            self._fitted = self._class.of_lm(self.encoder.lm)
+            self._fitted = self._class.of_lm(self.encoder.lm) if self._fit is None else self._fit()
         return self._fitted
+
+    def _fall_back(self) -> None:
+        """Have all states read anew in bfloat16, those that the similarity was fitted to too."""
+        self.encoder.fall_back()
+        self._states.clear()
+        self._fitted = None
 
     def _examples(self, given: Iterable[Any], name: str) -> list[Example]:
         if self._task is None:
@@ -334,20 +355,7 @@ class Reranker:
         cut = self.encoder.num_cut
         if new:
             prompts = self.encoder.tokenize(list(new.values()))
-            try:
-                states = self.encoder.encode_prompts(prompts).float().numpy()
-            except DtypeError:
-                if self._fitted is not None and self._class.is_fitted:
-                    raise ModelError(
-                        "float16 does not hold a text's state, and the similarity was fitted to "
-                        'states in it: give dtype="bfloat16"'
-                    ) from None
-                states = None
-            if states is None:  # all anew, in bfloat16
-                self.encoder.fall_back()
-                self._states.clear()
-                self._fitted = None
-                return self._read(fields)
+            states = self.encoder.encode_prompts(prompts).float().numpy()
             self._states.update(zip(new, states, strict=True))
         if cut := self.encoder.num_cut - cut:
             logger.warning(

@@ -25,7 +25,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,16 @@ from pgra.config import (
     read_yaml,
 )
 from pgra.core import ALONE, Context, Json
-from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, cut, show, unknown_name
+from pgra.errors import (
+    ArtifactError,
+    ConfigError,
+    DataError,
+    PgraError,
+    cut,
+    retry_in_bfloat16,
+    show,
+    unknown_name,
+)
 from pgra.methods.base import METHODS, find_method, find_sections, open_method
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
@@ -207,13 +216,15 @@ def _read_layers(path: Path) -> dict[str, Any]:
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one YAML's keys over another's; these four are laid over each other key by key."""
+    """Lay one YAML's keys over another's; these four are laid over each other key by key.
+
+    One that is empty adds nothing. One that is no mapping is kept, for `Grid` to refuse.
+    """
     merged = {**lower, **upper}
-    for key in ("base", "by_task", "labels"):
-        if key in lower and key in upper:
-            merged[key] = {**lower[key], **upper[key]}
-    if "demo" in lower and "demo" in upper:
-        merged["demo"] = _merge(lower["demo"], upper["demo"])
+    for key in ("base", "by_task", "labels", "demo"):
+        below, above = lower.get(key) or {}, merged.get(key) or {}
+        if key in lower and isinstance(below, Mapping) and isinstance(above, Mapping):
+            merged[key] = _merge(below, above) if key == "demo" else {**below, **above}
     return merged
 
 
@@ -421,7 +432,10 @@ def run_grid(
     for number, run in enumerate(in_order(runs), 1):
         logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))
         try:
-            run_all({run.seed: run.args}, context, may_lack_reader=True)
+            retry_in_bfloat16(
+                partial(run_all, {run.seed: run.args}, context, may_lack_reader=True),
+                world=context.worker.world,
+            )
         except PgraError as error:
             if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
                 raise

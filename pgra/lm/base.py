@@ -201,7 +201,7 @@ def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
                 "less, or leave it out"
             )
         lm.window = args.lm_window or lm.window
-        return CachedLM(lm, answers, context)
+        return CachedLM(lm, answers, context, is_void=lm.is_void)
     if context.worker.world > 1:
         raise ConfigError(
             f"--lm {args.lm} is behind an endpoint, which one process asks, and there are "

@@ -17,13 +17,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import xxhash
 
 from pgra.artifacts import DatabaseKind, digest, open_database
-from pgra.core import ALONE, Context, Json
-from pgra.errors import ArtifactError
+from pgra.core import ALONE, Context, Json, never
+from pgra.errors import ArtifactError, DtypeError
 from pgra.lm.base import Advance, Completion, LanguageModel
+
+if TYPE_CHECKING:
+    from pgra.lm.causal_lm import CausalLM
 
 logger = logging.getLogger(__name__)
 
@@ -157,10 +161,16 @@ class CachedLM:
         inner: The LM.
         num_asked: Prompts that it was asked so far, by all processes.
         num_found: Prompts whose answers were there.
+        is_void: Says whether it must not be asked any more: its dtype does not hold its numbers.
     """
 
     def __init__(
-        self, inner: LanguageModel, answers: AnswersCache, context: Context = ALONE
+        self,
+        inner: LanguageModel,
+        answers: AnswersCache,
+        context: Context = ALONE,
+        *,
+        is_void: Callable[[], bool] = never,
     ) -> None:
         """Keep the answers of an LM.
 
@@ -169,15 +179,20 @@ class CachedLM:
             answers: Where they are kept.
             context: Who asks the same prompts in the same order, each an LM of its own; each is
                 asked its share.
+            is_void: Says whether the LM's dtype turned out not to hold its numbers, in any process.
         """
         self.inner, self.window, self.count_tokens = inner, inner.window, inner.count_tokens
-        self._answers, self._context = answers, context
+        self._answers, self._context, self.is_void = answers, context, is_void
         self.num_asked = self.num_found = 0
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """The LM's."""
         return self.inner.fingerprint
+
+    def fall_back(self) -> None:
+        """Have the LM, one of our own, in bfloat16 from now on: see `CausalLM.fall_back`."""
+        cast("CausalLM", self.inner).fall_back()
 
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
@@ -234,11 +249,17 @@ class CachedLM:
         def tell(count: int) -> None:  # of the others as if they were as far as this process
             advance(count * worker.world)
 
+        problem = ""
         while start < len(mine):
             part, began = mine[start : start + size], time.monotonic()
+            try:
+                told = ask(part, tell)
+            except DtypeError as error:  # the others wait, or will see it
+                problem = str(error)
+                break
             answered = {
                 key: answer
-                for prompt, answers in zip(part, ask(part, tell), strict=True)
+                for prompt, answers in zip(part, told, strict=True)
                 for key, answer in zip(keys[prompt], answers, strict=True)
             }
             self._answers.keep(answered, model=str(lm.get("model", "")))
@@ -247,6 +268,8 @@ class CachedLM:
             if time.monotonic() - began < _SECONDS / 2:
                 size = min(_MOST, 2 * size)
         self._context.barrier()
+        if problem or self.is_void():
+            raise DtypeError(problem or "another process needs bfloat16", is_agreed=True)
         if len(mine) < len(new):
             advance(len(new) - worker.world * len(mine))
             wanted = [key for prompt in new for key in keys[prompt]]

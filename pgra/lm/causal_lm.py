@@ -184,6 +184,10 @@ class CausalLM:
         """Whether float16 was found not to hold this LM's numbers, by any process."""
         return self._fallback is not None and is_finished(self._fallback[0])
 
+    def is_void(self) -> bool:
+        """Whether what it computes now has no use: it is in float16, and bfloat16 comes next."""
+        return self.is_trial and self.has_fallen_back()
+
     def not_finite(self, where: str, what: str = "state") -> ModelError:
         """Return the error of numbers that are not finite.
 
@@ -196,7 +200,7 @@ class CausalLM:
         problem = f"'{self.source.name}' gives no finite {what} in {self.dtype} {where}"
         if not self.is_trial:
             wider = {
-                torch.float16: "use --lm_dtype bfloat16 or float32",
+                torch.float16: "use --lm_dtype bfloat16 or float32, in which runs are made anew",
                 torch.bfloat16: "use --lm_dtype float32",
             }
             return ModelError(f"{problem}: {wider.get(self.dtype, 'its weights are damaged')}")
@@ -204,6 +208,7 @@ class CausalLM:
         if self._fallback is not None:
             folder, named = self._fallback
             build_once(folder, stage="dtype", fingerprint=named, build=lambda _: {"found": where})
+        self.release()
         return DtypeError(f"{problem}: give the same command again, it goes on in bfloat16")
 
     def fall_back(self) -> None:

@@ -321,7 +321,9 @@ class Kate(Method):
         """
         asked = json.dumps([asdict(self.args["completer"]), str(self.context.artifacts)])
         shared = self.context.shared
-        if shared.get("lm", (None,))[0] != asked:
+        before, lm = shared.get("lm", ("", None))
+        if before != asked or (isinstance(lm, CachedLM) and lm.is_void()):
+            del lm
             shared.pop("lm", None)
             completer = open_lm(self.args["completer"], self.context)
             shared["lm"] = (asked, completer)

@@ -24,7 +24,7 @@ from pgra.config import PgraArguments
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.tasks import Task
-from pgra.errors import ConfigError, DtypeError
+from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.methods.base import SPLITS, TaskData, Timed
@@ -221,16 +221,8 @@ class Stages(Timed):
         """
         try:
             self._find(splits)
-            return
-        except DtypeError as error:
-            if not error.is_agreed and self.context.worker.world > 1:
-                raise
         finally:
             self.release()
-        # Outside the handler, which holds what failed: all is opened anew, now in bfloat16.
-        for name in ("retriever", "exhaustive", "reranker"):
-            vars(self).pop(name, None)
-        self.find(splits)
 
     def release(self) -> None:
         """Let go of the reranker's models, which are loaded again when they are next needed."""

@@ -37,7 +37,7 @@ from pgra.artifacts import (
     write_manifest,
     write_text,
 )
-from pgra.core import ALONE, Context, Example, Json, Rows, run_overlapped
+from pgra.core import ALONE, Context, Example, Json, Rows, never, run_overlapped
 from pgra.errors import ArtifactError, ConfigError, DtypeError, ModelError
 from pgra.progress import Bar
 
@@ -237,11 +237,6 @@ class Block(NamedTuple):
     keys: Rows
     states: Floats
     norms: Floats
-
-
-def never() -> bool:
-    """Return False: what is computed is always wanted."""
-    return False
 
 
 class Bank:

@@ -19,7 +19,7 @@ from pgra.core import Example, Json, Rows
 from pgra.errors import ConfigError
 from pgra.lm.cost import Reading, Trial, foresee_prompts
 from pgra.lm.prefix import PromptedEncoder, Prompts
-from pgra.rerank.bank import Advance, never, query_key
+from pgra.rerank.bank import Advance, query_key
 from pgra.rerank.base import RerankRequest, draw_texts
 from pgra.rerank.pairs import PairReranker, Pairs
 from pgra.retrieval.survey import FirstStage
@@ -66,8 +66,7 @@ class NeighborReranker(PairReranker):
             args, exemplars.prompt(()), context.device, artifacts=context.artifacts
         )
         fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
-        void = encoder.lm.has_fallen_back if encoder.lm.is_trial else never
-        super().__init__(request, args.lm, encoder.lm.device, fields, is_void=void)
+        super().__init__(request, args.lm, encoder.lm.device, fields, is_void=encoder.lm.is_void)
         self.encoder = self.counter = encoder
         self.exemplars, self.similarity = exemplars, args.similarity
         self.column = KEPT.index(args.similarity)

@@ -17,10 +17,10 @@ import xxhash
 from torch import Tensor
 
 from pgra.artifacts import artifact_dir, canonical_json
-from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
+from pgra.core import MISSING_ROW, Example, Json, Rows, Scores, never
 from pgra.lm.cost import Reading, Trial
 from pgra.lm.load import batch_budget
-from pgra.rerank.bank import Advance, Bank, bank_name, never, query_key
+from pgra.rerank.bank import Advance, Bank, bank_name, query_key
 from pgra.rerank.base import MOST_PAIRS, PAIRS, Cost, RerankRequest, ScoringReranker
 from pgra.retrieval.survey import FirstStage
 

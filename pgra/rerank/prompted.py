@@ -21,7 +21,7 @@ from pgra.core import MISSING_ROW, Candidates, Example, Json, Rows, Scores
 from pgra.lm.cost import LmShape, foresee_prompts
 from pgra.lm.load import batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder
-from pgra.rerank.bank import Bank, bank_name, never, query_key
+from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.base import (
     BaseReranker,
     Cost,
@@ -78,7 +78,7 @@ class PromptedReranker(ScoringReranker):
         self._dtype = "auto" if as_they_come else args.bank_dtype
         fields = {**encoder.fingerprint, **self.corpus.fingerprint, "bank_dtype": self._dtype}
         home = self.context.artifacts / "banks"
-        void = encoder.lm.has_fallen_back if encoder.lm.is_trial else never
+        void = encoder.lm.is_void
         self.bank = Bank(artifact_dir(home, name, fields), fields, dtype=self._dtype, is_void=void)
         fields = {**encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
         self.query_bank = Bank(artifact_dir(home, f"{name}-queries", fields), fields, is_void=void)

@@ -1,39 +1,63 @@
-"""One process that does all commands again and again: its memory and open files stay bounded."""
+"""One process that does all commands again and again takes no more memory, files or time."""
 
 import json
 import os
 import shutil
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 from world import JOBS, MEMORY, QUESTION, World, fork_main
 
 STATE = ("index", "train", "memory")
-LARGEST_GROWTH = 0.25  # of memory, from the end of the first fourth to the end
+SLACK_MIB = 16  # by which memory may differ between two parts of a run
+GROWTH_MIB = 4 / 1024  # a round, beyond that
+SLACK_MAPPED = 8  # files of models that nothing holds, and that are not collected yet
+SLOWING = 1.3  # CPU time of a round at the end, by that after the first fourth
+ENTRIES = 100  # rounds after which the memory begins anew, so that no data grows with a run
+FEWEST = 8  # rounds: fewer tell nothing
 
 
 def measure(world: World, minutes: float, rounds: int | None = None) -> list[dict[str, Any]]:
-    """Run rounds of commands in one fork; give memory, open files and seconds of each round."""
-    world.after(*STATE)
-    path = world.root / "rounds.json"
+    """Run rounds of commands in one fork; give memory, open files and CPU time of each round."""
+    kept = world.kept / world.after(*STATE)
+    path = world.root / "rounds.jsonl"
     path.unlink(missing_ok=True)
-    fork_main(_rounds, str(world.here), str(path), minutes, rounds)
-    return json.loads(path.read_text())
+    fork_main(_rounds, str(world.here), str(kept), str(path), minutes, rounds)
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def verdict(found: list[dict[str, Any]]) -> str:
-    """Say what grew; "" if nothing did."""
-    early, last = found[max(1, len(found) // 4)], found[-1]
-    if last["mib"] > early["mib"] * (1 + LARGEST_GROWTH):
-        return f"memory grew from {early['mib']} to {last['mib']} MiB"
-    if last["files"] > early["files"]:
-        return f"open files grew from {early['files']} to {last['files']}"
+    """Say what grew; "" if nothing did.
+
+    Medians of parts of a run are compared, so that single rounds do not matter: of memory the third
+    fourth and the last, as it grows at first by what is made once; of CPU time and open files the
+    second and the last.
+    """
+    if len(found) < FEWEST:
+        return ""
+    fourth = len(found) // 4
+    second, third, last = (found[i * fourth : (i + 1) * fourth] for i in (1, 2, 3))
+    growth = _median("mib", last) - _median("mib", third)
+    if growth > SLACK_MIB + GROWTH_MIB * fourth:
+        return f"memory grew by {1024 * growth / fourth:.1f} KiB a round in the second half"
+    for name, kind, slack in (("files", "open", 0), ("mapped", "mapped", SLACK_MAPPED)):
+        before, after = _median(name, second), _median(name, last)
+        if after > before + slack:
+            return f"{kind} files grew from {before:g} to {after:g}"
+    before, after = _median("cpu", second), _median("cpu", last)
+    if after > before * SLOWING:
+        return f"a round took {before:.2f} s of CPU time, then {after:.2f} s"
     return ""
 
 
-def _rounds(here: str, path: str, minutes: float, rounds: int | None) -> None:
+def _median(name: str, found: list[dict[str, Any]]) -> float:
+    return float(median(one[name] for one in found))
+
+
+def _rounds(here: str, kept: str, path: str, minutes: float, rounds: int | None) -> None:
     from pgra.cli import main
 
     os.chdir(here)
@@ -41,13 +65,18 @@ def _rounds(here: str, path: str, minutes: float, rounds: int | None) -> None:
     os.dup2(told, 1)
     os.dup2(told, 2)
     process, found, end = psutil.Process(), [], time.monotonic() + 60 * minutes
+    (index,) = Path("artifacts/indexes").glob("*")
+    corpus = Path("next.txt")
     while time.monotonic() < end and (rounds is None or len(found) < rounds):
-        number, began = len(found), time.monotonic()
-        corpus = Path(f"next-{number}.txt")
+        number, began = len(found), time.process_time()
         corpus.write_text(f"Passage {number} of a long day by the sea.\n")
         shutil.rmtree("grown", ignore_errors=True)
-        (index,) = Path("artifacts/indexes").glob("*")
         shutil.copytree(index, "grown")
+        if number % ENTRIES == 0:
+            for name in Path().glob("memory.sqlite*"):
+                shutil.rmtree(name) if name.is_dir() else name.unlink()
+            for name in Path(kept).glob("memory.sqlite*"):
+                (shutil.copytree if name.is_dir() else shutil.copy)(name, name.name)
         for words in (
             ["index", "add", "grown", "--corpus", str(corpus)],
             ["index", "remove", "grown", "--rows", "12"],
@@ -58,7 +87,19 @@ def _rounds(here: str, path: str, minutes: float, rounds: int | None) -> None:
         ):
             if code := main(list(words)):
                 raise RuntimeError(f"round {number}: {words} ended with {code}")
-        mib = process.memory_info().rss >> 20
-        seconds = round(time.monotonic() - began, 2)
-        found.append({"mib": mib, "files": process.num_fds(), "seconds": seconds})
-        Path(path).write_text(json.dumps(found))
+        found.append(
+            {
+                "mib": round(process.memory_info().rss / (1 << 20), 2),
+                "files": process.num_fds(),
+                "mapped": _num_mapped(here),
+                "cpu": round(time.process_time() - began, 3),
+            }
+        )
+        with Path(path).open("a") as file:
+            file.write(f"{json.dumps(found[-1])}\n")
+
+
+def _num_mapped(here: str) -> int:
+    """Count files of the world that are mapped, as a model's weights are while it lives."""
+    with Path("/proc/self/maps").open() as file:
+        return sum(here in line for line in file)

@@ -3,6 +3,7 @@
 A new reader is one line in `READERS`; the tests and `benchmarks/faults.py` run all that stand here.
 """
 
+import functools
 import gzip
 import io
 import itertools
@@ -27,7 +28,7 @@ from pgra.encoders.encoder import read_sentence_model
 from pgra.errors import LONGEST_MESSAGE, PgraError
 from pgra.experiments.grid import Grid, read_axes, read_grid
 from pgra.lm.load import ModelSource
-from pgra.memory.families import load_family
+from pgra.memory.families import Family, load_family
 from pgra.memory.log import read_events
 from pgra.memory.nearest_examples import read_pool
 from pgra.memory.prompts import load_few_shot
@@ -78,6 +79,11 @@ def _answers(name: str) -> Callable[[Path], object]:
         return read_references(task, open_file(task, path), "train")
 
     return read
+
+
+@functools.cache
+def _family(name: str) -> Family:
+    return load_family(name)
 
 
 def _template(path: Path) -> object:
@@ -150,9 +156,9 @@ READERS = {
     "qrels": Reader("judged", _rows("7 0 d1 1", "7 0 d2 -1", "8 0 d1 0"), read_qrels),
     "rows": Reader("rows.txt", _rows("3", "", "141"), read_rows),
     "events": Reader("m.jsonl", _EVENT, read_events),
-    "stream": Reader("s.jsonl", _STEP, lambda p: read_stream(p, load_family("lexical"))),
+    "stream": Reader("s.jsonl", _STEP, lambda p: read_stream(p, _family("lexical"))),
     "words": Reader(
-        "w.txt", _rows("wonderful", "terrible"), lambda p: read_words(p, load_family("scramble"))
+        "w.txt", _rows("wonderful", "terrible"), lambda p: read_words(p, _family("scramble"))
     ),
     "pool": Reader("p.jsonl", _rows('{"question": "who ?", "answer": "he"}'), read_pool),
     "modules": Reader("modules.json", _MODULES, _folder),

@@ -141,9 +141,36 @@ def test_markup_and_a_key_that_come_through_are_told(world, monkeypatch):
 
 
 def test_rounds_of_commands_take_no_more_and_more(world):
-    found = long.measure(world, 1.0, rounds=4)
-    assert len(found) == 4
+    found = long.measure(world, 1.0, rounds=long.FEWEST)
+    assert len(found) == long.FEWEST
     assert not long.verdict(found)
-    growing = [{"mib": 100 * n, "files": 9} for n in range(1, 9)]
-    assert "memory grew" in long.verdict(growing)
-    assert "open files" in long.verdict([{"mib": 1, "files": n} for n in range(8)])
+
+
+def _rounds(**grown):
+    """Give 400 rounds, of which some figures grow so much a round; now and then one is far off."""
+    usual = {"mib": 500.0, "files": 10, "mapped": 2, "cpu": 0.3}
+    made = [{k: v + n * grown.get(k, 0) for k, v in usual.items()} for n in range(400)]
+    for n in range(0, 400, 9):
+        made[n] = {name: 3 * value for name, value in made[n].items()}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "little", "much", "told"),
+    [
+        ("mib", 0.05, 0.5, "memory grew by 512.0 KiB a round"),
+        ("files", 0, 0.01, "open files grew"),
+        ("mapped", 0.01, 1, "mapped files grew"),
+        ("cpu", 0.0001, 0.01, "of CPU time"),
+    ],
+)
+def test_what_grows_a_round_is_told(name, little, much, told):
+    assert not long.verdict(_rounds(**{name: little}))
+    assert told in long.verdict(_rounds(**{name: much}))
+
+
+def test_memory_that_is_taken_once_is_no_growth():
+    found = _rounds()
+    for one in found[60:]:
+        one["mib"] += 200
+    assert not long.verdict(found)

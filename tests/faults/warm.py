@@ -1,5 +1,6 @@
 """Imports all that commands need; the warm process loads it before it forks."""
 
+import gc
 import pkgutil
 from importlib import import_module
 
@@ -38,3 +39,8 @@ for found in pkgutil.walk_packages(pgra.__path__, "pgra."):
         import_module(found.name)
 for name in _LATE:
     import_module(name)
+
+# The tests' conftest turned the collector off. Commands have it on, and need it: a model's parts
+# know each other, so that nothing else frees one. What was imported is left out, which is quicker.
+gc.freeze()
+gc.enable()

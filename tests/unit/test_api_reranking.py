@@ -16,7 +16,7 @@ import pgra
 from pgra.config import RerankArguments
 from pgra.core import Context, Example, Hit
 from pgra.data.tasks import Task
-from pgra.errors import ConfigError, DataError, ModelError, PgraError
+from pgra.errors import ConfigError, DataError, PgraError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import prompt_template
@@ -381,6 +381,22 @@ def test_a_state_that_float16_does_not_hold_makes_all_of_them_bfloat16(make, tmp
     np.testing.assert_array_equal(half.score(QUERIES, documents), whole)
     assert half.encoder.lm.dtype == torch.bfloat16
     assert (half.score(QUERIES, SENTENCES) != first).any()
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_fitted_similarity_is_fitted_anew_to_states_in_bfloat16(make, tmp_path):
+    rare = AutoTokenizer.from_pretrained(build_half_lm(tmp_path / "lm", too_large=[]))("中")
+    build_half_lm(tmp_path / "lm", too_large=rare["input_ids"][-1:])
+    documents = [*SENTENCES, "a 中"]
     fitted = make(tmp_path / "lm", similarity="whitened").fit(SENTENCES, TRAIN)
-    with pytest.raises(ModelError, match='fitted to states in it: give dtype="bfloat16"'):
-        fitted.score(QUERIES, documents)
+    first = fitted.score(QUERIES, SENTENCES)
+    assert fitted.encoder.lm.dtype == torch.float16  # the control: it holds these
+    whole = make(tmp_path / "lm", similarity="whitened", dtype="bfloat16").fit(SENTENCES, TRAIN)
+    np.testing.assert_array_equal(fitted.score(QUERIES, documents), whole.score(QUERIES, documents))
+    assert (fitted.score(QUERIES, SENTENCES) != first).any()
+    # What it is fitted to may be what float16 does not hold.
+    both = [
+        make(tmp_path / "lm", similarity="whitened", **how) for how in ({}, {"dtype": "bfloat16"})
+    ]
+    both = [one.fit(documents, TRAIN).score(QUERIES, SENTENCES) for one in both]
+    np.testing.assert_array_equal(*both)

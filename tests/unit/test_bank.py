@@ -244,8 +244,8 @@ def test_a_void_bank_ends_in_all_processes_at_once_and_keeps_its_whole_shards(tm
             "the GPU failed (CUDA error: lost)",
         ),
         (torch.OutOfMemoryError("CUDA out of memory."), "the GPU's memory is full (CUDA out of"),
-        (MemoryError(), "the memory is full (MemoryError): use smaller batches"),
-        (RuntimeError("CPU: can't allocate memory: 9"), "the memory is full (CPU: can't allocate"),
+        (MemoryError(), "this machine's memory is full (nothing more was said): end"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), "is full (can't allocate"),
     ],
 )
 def test_what_a_device_fails_with_is_one_line_and_what_was_done_stays(

@@ -9,14 +9,14 @@ import math
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.core import Context, Worker
-from pgra.errors import ArtifactError
+from pgra.errors import ArtifactError, DtypeError
 from pgra.lm import cache as answers_cache
 from pgra.lm.base import Completion
 from pgra.lm.cache import ANSWERS, Answer, AnswersCache, CachedLM
@@ -204,3 +204,26 @@ def test_processes_that_do_not_see_one_folder_are_told(tmp_path):
     caches = [AnswersCache(tmp_path / name) for name in ("one", "two")]
     with pytest.raises(ArtifactError, match="lacks 100 answers that other processes were given"):
         all_ask([Counted(), Counted()], caches, PROMPTS, [])
+
+
+@pytest.mark.parametrize("is_void", [True, False])
+def test_processes_whose_lm_needs_another_dtype_end_together(answers, is_void):
+    found, barrier = Event(), Barrier(2, timeout=20)
+
+    class Overflowing(Counted):
+        def score(self, prompts, words, *, advance=int):
+            found.set()
+            raise DtypeError("not finite")
+
+    def ask(rank):
+        lm = Overflowing() if rank and is_void else Counted()
+        context = Context(Worker(rank, 2), barrier.wait)
+        lm = CachedLM(lm, answers, context, is_void=found.is_set)
+        try:
+            return len(lm.score(PROMPTS, [" x"]))
+        except DtypeError as error:
+            return error.is_agreed
+
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(ask, range(2)))
+    assert ended == ([True] * 2 if is_void else [len(PROMPTS)] * 2)

@@ -82,6 +82,17 @@ def test_a_file_stands_over_the_one_it_extends(write):
         read_grid(write("third", extends="above"))
 
 
+def test_an_empty_demo_adds_nothing_and_one_that_is_no_mapping_is_refused(write):
+    small = {"base": {"num_candidates": 4}}
+    write("below", base={"num_evidence": 2}, grid={"num_candidates": [4, 8]}, demo=small)
+    plain = read_grid(write("plain", extends="below"), demo=True)
+    empty = read_grid(write("empty", extends="below", demo=None), demo=True)
+    assert plain.base == empty.base == {"num_evidence": 2, "num_candidates": 4}
+    for wrong in ({"demo": 5}, {"demo": {"base": 5}}):
+        with pytest.raises(ConfigError, match="5"):
+            read_grid(write("wrong", extends="below", **wrong), demo=True)
+
+
 def parsed(grid, *words, task="trec", at=0):
     retriever, rerank = parse_arguments(
         [RetrieverArguments, RerankArguments],

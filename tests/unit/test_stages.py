@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from pgra.artifacts import write_sealed
 from pgra.config import RuntimeArguments
 from pgra.core import ALONE, MISSING_ROW, Context, Worker
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ArtifactError, ConfigError, ModelError, retry_in_bfloat16
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods import pgra as methods
 from pgra.methods.base import SPLITS
@@ -27,10 +27,13 @@ from pgra.run_folder import check_same_run
 from pgra.runs import run
 
 
-def found_for(args, splits=SPLITS):
-    stages = Stages.read(args, ALONE)
-    stages.find(splits)
-    return stages
+def found_for(args, splits=SPLITS, context=ALONE):
+    def find():
+        stages = Stages.read(args, context)
+        stages.find(splits)
+        return stages
+
+    return retry_in_bfloat16(find, world=context.worker.world)
 
 
 def test_exemplars_stand_in_the_prompt_and_no_method_trains_on_them(args):
@@ -258,9 +261,7 @@ def test_two_processes_fall_back_together(half_args):
 
     def work(rank):
         context = Context(Worker(rank, 2), lambda: both.wait() and None)
-        stages = Stages.read(with_retriever(half_args("both"), **everything), context)
-        stages.find()
-        return stages
+        return found_for(with_retriever(half_args("both"), **everything), context=context)
 
     with ThreadPoolExecutor(2) as pool:
         for found in pool.map(work, range(2)):
