@@ -115,7 +115,14 @@ def again(
         tries: How often it ran before.
         processes: How many share it.
     """
+    has_checkpoint = (
+        name == "train"
+        and not (world.here / "runs/pgra/reader").exists()
+        and any(world.here.glob("runs/pgra/checkpoint-*/checksums.json"))
+    )
     for ended in run(world, name, [Fault()] * processes):
+        if has_checkpoint and processes == 1 and "going on from" not in ended.err:
+            return f"again: it begins anew: {ended.err[-300:]!r}"
         is_done = ended.is_refused and (ALREADY in ended.told or CORRECTED in ended.told)
         if ended.code and not is_done:
             return f"again: exit code {ended.code}: {ended.err[-300:]!r}"
@@ -158,7 +165,25 @@ def kill(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
         else:
             fault = Fault(after=draw.uniform(0.05, whole.once.seconds))
         world.call(JOBS[name].words, fault)
-    return again(world, name, whole.files, tries)
+        if "index" in JOBS[name].needs:  # a growing index is the old one, or the new one
+            ended = world.call(["index", "verify", "artifacts/indexes/*"])
+            if ended.code:
+                return f"the index is not whole: {ended.told}"
+    done = shards(world)
+    if wrong := again(world, name, whole.files, tries):
+        return wrong
+    now = shards(world)
+    made_again = [path for path in done if path in now and done[path] != now[path]]
+    return f"made again: {made_again}" if made_again else ""
+
+
+def shards(world: World) -> dict[str, tuple[int, int]]:
+    """Give when each finished shard was written, and which file it is; a record ends a shard."""
+    found = {}
+    for pattern in ("indexes/*/vectors-*.json", "banks/*/[0-9a-f]*.json"):
+        for path in (world.here / "artifacts").glob(pattern):
+            found[str(path.relative_to(world.here))] = (path.stat().st_mtime_ns, path.stat().st_ino)
+    return found
 
 
 def kill_one_of_two(world: World, name: str, seed: int, unbroken: Unbroken) -> str:

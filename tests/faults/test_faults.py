@@ -1,5 +1,7 @@
 """The short form of `benchmarks/faults.py`: some cases of each kind, and a control that fails."""
 
+import json
+import os
 import shutil
 
 import damage
@@ -11,6 +13,8 @@ import torch
 import trust
 from transformers import AutoConfig
 from world import JOBS, UNCHECKED, Job, World
+
+from pgra.artifacts import write_sealed
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +52,37 @@ def test_a_run_that_lost_its_metrics_is_named_or_measured_again_to_the_same(worl
         assert not damage.run(world, damage.Case(f"{name}/metrics.json", "delete", 0), {})
 
 
+def test_damaged_states_are_named_when_they_are_used_and_else_change_nothing(world):
+    for reader, code in (("train anew", 0), ("train otherwise", 2)):
+        world.after("train")
+        path = sorted(world.here.glob("artifacts/banks/*/*.states.npy"))[0]
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        ended = world.call(damage.READERS[reader])
+        assert ended.code == code, ended
+        assert (f"{path.relative_to(world.here)} is damaged" in ended.told) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"seed": 1', '"seed": 7', "is damaged (metrics.json beside it tells of other content)"),
+        ('"num_candidates"', '"num_kandidates"', "that this version of pgra does not know"),
+    ],
+)
+def test_an_edited_record_with_a_digest_of_its_own_is_named_all_the_same(world, old, new, told):
+    world.after("train")
+    path = world.here / "runs" / "pgra" / "arguments.json"
+    text = path.read_text()
+    assert old in text
+    write_sealed(path, json.loads(text.replace(old, new)))
+    ended = world.call(JOBS["evaluate"].words)
+    assert ended.is_refused
+    assert "runs/pgra/arguments.json" in ended.told
+    assert told in ended.told
+
+
 def test_damage_that_nobody_looks_for_is_told(world, control):
     assert "silently other" in damage.run(world, control, {})
 
@@ -79,6 +114,16 @@ def test_a_command_that_writes_in_place_is_told(world, unbroken, control):
     assert "exit code 1" in kills.forbid(world, UNCHECKED, 0, unbroken)
     for seed in (1, 2):  # a full disk, and a longest file
         assert "exit code 1" in kills.fill(world, UNCHECKED, seed, unbroken)
+
+
+def test_a_shard_that_is_made_again_is_told(world, unbroken, monkeypatch):
+    def forgetful(world, *args):
+        for path in world.here.glob("artifacts/indexes/*/vectors-*.json"):
+            os.utime(path)
+        return ""
+
+    monkeypatch.setattr(kills, "again", forgetful)
+    assert "made again" in kills.kill(world, "rerank", 0, unbroken)
 
 
 def test_a_memory_that_lost_an_entry_or_has_a_stranger_is_told(world, unbroken):

@@ -424,12 +424,12 @@ def _flags(**values: object) -> list[str]:
 
 
 MODELS = "../models/"
-INDEX = _flags(corpus="corpus.txt", encoder=f"{MODELS}encoder", device="cpu")
+INDEX = _flags(corpus="corpus.txt", encoder=f"{MODELS}encoder", device="cpu", shard_rows=2)
 DATA = _flags(task="sst2", train_file="train.jsonl", test_file="test.jsonl", device="cpu")
 _STAGES = [
     *DATA,
     *_flags(corpus="corpus.txt", encoder=f"{MODELS}encoder", lm=f"{MODELS}lm"),
-    *_flags(num_candidates=6, num_exemplars=2),
+    *_flags(num_candidates=6, num_exemplars=2, shard_rows=2, bank_shard_rows=2),
 ]
 _STEPS = _flags(
     model_name_or_path=f"{MODELS}t5", max_steps=4, eval_steps=2, per_device_train_batch_size=4
