@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 from pgra.artifacts import digest
 from pgra.core import Json
-from pgra.data.read import parse_json
+from pgra.data.read import longest_line, parse_json
 from pgra.errors import ConfigError, ModelError, PgraError
 from pgra.lm.base import (
     AUTO,
@@ -187,6 +187,10 @@ class Halted(BaseException):
 
     No Exception: the client would try again.
     """
+
+
+class TooLong(BaseException):
+    """An answer without end. No Exception: the client would ask for it again."""
 
 
 class Gate:
@@ -667,6 +671,11 @@ class RemoteLM:
         sent = self._fitted(body) if is_chat else body
         try:
             raw = api.with_raw_response.create(**sent)
+        except TooLong:
+            raise ModelError(
+                f"{self.name} answered with more than {longest_line() >> 20} MB, which is not read "
+                "(--max_line_mb raises that)"
+            ) from None
         except openai.APITimeoutError:
             raise ModelError(
                 f"{self.name} did not answer in {self._args.request_timeout:g} s "
@@ -803,7 +812,8 @@ def _open_client(
     class Client(openai.DefaultHttpxClient):  # type: ignore[misc]  # what it is stands in no stub
         def send(self, request: Any, **how: Any) -> Any:
             # Bodies are read in it too, so that it ends when a try has.
-            return send(request, lambda: super(Client, self).send(request, **how))
+            how["stream"] = True  # none is read before its length is known
+            return send(request, lambda: _read_bounded(super(Client, self).send(request, **how)))
 
         def __del__(self) -> None:  # as the library's own client has
             with suppress(Exception):
@@ -815,6 +825,27 @@ def _open_client(
         timeout=args.request_timeout,
         max_retries=args.max_retries,
         http_client=Client(),
+    )
+
+
+def _read_bounded(response: Any) -> Any:
+    """Read an answer of the HTTP client, unpacked, of at most `longest_line` bytes.
+
+    Raises:
+        TooLong: If it is longer; the rest is not read.
+    """
+    body, longest = bytearray(), longest_line()
+    try:
+        for part in response.iter_bytes():
+            body += part
+            if len(body) > longest:
+                raise TooLong
+    finally:
+        response.close()
+    packing = ("content-encoding", "content-length", "transfer-encoding")
+    headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in packing]
+    return type(response)(
+        response.status_code, headers=headers, content=bytes(body), request=response.request
     )
 
 
