@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 KEY = "OPENAI_API_KEY"
 _WINDOW = 2048  # tokens of an endpoint's LM, where nobody says
 _NO_KEY = "none"  # the client wants one; servers of one's own want none
-_SHOWN = 200  # characters of what an endpoint said
+_SHOWN = 120  # characters of what an endpoint said
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MAY_PASS = (408, 409, 429)  # and all from 500: what the client tries again
 _LONGEST_PAUSE = 120.0  # seconds; where an endpoint asks for more, the client gives up
@@ -765,7 +765,7 @@ class RemoteLM:
                 num_prompt_tokens,
                 num_new_tokens,
                 tokens=tuple(map(str, scored.get("tokens") or ())),
-                chances=tuple(None if value is None else float(value) for value in chances),
+                chances=tuple(None if value is None else _chance(value) for value in chances),
                 top=_read_top(scored),
                 is_cut=choice.get("finish_reason") == "length",
             )
@@ -923,6 +923,14 @@ def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:
     return None
 
 
+def _chance(value: Any) -> float:
+    """Read a log-probability, which may be -inf; NaN and inf are none (a ValueError)."""
+    chance = float(value)
+    if math.isnan(chance) or chance == math.inf:
+        raise ValueError
+    return chance
+
+
 def _read_top(scored: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """Read the chances of the first token that was written, in either form.
 
@@ -931,10 +939,10 @@ def _read_top(scored: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """
     if content := scored.get("content"):
         told = content[0].get("top_logprobs") or ()
-        return tuple((str(one["token"]), float(one["logprob"])) for one in told)
+        return tuple((str(one["token"]), _chance(one["logprob"])) for one in told)
     tokens = scored.get("top_logprobs") or ()
     first = (tokens[-1] if tokens else None) or {}
-    return tuple((str(token), float(value)) for token, value in first.items())
+    return tuple((str(token), _chance(value)) for token, value in first.items())
 
 
 def first_chances(name: str, top: Sequence[tuple[str, float]], words: Sequence[str]) -> list[float]:

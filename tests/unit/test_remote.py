@@ -91,6 +91,19 @@ def test_an_answer_without_end_is_not_read_and_not_asked_for_again(
         assert complete(open_at(url), PROMPTS[:1]) == TEXTS[:1]
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
+def test_a_chance_that_is_no_number_is_refused(server, open_at, value):
+    answer = (
+        '{"choices": [{"text": " red", "logprobs": {"tokens": ["a"], "token_logprobs": [%s]}}]}'
+    )
+    with server.serve() as url:
+        server.faults = [Fault(200, answer % value)]
+        with pytest.raises(ModelError, match="which is no completion"):
+            complete(open_at(url), PROMPTS[:1])
+        server.faults = [Fault(200, answer % "-0.5")]
+        assert complete(open_at(url), PROMPTS[:1]) == TEXTS[:1]
+
+
 def test_answers_are_in_order_cut_at_the_stop_greedy_and_asked_for_once_ever(server, open_at):
     def slow_first(prompt, max_tokens, stop):
         threading.Event().wait(0.1 if prompt == PROMPTS[0] else 0)
