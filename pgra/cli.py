@@ -8,17 +8,27 @@ import re
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
 from pgra import __version__
-from pgra.errors import ConfigError, PgraError, Stopped, retry_in_bfloat16, unknown_name
+from pgra.errors import (
+    ConfigError,
+    PgraError,
+    Stopped,
+    device_fault,
+    is_lost_connection,
+    retry_in_bfloat16,
+    unknown_name,
+)
 from pgra.help import paint, wants_help, write_help
 
 Main = Callable[[Sequence[str] | None], int]
 
+_MOST_LOOKS, _BETWEEN_LOOKS = 20, 0.05  # for a process that is ending; seconds
 _NUM_KERNELS = "128"  # an LM's forward has a handful of shapes, the same in all layers
 _MALLOC_NAMES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
@@ -144,13 +154,12 @@ def _call(main: Main, argv: Sequence[str]) -> int:
     except SystemExit as leave:  # argparse, after --help
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except Exception as error:
-        if fault := _device_fault(error):
+        if fault := device_fault(error):
             return _fail(fault)
-        if lost := _lost_ranks():
+        if lost := _lost_process(error):
             return _fail(
-                f"process {', '.join(map(str, lost))} of {os.environ['WORLD_SIZE']} was lost "
-                "(killed, out of memory or ended by an error), so this one ends too: the same "
-                "command goes on where it stopped",
+                f"{lost} of {_num_processes()} was lost (killed, out of memory or ended by an "
+                "error), so this one ends too: the same command goes on where it stopped",
                 code=1,
             )
         code = _os_error_code(error)
@@ -214,27 +223,6 @@ def _drop_unread_output() -> bool:
     return bool(unread)
 
 
-def _device_fault(error: Exception) -> str | None:
-    """Word what ends the work of a GPU; None for other errors. Torch may not be loaded here."""
-    said, kind = str(error).strip().partition("\n")[0].rstrip("."), type(error).__name__
-    if kind == "OutOfMemoryError":
-        return (
-            f"the GPU's memory is full ({said}): use smaller batches, or a smaller model; what was "
-            "finished is kept, and the same command goes on"
-        )
-    if "no kernel image" in said or "no kernel found" in said:
-        return (
-            f"this torch has no kernels for this GPU ({said}): install one that has, or use "
-            "--device cpu"
-        )
-    if kind == "AcceleratorError" or (kind == "RuntimeError" and re.search("CUDA|CUBLAS", said)):
-        return (
-            f"the GPU failed ({said}): what was finished is kept, and the same command goes on; if "
-            "it fails again look at nvidia-smi, or use --device cpu"
-        )
-    return None
-
-
 def _os_error_code(error: Exception) -> int | None:
     """Find what the system said: safetensors, tokenizers and torch raise errors of their own."""
     if isinstance(error, OSError):
@@ -294,12 +282,18 @@ def _configure_logging(level: str) -> None:
     logging.getLogger("pgra").setLevel(wanted if _is_main() else max(wanted, logging.WARNING))
 
 
-def _lost_ranks() -> list[int]:
+def _lost_process(error: Exception) -> str:
+    """Name the process whose end an error tells of; "" where none has gone."""
     if _num_processes() == 1:
-        return []
+        return ""
     from pgra.core import lost_ranks
 
-    return lost_ranks()
+    is_told = is_lost_connection(error)
+    for _ in range(_MOST_LOOKS if is_told else 1):
+        if ranks := lost_ranks():
+            return f"process {', '.join(map(str, ranks))}"
+        time.sleep(_BETWEEN_LOOKS)  # its connections end before it does
+    return "another process" if is_told else ""
 
 
 def _num_processes() -> int:

@@ -6,6 +6,7 @@ Scripts turn a `PgraError` into one line and exit code 2 (`pgra.cli.run`). Misus
 
 import difflib
 import gc
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -117,27 +118,58 @@ def retry_in_bfloat16(
     return work()
 
 
-@contextmanager
-def device_failures(device: object, what: str) -> Iterator[None]:
-    """Name what failed on a GPU: lost, out of memory, or without a kernel for it.
+def device_fault(error: Exception) -> str | None:
+    """Word what ends the work of a GPU, or what the memory does not hold; None for other errors."""
+    said = str(error).strip().partition("\n")[0].rstrip(".")
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # torch may not be loaded here
+    kept = "what was finished is kept, and the same command goes on"
+    if "OutOfMemoryError" in kinds:
+        return f"the GPU's memory is full ({said}): use smaller batches, or a smaller model; {kept}"
+    if "MemoryError" in kinds or "DefaultCPUAllocator: can't allocate memory" in said:
+        said = said.rpartition("DefaultCPUAllocator: ")[2] or "nothing more was said"
+        return (
+            f"this machine's memory is full ({said}): end other programs, or use smaller batches, "
+            f"or a smaller model; {kept}"
+        )
+    if "no kernel image" in said or "no kernel found" in said:
+        return (
+            f"this torch has no kernels for this GPU ({said}): install one that has, or use "
+            "--device cpu"
+        )
+    is_told = type(error) is RuntimeError and _OF_A_GPU.search(said)
+    if "AcceleratorError" in kinds or is_told:
+        return (
+            f"the GPU failed ({said}): {kept}; if it fails again look at nvidia-smi, or use "
+            "--device cpu"
+        )
+    return None
 
-    Args:
-        device: As torch names it; on a CPU torch's own error stays.
-        what: What ran there.
+
+_OF_A_GPU = re.compile("CUDA|CUBLAS|cuDNN|CUSPARSE|CUSOLVER|CUFFT")  # and not of a tensor on cuda:0
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Whether torch says that another process has gone: it has no kind of error for that."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "DistError" in kinds or ("RuntimeError" in kinds and bool(_GONE.search(str(error))))
+
+
+_GONE = re.compile("Connection (closed|reset|refused|timed out)|Broken pipe|Socket closed|gloo/")
+
+
+@contextmanager
+def device_failures(what: str) -> Iterator[None]:
+    """Name what ran where a GPU failed: lost, out of memory, or without a kernel for it.
 
     Raises:
-        ModelError: In place of torch's RuntimeError.
+        ModelError: In place of torch's error.
     """
     try:
         yield
-    except RuntimeError as error:
-        if str(device).startswith("cpu"):
-            raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"{what} failed on {device} ({reason}): what was finished is kept; run again, there or "
-            "with --device cpu"
-        ) from error
+    except Exception as error:
+        if fault := device_fault(error):
+            raise ModelError(f"{what}: {fault}") from error
+        raise
 
 
 class Stopped(Exception):

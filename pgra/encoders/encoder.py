@@ -508,7 +508,7 @@ class Encoder:
         """
         num_texts = sum(len(chunk.order) for chunk in chunks)
         with (
-            device_failures(self.device, "the encoder"),
+            device_failures("the encoder"),
             packed_for(self.model, _TOKENS * num_texts),
         ):
             waits = [self._launch(chunk, in_half=in_half, advance=advance) for chunk in chunks]
@@ -517,7 +517,7 @@ class Encoder:
             dtype = np.float16 if in_half else np.float32
             whole, done = np.empty((num_texts, self.width), dtype), 0
             for chunk, (vectors, peaks) in zip(chunks, waits, strict=True):
-                with device_failures(self.device, "the encoder"):
+                with device_failures("the encoder"):
                     _check_peaks(peaks().numpy(), chunk, in_half=in_half)
                     whole[done + chunk.order] = vectors().numpy()
                 done += len(chunk.order)

@@ -40,7 +40,15 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.artifacts import name_beside, sync_folder, write_text
 from pgra.core import Context, Worker, gather, wait_for_all
-from pgra.errors import ArtifactError, ConfigError, ModelError, PgraError, Stopped
+from pgra.errors import (
+    ArtifactError,
+    ConfigError,
+    ModelError,
+    PgraError,
+    Stopped,
+    device_fault,
+    is_lost_connection,
+)
 from pgra.progress import Bar
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.calibrate import decide
@@ -243,8 +251,8 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
         trainer.callback_handler.on_train_end(arguments, trainer.state, trainer.control)
         raise
     except Exception as error:
-        is_ours = isinstance(error, (PgraError, *_DEVICE_ERRORS))
-        if is_checked or is_ours or trainer.state.global_step > first:
+        is_known = isinstance(error, PgraError) or device_fault(error) or is_lost_connection(error)
+        if is_checked or is_known or trainer.state.global_step > first:
             raise
         what = f"is damaged ({type(error).__name__}: {error})"
         if type(error).__name__ == "UnpicklingError":  # how torch refuses what is no tensor
@@ -270,18 +278,18 @@ def device_errors(trainer: "MeasuredTrainer") -> Iterator[None]:
     """Word what a device fails with in one line: what is done, and how to go on.
 
     Raises:
-        ModelError: If memory runs out, or the device or its connection to others fails.
+        ModelError: If memory runs out, or the device fails.
     """
     try:
         yield
-    except RuntimeError as error:  # of these all but the last are kinds of it
-        if not isinstance(error, _DEVICE_ERRORS) and "CUDA error" not in str(error):
+    except RuntimeError as error:
+        if (fault := device_fault(error)) is None:
             raise
         arguments, step = trainer.args, trainer.state.global_step
         last = last_checkpoint(Path(str(arguments.output_dir)))
         kept = "no checkpoint is there yet" if last is None else f"{last.name} is kept"
         told = str(error).strip().partition("\n")[0]
-        if not isinstance(error, torch.OutOfMemoryError):
+        if "memory is full" not in fault:
             raise ModelError(
                 f"the device failed after step {step} ({told}): {kept}, and the same command goes "
                 "on from there once the device works (nvidia-smi shows it)"
@@ -299,9 +307,6 @@ def device_errors(trainer: "MeasuredTrainer") -> Iterator[None]:
             f"out of memory after step {step}, with {held} examples at once on a device ({told}): "
             f"{kept}. To take less, {', or '.join(ways) or 'lower --max_segment_tokens'}"
         ) from error
-
-
-_DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError, torch.distributed.DistError)
 
 
 def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:

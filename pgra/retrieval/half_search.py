@@ -79,7 +79,7 @@ class HalfSearch:
         rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
         kept = min(k, self.ntotal)
         waiting = [(np.arange(len(queries)), min(kept + _SPARE, self.ntotal))]
-        with device_failures(self._device, "the search"), _whole_sums():
+        with device_failures("the search"), _whole_sums():
             while kept and waiting:
                 group, depth = waiting.pop()
                 step = max(1, self._cells // depth)

@@ -1,5 +1,7 @@
 """The short form of `benchmarks/faults.py`: some cases of each kind, and a control that fails."""
 
+import shutil
+
 import damage
 import figures
 import kills
@@ -7,6 +9,7 @@ import long
 import pytest
 import torch
 import trust
+from transformers import AutoConfig
 from world import JOBS, UNCHECKED, Job, World
 
 pytestmark = pytest.mark.slow
@@ -49,7 +52,7 @@ def test_damage_that_nobody_looks_for_is_told(world, control):
     assert "silently other" in damage.run(world, control, {})
 
 
-@pytest.mark.parametrize("name", ["index", "train", "icl", "lookup", "report"])
+@pytest.mark.parametrize("name", ["index", "train", "icl", "lookup", "report", "memory"])
 def test_a_killed_command_goes_on_to_the_same_product(world, unbroken, name):
     assert not kills.kill(world, name, 0, unbroken)
 
@@ -60,10 +63,36 @@ def test_what_cannot_write_says_so_and_leaves_nothing(world, unbroken, how, name
     assert not how(world, name, 0, unbroken)
 
 
+def test_what_shares_a_command_with_a_killed_process_goes_on_with_another(world, unbroken):
+    assert not kills.kill_one_of_two(world, "icl", 0, unbroken)
+
+
+@pytest.mark.parametrize("name", ["index", "icl"])
+def test_a_batch_that_does_not_fit_is_read_in_parts_or_told_of(world, unbroken, name):
+    assert kills.exhaust(world, name, 0, unbroken) == ""
+
+
 def test_a_command_that_writes_in_place_is_told(world, unbroken, control):
     assert any(kills.kill(world, UNCHECKED, seed, unbroken) for seed in range(5))
     assert kills.two_at_once(world, UNCHECKED, 0, unbroken)
-    assert "exit code 1" in kills.fill(world, UNCHECKED, 1, unbroken)
+    assert kills.kill_one_of_two(world, UNCHECKED, 0, unbroken)
+    assert "exit code 1" in kills.forbid(world, UNCHECKED, 0, unbroken)
+    for seed in (1, 2):  # a full disk, and a longest file
+        assert "exit code 1" in kills.fill(world, UNCHECKED, seed, unbroken)
+
+
+def test_a_memory_that_lost_an_entry_or_has_a_stranger_is_told(world, unbroken):
+    other, whole = unbroken["correct"].files, unbroken["memory"].files
+    assert kills.again(world, "memory", whole) == ""  # as one that was killed behind its write
+    assert "event" in kills.again(world, "memory", whole)  # three times
+    world.after()
+    assert "event" in kills.again(world, "memory", other)
+
+
+def test_a_command_that_lets_a_lack_of_memory_pass_is_told(world, unbroken, monkeypatch):
+    words = [UNCHECKED, "../models/encoder", "copy.txt"]
+    monkeypatch.setitem(JOBS, "unchecked model", Job(words))
+    assert "exit code 1" in kills.exhaust(world, "unchecked model", 0, unbroken)
 
 
 @pytest.mark.parametrize("name", figures.READ_BY)
@@ -76,6 +105,12 @@ def test_the_same_command_gives_the_same_bytes(world, name):
     assert not figures.twice(world, name)
 
 
+def test_a_command_that_gives_other_bytes_is_told(world, monkeypatch):
+    words = [UNCHECKED, "/proc/sys/kernel/random/uuid", "copy.txt"]
+    monkeypatch.setitem(JOBS, UNCHECKED, Job(words))
+    assert "copy.txt" in figures.twice(world, UNCHECKED)
+
+
 def test_what_depends_on_the_weights_unseen_is_told(world, control, monkeypatch):
     monkeypatch.setattr(figures, "READ_BY", {"encoder": (UNCHECKED,)})
     assert "exit code 0" in figures.spoil_weights(world, "encoder", 0)
@@ -86,10 +121,23 @@ def test_nothing_planted_runs_and_nothing_secret_is_written(world, name):
     assert not trust.PARTS[name](world)
 
 
-def test_what_is_planted_would_run(world, tmp_path):
+def test_what_is_planted_would_run(world, tmp_path, monkeypatch):
     torch.save(trust.Planted(tmp_path / "ran"), tmp_path / "planted.pt")
     torch.load(tmp_path / "planted.pt", weights_only=False)
     assert (tmp_path / "ran").exists()
+    folder = shutil.copytree(world.root / "models" / "encoder", tmp_path / "encoder")
+    trust.name_code(folder, tmp_path / "code-ran")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    assert (tmp_path / "code-ran").exists()
+
+
+def test_markup_and_a_key_that_come_through_are_told(world, monkeypatch):
+    monkeypatch.setitem(JOBS, "html", Job([UNCHECKED, "train.jsonl", "page.html"]))
+    assert trust.escape(world, ()) == "the page has a tag of a text"
+    assert trust.keep_secrets(world, ("memory",)) == ""
+    monkeypatch.setitem(JOBS, "memory", Job(["memory", "add", trust.KEY, "I want a synonym"]))
+    assert "holds" in trust.keep_secrets(world, ("memory",))
 
 
 def test_rounds_of_commands_take_no_more_and_more(world):

@@ -8,8 +8,12 @@ import sys
 
 JOB = """
 import os, signal, sys
+import pgra.core
 from pgra.cli import run
 from pgra.core import join_context
+
+if "elsewhere" in sys.argv:  # as on two machines
+    pgra.core.gethostname = lambda: os.environ["RANK"]
 
 def main(words):
     context = join_context("cpu")
@@ -44,6 +48,10 @@ def test_the_others_say_which_process_was_lost():
     codes, told = _run("1")
     assert codes == [1, -signal.SIGKILL]
     assert "process 1 of 2 was lost" in told[0]
+    assert "Traceback" not in told[0]
+    codes, told = _run("1", "elsewhere")  # whose processes cannot be looked at
+    assert codes == [1, -signal.SIGKILL]
+    assert "another process of 2 was lost" in told[0]
     assert "Traceback" not in told[0]
     codes, told = _run()  # the control
     assert codes == [0, 0]

@@ -44,6 +44,15 @@ LOST, MORE = (
         (torch.AcceleratorError(f"CUDA error: unspecified launch failure\n{MORE}"), 2, LOST),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `x`"), 2, LOST),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 2, "smaller batc"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), 2, LOST),
+        (MemoryError("Unable to allocate 8 PiB"), 2, "memory is full (Unable to allocate 8 PiB): "),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate m"
+                "emory: you tried to allocate 9 bytes"
+            ),
+            *(2, "this machine's memory is full (can't allocate memory: you tried to allocate 9 "),
+        ),
         (
             torch.AcceleratorError(f"CUDA error: no kernel image is available\n{MORE}"),
             *(2, "install one that has, or use --device cpu"),
@@ -63,6 +72,8 @@ def test_what_ends_a_command_is_one_line_and_a_code(error, code, told, capsys):
     [
         ValueError("ours"),
         RuntimeError("ours"),
+        RuntimeError("Expected all tensors to be on one device, but found cuda:0 and cpu"),
+        RuntimeError("Connection closed by peer"),  # there is none: this process is alone
         OSError(errno.EIO, "broken"),
         BrokenPipeError(errno.EPIPE, "ours"),
     ],

@@ -178,8 +178,20 @@ def test_where_memory_is_short_blocks_are_smaller_and_nothing_is_lost(monkeypatc
 
 
 def test_a_device_that_fails_is_named_with_the_way_out():
-    with pytest.raises(ModelError, match=r"the search failed on meta \(.*: what was finished is k"):
-        opened(np.ones((9, 4), np.float16), device="meta").search(np.ones((1, 4), np.float32), 2)
+    class Lost(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            raise error
+
+    error = torch.AcceleratorError("CUDA error: unspecified launch failure\nmore of it")
+    search = opened(np.ones((9, 4), np.float16))
+    told = (
+        r"the search: the GPU failed \(CUDA error: unspecified launch failure\): what was finished"
+    )
+    with pytest.raises(ModelError, match=told), Lost():
+        search.search(np.ones((1, 4), np.float32), 2)
+    error = RuntimeError("shapes do not match")  # ours
+    with pytest.raises(RuntimeError, match="shapes do not match"), Lost():
+        search.search(np.ones((1, 4), np.float32), 2)
 
 
 def test_a_flat_index_is_searched_so_on_the_gpu_that_was_asked_for(
