@@ -6,8 +6,9 @@
              must refuse it by name, or say and write what it does with whole files
     kills    a command is killed before a change of a file, or at a random moment; given again it
              must leave what an unbroken one leaves, and nothing half-written
-    pairs    one of two processes of a job is killed; the same
-    full     no file may get longer than a random length; with room the same
+    pairs    one of two processes of a job is killed; given again to two, the same
+    full     the disk is full, or no file may get longer than a random length; with room the same
+    memory   one batch of a model, or all from one on, do not fit into memory; with room the same
     locked   nothing may be written; the same
     twins    a command runs twice at once: the second waits or is refused; the same
     numbers  weights of NaN or infinity are refused
@@ -174,15 +175,15 @@ def _long(minutes: float) -> Callable[[str, int, int, int], Tally]:
     return run_rounds
 
 
-_BROKEN = [name for name in JOBS if name not in kills.APPENDS]
 KINDS = {
     "inputs": Kind(READERS, spoil_inputs, block=BLOCK, warm=_warm),
     "damage": Kind(damage.KINDS, _one(_damage)),
-    "kills": Kind(_BROKEN, _break(kills.kill)),
-    "pairs": Kind(("index", "icl"), _break(kills.kill_one_of_two)),
-    "full": Kind(_BROKEN, _break(kills.fill)),
-    "locked": Kind(_BROKEN, _break(kills.forbid), most=1),
-    "twins": Kind(_BROKEN, _break(kills.two_at_once)),
+    "kills": Kind(JOBS, _break(kills.kill)),
+    "pairs": Kind(("index", "icl", "train"), _break(kills.kill_one_of_two)),
+    "full": Kind(JOBS, _break(kills.fill)),
+    "memory": Kind(JOBS, _break(kills.exhaust)),
+    "locked": Kind(JOBS, _break(kills.forbid), most=1),
+    "twins": Kind(JOBS, _break(kills.two_at_once)),
     "numbers": Kind(
         figures.READ_BY, _one(lambda part, n: figures.spoil_weights(_world()[0], part, n))
     ),

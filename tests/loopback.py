@@ -271,7 +271,7 @@ class Fault(NamedTuple):
     """How one request fails, after so many seconds; status 0 drops the connection."""
 
     status: int = 0
-    body: str = ""
+    body: str | bytes = ""
     headers: Mapping[str, str] = {}
     seconds: float = 0.0
 
@@ -407,7 +407,8 @@ class EndpointHandler(Handler):
         try:
             if fault.status:
                 headers = {"Content-Type": "text/html", **fault.headers}
-                self.send(fault.status, fault.body.encode(), headers)
+                body = fault.body.encode() if isinstance(fault.body, str) else fault.body
+                self.send(fault.status, body, headers)
         except OSError:  # the client is gone: it was killed, or had waited long enough
             self.close_connection = True
         finally:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -192,11 +193,20 @@ def say(text: str) -> None:
 
 
 def typed_lines() -> Iterator[str]:
-    """Return what is typed, after a prompt, until Ctrl-D; or what stands in a pipe."""
+    """Return what is typed, after a prompt, until Ctrl-D; or what stands in a pipe.
+
+    Raises:
+        DataError: If a line of a pipe has more characters than `longest_line` has bytes.
+    """
     if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     if not sys.stdin.isatty():
-        for line in sys.stdin:
+        from pgra.data.read import longest_line, too_long
+
+        longest = longest_line()
+        for number, line in enumerate(iter(partial(sys.stdin.readline, longest + 1), ""), 1):
+            if len(line) > longest:
+                raise too_long(f"standard input, line {number}")
             yield line.rstrip("\r\n")
         return
     with contextlib.suppress(ImportError):  # not on every system; then lines have no history

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 from pgra.artifacts import digest
 from pgra.core import Json
-from pgra.data.read import parse_json
+from pgra.data.read import longest_line, parse_json
 from pgra.errors import ConfigError, ModelError, PgraError
 from pgra.lm.base import (
     AUTO,
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 KEY = "OPENAI_API_KEY"
 _WINDOW = 2048  # tokens of an endpoint's LM, where nobody says
 _NO_KEY = "none"  # the client wants one; servers of one's own want none
-_SHOWN = 200  # characters of what an endpoint said
+_SHOWN = 120  # characters of what an endpoint said
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MAY_PASS = (408, 409, 429)  # and all from 500: what the client tries again
 _LONGEST_PAUSE = 120.0  # seconds; where an endpoint asks for more, the client gives up
@@ -187,6 +187,10 @@ class Halted(BaseException):
 
     No Exception: the client would try again.
     """
+
+
+class TooLong(BaseException):
+    """An answer without end. No Exception: the client would ask for it again."""
 
 
 class Gate:
@@ -667,6 +671,11 @@ class RemoteLM:
         sent = self._fitted(body) if is_chat else body
         try:
             raw = api.with_raw_response.create(**sent)
+        except TooLong:
+            raise ModelError(
+                f"{self.name} answered with more than {longest_line() >> 20} MB, which is not read "
+                "(--max_line_mb raises that)"
+            ) from None
         except openai.APITimeoutError:
             raise ModelError(
                 f"{self.name} did not answer in {self._args.request_timeout:g} s "
@@ -756,7 +765,7 @@ class RemoteLM:
                 num_prompt_tokens,
                 num_new_tokens,
                 tokens=tuple(map(str, scored.get("tokens") or ())),
-                chances=tuple(None if value is None else float(value) for value in chances),
+                chances=tuple(None if value is None else _chance(value) for value in chances),
                 top=_read_top(scored),
                 is_cut=choice.get("finish_reason") == "length",
             )
@@ -803,7 +812,8 @@ def _open_client(
     class Client(openai.DefaultHttpxClient):  # type: ignore[misc]  # what it is stands in no stub
         def send(self, request: Any, **how: Any) -> Any:
             # Bodies are read in it too, so that it ends when a try has.
-            return send(request, lambda: super(Client, self).send(request, **how))
+            how["stream"] = True  # none is read before its length is known
+            return send(request, lambda: _read_bounded(super(Client, self).send(request, **how)))
 
         def __del__(self) -> None:  # as the library's own client has
             with suppress(Exception):
@@ -815,6 +825,27 @@ def _open_client(
         timeout=args.request_timeout,
         max_retries=args.max_retries,
         http_client=Client(),
+    )
+
+
+def _read_bounded(response: Any) -> Any:
+    """Read an answer of the HTTP client, unpacked, of at most `longest_line` bytes.
+
+    Raises:
+        TooLong: If it is longer; the rest is not read.
+    """
+    body, longest = bytearray(), longest_line()
+    try:
+        for part in response.iter_bytes():
+            body += part
+            if len(body) > longest:
+                raise TooLong
+    finally:
+        response.close()
+    packing = ("content-encoding", "content-length", "transfer-encoding")
+    headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in packing]
+    return type(response)(
+        response.status_code, headers=headers, content=bytes(body), request=response.request
     )
 
 
@@ -892,6 +923,14 @@ def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:
     return None
 
 
+def _chance(value: Any) -> float:
+    """Read a log-probability, which may be -inf; NaN and inf are none (a ValueError)."""
+    chance = float(value)
+    if math.isnan(chance) or chance == math.inf:
+        raise ValueError
+    return chance
+
+
 def _read_top(scored: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """Read the chances of the first token that was written, in either form.
 
@@ -900,10 +939,10 @@ def _read_top(scored: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """
     if content := scored.get("content"):
         told = content[0].get("top_logprobs") or ()
-        return tuple((str(one["token"]), float(one["logprob"])) for one in told)
+        return tuple((str(one["token"]), _chance(one["logprob"])) for one in told)
     tokens = scored.get("top_logprobs") or ()
     first = (tokens[-1] if tokens else None) or {}
-    return tuple((str(token), float(value)) for token, value in first.items())
+    return tuple((str(token), _chance(value)) for token, value in first.items())
 
 
 def first_chances(name: str, top: Sequence[tuple[str, float]], words: Sequence[str]) -> list[float]:

@@ -9,6 +9,7 @@ import io
 import itertools
 import random
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,18 +21,24 @@ import pyarrow.parquet as pq
 from pgra.commands.index import read_rows
 from pgra.commands.predict import read_queries_file
 from pgra.config import from_yaml, read_yaml
+from pgra.core import Context, Example
 from pgra.data.corpus import find_source
 from pgra.data.examples import open_file, read_split
 from pgra.data.references import read_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.encoders.encoder import read_sentence_model
 from pgra.errors import LONGEST_MESSAGE, PgraError
+from pgra.exemplars import SelectionArguments
+from pgra.exemplars.selection import ExemplarPool
 from pgra.experiments.grid import Grid, read_axes, read_grid
+from pgra.lm.base import CompleterArguments, open_lm
 from pgra.lm.load import ModelSource
+from pgra.lm.remote import RemoteLM
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import read_events
 from pgra.memory.nearest_examples import read_pool
 from pgra.memory.prompts import load_few_shot
+from pgra.memory.report import score_file
 from pgra.memory.stream import read_stream, read_words
 from pgra.prompts.template import PromptTemplate
 from pgra.retrieval.trec import read_qrels, read_queries
@@ -93,6 +100,33 @@ def _template(path: Path) -> object:
     return PromptTemplate(task.prompt, task.answer, task.inputs).render(fields)
 
 
+def _exemplars(path: Path) -> object:
+    args = SelectionArguments(exemplars="fixed", num_exemplars=2, exemplar_file=str(path))
+    return args.selector(args, _pool())
+
+
+@functools.cache
+def _pool() -> ExemplarPool:
+    return ExemplarPool(
+        [Example(f"train-{n}", {"text": f"a {n}"}, "x") for n in range(9)], jaccard=0.9
+    )
+
+
+@functools.cache
+def _endpoint() -> RemoteLM:
+    """An LM that is never asked."""
+    args = CompleterArguments(lm="openai:toy", base_url="http://127.0.0.1:9/v1", lm_window=65)
+    lm = open_lm(args, Context(artifacts=Path(tempfile.mkdtemp())))
+    assert isinstance(lm, RemoteLM)
+    return lm
+
+
+def _answer(path: Path) -> object:
+    """The body of an answer, behind HTTP."""
+    lm, text = _endpoint(), path.read_bytes().decode(errors="replace")
+    return lm._read(text, is_chat='"message"' in text)
+
+
 def _folder(path: Path) -> object:
     return read_sentence_model(ModelSource("model", str(path.parent), None, "x"))
 
@@ -117,6 +151,22 @@ _STEP = _rows(
     '{"type": "syn", "word": "warm", "question": "what is akin to < warm > ?", '
     '"feedback": "clarification: when I say akin to, I want a synonym", '
     '"expected_answer": "the synonym for warm is hot"}'
+)
+_OUTPUT = _rows(
+    '{"question": "q", "expected": "the synonym for warm is hot", "type": "syn", '
+    '"generated": "the synonym for warm is hot"}'
+)
+_OUTPUTS = _rows(
+    "question,gold,GPT-3 generated", "q,the synonym for warm is hot,the synonym for warm is cold"
+)
+_COMPLETION = (
+    b'{"choices": [{"text": " red", "finish_reason": "length", "logprobs": {"tokens": ["a", " b"], '
+    b'"token_logprobs": [null, -0.5], "top_logprobs": [null, {" b": -0.5, " c": -2}]}}], '
+    b'"usage": {"prompt_tokens": 3, "completion_tokens": 1}}'
+)
+_CHAT = (
+    b'{"choices": [{"message": {"content": "red"}, "logprobs": {"content": [{"token": "a", '
+    b'"top_logprobs": [{"token": "a", "logprob": -0.1}]}]}}], "usage": {"prompt_tokens": 3}}'
 )
 
 READERS = {
@@ -160,6 +210,13 @@ READERS = {
     "words": Reader(
         "w.txt", _rows("wonderful", "terrible"), lambda p: read_words(p, _family("scramble"))
     ),
+    "exemplars": Reader("rows.txt", _rows("7", "train-3", "1"), _exemplars),
+    "outputs jsonl": Reader(
+        "o.jsonl", _OUTPUT, lambda p: score_file(p, _family("lexical"), as_released=True)
+    ),
+    "outputs csv": Reader("o.csv", _OUTPUTS, lambda p: score_file(p, _family("lexical"))),
+    "completion": Reader("answer", _COMPLETION, _answer),
+    "chat": Reader("answer", _CHAT, _answer),
     "pool": Reader("p.jsonl", _rows('{"question": "who ?", "answer": "he"}'), read_pool),
     "modules": Reader("modules.json", _MODULES, _folder),
 }

@@ -1,5 +1,9 @@
 """The short form of `benchmarks/faults.py`: some cases of each kind, and a control that fails."""
 
+import json
+import os
+import shutil
+
 import damage
 import figures
 import kills
@@ -7,7 +11,10 @@ import long
 import pytest
 import torch
 import trust
+from transformers import AutoConfig
 from world import JOBS, UNCHECKED, Job, World
+
+from pgra.artifacts import write_sealed
 
 pytestmark = pytest.mark.slow
 
@@ -45,11 +52,42 @@ def test_a_run_that_lost_its_metrics_is_named_or_measured_again_to_the_same(worl
         assert not damage.run(world, damage.Case(f"{name}/metrics.json", "delete", 0), {})
 
 
+def test_damaged_states_are_named_when_they_are_used_and_else_change_nothing(world):
+    for reader, code in (("train anew", 0), ("train otherwise", 2)):
+        world.after("train")
+        path = sorted(world.here.glob("artifacts/banks/*/*.states.npy"))[0]
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        ended = world.call(damage.READERS[reader])
+        assert ended.code == code, ended
+        assert (f"{path.relative_to(world.here)} is damaged" in ended.told) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"seed": 1', '"seed": 7', "is damaged (metrics.json beside it tells of other content)"),
+        ('"num_candidates"', '"num_kandidates"', "that this version of pgra does not know"),
+    ],
+)
+def test_an_edited_record_with_a_digest_of_its_own_is_named_all_the_same(world, old, new, told):
+    world.after("train")
+    path = world.here / "runs" / "pgra" / "arguments.json"
+    text = path.read_text()
+    assert old in text
+    write_sealed(path, json.loads(text.replace(old, new)))
+    ended = world.call(JOBS["evaluate"].words)
+    assert ended.is_refused
+    assert "runs/pgra/arguments.json" in ended.told
+    assert told in ended.told
+
+
 def test_damage_that_nobody_looks_for_is_told(world, control):
     assert "silently other" in damage.run(world, control, {})
 
 
-@pytest.mark.parametrize("name", ["index", "train", "icl", "lookup", "report"])
+@pytest.mark.parametrize("name", ["index", "train", "icl", "lookup", "report", "memory"])
 def test_a_killed_command_goes_on_to_the_same_product(world, unbroken, name):
     assert not kills.kill(world, name, 0, unbroken)
 
@@ -60,10 +98,46 @@ def test_what_cannot_write_says_so_and_leaves_nothing(world, unbroken, how, name
     assert not how(world, name, 0, unbroken)
 
 
+def test_what_shares_a_command_with_a_killed_process_goes_on_with_another(world, unbroken):
+    assert not kills.kill_one_of_two(world, "icl", 0, unbroken)
+
+
+@pytest.mark.parametrize("name", ["index", "icl"])
+def test_a_batch_that_does_not_fit_is_read_in_parts_or_told_of(world, unbroken, name):
+    assert kills.exhaust(world, name, 0, unbroken) == ""
+
+
 def test_a_command_that_writes_in_place_is_told(world, unbroken, control):
     assert any(kills.kill(world, UNCHECKED, seed, unbroken) for seed in range(5))
     assert kills.two_at_once(world, UNCHECKED, 0, unbroken)
-    assert "exit code 1" in kills.fill(world, UNCHECKED, 1, unbroken)
+    assert kills.kill_one_of_two(world, UNCHECKED, 0, unbroken)
+    assert "exit code 1" in kills.forbid(world, UNCHECKED, 0, unbroken)
+    for seed in (1, 2):  # a full disk, and a longest file
+        assert "exit code 1" in kills.fill(world, UNCHECKED, seed, unbroken)
+
+
+def test_a_shard_that_is_made_again_is_told(world, unbroken, monkeypatch):
+    def forgetful(world, *args):
+        for path in world.here.glob("artifacts/indexes/*/vectors-*.json"):
+            os.utime(path)
+        return ""
+
+    monkeypatch.setattr(kills, "again", forgetful)
+    assert "made again" in kills.kill(world, "rerank", 0, unbroken)
+
+
+def test_a_memory_that_lost_an_entry_or_has_a_stranger_is_told(world, unbroken):
+    other, whole = unbroken["correct"].files, unbroken["memory"].files
+    assert kills.again(world, "memory", whole) == ""  # as one that was killed behind its write
+    assert "event" in kills.again(world, "memory", whole)  # three times
+    world.after()
+    assert "event" in kills.again(world, "memory", other)
+
+
+def test_a_command_that_lets_a_lack_of_memory_pass_is_told(world, unbroken, monkeypatch):
+    words = [UNCHECKED, "../models/encoder", "copy.txt"]
+    monkeypatch.setitem(JOBS, "unchecked model", Job(words))
+    assert "exit code 1" in kills.exhaust(world, "unchecked model", 0, unbroken)
 
 
 @pytest.mark.parametrize("name", figures.READ_BY)
@@ -76,6 +150,12 @@ def test_the_same_command_gives_the_same_bytes(world, name):
     assert not figures.twice(world, name)
 
 
+def test_a_command_that_gives_other_bytes_is_told(world, monkeypatch):
+    words = [UNCHECKED, "/proc/sys/kernel/random/uuid", "copy.txt"]
+    monkeypatch.setitem(JOBS, UNCHECKED, Job(words))
+    assert "copy.txt" in figures.twice(world, UNCHECKED)
+
+
 def test_what_depends_on_the_weights_unseen_is_told(world, control, monkeypatch):
     monkeypatch.setattr(figures, "READ_BY", {"encoder": (UNCHECKED,)})
     assert "exit code 0" in figures.spoil_weights(world, "encoder", 0)
@@ -86,10 +166,23 @@ def test_nothing_planted_runs_and_nothing_secret_is_written(world, name):
     assert not trust.PARTS[name](world)
 
 
-def test_what_is_planted_would_run(world, tmp_path):
+def test_what_is_planted_would_run(world, tmp_path, monkeypatch):
     torch.save(trust.Planted(tmp_path / "ran"), tmp_path / "planted.pt")
     torch.load(tmp_path / "planted.pt", weights_only=False)
     assert (tmp_path / "ran").exists()
+    folder = shutil.copytree(world.root / "models" / "encoder", tmp_path / "encoder")
+    trust.name_code(folder, tmp_path / "code-ran")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    assert (tmp_path / "code-ran").exists()
+
+
+def test_markup_and_a_key_that_come_through_are_told(world, monkeypatch):
+    monkeypatch.setitem(JOBS, "html", Job([UNCHECKED, "train.jsonl", "page.html"]))
+    assert trust.escape(world, ()) == "the page has a tag of a text"
+    assert trust.keep_secrets(world, ("memory",)) == ""
+    monkeypatch.setitem(JOBS, "memory", Job(["memory", "add", trust.KEY, "I want a synonym"]))
+    assert "holds" in trust.keep_secrets(world, ("memory",))
 
 
 def test_rounds_of_commands_take_no_more_and_more(world):

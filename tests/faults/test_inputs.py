@@ -1,6 +1,7 @@
 """Whatever stands in an outside file: it is read, or refused in one short line. Nothing else."""
 
 import gzip
+import io
 import itertools
 import os
 import subprocess
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from readers import READERS, cases, check
 
 from pgra.cli import main
+from pgra.commands.common import typed_lines
 from pgra.data.read import LINE_LIMIT, read_lines, table_rows
 from pgra.errors import LONGEST_MESSAGE, ConfigError, DataError, ModelError
 
@@ -137,3 +139,15 @@ def test_the_longest_line_is_what_was_asked_for(tmp_path, monkeypatch, capsys):
     assert main(["models", "--max-line-mb=3"]) == 0
     assert os.environ[LINE_LIMIT] == "3"
     assert len(list(read_lines(path))) == 3
+
+
+def test_a_piped_line_without_end_is_refused_where_it_ends(monkeypatch):
+    monkeypatch.setenv(LINE_LIMIT, "1")
+    piped = io.BytesIO(b"a\r\n" + b"b" * ((1 << 20) - 1) + b"\n" + b"c" * (3 << 20))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(piped))
+    lines = typed_lines()
+    assert next(lines) == "a"
+    assert len(next(lines)) == (1 << 20) - 1
+    with pytest.raises(DataError, match="standard input, line 3: longer than 1 MB"):
+        next(lines)
+    assert piped.tell() < 3 << 20  # the rest is not read

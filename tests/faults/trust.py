@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from world import JOBS, Fault, World
 
 _MARK = "<script>alert(1)</script>"
-_KEY, _HOME = "sk-very-secret-key-81f2", "/home/somebody-secret"
+KEY, _HOME = "sk-very-secret-key-81f2", "/home/somebody-secret"
 _CODE = """
 import pathlib
 pathlib.Path({flag!r}).write_text("it ran")
@@ -45,14 +45,15 @@ def plant_code(world: World) -> str:
     """Have a model's config name code of its own, which is never run."""
     flag = world.root / "ran"
     folder = world.root / "models" / "encoder"
+    return _plant(world, flag, folder, lambda: name_code(folder, flag), must_refuse=False)
 
-    def change() -> None:
-        (folder / "planted.py").write_text(_CODE.format(flag=str(flag)))
-        path = folder / "config.json"
-        names = {"AutoConfig": "planted.PlantedConfig", "AutoModel": "planted.Planted"}
-        path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": names}))
 
-    return _plant(world, flag, folder, change, must_refuse=False)
+def name_code(folder: Path, flag: Path) -> None:
+    """Put code beside a model, and its name into the model's config."""
+    (folder / "planted.py").write_text(_CODE.format(flag=str(flag)))
+    path = folder / "config.json"
+    names = {"AutoConfig": "planted.PlantedConfig", "AutoModel": "planted.Planted"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": names}))
 
 
 def _plant(
@@ -103,13 +104,13 @@ def plant_checkpoint(world: World, *, sealed: bool = True) -> str:
     return "" if ended.is_refused or ended.code == 0 else ended.err[-300:]
 
 
-def escape(world: World) -> str:
+def escape(world: World, before: Sequence[str] = ("train", "plain")) -> str:
     """Put markup into every text that the page and the table show."""
     world.after()
     for name in ("train.jsonl", "test.jsonl", "corpus.txt"):
         path = world.here / name
         path.write_text(path.read_text().replace("film", _MARK).replace(" sea", f" {_MARK}"))
-    for name in ("train", "plain"):
+    for name in before:
         ended = world.call(JOBS[name].words)
         assert ended.code == 0, ended
     ended = world.call(JOBS["html"].words)
@@ -120,18 +121,20 @@ def escape(world: World) -> str:
     return "the page has a tag of a text" if _MARK in page else ""
 
 
-def keep_secrets(world: World) -> str:
+def keep_secrets(
+    world: World, names: Sequence[str] = ("train", "plain", "icl", "html", "memory", "export")
+) -> str:
     """Look for the key, and for the home folder, in every file that commands write."""
-    secret = {"OPENAI_API_KEY": _KEY, "HF_TOKEN": _KEY, "HOME": _HOME, "USER": "somebody-secret"}
+    secret = {"OPENAI_API_KEY": KEY, "HF_TOKEN": KEY, "HOME": _HOME, "USER": "somebody-secret"}
     told = []
     world.after()
-    for name in ("train", "plain", "icl", "html", "memory", "export"):
+    for name in names:
         ended = world.call(JOBS[name].words, Fault(environment=secret))
         assert ended.code == 0, ended
         told.append(ended.out + ended.err)
     files = {str(p): p.read_bytes() for p in world.here.rglob("*") if p.is_file()}
     for place, data in {**files, "output": "".join(told).encode()}.items():
-        for word in (_KEY, "somebody-secret"):
+        for word in (KEY, "somebody-secret"):
             if word.encode() in data:
                 return f"{place} holds {word}"
     return ""

@@ -236,10 +236,24 @@ def test_a_void_bank_ends_in_all_processes_at_once_and_keeps_its_whole_shards(tm
     assert len(Bank(tmp_path / "bank", FIELDS)) == 4 * (3 + 1)
 
 
-def test_a_gpu_that_is_lost_ends_in_one_line_and_what_was_done_stays(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            torch.AcceleratorError("CUDA error: lost\nmore of it"),
+            "the GPU failed (CUDA error: lost)",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory."), "the GPU's memory is full (CUDA out of"),
+        (MemoryError(), "this machine's memory is full (nothing more was said): end"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "this machine's memory is"),
+    ],
+)
+def test_what_a_device_fails_with_is_one_line_and_what_was_done_stays(
+    error, told, tmp_path, capsys
+):
     def encode(keys, advance):
         if 8 in keys:
-            raise torch.AcceleratorError("CUDA error: unspecified launch failure\nmore of it")
+            raise error
         found = slopes(keys, advance)
         return lambda: found  # as a GPU's, which are fetched later
 
@@ -247,7 +261,7 @@ def test_a_gpu_that_is_lost_ends_in_one_line_and_what_was_done_stays(tmp_path, c
         Bank(tmp_path, FIELDS).fill(range(20), same, encode, shard_rows=2)
 
     assert run(job, []) == 2
-    assert "pgra: error: the GPU failed (CUDA error: unspecified launch" in capsys.readouterr().err
+    assert f"pgra: error: {told}" in capsys.readouterr().err
     assert len(Bank(tmp_path, FIELDS)) == 8
     assert Bank(tmp_path, FIELDS).fill(range(20), same, slopes, shard_rows=2) == 12
 

@@ -1,6 +1,7 @@
 """An LM behind a real endpoint on loopback: kept answers, limits, failures and costs."""
 
 import functools
+import gzip
 import json
 import logging
 import math
@@ -16,6 +17,7 @@ import torch
 from loopback import Fault, LoopbackEndpoint, Written, busy, toy_writer
 
 from pgra.core import Context, Worker
+from pgra.data.read import LINE_LIMIT
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.base import CompleterArguments, open_lm
 from pgra.lm.causal_lm import CausalLM
@@ -65,6 +67,41 @@ def complete(lm, prompts=PROMPTS):
     answers = lm.complete(prompts, max_new_tokens=4, stop="\n", advance=done.append)
     assert sum(done) == len(prompts)
     return [answer.text for answer in answers]
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_answer_without_end_is_not_read_and_not_asked_for_again(
+    server, open_at, monkeypatch, status, packed
+):
+    """A gzip of 3 KB that holds 3 MB, too."""
+    monkeypatch.setenv(LINE_LIMIT, "1")
+    written = json.dumps({"choices": [{"text": " red"}], "more": "x" * (3 << 20)}).encode()
+    body, headers = written, {}
+    if packed:
+        body, headers = gzip.compress(written), {"Content-Encoding": "gzip"}
+    server.faults = [Fault(status, body, headers)]
+    with server.serve() as url:
+        told = r"answered with more than 1 MB, which is not read \(--max_line_mb raises that\)"
+        with pytest.raises(ModelError, match=told):
+            complete(open_at(url), PROMPTS[:1])
+        assert len(server.bodies) == 1
+        monkeypatch.setenv(LINE_LIMIT, "4")  # the control: whoever asks for it gets it
+        server.faults = [Fault(200, body, headers)]
+        assert complete(open_at(url), PROMPTS[:1]) == TEXTS[:1]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
+def test_a_chance_that_is_no_number_is_refused(server, open_at, value):
+    answer = (
+        '{"choices": [{"text": " red", "logprobs": {"tokens": ["a"], "token_logprobs": [%s]}}]}'
+    )
+    with server.serve() as url:
+        server.faults = [Fault(200, answer % value)]
+        with pytest.raises(ModelError, match="which is no completion"):
+            complete(open_at(url), PROMPTS[:1])
+        server.faults = [Fault(200, answer % "-0.5")]
+        assert complete(open_at(url), PROMPTS[:1]) == TEXTS[:1]
 
 
 def test_answers_are_in_order_cut_at_the_stop_greedy_and_asked_for_once_ever(server, open_at):
