@@ -178,12 +178,16 @@ class Source:
         try:
             with pq.ParquetFile(self.path) as file:
                 self._check_column(column, file.schema_arrow, flag)
-                num_rows = 0
+                num_rows, told = 0, file.metadata.num_rows
                 for batch in file.iter_batches(_READ_ROWS, columns=[column]):
                     yield batch
                     num_rows += len(batch)
-                    self.reading.done = self.size * num_rows // file.metadata.num_rows
-        except (pa.ArrowException, OSError) as error:
+                    self.reading.done = self.size * num_rows // max(num_rows, told)
+            if num_rows != told:
+                raise DataError(
+                    f"{self.where} is damaged: it says that it has {told} rows, and has {num_rows}"
+                )
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{self.where} is damaged or is not parquet ({reason})") from None
 

@@ -67,6 +67,18 @@ def test_what_is_wrong_is_named(name, added, told, tmp_path):
     assert told in check(READERS[name], valid + added, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "case", "told"),
+    [
+        ("corpus parquet", 5688, "is damaged or is not parquet ('utf-8' codec"),  # a column's name
+        ("corpus parquet", 9706, "it says that it has 0 rows, and has 2"),
+    ],
+)
+def test_what_long_runs_found_is_refused(name, case, told, tmp_path):
+    (data,) = itertools.islice(cases(READERS[name], seed=0, start=case), 1)
+    assert told in check(READERS[name], data, tmp_path)
+
+
 def test_aliases_may_repeat_a_value_and_not_a_world(tmp_path):
     task = "labels: [a, b]\nprompt: '{text}'\nprompt_words: &w {a: x, b: y}\nverbalizer: *w\n"
     assert check(READERS["task"], task.encode(), tmp_path) == ""
