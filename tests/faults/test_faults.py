@@ -128,6 +128,7 @@ def test_a_shard_that_is_made_again_is_told(world, unbroken, monkeypatch):
 
 def test_a_memory_that_lost_an_entry_or_has_a_stranger_is_told(world, unbroken):
     other, whole = unbroken["correct"].files, unbroken["memory"].files
+    world.after("memory")
     assert kills.again(world, "memory", whole) == ""  # as one that was killed behind its write
     assert "event" in kills.again(world, "memory", whole)  # three times
     world.after()

@@ -15,7 +15,13 @@ KEY, _HOME = "sk-very-secret-key-81f2", "/home/somebody-secret"
 _CODE = """
 import pathlib
 pathlib.Path({flag!r}).write_text("it ran")
-from transformers import BertModel as Planted, BertConfig as PlantedConfig
+from transformers import BertConfig, BertModel
+
+class PlantedConfig(BertConfig):
+    pass
+
+class Planted(BertModel):
+    pass
 """
 
 
