@@ -13,9 +13,7 @@ from world import JOBS, MEMORY, QUESTION, World, fork_main
 
 STATE = ("index", "train", "memory")
 SLACK_MIB = 16  # by which memory may differ between two parts of a run
-# A round, beyond that: safetensors 0.8 keeps two Python objects of each tensor that it reads, for
-# ever, which is most of what is seen.
-GROWTH_MIB = 24 / 1024
+GROWTH_MIB = 4 / 1024  # a round, beyond that
 SLACK_MAPPED = 8  # files of models that nothing holds, and that are not collected yet
 SLOWING = 1.3  # CPU time of a round at the end, by that after the first fourth
 ENTRIES = 100  # rounds after which the memory begins anew, so that no data grows with a run
