@@ -295,10 +295,10 @@ OTHER_FLAGS = {
         # Written.
         "figure html json output output_dir trec",
         # Words of the user's, and names.
-        "base_url corpus_field corpus_id decode device feedback host index_factory lm_layer profile",
+        "base_url corpus_field corpus_id decode device feedback host index_factory lm_layer",
         "lora_target_modules memory_scope method passage_prompt query_prompt question",
         "reader_template reference reranker scope search_batch_sizes search_learning_rates seeds",
-        "similarities similarity source text",
+        "profile similarities similarity source text",
         # Of the Trainer.
         "activation_checkpointing_kwargs dataloader_multiprocessing_context ddp_backend",
         "eval_strategy gradient_checkpointing_kwargs hub_model_id hub_revision hub_strategy",
