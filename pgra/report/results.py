@@ -59,7 +59,7 @@ TASK_AXIS = "data.task"
 _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
 DECIDING_FILES = (_IDENTITY_FILE, _ARGUMENTS_FILE, "training.json", LOSSES_FILE)
-"""Of a run: what was decided or measured before its predictions."""
+"""Of a run: what was decided before its predictions."""
 _SEED = 0
 _ROUNDING = 1e-6
 _TEXT_KEYS = {"bleu": "bleu_counts", "parent": "parent"}
