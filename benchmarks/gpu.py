@@ -33,10 +33,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # pgra need not be installed there
 
 import reader
 import torch
@@ -151,6 +154,7 @@ def run_apart(args: argparse.Namespace, name: str) -> str | None:
     with tempfile.TemporaryFile() as told:
         child = subprocess.Popen(
             [sys.executable, "-u", __file__, *map(str, words)],
+            stdin=subprocess.PIPE,  # it ends with this process, which holds the other end
             stderr=told,
             start_new_session=True,  # it is ended with all that it started
         )
@@ -176,7 +180,13 @@ def sizes_of(args: argparse.Namespace) -> Sizes:
 
 
 def measure_piece(args: argparse.Namespace) -> int:
-    """Measure one piece in this process."""
+    """Measure one piece in this process, as long as the one that began it lives."""
+
+    def end_with_parent() -> None:
+        os.read(0, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     record = Record.open(args.json, None)
     bench = Bench(args.piece, args.folder, choose_device(args.device), sizes_of(args), record)
     skipped = PIECES[args.piece](bench)

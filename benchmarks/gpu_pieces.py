@@ -205,12 +205,12 @@ class Bench:
         return self.sizes.planned - (time.perf_counter() - self._begun)
 
     def tell(self, prefix: str = "", **figures: float) -> None:
-        """Print and write figures, named after the piece and what they have in common."""
-        for end, value in figures.items():
-            name = f"{self.name}/{prefix}{end}"
-            self.record.figures[name] = float(value)
+        """Write and print figures, named after the piece and what they have in common."""
+        named = {f"{self.name}/{prefix}{end}": float(value) for end, value in figures.items()}
+        self.record.figures |= named
+        self.record.write()  # what is printed stays
+        for name, value in named.items():
             say(f"{name:<56}{value:>14.6g}")
-        self.record.write()
 
     def note(self, text: str) -> None:
         """Print and write what no number says."""

@@ -68,7 +68,7 @@ class Manifest:
         created: UTC time, ISO 8601.
         seconds: Wall-clock time the stage took.
         format: Version of this layout.
-        digest: Of all other fields, see `sealed`; empty where an earlier pgra made it.
+        digest: Of all other fields, see `sealed`.
     """
 
     stage: str
@@ -388,8 +388,8 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
                 "build it again or update pgra"
             )
         manifest = Manifest(**values)
-        if manifest.digest and not is_sealed(values):
-            raise ValueError("it is not what was written")
+        if not is_sealed(values):
+            raise ValueError(unsealed(values))
     except (ValueError, TypeError, KeyError) as error:
         raise ArtifactError(
             f"{folder / MANIFEST} is damaged ({error}): delete the folder and run the stage again"
@@ -487,6 +487,34 @@ def check_files(
     """
     for name, what in find_damage(folder, files, verify=verify):
         raise ArtifactError(f"{folder / name} {what}: delete {folder} and run the stage again")
+
+
+# Folders that others read too, such as a model's: their checksums stand in a file of their own.
+
+CHECKSUMS_FILE = "checksums.json"
+
+
+def seal_folder(folder: Path) -> None:
+    """Write the checksums of a folder's files, last: what changes afterwards is seen."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    files = {str(path.relative_to(folder)): record_file(path) for path in paths}
+    files.pop(CHECKSUMS_FILE, None)
+    write_sealed(folder / CHECKSUMS_FILE, {"files": files})
+
+
+def find_changes(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield what is not as a folder's checksums say, as `find_damage` does; nothing without any."""
+    path = folder / CHECKSUMS_FILE
+    if not path.is_file():
+        return
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        files = record["files"] if is_sealed(record) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        files = None
+    if files is None:
+        yield CHECKSUMS_FILE, "is damaged"
+    yield from find_damage(folder, files or {})
 
 
 # Large files: a checksum for each block, compared when the block is first read.
@@ -710,7 +738,6 @@ class DatabaseKind:
         if_missing: What to do where there is none; {path} stands for the file, here and below.
         if_foreign: What to do where the file is another program's.
         if_damaged: What to do where it is damaged.
-        upgrade: Brings the tables of the version before to this one; None where it is refused.
     """
 
     name: str
@@ -723,7 +750,6 @@ class DatabaseKind:
     if_missing: str = "name another file"
     if_foreign: str = "name another file"
     if_damaged: str = "move it away"
-    upgrade: Callable[[sqlite3.Connection], object] | None = None
 
     def damaged(self, path: Path, why: object) -> ArtifactError:
         """Return the error of a damaged file, with the way out."""
@@ -738,6 +764,8 @@ class DatabaseKind:
         """
         try:
             yield
+        except UnicodeDecodeError as error:  # in a message of SQLite's, such as a table's name
+            raise self.damaged(path, error) from None
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "") or ""
             if not name:  # a mistake of ours, such as the use of a closed connection
@@ -789,8 +817,6 @@ def open_database(
             if not writable and not _is_readable(path, db):
                 db.close()
                 db = _connect(path, kind, "immutable=1")
-            if writable and kind.upgrade is not None:
-                _upgrade_database(path, kind, db)
             _check_marks(path, kind, db)
             if writable and kind.uses_wal:
                 db.execute("PRAGMA synchronous = FULL")
@@ -804,9 +830,13 @@ def _connect(path: Path, kind: DatabaseKind, mode: str) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?{mode}"
     # SQLite takes calls of several threads in turn; who shares one keeps transactions apart.
     alone = sqlite3.threadsafety < _SERIALIZED
-    return sqlite3.connect(
+    db = sqlite3.connect(
         uri, uri=True, isolation_level=None, timeout=kind.timeout, check_same_thread=alone
     )
+    db.text_factory = functools.partial(
+        str, encoding="utf-8", errors="replace"
+    )  # checksums tell damage
+    return db
 
 
 def _create_database(path: Path, kind: DatabaseKind) -> None:
@@ -845,22 +875,6 @@ def _is_readable(path: Path, db: sqlite3.Connection) -> bool:
     return True
 
 
-def _upgrade_database(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:
-    """Bring a file of the version before to this one, whole or not at all."""
-    marks = [("application_id", kind.application_id), ("user_version", kind.version - 1)]
-
-    def is_before() -> bool:
-        return all(db.execute(f"PRAGMA {name}").fetchone() == (value,) for name, value in marks)
-
-    if is_before():
-        with db:  # which commits, or rolls back
-            db.execute("BEGIN IMMEDIATE")
-            if is_before() and kind.upgrade is not None:  # no other process did it meanwhile
-                kind.upgrade(db)
-                db.execute(f"PRAGMA user_version = {kind.version}")
-        logger.info("%s was of an earlier pgra, and is of this one now", path)
-
-
 def _check_marks(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:
     (application_id,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -868,6 +882,9 @@ def _check_marks(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None
         raise ArtifactError(f"{path} is no {kind.name} of pgra: {kind.if_foreign}")
     if version != kind.version:
         raise ArtifactError(
-            f"{path} has format {version}, this pgra reads {kind.version}: update pgra, or "
-            f"{kind.if_foreign}"
+            f"{path} has format {version}, this pgra reads {kind.version}: use the pgra that made "
+            f"it, or {kind.if_foreign}"
         )
+    tables = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema")}
+    if missing := {sql.strip() for sql in kind.schema.split(";")} - {"", *tables}:
+        raise kind.damaged(path, f"it lacks {missing.pop()}")

@@ -272,7 +272,8 @@ class Rule:
             raise ConfigError(f"{name} is {show(value)}: that is too large")
         if isinstance(value, str):
             self._check_text(name, value)
-        if self.choices is not None and not (self.is_open and ":" in str(value)):
+        is_path = self.is_open and ":" in str(value)
+        if self.choices is not None and value not in self.choices and not is_path:
             kind = self.is_open if isinstance(self.is_open, str) else name
             choose(name, value, [*self.choices, *(_installed(kind) if self.is_open else ())])
         bounds: list[tuple[str, Any, Callable[[Any, Any], bool]]] = [

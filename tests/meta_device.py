@@ -3,11 +3,14 @@
 `python tests/meta_device.py` counts that for BERT-base over 8,192 sentences, and for a search.
 """
 
+import sys
 from collections import Counter
 from contextlib import contextmanager
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from pgra.lm.batching import send
 
 _QUESTIONS = {
     *("_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero"),
@@ -19,8 +22,8 @@ class MetaDevice(TorchDispatchMode):
     """Stands in for a GPU: tensors on "meta" have no numbers, and every operation is seen.
 
     Attributes:
-        waits: How often each kind of answer or copy from the device was waited for. Answers are
-            yes, and what is copied is ones.
+        waits: How often each kind of answer or copy was waited for: copies from the device, and
+            those to it that do not go by `send`. Answers are yes, and what is copied is ones.
         sent: Bytes and dtype of each copy to the device.
         launches: Operations on the device that make something new.
     """
@@ -44,10 +47,19 @@ class MetaDevice(TorchDispatchMode):
                 return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
             if not source.is_meta and "meta" in asked:
                 self.sent.append((source.nbytes, source.dtype))
+                if not _is_sending():
+                    self.waits["copy to the device"] += 1
         made = func(*args, **kwargs)
         is_new = isinstance(made, torch.Tensor) and made.is_meta and not func.is_view
         self.launches += is_new and name not in {"empty", "to", "detach"}
         return made
+
+
+def _is_sending():
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not send.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from pgra.errors import ConfigError, ModelError, device_failures, show
 from pgra.lm import load
 from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
-from pgra.lm.kernels import are_allowed, find_fault, packed_for
+from pgra.lm.kernels import added_mask, packed_for, takes_added_mask
 from pgra.lm.load import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -402,7 +402,7 @@ class Encoder:
         advice = f"{self.device}: lower max_encoder_tokens, or choose a smaller encoder"
         times = 1 if self.device.type == "cpu" else _GPU_TIMES
         self._back_off = BackOff(times * self.batch_tokens, advice)
-        self._takes_own_mask: bool | None = None  # found out with the first batch
+        self._takes_added_mask: bool | None = None  # found out with the first batch
         self._max_tokens = int(str(self.fingerprint["max_tokens"]))
 
     @classmethod
@@ -619,47 +619,30 @@ class Encoder:
 
     def _forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors (B, D) of token ids (B, L), by a mask that is True on real ones."""
-        if self._takes_own_mask is None:
-            # On a CPU nobody waits, and where all is true the stock way is the quicker one.
-            is_wanted = self.device.type != "cpu" and are_allowed()
-            self._takes_own_mask = is_wanted and self._try_own_mask()
-        return self._vectors(ids, mask, own_mask=self._takes_own_mask)
+        if self._takes_added_mask is None:
+            self._takes_added_mask = self.device.type != "cpu" and self._try_added_mask()
+        takes = self._takes_added_mask
+        return self._vectors(
+            ids, mask, added_mask(mask, self.model.dtype) if takes else mask.long()
+        )
 
-    def _vectors(self, ids: Tensor, mask: Tensor, *, own_mask: bool) -> Tensor:
-        given = mask.long()
-        if own_mask:
-            given = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
-            given = given.masked_fill_(~mask, torch.finfo(given.dtype).min)[:, None, None]
+    def _vectors(self, ids: Tensor, mask: Tensor, given: Tensor) -> Tensor:
         output = self.model(input_ids=ids, attention_mask=given)
         vectors = pool(output, mask, str(self.fingerprint["pooling"]))  # (B, D)
         for layer in self._layers:
             vectors = unit_length(vectors, dim=-1) if layer is None else layer.apply(vectors)
         return unit_length(vectors, dim=-1) if self.fingerprint["normalize"] else vectors
 
-    def _try_own_mask(self) -> bool:
-        """Return whether the model takes a mask that is added to its scores, (B, 1, 1, L).
-
-        Of a mask (B, L) transformers asks whether all of it is true, and waits for a GPU's answer.
-        The two are compared on a text of all sorts of tokens, as long as any, and on half of one.
-        They must agree to float32's rounding in half precision too: the products are the same.
-        """
+    def _try_added_mask(self) -> bool:
+        """Compare on a text of all sorts of tokens, as long as any, and on half of one."""
         longest = self._max_tokens
         two = torch.arange(2 * longest, device=self.device).view(2, longest)
         two = two * _STRIDE % self.model.config.vocab_size
         seen = torch.ones(two.shape, dtype=torch.bool, device=self.device)
         seen[1, (longest + 1) // 2 :] = False
-        fault = find_fault(
-            lambda: self._vectors(two, seen, own_mask=True),
-            self._vectors(two, seen, own_mask=False),
-            dtype=torch.float32,
+        return takes_added_mask(
+            lambda mask: self._vectors(two, seen, mask), seen, self.model.dtype, "the encoder"
         )
-        if fault is not None:
-            logger.warning(
-                "the encoder takes no mask but transformers' own (%s): each batch waits for %s",
-                fault,
-                self.device,
-            )
-        return fault is None
 
 
 def _check_peaks(peaks: npt.NDArray[np.float32], chunk: TokenChunk, *, in_half: bool) -> None:

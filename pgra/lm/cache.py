@@ -40,19 +40,12 @@ def _seal(key: str, answer: str) -> str:
     return xxhash.xxh3_128_hexdigest(f"{key} {answer}".encode()) + answer
 
 
-def _seal_all(db: sqlite3.Connection) -> None:
-    """Give answers that were kept without a checksum one: nothing tells whether they are whole."""
-    db.create_function("seal", 2, _seal, deterministic=True)
-    db.execute("UPDATE answers SET answer = seal(digest, answer)")
-
-
 ANSWERS = DatabaseKind(
     name="file of answers",
     application_id=0x70677261,  # "pgra"
     schema="CREATE TABLE answers "
     "(digest TEXT PRIMARY KEY, model TEXT NOT NULL, answer TEXT NOT NULL) WITHOUT ROWID",
     version=2,
-    upgrade=_seal_all,
     timeout=60.0,
     if_foreign="move it away, or choose another --artifacts_dir",
     if_damaged="move it away, and its answers are asked again, or put a copy in its place",
@@ -147,7 +140,7 @@ def _unseal(key: str, kept: object) -> Answer | None:
     try:
         text = str(kept)[_CHECKSUM_CHARS:]
         return Answer(**json.loads(text)) if _seal(key, text) == kept else None
-    except (ValueError, TypeError):  # not JSON, or not an answer's: checksums came later
+    except (ValueError, TypeError):  # not JSON, or not an answer's
         return None
 
 

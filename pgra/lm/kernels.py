@@ -83,6 +83,39 @@ def find_fault(fast: "Way", truth: Tensor, *, dtype: torch.dtype, noise: float =
 Way = Callable[[], Tensor]
 
 
+def added_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what is added to scores, (B, 1, 1, L), for a mask (B, L) that is True on tokens."""
+    given = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return given.masked_fill_(~mask, torch.finfo(dtype).min)[:, None, None]
+
+
+def takes_added_mask(
+    run: Callable[[Tensor], Tensor], mask: Tensor, dtype: torch.dtype, who: str
+) -> bool:
+    """Return whether a model takes an `added_mask`; where it does not, that is said.
+
+    Of a mask (B, L) transformers asks whether all of it is true, and waits for a GPU's answer. On a
+    CPU nobody waits, and where all is true the stock way is the quicker one: do not ask there. The
+    two must agree to float32's rounding in half precision too: the products are the same.
+
+    Args:
+        run: Gives a model's values by a mask.
+        mask: True on tokens, (B, L).
+        dtype: The model's.
+        who: Has the model, for the warning.
+    """
+    if not are_allowed():
+        return False
+    truth = run(mask.long())
+    fault = find_fault(lambda: run(added_mask(mask, dtype)), truth, dtype=torch.float32)
+    if fault is not None:
+        logger.warning(
+            "%s takes no mask but transformers' own (%s): each batch waits for %s",
+            *(who, fault, mask.device),
+        )
+    return fault is None
+
+
 class Kernel(NamedTuple):
     """A kernel, and what the stock way costs instead."""
 

@@ -23,7 +23,7 @@ import torch
 import xxhash
 from safetensors import SafetensorError
 
-from pgra.artifacts import TemporaryFolder, digest, file_checksum
+from pgra.artifacts import CHECKSUMS_FILE, TemporaryFolder, digest, file_checksum, find_changes
 from pgra.core import Json, check_device, machine_memory
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
@@ -103,6 +103,11 @@ def find_model(name: str) -> ModelSource:
 
 @lru_cache(maxsize=32)
 def _files_digest(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str:
+    for name, what in find_changes(folder):  # of a model that pgra trained
+        raise ModelError(
+            f"{folder / name} {what}: train it again, or delete {folder / CHECKSUMS_FILE} if you "
+            "changed it yourself"
+        )
     return digest({name: file_checksum(folder / name) for name, _, _ in stamps})[:32]
 
 

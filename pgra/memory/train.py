@@ -28,7 +28,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from pgra.artifacts import digest, lock_folder, write_json
+from pgra.artifacts import digest, lock_folder, seal_folder, write_json
 from pgra.config import Arguments, arg
 from pgra.core import Context, Json
 from pgra.encoders.encoder import DenseLayer, Encoder
@@ -84,6 +84,7 @@ class _Trainable(Trainable):
         super().save(folder)
         name, content = self.record
         write_json(folder / name, content)
+        seal_folder(folder)
 
 
 def _arguments(folder: Path, **more: Any) -> ReaderTrainingArguments:
@@ -341,6 +342,7 @@ def train_encoder(
         def save(aside: Path) -> None:
             save_with_head(encoder, head, aside)
             write_json(aside / ABOUT_FILE, about)
+            seal_folder(aside)
 
         replace_folder(folder, save)
         seconds = time.monotonic() - start

@@ -172,10 +172,12 @@ class T5Classifier(Classifier):
                 # Other processes are guessed to be as far: their batches may be smaller.
                 bar.update(min(len(indices) * worker.world, len(inputs) - bar.n))
         reader.train(was_training)
-        told = [(rows, made.tolist() if isinstance(made, Tensor) else made) for rows, made in found]
-        values = {
-            i: v for rows, made in gather(told, worker) for i, v in zip(rows, made, strict=True)
-        }
+        rows = [row for indices, _ in found for row in indices]
+        tensors = [made for _, made in found if isinstance(made, Tensor)]  # all of them, or none
+        made = (
+            torch.cat(tensors).tolist() if tensors else [v for _, values in found for v in values]
+        )
+        values = dict(gather(list(zip(rows, made, strict=True)), worker))
         return [values[i] for i in range(len(inputs))]
 
     def _targets(self) -> Tensor:

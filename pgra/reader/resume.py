@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
-from pgra.artifacts import find_damage, is_sealed, record_file, write_sealed
+from pgra.artifacts import CHECKSUMS_FILE, find_changes
 from pgra.core import cpu_group, wait_for_all
 from pgra.errors import ArtifactError, Stopped
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -180,14 +180,6 @@ def early_stopping_count(saved: Any) -> int:
 
 
 _STATE_FILE = "trainer_state.json"
-CHECKSUMS_FILE = "checksums.json"
-
-
-def seal_checkpoint(checkpoint: Path) -> None:
-    """Write the checksums of a checkpoint's files, last: what changes afterwards is seen."""
-    files = {path.name: record_file(path) for path in sorted(checkpoint.iterdir())}
-    files.pop(CHECKSUMS_FILE, None)
-    write_sealed(checkpoint / CHECKSUMS_FILE, {"files": files})
 
 
 def unseal_checkpoint(checkpoint: Path) -> None:
@@ -223,8 +215,8 @@ def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
     process writes its random state when it comes to it. A kill behind that leaves no checksums.
     """
     has_checksums = (checkpoint / CHECKSUMS_FILE).is_file()
-    if has_checksums and (change := next(_find_changes(checkpoint), None)):
-        return change
+    if change := next(find_changes(checkpoint), None):
+        return " ".join(change)
     names = {path.name for path in checkpoint.glob("*") if path.is_file()}
     random = [f"rng_state_{rank}.pth" for rank in range(num_processes or 0)]
     if num_processes in (None, 1):
@@ -235,19 +227,6 @@ def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
     bad = (name for name in sorted(names) if not (has_checksums or _is_whole(checkpoint / name)))
     found = next(bad, None)
     return found and f"{found} is cut short or damaged"
-
-
-def _find_changes(checkpoint: Path) -> Iterator[str]:
-    """Yield what is not as the checksums beside it say."""
-    try:
-        record = json.loads((checkpoint / CHECKSUMS_FILE).read_text(encoding="utf-8"))
-        files = record["files"] if is_sealed(record) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        files = None
-    if files is None:
-        yield f"{CHECKSUMS_FILE} is damaged"
-    for name, what in find_damage(checkpoint, files or {}):
-        yield f"{name} {what}"
 
 
 def _is_whole(path: Path) -> bool:

@@ -38,7 +38,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from pgra.artifacts import name_beside, sync_folder, write_text
+from pgra.artifacts import CHECKSUMS_FILE, name_beside, seal_folder, sync_folder, write_text
 from pgra.core import Context, Worker, gather, wait_for_all
 from pgra.errors import (
     ArtifactError,
@@ -56,7 +56,6 @@ from pgra.reader.fields import LOSSES_FILE
 from pgra.reader.module import Classifier, ReaderModule, Trainable
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
-    CHECKSUMS_FILE,
     EarlyStopping,
     Stopper,
     best_checkpoint,
@@ -65,7 +64,6 @@ from pgra.reader.resume import (
     last_checkpoint,
     load_weights,
     read_state,
-    seal_checkpoint,
     unseal_checkpoint,
 )
 
@@ -641,7 +639,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
             wait_for_all()  # each process wrote its random state
         if state.is_world_process_zero and folder.is_dir():
             self.module.model.config.save_pretrained(folder)
-            seal_checkpoint(folder)
+            seal_folder(folder)
         self.stopper.after_save(state)
 
     def _folder(self, args: Any, state: Any) -> Path:

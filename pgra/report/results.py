@@ -38,7 +38,7 @@ from pgra.config import (
 )
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError
-from pgra.reader.fields import NOT_DECIDING
+from pgra.reader.fields import LOSSES_FILE, NOT_DECIDING
 from pgra.report.metrics import (
     RIGHT,
     WRONG,
@@ -58,7 +58,7 @@ CONSISTENCY_FILE = "consistency.json"
 TASK_AXIS = "data.task"
 _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
-DECIDING_FILES = (_IDENTITY_FILE, _ARGUMENTS_FILE, "training.json")
+DECIDING_FILES = (_IDENTITY_FILE, _ARGUMENTS_FILE, "training.json", LOSSES_FILE)
 """Of a run: what was decided before its predictions."""
 _SEED = 0
 _ROUNDING = 1e-6

@@ -6,7 +6,7 @@ several, the log-probability of the class named "relevant", or else of the last 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -19,7 +19,8 @@ from pgra.config import Arguments as _Arguments
 from pgra.config import RerankArguments, arg
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
-from pgra.lm.batching import token_budget_batches
+from pgra.lm import kernels
+from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
 from pgra.lm.cost import Reading, Trial, estimate_reading, time_reading
 from pgra.lm.load import (
     batch_budget,
@@ -102,6 +103,9 @@ class CrossEncoderReranker(PairReranker):
             )
         self.max_tokens, self.batch_tokens = most or window, args.lm_batch_tokens
         self.counter, self.num_tokens, self.num_cut = self, 0, 0
+        advice = f"{self.device}: lower --cross_encoder_tokens, or choose a smaller cross-encoder"
+        self._back_off = BackOff(batch_budget(self.batch_tokens, self.device), advice)
+        self._takes_added_mask: bool | None = None  # found out with the first batch
         fields = {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
         super().__init__(request, name, self.device, {**fields, "reranker": "cross-encoder"})
 
@@ -172,22 +176,58 @@ class CrossEncoderReranker(PairReranker):
         lines = zip(*encoded.values(), strict=True)
         return [dict(zip(encoded, line, strict=True)) for line in lines]
 
-    def compute(self, shard: Sequence[Mapping[str, Any]], advance: Advance) -> Tensor:
-        """Score tokenised pairs, in batches of like length: (n, 1) float32, in their order."""
+    def compute(self, shard: Sequence[Mapping[str, Any]], advance: Advance) -> Callable[[], Tensor]:
+        """Begin to score tokenised pairs, in batches of like length; a GPU is not waited for.
+
+        Returns:
+            What waits for the scores and returns them, (n, 1) float32, in their order.
+        """
         lengths = [len(pair["input_ids"]) for pair in shard]
-        scores, budget = torch.empty(len(shard), 1), batch_budget(self.batch_tokens, self.device)
-        for batch in token_budget_batches(lengths, budget):
-            padded = self.tokenizer.pad([shard[i] for i in batch], return_tensors="pt")
-            with torch.inference_mode():
-                logits = self.model(**padded.to(self.device)).logits.float()
-            scores[batch, 0] = self._relevance(logits).cpu()
+        order, held = list[int](), [torch.empty(0, device=self.device)]
+
+        def size(rows: Sequence[int]) -> int:
+            return len(rows) * lengths[rows[0]]
+
+        for batch in token_budget_batches(lengths, self._back_off.budget):
+            held += self._back_off.run(
+                batch, size, lambda rows: self._run([shard[i] for i in rows])
+            )
+            order += batch
             self.num_tokens += sum(lengths[i] for i in batch)
             advance(len(batch))
-        if not torch.isfinite(scores).all():
-            raise ModelError(
-                f"'{self.source.name}' gave a score that is not finite: use --lm_dtype"
-            )
-        return scores
+        fetch = begin_fetch(torch.cat(held))
+
+        def finish() -> Tensor:
+            scores = torch.empty(len(shard), 1)
+            scores[order, 0] = fetch()
+            if not torch.isfinite(scores).all():
+                raise ModelError(
+                    f"'{self.source.name}' gave a score that is not finite: use --lm_dtype"
+                )
+            return scores
+
+        return finish
+
+    @torch.inference_mode()
+    def _run(self, pairs: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Score pairs in one call, (n,) float32."""
+        padded = self.tokenizer.pad(pairs, return_tensors="pt")
+        sent = {name: send(values, self.device) for name, values in padded.items()}
+        mask = sent.pop("attention_mask").bool()
+        if self._takes_added_mask is None:
+            self._takes_added_mask = self.device.type != "cpu" and self._try_added_mask(sent, mask)
+        given = kernels.added_mask(mask, self.dtype) if self._takes_added_mask else mask.long()
+        return self._relevance(self.model(**sent, attention_mask=given).logits.float())
+
+    def _try_added_mask(self, sent: Mapping[str, Tensor], mask: Tensor) -> bool:
+        """Compare on two texts, half of one hidden."""
+        two = {name: values[:2] for name, values in sent.items()}
+        seen = mask[:2].clone()
+        seen[-1, (seen.shape[1] + 1) // 2 :] = False
+        return kernels.takes_added_mask(
+            lambda mask: self.model(**two, attention_mask=mask).logits.reshape(1, -1),
+            *(seen, self.dtype, "the cross-encoder"),
+        )
 
     def _relevance(self, logits: Tensor) -> Tensor:
         if logits.shape[1] == 1:
@@ -220,7 +260,7 @@ class CrossEncoderReranker(PairReranker):
             time_reading,
             self,
             iter([(pairs, lengths)]),
-            self.compute,
+            lambda pairs, advance: self.compute(pairs, advance)(),
             batch_tokens=self.batch_tokens,
             is_cpu=self.device.type == "cpu",
         )

@@ -113,8 +113,8 @@ class PairReranker(ScoringReranker):
         """Tokenise a shard's pairs, in another thread."""
 
     @abstractmethod
-    def compute(self, shard: Any, advance: Advance) -> Tensor:
-        """Score what `read` returned: (n, columns) float32."""
+    def compute(self, shard: Any, advance: Advance) -> Tensor | Callable[[], Tensor]:
+        """Score what `read` returned, (n, columns) float32, or return what waits for that."""
 
     @property
     def store(self) -> str:

@@ -19,11 +19,12 @@ import numpy.typing as npt
 from pgra.artifacts import (
     digest,
     file_checksum,
+    is_sealed,
     load_manifest,
     read_array,
     write_array,
     write_aside,
-    write_json,
+    write_sealed,
 )
 from pgra.core import Json, Rows, run_overlapped
 from pgra.encoders.encoder import Encoder, TokenChunk
@@ -72,7 +73,8 @@ class Shard:
         """Return whether the vectors are there, whole, and those of this digest."""
         record = self.read_record()
         same = (record.get("rows"), record.get("made_of")) == ([self.start, self.stop], made_of)
-        return same and self.path.is_file() and file_checksum(self.path) == record.get("checksum")
+        is_whole = is_sealed(record) and self.path.is_file()
+        return same and is_whole and file_checksum(self.path) == record.get("checksum")
 
 
 def plan_shards(
@@ -151,7 +153,7 @@ def encode_shards(
             "cut": num_cut,
             "checksum": file_checksum(shard.path),
         }
-        write_json(shard.record_path, record)
+        write_sealed(shard.record_path, record)
 
     with Bar(total=total, desc="encode", unit="text", disable=not (progress and shards)) as bar:
 

@@ -159,8 +159,14 @@ def judge(
         now, was = ({**s, case.path: None} for s in (now, was))  # it is as the damage left it
     elif not (world.here / case.path).exists():
         now, was = ({n: v for n, v in s.items() if n != case.path} for s in (now, was))
+    if fnmatch(case.path, "artifacts/answers/*"):  # asked again, alone: the last digits may differ
+        now, was = ({name: _rounded(value) for name, value in s.items()} for s in (now, was))
     differ = differing(now, was)
     return f"silently other: {'; '.join(differ[:4])}" if differ else ""
+
+
+def _rounded(value: object) -> str:
+    return re.sub(r"\d+\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.5f}", repr(value))
 
 
 def spoil(path: Path, kind: str, draw: random.Random) -> bool:
@@ -180,7 +186,8 @@ def _flip(path: Path, good: bytes, draw: random.Random) -> bytes:
     if not good:
         return good
     bad = bytearray(good)
-    bad[draw.randrange(len(bad))] ^= 1 << draw.randrange(8)
+    used = [at for at, byte in enumerate(good) if byte]  # a database's pages are empty for the most
+    bad[draw.choice(used)] ^= 1 << draw.randrange(8)
     return bytes(bad)
 
 

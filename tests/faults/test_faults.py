@@ -47,6 +47,15 @@ def test_damage_is_named_or_changes_nothing(world, kind):
         assert not damage.run(world, case, whole), case
 
 
+@pytest.mark.parametrize(
+    "pattern", ["memory.sqlite", "artifacts/answers/*.sqlite", "runs/pgra/losses.jsonl"]
+)
+def test_damage_of_what_a_few_draws_may_miss_is_named_or_changes_nothing(world, pattern):
+    world.after(*damage.STATE)
+    for seed in range(3):
+        assert not damage.run(world, damage.Case(world.resolve(pattern), "flip", seed), {})
+
+
 def test_a_run_that_lost_its_metrics_is_named_or_measured_again_to_the_same(world):
     for name in ("runs/pgra", "runs/grid/one/seed-1"):
         assert not damage.run(world, damage.Case(f"{name}/metrics.json", "delete", 0), {})

@@ -8,8 +8,10 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from conftest import SENTENCES, write_jsonl
@@ -297,13 +299,14 @@ def run_gpu(tmp_path, capfd):
     """Run benchmarks/gpu.py as a user does, where little is installed; return code and output."""
     lacking = tmp_path / "lacking"
     lacking.mkdir()
-    told = f"import sys\nsys.modules.update(dict.fromkeys({WITHOUT}))\n"
+    told = f"import os, sys\nsys.modules.update(dict.fromkeys({WITHOUT}))\n"
+    told += "sys.path[:] = [p for p in sys.path if not os.path.isfile(p + '/pgra/cli.py')]\n"
     (lacking / "sitecustomize.py").write_text(told)
-    paths = os.pathsep.join([str(lacking), str(FOLDER.parent)])
 
     def run(*words):
         command = [sys.executable, str(FOLDER / "gpu.py"), "run", *map(str, words), "--tiny"]
-        code = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False)
+        env = {**os.environ, "PYTHONPATH": str(lacking)}
+        code = subprocess.run(command, env=env, cwd=tmp_path, check=False)
         return code.returncode, capfd.readouterr().out
 
     return run
@@ -351,6 +354,25 @@ def test_a_piece_that_fails_is_named_and_the_others_stay(run_gpu, tmp_path):
     assert code == 0
     assert "search: done before; remove" in out
     assert json.loads(path.read_text())["figures"] == told["figures"]
+
+
+@pytest.mark.slow
+def test_what_was_measured_before_a_kill_stays_and_nothing_runs_on(tmp_path):
+    packed, path = tmp_path / "packed", tmp_path / "gpu.json"
+    packed.mkdir()
+    write_manifest(packed, stage="pack", fingerprint={}, counts={}, seconds=0.0)
+    words = ["run", packed, "--json", path, "--tiny", "--only", "env", "tests"]
+    command = [sys.executable, "-u", str(FOLDER / "gpu.py"), *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert any(line.startswith("env: done") for line in running.stdout)
+        while not (pieces := psutil.Process(running.pid).children()):
+            time.sleep(0.01)
+        running.kill()
+        pieces[0].wait(60)
+    told = json.loads(path.read_text())
+    assert told["figures"]["env/copy_gb_per_second"] > 0
+    assert told["pieces"].pop("env")["state"] == "done"
+    assert not [piece for piece in told["pieces"].values() if piece["state"] == "done"]
 
 
 def test_what_cannot_be_measured_is_refused_in_a_line(benchmark, monkeypatch, tmp_path):

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.artifacts import (
+    SEAL,
     DatabaseKind,
     artifact_dir,
     build_once,
@@ -128,6 +129,10 @@ def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
     (folder / "manifest.json").write_text(json.dumps({**values, "format": 9, "tiers": ["new"]}))
     with pytest.raises(ArtifactError, match="has format 9, this pgra reads 1: build it again"):
         read()
+    for digest_less in ({**values, "digest": ""}, {k: v for k, v in values.items() if k != SEAL}):
+        (folder / "manifest.json").write_text(json.dumps(digest_less))
+        with pytest.raises(ArtifactError, match=r"manifest.json is damaged \(it "):
+            load_manifest(folder)
 
 
 def test_every_changed_byte_of_a_manifest_is_refused_or_harmless(folder):

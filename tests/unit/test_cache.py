@@ -4,7 +4,6 @@ Several processes ask each prompt once among them; here they are threads, each w
 """
 
 import contextlib
-import json
 import math
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -103,20 +102,27 @@ def test_answers_that_changed_places_are_damaged_and_named(answers, caplog):
     assert f"{answers.path}: 1 answers are damaged, and asked again" in caplog.text
 
 
-def test_a_file_without_checksums_is_read_and_gets_them(answers):
-    answers.keep({}, model="m")
-    lines = [("a", "m", json.dumps({"text": " Paris", "num_prompt_tokens": 12}))]
-    lines.append(("b", "m", "{"))
-    insert = "INSERT INTO answers VALUES (?, ?, ?)"
-    run_sql(answers.path, *([insert, line] for line in lines), ["PRAGMA user_version = 1"])
-    for _ in range(2):
-        assert answers.find(["a", "b"]) == {"a": Answer(" Paris", 12)}
-    assert run_sql(answers.path, ["PRAGMA user_version"]) == [[(2,)]]
-    run_sql(answers.path, ["UPDATE answers SET answer = replace(answer, 'Paris', 'Rome ')"])
-    assert answers.find(["a"]) == {}
-    run_sql(answers.path, ["PRAGMA user_version = 3"])
-    with pytest.raises(ArtifactError, match="has format 3, this pgra reads 2: update pgra"):
+@pytest.mark.parametrize("version", [1, 3])  # answers had no checksums in 1
+def test_a_file_of_another_format_is_refused(answers, version):
+    answers.keep({"a": PARIS}, model="m")
+    run_sql(answers.path, [f"PRAGMA user_version = {version}"])
+    with pytest.raises(ArtifactError, match=f"has format {version}, this pgra reads 2: use the"):
         answers.find(["a"])
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@settings(derandomize=True, deadline=None, max_examples=150)
+def test_no_flipped_bit_gives_another_answer(tmp_path_factory, place, bit):
+    folder = tmp_path_factory.mktemp("answers")
+    answers, kept = AnswersCache(folder), {f"{n}": Answer(f" {n}") for n in range(20)}
+    answers.keep(kept, model="m")
+    good = answers.path.read_bytes()
+    used = [at for at, byte in enumerate(good) if byte]
+    bad = bytearray(good)
+    bad[used[int(place * len(used))]] ^= 1 << bit
+    answers.path.write_bytes(bad)
+    with contextlib.suppress(ArtifactError):
+        assert answers.find([*kept]).items() <= kept.items()
 
 
 # A local LM whose answers are kept.

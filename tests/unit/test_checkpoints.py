@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from small_training import at_batch, make_arguments, run_files, train
 from transformers import AutoModelForSeq2SeqLM
 
+from pgra.artifacts import seal_folder
 from pgra.errors import ArtifactError
-from pgra.reader.resume import last_checkpoint, seal_checkpoint
+from pgra.reader.resume import last_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -147,14 +148,14 @@ def test_a_run_whose_best_checkpoint_is_gone_is_not_ended_with_another(copy, t5_
     shutil.rmtree(copy / "checkpoint-3")
     state = copy / "checkpoint-6" / "trainer_state.json"
     state.write_text(state.read_text().replace(str(run), str(copy)))
-    seal_checkpoint(state.parent)
+    seal_folder(state.parent)
     with pytest.raises(ArtifactError, match=r"tells of a better one, .*checkpoint-3, that is gone"):
         again(t5_dir, copy)
 
 
 def test_a_damaged_state_is_refused(copy, t5_dir):
     (copy / "checkpoint-6" / "trainer_state.json").write_text('{"no": "state"}')
-    seal_checkpoint(copy / "checkpoint-6")
+    seal_folder(copy / "checkpoint-6")
     with pytest.raises(ArtifactError, match=r"trainer_state.json is damaged \("):
         again(t5_dir, copy)
 

@@ -28,7 +28,7 @@ PAIRS = [
 
 @pytest.fixture
 def start(corpus, cross_encoder_dir, tmp_path):
-    def start(folder=cross_encoder_dir, tokens=None, **changes):
+    def start(folder=cross_encoder_dir, tokens=None, device="cpu", **changes):
         changes = {"bank_shard_rows": 2, "lm_dtype": "float32", **changes}
         args = RerankArguments(reranker="cross-encoder", **changes)
         return open_reranker(
@@ -36,7 +36,7 @@ def start(corpus, cross_encoder_dir, tmp_path):
                 args=args,
                 prompt=FewShotPrompt(PromptTemplate("{text}")),
                 corpus=corpus,
-                context=Context(artifacts=tmp_path / "artifacts", device="cpu"),
+                context=Context(artifacts=tmp_path / "artifacts", device=device),
                 options=CrossEncoderArguments(
                     cross_encoder=str(folder), cross_encoder_tokens=tokens
                 ),
@@ -47,7 +47,7 @@ def start(corpus, cross_encoder_dir, tmp_path):
 
 
 def score(model, pairs=PAIRS):
-    return model.compute(model.tokenize(*zip(*pairs, strict=True)), int)[:, 0].numpy()
+    return model.compute(model.tokenize(*zip(*pairs, strict=True)), int)()[:, 0].numpy()
 
 
 def by_hand(folder, pairs=PAIRS):
@@ -66,6 +66,40 @@ def test_one_logit_is_the_score_whatever_the_batches(start, cross_encoder_dir, b
     assert np.ptp(found) > 0.1
     turned = score(model, [pair[::-1] for pair in PAIRS])
     assert np.abs(turned - found).max() > 0.05  # the control: query and passage are not alike
+
+
+def test_what_memory_does_not_hold_is_scored_in_halves(start, cross_encoder_dir, caplog):
+    model = start()
+
+    def fail(_, args, kwargs):
+        if len(kwargs["input_ids"]) > most:
+            raise torch.OutOfMemoryError
+
+    model.model.register_forward_pre_hook(fail, with_kwargs=True)
+    most = 2
+    np.testing.assert_allclose(score(model), by_hand(cross_encoder_dir)[:, 0], rtol=1e-4, atol=1e-5)
+    assert "out of memory: batches now take" in caplog.text
+    most = 0
+    with pytest.raises(ModelError, match="does not fit the memory of cpu: lower --cross_encoder_t"):
+        score(model)
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_scores(start, cross_encoder_dir):
+    scores = score(start(device="cuda"))
+    np.testing.assert_allclose(scores, by_hand(cross_encoder_dir)[:, 0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_a_mask_that_no_device_is_asked_about_gives_the_stock_scores(start, tmp_path, num_labels):
+    model = start(build_cross_encoder(tmp_path / "model", num_labels=num_labels))
+    stock = score(model)
+    assert model._takes_added_mask is False  # on a CPU transformers' own is the quicker
+    sent = model.tokenizer.pad(model.tokenize(*zip(*PAIRS, strict=True)), return_tensors="pt")
+    with torch.inference_mode():
+        assert model._try_added_mask(sent, sent.pop("attention_mask").bool())
+    model._takes_added_mask = True
+    np.testing.assert_allclose(score(model), stock, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

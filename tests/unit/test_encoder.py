@@ -168,10 +168,10 @@ TEXTS = [*SENTENCES, "sea", " ".join(SENTENCES[:4])]
 @pytest.mark.parametrize("any_encoder", KINDS, indirect=True, ids="-".join)
 def test_a_mask_that_no_device_is_asked_about_gives_the_stock_vectors(any_encoder):
     stock = any_encoder.encode(TEXTS)
-    assert any_encoder._takes_own_mask is False  # on a CPU transformers' own is the quicker
+    assert any_encoder._takes_added_mask is False  # on a CPU transformers' own is the quicker
     with torch.inference_mode():
-        assert any_encoder._try_own_mask()
-    any_encoder._takes_own_mask = True
+        assert any_encoder._try_added_mask()
+    any_encoder._takes_added_mask = True
     close(any_encoder.encode(TEXTS), stock, atol=2e-6)
 
 
@@ -182,10 +182,10 @@ def test_a_model_with_masks_of_its_own_keeps_them_and_it_is_said(any_encoder, ca
     """One looks at near tokens only, the other at earlier ones; given our mask both see all."""
     stock = any_encoder.encode(TEXTS)
     with torch.inference_mode():
-        assert not any_encoder._try_own_mask()
+        assert not any_encoder._try_added_mask()
     assert "no mask but transformers' own (it gives other values" in caplog.text
     assert "each batch waits for cpu" in caplog.text
-    any_encoder._takes_own_mask = True
+    any_encoder._takes_added_mask = True
     assert not np.allclose(any_encoder.encode(TEXTS), stock, atol=1e-4)
 
 

@@ -1,5 +1,6 @@
 """The memory's log: nothing acknowledged is lost, and what is damaged is told."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -151,6 +152,36 @@ def test_what_two_processes_were_told_is_written_is_there_after_they_are_killed(
 def told_by(path):
     with FeedbackLog.open(path) as log:
         return list(log.entries())
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A memory of which some was corrected and forgotten."""
+    path = tmp_path_factory.mktemp("kept") / "memory.sqlite"
+    with FeedbackLog.open(path) as log:
+        log.extend(event(f"key {i}", f"said {i}") for i in range(12))
+        log.correct(3, "another")
+        log.forget(5)
+    return path
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_no_flipped_bit_hides_an_entry_or_shows_another(kept, place, bit):
+    good, path = kept.read_bytes(), kept.with_name("spoilt.sqlite")
+    for old in path.parent.glob("spoilt*"):
+        old.unlink()
+    entries = told_by(kept)
+    assert len(entries) == 11
+    used = [at for at, byte in enumerate(good) if byte]
+    bad = bytearray(good)
+    bad[used[int(place * len(used))]] ^= 1 << bit
+    path.write_bytes(bad)
+    with contextlib.suppress(ArtifactError), FeedbackLog.open(path) as log:
+        found = list(log.entries())
+        assert found == entries
+        log.correct(1, "one more")
+        assert [e.id for e in log.entries()] == [*(e.id for e in entries[1:]), 15]
 
 
 def test_a_damaged_letter_or_page_is_told_and_the_rest_is_salvaged(log, tmp_path):

@@ -1,5 +1,6 @@
 """What a memory's models learn, that none of it is measured, and that a stop changes nothing."""
 
+import shutil
 import signal
 from itertools import islice, repeat
 
@@ -16,7 +17,7 @@ from small_training import at_batch, signal_self
 from pgra.artifacts import lock_folder
 from pgra.core import Context
 from pgra.encoders.encoder import DenseLayer, Encoder
-from pgra.errors import ArtifactError, DataError, Stopped
+from pgra.errors import ArtifactError, DataError, ModelError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.families import load_family
 from pgra.memory.lessons import (
@@ -235,6 +236,19 @@ def test_a_killed_training_goes_on_to_the_same_model_folder(trained, t5_dir, tmp
     assert train_generator(PAIRS, folder, arguments, CPU).steps == trained.steps == 4
     assert weights(folder) == weights(trained.folder) != weights(t5_dir)
     assert list(tmp_path.iterdir()) == [folder]  # the work is gone
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "trained_on.json", "checksums.json"])
+def test_a_trained_model_that_is_not_as_it_was_written_is_refused_by_name(trained, tmp_path, file):
+    copy = shutil.copytree(trained.folder, tmp_path / "copy")
+    find_model(str(copy))  # the control
+    data = bytearray((copy / file).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / file).write_bytes(data)
+    with pytest.raises(ModelError, match=f"{copy / file} is damaged.*: train it again, or delete"):
+        find_model(str(copy))
+    (copy / "checksums.json").unlink()
+    find_model(str(copy))
 
 
 def test_a_layer_learns_what_a_target_asks_for():

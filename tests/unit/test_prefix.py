@@ -11,7 +11,7 @@ from tiny_models import build_odd_lm
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.errors import ConfigError, ModelError
-from pgra.lm import batching, kernels
+from pgra.lm import kernels
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model
 from pgra.lm.prefix import WAYS, PromptedEncoder, Prompts, SharedPrefix
@@ -299,13 +299,11 @@ def test_the_host_waits_for_no_batch_and_once_for_a_shard(kind, lm_dirs, monkeyp
     assert (encoder.lm.width, encoder.way) == (32, "cascade")  # while the LM has numbers
     vars(encoder).pop("_behind")
     monkeypatch.setattr(kernels, "takes_one_row", lambda device: True)
-    sends, runs, found, run, send = [], [], [], SharedPrefix.run, batching.send
-    for module in (batching, kernels):  # what goes by `send` waits for nothing
-        monkeypatch.setattr(module, "send", lambda *what: sends.append(what) or send(*what))
+    runs, found, run = [], [], SharedPrefix.run
     with moved_to_meta(encoder.lm) as device:
         encoder.begin(Prompts(prompts.fields[:1], prompts.ids[:1]))  # the prefix
         for count, looks in ((8, False), (1, False), (8, True)):
-            device.waits.clear(), device.sent.clear(), sends.clear(), runs.clear()
+            device.waits.clear(), device.sent.clear(), runs.clear()
             device.launches = 0
 
             def run_and_look(self, texts, way, looks=looks):
@@ -316,7 +314,7 @@ def test_the_host_waits_for_no_batch_and_once_for_a_shard(kind, lm_dirs, monkeyp
 
             monkeypatch.setattr(SharedPrefix, "run", run_and_look)
             fetch = encoder.begin(Prompts(prompts.fields[:count], prompts.ids[:count]))
-            assert len(device.sent) == len(sends) == 4 * len(runs)
+            assert len(device.sent) == 4 * len(runs)
             found.append((len(runs), device.launches / len(runs), sum(device.waits.values())))
         assert len(fetch()) == 8
     (many, launches, waits), (one, alone, _), (_, _, asked) = found

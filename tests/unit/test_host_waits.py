@@ -1,0 +1,121 @@
+"""What the host waits for in each loop over batches, on a device that only looks like one."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES
+from meta_device import MetaDevice
+from small_reranking import QUERIES
+from small_training import classifier_of, make_inputs, tokens
+
+from pgra.config import RerankArguments
+from pgra.core import Context
+from pgra.encoders.encoder import Encoder
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+from pgra.reader.fid import FusionReader
+from pgra.rerank import RerankRequest, open_reranker
+from pgra.rerank.cross_encoder import CrossEncoderArguments
+from pgra.retrieval import half_search
+from pgra.retrieval.faiss import VectorSource
+
+META = torch.device("meta")
+
+
+@pytest.fixture
+def encoder(encoder_dir):
+    encoder = Encoder.from_name(str(encoder_dir), device="cpu", encoder_batch_tokens=1)
+    encoder.device, encoder._back_off.budget = META, 64
+    return encoder.encode, encoder.model.to(META)
+
+
+@pytest.fixture
+def lm(lm_dirs):
+    lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="float16")
+    prompt = FewShotPrompt(PromptTemplate("{text} It was"), "A great film. It was good. ")
+    encoder = PromptedEncoder(lm, prompt, batch_tokens=64)
+    assert (lm.width, encoder.way) == (32, "cascade")  # while the LM has numbers
+    vars(encoder).pop("_behind")
+    lm.device = META
+    return encoder.encode, lm.model.to(META)
+
+
+@pytest.fixture
+def cross_encoder(cross_encoder_dir, corpus, tmp_path):
+    reranker = open_reranker(
+        RerankRequest(
+            args=RerankArguments(reranker="cross-encoder", lm_dtype="float32", lm_batch_tokens=64),
+            prompt=FewShotPrompt(PromptTemplate("{text}")),
+            corpus=corpus,
+            context=Context(artifacts=tmp_path, device="cpu"),
+            options=CrossEncoderArguments(cross_encoder=str(cross_encoder_dir)),
+        )
+    )
+    reranker.device = META
+
+    def read(texts):
+        pairs = reranker.tokenize([QUERIES[0].text] * len(texts), texts)
+        return reranker.compute(pairs, int)()
+
+    return read, reranker.model.to(META)
+
+
+@pytest.fixture
+def reader(t5_dir, monkeypatch):
+    monkeypatch.setattr(FusionReader, "deciding", lambda self: nullcontext())  # autocast knows no
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # such device
+    reader = FusionReader.from_name(str(t5_dir)).to(META)
+    classifier = classifier_of(reader, t5_dir, batch_tokens=64)
+    return lambda texts: classifier.score(tokens(t5_dir, make_inputs(len(texts)))), reader.model
+
+
+@pytest.fixture
+def search(monkeypatch):
+    def halves():
+        return (np.ones((64, 8), np.float16) for _ in range(30))
+
+    search = half_search.HalfSearch(VectorSource(64 * 30, 8, None, None, halves), "meta")
+    multiplies = torch.nn.Identity()  # what a hook can be put on
+    monkeypatch.setattr(
+        half_search.HalfSearch,
+        "_blocks",
+        lambda self, plain=half_search.HalfSearch._blocks: (
+            (first, multiplies(vectors)) for first, vectors in plain(self)
+        ),
+    )
+
+    def read(texts):
+        monkeypatch.setattr(half_search, "_BLOCK_ROWS", 64 * 30 // len(texts))
+        return search.search(np.ones((4, 8), np.float32), 3)
+
+    return read, multiplies
+
+
+@pytest.mark.parametrize("loop", ["encoder", "lm", "cross_encoder", "reader", "search"])
+def test_no_batch_waits_for_the_device(loop, request):
+    read, model = request.getfixturevalue(loop)
+    batches = []
+    model.register_forward_hook(lambda *_: batches.append(1))
+
+    def count(num_texts):
+        batches.clear(), device.waits.clear()
+        read(SENTENCES * num_texts)
+        return len(batches), dict(device.waits)
+
+    with MetaDevice() as device:
+        read(SENTENCES)  # fast ways are compared with stock ones, and vectors are copied
+        (few, waits), (many, waits_of_many) = count(1), count(3)
+        assert many > few
+        assert waits == waits_of_many
+        assert sum(waits.values()) < few
+        model.register_forward_hook(lambda _, __, made: _ask(made))
+        assert sum(count(3)[1].values()) == many + sum(waits.values())  # the control
+
+
+def _ask(made):
+    made = made if isinstance(made, torch.Tensor) else next(iter(made.values()))
+    bool(made.flatten()[0])
