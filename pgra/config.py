@@ -272,7 +272,8 @@ class Rule:
             raise ConfigError(f"{name} is {show(value)}: that is too large")
         if isinstance(value, str):
             self._check_text(name, value)
-        if self.choices is not None and not (self.is_open and ":" in str(value)):
+        is_path = self.is_open and ":" in str(value)
+        if self.choices is not None and value not in self.choices and not is_path:
             kind = self.is_open if isinstance(self.is_open, str) else name
             choose(name, value, [*self.choices, *(_installed(kind) if self.is_open else ())])
         bounds: list[tuple[str, Any, Callable[[Any, Any], bool]]] = [
@@ -1412,8 +1413,8 @@ def parse_arguments(
     for group in parsed:
         if hasattr(group, "fast_kernels"):  # worker processes see it too
             os.environ[KERNEL_SWITCH] = group.fast_kernels
-        if device := getattr(group, "device", None):  # before anything is read
-            check_device(str(device), is_used=False)
+        if (device := vars(group).get("device")) is not None:  # before anything is read
+            check_device(device, is_used=False)
     return tuple(parsed)
 
 

@@ -12,7 +12,6 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra import quiet_imports
 from pgra.config import Defaults, PgraArguments, RunArguments, parse_arguments
 from pgra.errors import ConfigError
 from pgra.help import Flag, write_help
@@ -78,7 +77,6 @@ def parse_run(
     Raises:
         ConfigError: As `parse_arguments`.
     """
-    quiet_imports()  # before the Trainer's arguments, which bring the models
     from pgra.methods.base import METHODS, find_method, find_sections, refuse_contradictions
 
     words = list(sys.argv[1:] if argv is None else argv)
@@ -130,7 +128,6 @@ def parse_stages(
     Raises:
         ConfigError: As `parse_arguments`.
     """
-    quiet_imports()
     from pgra.methods.base import find_options
 
     sections = {name: cls for name, cls in SECTIONS.items() if name not in without}
@@ -196,7 +193,7 @@ def typed_lines() -> Iterator[str]:
     """Return what is typed, after a prompt, until Ctrl-D; or what stands in a pipe.
 
     Raises:
-        DataError: If a line of a pipe has more characters than `longest_line` has bytes.
+        DataError: If a line of a pipe is longer than `longest_line`.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
@@ -205,7 +202,7 @@ def typed_lines() -> Iterator[str]:
 
         longest = longest_line()
         for number, line in enumerate(iter(partial(sys.stdin.readline, longest + 1), ""), 1):
-            if len(line) > longest:
+            if len(line.encode(errors="surrogateescape")) > longest:
                 raise too_long(f"standard input, line {number}")
             yield line.rstrip("\r\n")
         return
@@ -259,7 +256,6 @@ def quiet_libraries() -> None:
 
         datasets.disable_progress_bars()
     logging.getLogger("faiss").setLevel(logging.WARNING)
-    quiet_imports()
 
 
 def show_metrics(outcome: "Outcome") -> str:
