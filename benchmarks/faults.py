@@ -49,7 +49,7 @@ import kills  # noqa: E402
 import long  # noqa: E402
 import trust  # noqa: E402
 from readers import READERS, cases, check  # noqa: E402
-from world import JOBS, World  # noqa: E402
+from world import JOBS, World, can_mount  # noqa: E402
 
 from pgra.artifacts import write_json  # noqa: E402
 from pgra.cli import run  # noqa: E402
@@ -217,6 +217,8 @@ def main(argv: list[str] | None = None) -> int:
         kind = KINDS[name]
         if name == "long" and args.minutes:
             kind = replace(kind, run=_long(args.minutes))
+        if name == "full" and not can_mount(_world()[0]):
+            say("full: no disk can be mounted here, so no file may get longer than so much instead")
         parts = list(args.part or kind.parts)
         for part in parts:
             choose(name, part, kind.parts)

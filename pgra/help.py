@@ -73,7 +73,13 @@ GENERAL = (
         is_common=True,
     ),
     Flag("log_level", "debug, info, warning or error.", "General", "NAME", default="info"),
-    Flag("max_line_mb", "The longest line of a file that is read.", "General", "N", default=16),
+    Flag(
+        "max_line_mb",
+        "The longest line of a file or pipe, or answer of an endpoint, that is read.",
+        "General",
+        "N",
+        default=16,
+    ),
     Flag("help", "Show the usual flags.", "General", short="-h", is_common=True),
     Flag("help-all", "Show all flags.", "General", is_common=True),
 )

@@ -196,7 +196,7 @@ def typed_lines() -> Iterator[str]:
     """Return what is typed, after a prompt, until Ctrl-D; or what stands in a pipe.
 
     Raises:
-        DataError: If a line of a pipe has more characters than `longest_line` has bytes.
+        DataError: If a line of a pipe is longer than `longest_line`.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
@@ -205,7 +205,7 @@ def typed_lines() -> Iterator[str]:
 
         longest = longest_line()
         for number, line in enumerate(iter(partial(sys.stdin.readline, longest + 1), ""), 1):
-            if len(line) > longest:
+            if len(line.encode(errors="surrogateescape")) > longest:
                 raise too_long(f"standard input, line {number}")
             yield line.rstrip("\r\n")
         return

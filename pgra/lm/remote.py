@@ -726,6 +726,9 @@ class RemoteLM:
             wish = error.response.headers.get("retry-after", "")
             is_long = wish.isdecimal() and float(wish) > _LONGEST_PAUSE
             way = f", and asks to wait {wish} s" if is_long else f" {tries}"
+        elif status in range(300, 400):
+            way = f", elsewhere: {self._excerpt(error.response.headers.get('location', '?'))}; if "
+            way += "that is right, give it as --base_url"
         elif status in (401, 403):
             way = f": see that {KEY} is set to a key that may use this model"
         elif status == 404:
@@ -813,6 +816,7 @@ def _open_client(
         def send(self, request: Any, **how: Any) -> Any:
             # Bodies are read in it too, so that it ends when a try has.
             how["stream"] = True  # none is read before its length is known
+            how["follow_redirects"] = False  # prompts go to the address that was given alone
             return send(request, lambda: _read_bounded(super(Client, self).send(request, **how)))
 
         def __del__(self) -> None:  # as the library's own client has

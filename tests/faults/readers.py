@@ -11,14 +11,15 @@ import random
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pgra.commands.index import read_rows
+from pgra.cli import dispatch
+from pgra.commands.index import _read_queries, read_rows
 from pgra.commands.predict import read_queries_file
 from pgra.config import from_yaml, read_yaml
 from pgra.core import Context, Example
@@ -31,17 +32,20 @@ from pgra.errors import LONGEST_MESSAGE, PgraError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import ExemplarPool
 from pgra.experiments.grid import Grid, read_axes, read_grid
+from pgra.help import collect_pages
 from pgra.lm.base import CompleterArguments, open_lm
 from pgra.lm.load import ModelSource
 from pgra.lm.remote import RemoteLM
 from pgra.memory.families import Family, load_family
-from pgra.memory.log import read_events
+from pgra.memory.lessons import load_lessons
+from pgra.memory.log import FeedbackLog, read_events, salvage
 from pgra.memory.nearest_examples import read_pool
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.report import score_file
-from pgra.memory.stream import read_stream, read_words
+from pgra.memory.stream import read_pairs, read_stream, read_words
 from pgra.prompts.template import PromptTemplate
-from pgra.retrieval.trec import read_qrels, read_queries
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.retrieval.trec import _read_run, read_qrels, read_queries
 
 LONGEST_SECONDS = 20
 """Of one case. A reader of a small file takes milliseconds; this is against hangs."""
@@ -131,6 +135,25 @@ def _folder(path: Path) -> object:
     return read_sentence_model(ModelSource("model", str(path.parent), None, "x"))
 
 
+def _memory() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.sqlite"
+        with FeedbackLog.open(path) as log:
+            log.write("what is akin to warm ?", "a synonym")
+        return path.read_bytes()
+
+
+def _salvage(path: Path) -> object:
+    path.with_name("new.sqlite").unlink(missing_ok=True)
+    return salvage(path, path.with_name("new.sqlite"))
+
+
+def _accelerator(path: Path) -> object:
+    return ReaderTrainingArguments(
+        output_dir=str(path.parent), use_cpu=True, accelerator_config=str(path)
+    )
+
+
 def _parquet() -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.table({"text": ["a film", "a town"], "n": [1, 2]}), file)
@@ -217,9 +240,90 @@ READERS = {
     "outputs csv": Reader("o.csv", _OUTPUTS, lambda p: score_file(p, _family("lexical"))),
     "completion": Reader("answer", _COMPLETION, _answer),
     "chat": Reader("answer", _CHAT, _answer),
+    "lessons": Reader(
+        "l.yaml", _yaml("memory_training", "lexical.yaml"), lambda p: load_lessons(str(p))
+    ),
+    "pairs": Reader("p.jsonl", _rows('{"question": "q ?", "feedback": "f"}'), read_pairs),
+    "memory": Reader("m.sqlite", _memory(), read_pairs),
+    "salvage": Reader("m.sqlite", _memory(), _salvage),
+    "run file": Reader("r.trec", _rows("7 Q0 d1 1 2.5 x", "7 Q0 d2 2 1e-3 x"), _read_run),
+    "recall": Reader("q.txt", _TEXTS, _read_queries),
+    "accelerator": Reader("a.json", b'{"split_batches": false}', _accelerator),
     "pool": Reader("p.jsonl", _rows('{"question": "who ?", "answer": "he"}'), read_pool),
     "modules": Reader("modules.json", _MODULES, _folder),
 }
+
+READ_BY_FLAG = {
+    "accelerator_config": "accelerator",
+    "axis": "axis",
+    "config": "config",
+    "corpus": "corpus",
+    "dataset_name": "examples",
+    "dev_stream": "stream",
+    "exemplar_file": "exemplars",
+    "family": "family",
+    "file": "queries events salvage",
+    "held_out": "stream",
+    "lessons": "lessons",
+    "memory": "memory",
+    "outputs": "outputs",
+    "pairs": "pairs memory events",
+    "prefix_pool": "pool",
+    "prompt": "prompt",
+    "qrels": "qrels",
+    "queries": "queries trec",
+    "query_dataset_name": "examples",
+    "recall_queries": "recall",
+    "rows_file": "rows",
+    "stream": "stream",
+    "task": "task",
+    "tasks": "task",
+    "test_file": "examples answers",
+    "train_file": "examples answers",
+    "validation_file": "examples answers",
+    "words": "words",
+}
+"""Flags that name a file of the user's, by the beginnings of their readers' names."""
+OTHER_FLAGS = {
+    name
+    for names in (
+        # Models, whose files the libraries read.
+        "encoder generator lm memory_encoder model model_name_or_path prefix_encoder tokenizer",
+        # What pgra wrote, which carries digests: see `damage`.
+        "artifacts_dir baseline consistency index_dir labeler paths resume_from_checkpoint run",
+        "runs",
+        # Written.
+        "figure html json output output_dir trec",
+        # Words of the user's, and names.
+        "base_url corpus_field corpus_id decode device feedback host index_factory lm_layer",
+        "lora_target_modules memory_scope method passage_prompt query_prompt question",
+        "reader_template reference reranker scope search_batch_sizes search_learning_rates seeds",
+        "profile similarities similarity source text",
+        # Of the Trainer.
+        "activation_checkpointing_kwargs dataloader_multiprocessing_context ddp_backend",
+        "eval_strategy gradient_checkpointing_kwargs hub_model_id hub_revision hub_strategy",
+        "hub_token include_num_input_tokens_seen logging_strategy lr_scheduler_kwargs optim",
+        "lr_scheduler_type metric_for_best_model optim_args project report_to run_name",
+        "save_strategy torch_compile_backend torch_compile_mode train_sampling_strategy",
+        "trackio_bucket_id trackio_space_id trackio_static_space_id",
+    )
+    for name in names.split()
+}
+"""Flags with a value of any text that name no such file."""
+
+
+def open_flags() -> set[str]:
+    """Name the flags of all commands that take any text."""
+    found, left = set[str](), [list[str]()]
+    while left:
+        words = left.pop()
+        with collect_pages() as pages, suppress(SystemExit):
+            dispatch([*words, "--help-all"])
+        flags = (flag for flag in pages[-1].flags if not flag.choices)
+        found |= {flag.name for flag in flags if flag.value[:2] not in ("", "N", "N ", "X", "X ")}
+        left += [[*words, word] for word in pages[-1].words]
+    return found
+
 
 _TOKENS = (
     *(b"[" * 3000, b"{" * 3000, b'{"a":' * 3000, b"- " * 200, b"? " * 200, b"\n" + b" " * 4000),

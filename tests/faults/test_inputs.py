@@ -1,5 +1,6 @@
 """Whatever stands in an outside file: it is read, or refused in one short line. Nothing else."""
 
+import contextlib
 import gzip
 import io
 import itertools
@@ -11,12 +12,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from readers import READERS, cases, check
+from readers import OTHER_FLAGS, READ_BY_FLAG, READERS, cases, check, open_flags
 
 from pgra.cli import main
 from pgra.commands.common import typed_lines
 from pgra.data.read import LINE_LIMIT, read_lines, table_rows
 from pgra.errors import LONGEST_MESSAGE, ConfigError, DataError, ModelError
+from pgra.help import Flag
 
 NUM_CASES = 60
 ANYTHING = st.binary(max_size=200) | st.text(max_size=200).map(
@@ -31,6 +33,17 @@ def test_only_short_errors_of_ours_leave_a_reader(name, tmp_path):
     spoilt = itertools.islice(cases(reader, seed=0), NUM_CASES)
     told = [check(reader, data, tmp_path) for data in spoilt]
     assert any(told)  # and spoilt files are refused
+
+
+def test_each_flag_that_names_a_file_of_the_users_has_a_reader_here(monkeypatch):
+    found = open_flags()
+    assert found == {*READ_BY_FLAG} | OTHER_FLAGS
+    assert not {*READ_BY_FLAG} & OTHER_FLAGS
+    for readers in READ_BY_FLAG.values():
+        assert all(any(name.startswith(own) for name in READERS) for own in readers.split())
+    planted = Flag("planted", "A file.", "General", "FILE")  # the control: one without a reader
+    monkeypatch.setattr("pgra.config._file_flags", lambda has_profile: [planted])
+    assert open_flags() - found == {"planted"}
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -159,7 +172,12 @@ def test_a_piped_line_without_end_is_refused_where_it_ends(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(piped))
     lines = typed_lines()
     assert next(lines) == "a"
-    assert len(next(lines)) == (1 << 20) - 1
+    assert len(next(lines)) == (1 << 20) - 1  # and its end
     with pytest.raises(DataError, match="standard input, line 3: longer than 1 MB"):
         next(lines)
     assert piped.tell() < 3 << 20  # the rest is not read
+    for letter, is_read in (("e", True), ("\N{LATIN SMALL LETTER E WITH ACUTE}", False)):  # 2 bytes
+        piped = io.BytesIO((letter * (1 << 19) + letter).encode())
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(piped))
+        with contextlib.nullcontext() if is_read else pytest.raises(DataError, match="longer than"):
+            assert len(list(typed_lines())) == 1

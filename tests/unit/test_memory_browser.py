@@ -1,13 +1,21 @@
-"""`pgra memory web`: the page in a real browser."""
+"""`pgra memory web`, and what is shown of runs: the pages in a real browser."""
 
+import contextlib
 import shutil
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import uvicorn
 from following_lm import AKIN, MEANT, FollowingLM, entries, open_page
+
+from pgra.core import Example, Prediction
+from pgra.lm.base import Completion
+from pgra.report.compare import compare_runs
+from pgra.report.page import render_page
+from pgra.report.results import EvidenceLine, Group, load_run, write_results
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -26,11 +34,11 @@ class Slow(FollowingLM):
         return super()._go_on(prompt)
 
 
-@pytest.fixture
-def served(tmp_path):
-    """A page of an LM that takes its time, and its address."""
+@contextlib.contextmanager
+def serve(path, lm):
+    """Serve the page of an LM; yield it and its address."""
     with (
-        open_page(tmp_path / "memory.sqlite", completer=Slow()) as app,
+        open_page(path, completer=lm) as app,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
@@ -39,6 +47,13 @@ def served(tmp_path):
         yield app, f"http://127.0.0.1:{listener.getsockname()[1]}/"
         server.should_exit = True
         thread.join()
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A page of an LM that takes its time, and its address."""
+    with serve(tmp_path / "memory.sqlite", Slow()) as served:
+        yield served
 
 
 @pytest.fixture
@@ -122,3 +137,48 @@ def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(browser, se
     assert sent.count("POST") == 1
     tab.go_back()
     assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
+
+
+RUN = "window.ran = (window.ran || 0) + 1"
+MARKUP = (
+    f"""'"></script></style></title></textarea><script>{RUN}</script><img src=x onerror="{RUN}">"""
+)
+
+
+def report_page(folder):
+    """Write a page of runs, as `pgra report --html` and the demo do, of such texts alone."""
+    labels, example = (MARKUP, "b"), Example(MARKUP, {MARKUP: MARKUP, "text": MARKUP}, MARKUP)
+    about = {"method": "fid", "task": "sst2", "split": "test", "metric": "accuracy", "seed": 0}
+    about |= {"seconds": {MARKUP: 1.0}, "fingerprints": {}, "notes": [MARKUP]}
+    said = Prediction(MARKUP, MARKUP, dict.fromkeys(labels, 0.5))
+    read = [EvidenceLine(7, MARKUP, 3, 0.25, 18.5), EvidenceLine(8, "b", 1, 0.5, 8.5)]
+    write_results(folder, about, labels, [example], [said], [read])
+    run = replace(load_run(folder), method=MARKUP, name=MARKUP, task=MARKUP)
+    studies = [compare_runs(Group(MARKUP, [run], points=p)) for p in ({}, {MARKUP: {"k": 1}})]
+    path = folder / "page.html"
+    path.write_text(render_page(MARKUP, studies, lead=MARKUP))
+    return path.as_uri()
+
+
+def test_no_markup_of_a_text_runs_on_a_page(browser, tmp_path):
+    # The pages allow no script but their own: here that is off, and the escapes stand alone.
+    tab = browser.new_context(bypass_csp=True).new_page()
+    tab.goto(report_page(tmp_path / "run"))
+    tab.evaluate("document.querySelectorAll('details').forEach((box) => box.open = true)")
+    assert tab.locator("main").inner_text().count("window.ran") >= 10
+    assert tab.evaluate("[window.ran, document.images.length]") == [None, 0]
+    lm = FollowingLM()
+    lm._go_on = lambda prompt: Completion(f"the synonym for {MARKUP} is {MARKUP} END", 1, 1)
+    with serve(tmp_path / "memory.sqlite", lm) as (page, address):
+        tab.goto(address)
+        tab.get_by_label("Question", exact=True).fill(MARKUP)
+        tab.get_by_role("button", name="Ask", exact=True).click()
+        tab.get_by_label("What you meant").fill(MARKUP)
+        tab.get_by_role("button", name="Note and ask again").click()
+        tab.get_by_text("Noted as entry 1, and asked again.").wait_for()
+        tab.evaluate("document.querySelectorAll('details').forEach((box) => box.open = true)")
+        assert tab.locator("main").inner_text().count("window.ran") >= 6
+        assert tab.evaluate("[window.ran, document.images.length]") == [None, 0]
+        assert entries(page) == [(MARKUP, MARKUP)]
+    tab.set_content(f"<textarea>{MARKUP}")  # the control
+    tab.wait_for_function("window.ran === 2")

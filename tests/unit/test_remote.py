@@ -91,6 +91,16 @@ def test_an_answer_without_end_is_not_read_and_not_asked_for_again(
         assert complete(open_at(url), PROMPTS[:1]) == TEXTS[:1]
 
 
+def test_a_prompt_goes_nowhere_but_to_the_address_that_was_given(server, open_at):
+    with server.serve() as url, LoopbackEndpoint().serve() as other:
+        server.faults = [Fault(307, "x" * 300, {"Location": f"{other}/completions"})]
+        told = f"answered 307 .*, elsewhere: {other}/completions; if that is right, give it as --ba"
+        with pytest.raises(ModelError, match=told):
+            complete(open_at(url), PROMPTS[:1])
+        assert len(server.bodies) == 1
+        assert complete(open_at(url), PROMPTS[:1]) == TEXTS[:1]  # the control
+
+
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
 def test_a_chance_that_is_no_number_is_refused(server, open_at, value):
     answer = (
