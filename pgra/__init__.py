@@ -20,23 +20,20 @@ _HOME_OF = {
 }
 __all__ = sorted(_HOME_OF)
 
+# What libraries say when they are imported is left unsaid. Transformers imports torchao wherever it
+# is installed, whatever is asked for: it says what it lacks on a CPU and makes torch say what it
+# deprecates. bitsandbytes speaks once it loads.
+for _name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its home, once."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'pgra' has no attribute '{name}'")
-    quiet_imports()
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
-
-
-def quiet_imports() -> None:
-    """Leave what libraries say when they are imported unsaid."""
-    # Transformers imports torchao wherever it is installed, whatever is asked for. It says what it
-    # lacks on a CPU and makes torch say what it deprecates; bitsandbytes speaks once it loads.
-    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def __dir__() -> list[str]:

@@ -38,8 +38,6 @@ from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
 
 __version__: str
 
-def quiet_imports() -> None: ...
-
 __all__ = [
     "Answer",
     "ArtifactError",

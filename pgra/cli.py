@@ -144,7 +144,7 @@ def _call(main: Main, argv: Sequence[str]) -> int:
         words, level = take_general(argv)
         _configure_logging(level)
         work = partial(main, words)
-        return retry_in_bfloat16(work, anew=_close_bars, world=_num_processes())
+        return retry_in_bfloat16(work, anew=_close_bars, tell=_tell_others)
     except PgraError as error:
         return _fail(str(error))
     except Stopped as stop:
@@ -294,6 +294,12 @@ def _lost_process(error: Exception) -> str:
             return f"process {', '.join(map(str, ranks))}"
         time.sleep(_BETWEEN_LOOKS)  # its connections end before it does
     return "another process" if is_told else ""
+
+
+def _tell_others() -> None:
+    from pgra.core import tell_others
+
+    tell_others()
 
 
 def _num_processes() -> int:

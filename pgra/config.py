@@ -1413,8 +1413,8 @@ def parse_arguments(
     for group in parsed:
         if hasattr(group, "fast_kernels"):  # worker processes see it too
             os.environ[KERNEL_SWITCH] = group.fast_kernels
-        if device := getattr(group, "device", None):  # before anything is read
-            check_device(str(device), is_used=False)
+        if (device := vars(group).get("device")) is not None:  # before anything is read
+            check_device(device, is_used=False)
     return tuple(parsed)
 
 

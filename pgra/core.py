@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pgra.errors import ModelError
+from pgra.errors import DtypeError, ModelError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -183,7 +183,7 @@ LONGEST_WAIT = timedelta(days=7)
 """How long processes wait for each other: one may encode or read long after the others are done."""
 
 
-def check_device(name: str, *, is_used: bool = True) -> None:
+def check_device(name: object, *, is_used: bool = True) -> None:
     """Refuse a device that is not there, or cannot be used.
 
     Args:
@@ -192,7 +192,10 @@ def check_device(name: str, *, is_used: bool = True) -> None:
 
     Raises:
         ModelError: If so; the GPUs that there are are named.
+        ValueError: If it is no text.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"device is {name!r:.80}: give its name, such as cpu")
     if name in ("auto", "cpu"):  # without torch, which takes seconds to load
         return
     import torch
@@ -203,8 +206,8 @@ def check_device(name: str, *, is_used: bool = True) -> None:
         return
     try:
         torch.empty(0, device=torch.device(name))
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
         wanted = ", ".join([*there, "auto or cpu"])
         raise ModelError(f"cannot use device '{name}': {reason}. Use {wanted}.") from None
 
@@ -229,6 +232,9 @@ class Context:
         device: As asked for: "auto", "cpu", "cuda:1", ...
         progress: Whether to show progress bars.
         shared: What the runs of one command share in memory: the LM of the run before.
+
+    Raises:
+        ModelError: If the device is not there.
     """
 
     worker: Worker = Worker()
@@ -240,6 +246,7 @@ class Context:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "artifacts", Path(self.artifacts))  # callers give texts too
+        check_device(self.device, is_used=False)
 
     @property
     def is_main(self) -> bool:
@@ -271,6 +278,7 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
         _PROCESSES.extend([None] * state.num_processes)
         own = gethostname(), os.getpid()
         torch.distributed.all_gather_object(_PROCESSES, own, cpu_group())
+    wait_for_all()  # the second time none looks into a folder that another has still to leave
     worker = Worker(state.process_index, state.num_processes)
     return Context(worker, wait_for_all, artifacts, device)
 
@@ -314,11 +322,28 @@ def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG00
     return group
 
 
-def wait_for_all() -> None:
-    """Wait until all processes are there; no GPU is kept busy meanwhile, as NCCL's barrier does."""
+def wait_for_all(*, needs_bfloat16: bool = False) -> None:
+    """Wait until all processes are there; no GPU is kept busy meanwhile, as NCCL's barrier does.
+
+    Args:
+        needs_bfloat16: Whether this process is here because float16 does not hold an LM's numbers.
+
+    Raises:
+        DtypeError: If another process is.
+    """
+    import torch
     import torch.distributed as dist
 
-    dist.barrier(group=cpu_group())
+    shared = torch.tensor(int(needs_bfloat16))
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=cpu_group())
+    if shared and not needs_bfloat16:
+        raise DtypeError("another process needs bfloat16", is_told=True)
+
+
+def tell_others() -> None:
+    """Have all processes begin again in bfloat16, from where each next waits for the others."""
+    if _PROCESSES:
+        wait_for_all(needs_bfloat16=True)
 
 
 def gather(items: list[Unit], worker: Worker) -> list[Unit]:
@@ -327,6 +352,7 @@ def gather(items: list[Unit], worker: Worker) -> list[Unit]:
         return items
     import torch.distributed as dist
 
+    wait_for_all()  # where another process tells what it found
     parts: list[list[Unit]] = [[] for _ in range(worker.world)]
     dist.all_gather_object(parts, items, group=cpu_group())
     return [item for part in parts for item in part]

@@ -83,37 +83,38 @@ class DtypeError(ModelError):
     """Numbers that are not finite, of an LM whose dtype was ours to choose: bfloat16 comes next.
 
     Attributes:
-        is_agreed: Whether all processes of the job raise it at this point.
+        is_told: Whether another process found it out, and told this one.
     """
 
-    def __init__(self, message: str, *, is_agreed: bool = False) -> None:
+    def __init__(self, message: str, *, is_told: bool = False) -> None:
         super().__init__(message)
-        self.is_agreed = is_agreed
+        self.is_told = is_told
 
 
 def retry_in_bfloat16(
-    work: Callable[[], T], *, anew: Callable[[], object] = gc.collect, world: int = 1
+    work: Callable[[], T],
+    *,
+    anew: Callable[[], object] = gc.collect,
+    tell: Callable[[], object] = gc.collect,
 ) -> T:
     """Do work; if float16 does not hold an LM's numbers, once more, in bfloat16.
 
-    What was kept stays, but for the LM's states and answers, which are of one dtype. In several
-    processes all do it again together, or none: one alone would wait for the others for ever.
+    What was kept stays, but for the LM's states and answers, which are of one dtype.
 
     Args:
         work: Opens the LM itself, or has `anew` open it.
         anew: What comes before the second time; the first one's error is forgotten by then.
-        world: How many processes do this work.
-
-    Raises:
-        DtypeError: If one process alone has found out; it says that the same command goes on.
+        tell: Has the other processes of this work do it again too, where there are some: see
+            `pgra.core.tell_others`.
     """
     try:
         return work()
     except DtypeError as error:
-        if world > 1 and not error.is_agreed:
-            raise
+        is_told = error.is_told
     # Outside the handler, which holds the LM that failed.
     gc.collect()
+    if not is_told:
+        tell()
     anew()
     return work()
 

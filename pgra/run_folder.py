@@ -116,12 +116,7 @@ def check_same_inputs(
     """
     made = read_object(folder / IDENTITY_FILE)
     free = {*free, "num_processes"}
-    if (fallen := _in_bfloat16(made, asked)) != made:
-        logger.warning(
-            "%s was made in float16, which does not hold all numbers of its LM: what it asks the "
-            "LM now is in bfloat16, which is coarser",
-            folder,
-        )
+    if (fallen := let_fall(folder, made, asked)) != made:
         made = cast("dict[str, Any]", fallen)
         free |= {name for name in made if "/" in name}  # digests of what follows
     both = [name for name in asked if name in made and name not in free]
@@ -131,6 +126,18 @@ def check_same_inputs(
         {name: asked[name] for name in both},
         "its data, task or models changed since; restore them, or run it again",
     )
+
+
+def let_fall(folder: Path, made: Json, asked: Json) -> Json:
+    """Return what a run was made with, in bfloat16 where its LM fell back since; that is said."""
+    fallen = _in_bfloat16(made, asked)
+    if fallen != made:
+        logger.warning(
+            "%s was made in float16, which does not hold all numbers of its LM: what it asks the "
+            "LM now is in bfloat16, which is coarser",
+            folder,
+        )
+    return fallen
 
 
 def _in_bfloat16(made: Json, asked: Json) -> Json:

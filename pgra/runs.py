@@ -18,7 +18,7 @@ runs/NAME/summary.json       mean and spread
 import logging
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -35,7 +35,7 @@ from pgra.artifacts import (
 )
 from pgra.config import RunArguments
 from pgra.core import ALONE, Context, Example, Json, Prediction
-from pgra.errors import ArtifactError, ConfigError, PgraError, retry_in_bfloat16
+from pgra.errors import ArtifactError, ConfigError, DtypeError, PgraError, retry_in_bfloat16
 from pgra.memory.labels import (
     MEMORY_WEIGHT,
     Correction,
@@ -131,11 +131,31 @@ def run_all(
     """
     outcomes: dict[int, Outcome] = {}
     prepared = Prepared(next(iter(runs.values())), context, list(runs.values()))
-    for seed, args in runs.items():
-        if len(runs) > 1:
-            logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(runs))
-        outcomes[seed] = prepared.run(args, may_lack_reader=may_lack_reader)
+    with all_of_one_dtype(outcomes.values(), context):
+        for seed, args in runs.items():
+            if len(runs) > 1:
+                logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(runs))
+            outcomes[seed] = prepared.run(args, may_lack_reader=may_lack_reader)
     return outcomes
+
+
+@contextmanager
+def all_of_one_dtype(made: Collection[Outcome], context: Context) -> Iterator[None]:
+    """Delete what this command made in float16 if it must begin again in bfloat16.
+
+    Args:
+        made: Runs that are compared with each other; those that were there before stay.
+        context: The main process deletes.
+    """
+    try:
+        yield
+    except DtypeError:
+        for outcome in made if context.is_main else ():
+            folder = outcome.folder
+            if not outcome.reused and '"float16"' in (folder / IDENTITY_FILE).read_text():
+                logger.warning("%s was made in float16: it is made anew", folder)
+                shutil.rmtree(folder)
+        raise
 
 
 class Prepared:
@@ -516,6 +536,7 @@ class Predictor:
             ArtifactError: If the run is not whole, or what it was made with is not there any more.
             PgraError: As each stage says.
         """
+        context = Context(device=device, progress=progress)  # refuses a device that is not there
         name, is_fetched = str(folder), is_on_hub(folder)
         folder = fetch_reader(folder)
         if is_fetched:
@@ -540,7 +561,6 @@ class Predictor:
         if attention:
             changes["reader"] = {"evidence_attention": True}
         try:
-            context = Context(device=device, progress=progress)
             reopen = partial(open_run, folder, context, changes)
             decider = retry_in_bfloat16(reopen)
         except PgraError as error:

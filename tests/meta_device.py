@@ -1,11 +1,14 @@
 """A device that only looks like one: what a program would wait for, and what it would copy.
 
-`python tests/meta_device.py` counts that for BERT-base over 8,192 sentences, and for a search.
+`python tests/meta_device.py` counts that for BERT-base over 8,192 sentences, for a search, and for
+training a T5-base: launches of a step, and the shapes that 5,000 steps have.
 """
 
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -72,9 +75,6 @@ def moved_to_meta(encoder):
 
 
 def _count_encoder(way):
-    from pathlib import Path
-    from tempfile import TemporaryDirectory
-
     from transformers import AutoModel, BertConfig
 
     from pgra.config import CorpusArguments, RetrieverArguments
@@ -132,10 +132,73 @@ def _count_search(num_rows=1_000_000, width=768, num_queries=9600):
         print(f"{name}: {told}")  # noqa: T201
 
 
+def _count_reader(num_steps=5000, batch=8, depth=16):
+    import numpy as np
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    from pgra.config import CorpusArguments, DataArguments
+    from pgra.data.corpus import open_corpus
+    from pgra.data.examples import load_splits
+    from pgra.data.tasks import Task
+    from pgra.lm.batching import GroupCost, group_by_length
+    from pgra.lm.load import find_model, load_tokenizer
+    from pgra.prompts.verbalizer import Verbalizer
+    from pgra.reader.fid import FusionReader
+    from pgra.reader.inputs import SegmentLayout, build_inputs, collate
+
+    task, rng = Task.load("rotten-tomatoes"), np.random.default_rng(0)
+    data = DataArguments(task=task.name, dataset_name="bundled:rotten-tomatoes")
+    examples = load_splits(task, data).train
+    with TemporaryDirectory() as folder:
+        corpus = open_corpus(CorpusArguments(corpus=["bundled:wikipedia-19k"]), Path(folder))
+        rows = rng.integers(len(corpus), size=(len(examples), depth))
+        evidence = [corpus.texts(line) for line in rows]
+    layout = SegmentLayout(task.reader_template, "query_first", 128)
+    tokenizer = load_tokenizer(find_model("bundled:t5-small-titles"))
+    words = Verbalizer(dict(task.verbalizer), task.reader_template)
+    inputs = build_inputs(examples, evidence, tokenizer, words, layout=layout)
+    lengths = np.array([[len(s) for s in inputs[i].segments] for i in range(len(inputs))])
+    cost = GroupCost.on(torch.device("cuda"), is_training=True)
+    steps = [lengths[rng.choice(len(lengths), batch, replace=False)] for _ in range(num_steps)]
+    one = sum(len(group_by_length(step.ravel(), cost)) == 1 for step in steps)
+    print(f"{one:,} of {num_steps:,} steps read their segments in one call")  # noqa: T201
+    for wide, long in ((1, 1), (8, 64), (16, 128), (32, 256), (128, 2048)):
+        # Of a step's encoder and of its decoder's evidence: rounded up as buckets would have it.
+        shapes = [
+            (-(-int(step.max()) // wide) * wide, -(-int(step.sum(1).max()) // long) * long)
+            for step in steps
+        ]
+        padded = sum(width for width, _ in shapes) * batch * depth
+        seen = Counter(shapes)
+        print(  # noqa: T201
+            f"lengths to {wide}, evidence to {long}: {len(seen):,} shapes, "
+            f"{sum(n for n in seen.values() if n == 1):,} of them once; of the encoder's tokens "
+            f"{sum(step.sum() for step in steps) / padded:.1%} are real"
+        )
+    size = {"num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072}
+    with torch.device("meta"):
+        reader = FusionReader(
+            T5ForConditionalGeneration(T5Config(**size, decoder_start_token_id=0))
+        ).train()
+    torch.is_autocast_enabled = lambda kind: False  # it knows no such device
+    tensors = collate([inputs[i] for i in range(batch)], pad_token_id=0, cost=cost)
+    tensors.pop("example_ids")
+    with MetaDevice() as device:
+        for name in ("first step", "next step"):
+            device.launches = 0
+            sent = {k: v.to("meta") if hasattr(v, "to") else v for k, v in tensors.items()}
+            loss = reader(**sent).loss
+            forward = device.launches
+            loss.backward()
+            print(f"{name}: {forward} launches, {device.launches - forward} backward")  # noqa: T201
+
+
 if __name__ == "__main__":
     import os
 
     for way in ("auto", "off"):
         os.environ["PGRA_FAST_KERNELS"] = way
         _count_encoder(f"--fast_kernels {way}")
+    os.environ["PGRA_FAST_KERNELS"] = "auto"
     _count_search()
+    _count_reader()

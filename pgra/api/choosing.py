@@ -15,7 +15,7 @@ from typing import Any, overload
 import numpy as np
 
 from pgra.config import choose, find_class, from_values
-from pgra.core import Example, Hit
+from pgra.core import Example, Hit, check_device
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.examples import open_rows
 from pgra.data.read import Record, check_file, clean_text, read_lines, read_records, table_rows
@@ -108,6 +108,7 @@ class ExemplarSelector:
             ModelError: If the encoder cannot be found or loaded.
             ValueError: If it is of a wrong type.
         """
+        check_device(device, is_used=False)
         if template is not None and task is not None:
             raise ConfigError("template and task both say how a prompt is written: give one")
         if selection == BM25:

@@ -104,6 +104,7 @@ class Memory(AbstractContextManager["Memory"]):
             ArtifactError: If the file is damaged, no memory, or cannot be written.
             ModelError: If the encoder cannot be found or loaded.
         """
+        context = Context(device=device)
         self.path = _path(path)
         if self.path.is_dir():
             raise ValueError(
@@ -123,7 +124,7 @@ class Memory(AbstractContextManager["Memory"]):
         args = from_values(LookupArguments, {k: v for k, v in values.items() if v is not None})
         args = args.settle()
         self.threshold = args.gate
-        part, context = Part(self.task, self.scope), Context(device=_text("device", device))
+        part = Part(self.task, self.scope)
         if encoder is None or name is not None:
             load = load_lookup(args, context, task=part.task, scope=part.scope)
         else:

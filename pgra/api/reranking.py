@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pgra.api.searching import as_texts, check_count, check_kinds
 from pgra.artifacts import TemporaryFolder
 from pgra.config import RerankArguments
-from pgra.core import Candidates, Example, Hit
+from pgra.core import Candidates, Example, Hit, check_device
 from pgra.data.examples import given_split, read_split
 from pgra.data.tasks import LABEL, Task
 from pgra.errors import ConfigError, retry_in_bfloat16
@@ -100,7 +100,8 @@ class Reranker:
                 for a text, or the LM cannot be used.
             ValueError: If something is of a wrong type, or neither task nor template is given.
         """
-        check_kinds("text", str | None, template=template, answer=answer, device=device)
+        check_device(device, is_used=False)
+        check_kinds("text", str | None, template=template, answer=answer)
         check_kinds("the name of one", str, similarity=similarity)
         check_kinds("a mapping of words by label", Mapping | None, words=words)
         if words and not all(isinstance(word, str) for pair in words.items() for word in pair):

@@ -26,7 +26,7 @@ from pgra.artifacts import (
     sync_folder,
 )
 from pgra.config import CorpusArguments
-from pgra.core import MISSING_ROW, Context, Hit
+from pgra.core import MISSING_ROW, Context, Hit, check_device
 from pgra.data.corpus import Corpus, load_corpus, open_corpus, write_passages
 from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ArtifactError
@@ -116,7 +116,8 @@ class Index:
             PgraError: If what is given cannot be read or used, or `path` holds something else.
             ValueError: If `passages` or `encoder` is of a wrong type.
         """
-        check_kinds("text", str, factory=factory, field=field, device=device)
+        check_device(device, is_used=False)
+        check_kinds("text", str, factory=factory, field=field)
         check_kinds("a folder", str | Path | None, path=path)
         keeper = None if path is not None else TemporaryFolder()
         root = keeper.path if keeper else Path(str(path)).expanduser()
@@ -178,6 +179,7 @@ class Index:
             ArtifactError: If there is none, or it is damaged, or of another encoder.
             PgraError: If its encoder or passages cannot be found.
         """
+        check_device(device, is_used=False)
         check_kinds("a folder", str | Path, folder=folder)
         root = Path(folder).expanduser()
         at = root / _INDEX if is_finished(root / _INDEX) else root

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra import quiet_imports
 from pgra.commands.common import (
     about,
     given_names,
@@ -65,7 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     command goes on where it was stopped.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    quiet_imports()
     from pgra.experiments.grid import make_runs, run_grid, write_grid
     from pgra.runs import lock_run
 

@@ -12,7 +12,6 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra import quiet_imports
 from pgra.config import Defaults, PgraArguments, RunArguments, parse_arguments
 from pgra.errors import ConfigError
 from pgra.help import Flag, write_help
@@ -78,7 +77,6 @@ def parse_run(
     Raises:
         ConfigError: As `parse_arguments`.
     """
-    quiet_imports()  # before the Trainer's arguments, which bring the models
     from pgra.methods.base import METHODS, find_method, find_sections, refuse_contradictions
 
     words = list(sys.argv[1:] if argv is None else argv)
@@ -130,7 +128,6 @@ def parse_stages(
     Raises:
         ConfigError: As `parse_arguments`.
     """
-    quiet_imports()
     from pgra.methods.base import find_options
 
     sections = {name: cls for name, cls in SECTIONS.items() if name not in without}
@@ -259,7 +256,6 @@ def quiet_libraries() -> None:
 
         datasets.disable_progress_bars()
     logging.getLogger("faiss").setLevel(logging.WARNING)
-    quiet_imports()
 
 
 def show_metrics(outcome: "Outcome") -> str:

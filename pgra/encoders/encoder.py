@@ -23,7 +23,7 @@ from torch.nn.functional import normalize as unit_length
 
 from pgra.artifacts import TemporaryFolder, file_checksum
 from pgra.config import POOLINGS, RetrieverArguments, choose
-from pgra.core import Example, Json, run_overlapped
+from pgra.core import Example, Json, check_device, run_overlapped
 from pgra.data.read import read_json
 from pgra.errors import ConfigError, ModelError, device_failures, show
 from pgra.lm import load
@@ -383,8 +383,7 @@ class Encoder:
             ValueError: If `encoder` is none of these, or a loaded model has no tokenizer.
         """
         self.copied: TemporaryFolder | None = None
-        if not isinstance(device, str):
-            raise ValueError(f"device is {device!r:.80}: give its name, such as cpu")
+        check_device(device, is_used=False)
         if isinstance(encoder, EncoderParts):
             parts = encoder
         else:
@@ -682,7 +681,7 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
 
 
 def _read_parts(args: RetrieverArguments, device: str) -> EncoderParts:
-    source, place = load.find_model(args.encoder), load.choose_device(device)
+    place, source = load.choose_device(device), load.find_model(args.encoder)
     sentence, pooling = read_sentence_model(source), args.pooling
     if pooling == "auto" or sentence.layers:
         pooling, is_own = choose_pooling(source, pooling)
@@ -767,7 +766,7 @@ def load_t5_encoder(args: RetrieverArguments, name: str, device: str) -> Encoder
     """
     from transformers import AutoModelForTextEncoding
 
-    source, place = load.find_model(name), load.choose_device(device)
+    place, source = load.choose_device(device), load.find_model(name)
     # float32: a T5 overflows in float16, and the texts are few.
     model, report = load.load_pretrained(
         AutoModelForTextEncoding.from_pretrained,

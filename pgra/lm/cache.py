@@ -23,7 +23,7 @@ import xxhash
 
 from pgra.artifacts import DatabaseKind, digest, open_database
 from pgra.core import ALONE, Context, Json, never
-from pgra.errors import ArtifactError, DtypeError
+from pgra.errors import ArtifactError
 from pgra.lm.base import Advance, Completion, LanguageModel
 
 if TYPE_CHECKING:
@@ -242,14 +242,9 @@ class CachedLM:
         def tell(count: int) -> None:  # of the others as if they were as far as this process
             advance(count * worker.world)
 
-        problem = ""
         while start < len(mine):
             part, began = mine[start : start + size], time.monotonic()
-            try:
-                told = ask(part, tell)
-            except DtypeError as error:  # the others wait, or will see it
-                problem = str(error)
-                break
+            told = ask(part, tell)
             answered = {
                 key: answer
                 for prompt, answers in zip(part, told, strict=True)
@@ -261,8 +256,6 @@ class CachedLM:
             if time.monotonic() - began < _SECONDS / 2:
                 size = min(_MOST, 2 * size)
         self._context.barrier()
-        if problem or self.is_void():
-            raise DtypeError(problem or "another process needs bfloat16", is_agreed=True)
         if len(mine) < len(new):
             advance(len(new) - worker.world * len(mine))
             wanted = [key for prompt in new for key in keys[prompt]]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pgra.artifacts import artifact_dir, build_once, is_finished
 from pgra.config import LMArguments, choose
-from pgra.core import Json
+from pgra.core import Json, check_device
 from pgra.errors import ConfigError, DtypeError, ModelError
 from pgra.lm import load
 from pgra.lm.base import Advance, Completion
@@ -97,8 +97,7 @@ class CausalLM:
             ValueError: If `lm` is none of these, or a loaded model has no tokenizer.
         """
         self._given: Any = None
-        if not isinstance(device, str):
-            raise ValueError(f"device is {device!r:.80}: give its name, such as cpu")
+        check_device(device, is_used=False)
         for option in how:
             choose("option of an LM", f"lm_{option}", _OPTIONS)
         named = {f"lm_{option}": value for option, value in how.items()}

@@ -20,7 +20,7 @@ from pathlib import Path
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_sealed
 from pgra.config import arg
 from pgra.core import Json
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, DtypeError
 from pgra.lm.remote import RemoteLM
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
@@ -192,31 +192,44 @@ class Experiment(Simulation):
         Raises:
             ArtifactError: If the folder is another experiment's.
             DataError: If a question does not fit the LM's window.
+            DtypeError: If float16 does not hold the LM's numbers: what was made here in it is gone.
         """
+        with lock_folder(self.folder):
+            is_new = not any(self.folder.glob(f"*/{METRICS_FILE}"))
+            claim_folder(self.folder, self.identity)
+            try:
+                return self._run(streams, plan)
+            except DtypeError:
+                if is_new:
+                    for path in (self.folder / RUN_FILE, *self.folder.glob(f"*/{METRICS_FILE}")):
+                        path.unlink()
+                raise
+
+    def _run(
+        self, streams: Mapping[int, list[Step]], plan: Sequence[Variant]
+    ) -> list[StreamResult]:
         results: list[StreamResult] = []
         bare: dict[int, list[StepOutcome]] = {}
-        with lock_folder(self.folder):
-            claim_folder(self.folder, self.identity)
-            for variant in plan:
-                steps, folder = streams[variant.seed], self.folder / variant.name
-                stream = digest([asdict(step) for step in steps])[:12]
-                if (folder / METRICS_FILE).is_file():
-                    outcomes = _read_outcomes(folder, stream)
-                    paid = read_object(folder / METRICS_FILE).get("endpoint")
-                else:
-                    outcomes = self._play(folder, variant, steps)
-                    lm = self.lm.completer
-                    paid = lm.describe_spending() if isinstance(lm, RemoteLM) else None
-                metrics = measure(outcomes)
-                if paid is not None:
-                    metrics["endpoint"] = paid
-                if variant.system == "no-mem":
-                    bare[variant.seed] = outcomes
-                elif variant.seed in bare:
-                    metrics["against_no_mem"] = compare_with(outcomes, bare[variant.seed])
-                which: dict[str, Json] = {**asdict(variant), "stream": stream}
-                write_metrics(folder, {**which, **metrics}, [STEPS_FILE])
-                results.append(StreamResult(variant, metrics, outcomes))
+        for variant in plan:
+            steps, folder = streams[variant.seed], self.folder / variant.name
+            stream = digest([asdict(step) for step in steps])[:12]
+            if (folder / METRICS_FILE).is_file():
+                outcomes = _read_outcomes(folder, stream)
+                paid = read_object(folder / METRICS_FILE).get("endpoint")
+            else:
+                outcomes = self._play(folder, variant, steps)
+                lm = self.lm.completer
+                paid = lm.describe_spending() if isinstance(lm, RemoteLM) else None
+            metrics = measure(outcomes)
+            if paid is not None:
+                metrics["endpoint"] = paid
+            if variant.system == "no-mem":
+                bare[variant.seed] = outcomes
+            elif variant.seed in bare:
+                metrics["against_no_mem"] = compare_with(outcomes, bare[variant.seed])
+            which: dict[str, Json] = {**asdict(variant), "stream": stream}
+            write_metrics(folder, {**which, **metrics}, [STEPS_FILE])
+            results.append(StreamResult(variant, metrics, outcomes))
         return results
 
     def _play(self, folder: Path, variant: Variant, steps: Sequence[Step]) -> list[StepOutcome]:

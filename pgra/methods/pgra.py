@@ -32,6 +32,7 @@ from pgra.config import (
 from pgra.core import Context, Example, Json, Scores
 from pgra.data.tasks import METRICS, Task
 from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.lm import load
 from pgra.lm.load import (
     ModelSource,
     choose_device,
@@ -75,6 +76,7 @@ from pgra.report.results import PREDICTIONS_FILE, EvidenceLine, add_attention
 from pgra.rerank import Reference, find_reranker
 from pgra.rerank.similarity import find_similarity
 from pgra.retrieval.base import examples_digest
+from pgra.run_folder import let_fall
 
 logger = logging.getLogger(__name__)
 
@@ -462,7 +464,10 @@ def _recorded_arguments(record: ReaderRecord, args: RunArguments, context: Conte
     made: Mapping[str, Any] = record.fingerprints
     lm = made.get("reranker", {})
     if "dtype" in lm:
-        args = args.change("rerank", lm_dtype=lm["dtype"])
+        # On a GPU "auto" is float16 again, until that does not hold a state.
+        is_half = load.choose_dtype("auto", choose_device(context.device)).itemsize == 2
+        is_tried = is_half and (args["rerank"].lm_dtype, lm["dtype"]) == ("auto", "float16")
+        args = args.change("rerank", lm_dtype="auto" if is_tried else lm["dtype"])
     encoder = _index_encoder(made) or lm.get("exemplar encoder")
     if isinstance(encoder, Mapping) and "part" not in encoder:  # a part of the T5 has no dtype
         args = args.change("retriever", encoder_dtype=encoder["dtype"])
@@ -496,7 +501,8 @@ def _open_recorded(
     reference = Reference(made=made.get("reranker", {}))
     stages = Stages(args, context, prompt, data, exemplars=exemplars, reference=reference)
     _check(home, "corpus", made.get("corpus"), stages.corpus.fingerprint["corpus_sha256"])
-    _check(home, "reranker", made.get("reranker"), dict(stages.reranker.fingerprint))
+    asked = dict(stages.reranker.fingerprint)
+    _check(home, "reranker", let_fall(home, made.get("reranker"), asked), asked)
     stages.reranker.check()  # before an index would be built
     if args.is_exhaustive or args.rerank.gives_hint:
         return stages

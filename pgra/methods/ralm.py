@@ -19,11 +19,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from transformers import AutoModelForCausalLM
 
 from pgra.config import LoraArguments, RunArguments, arg
-from pgra.core import ALONE, Context, Example, Json, Scores
+from pgra.core import ALONE, Context, Example, Json, Scores, gather
 from pgra.errors import ConfigError
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.batching import token_budget_batches
@@ -358,10 +357,8 @@ class LMClassifier(Classifier):
                     steps = [places[len(prompt) + step] for step in range(len(word))]
                     found.append((example, column, float(chances[row, steps, word].sum())))
         self.module.train(was_training)
-        if worker.world > 1:
-            found = gather_object(found)
         scores = np.empty((len(inputs), len(self.words)), np.float32)
-        for example, column, value in found:
+        for example, column, value in gather(found, worker):
             scores[example, column] = value
         return scores
 

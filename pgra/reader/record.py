@@ -21,7 +21,7 @@ from pgra.artifacts import (
     write_sealed,
 )
 from pgra.config import from_values
-from pgra.core import Context, Json, Prediction
+from pgra.core import Context, Json, Prediction, check_device
 from pgra.data.read import hub_errors, hub_reason, is_utf8
 from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.lm.load import choose_device, find_model, load_tokenizer
@@ -288,6 +288,7 @@ class Reader:
             ArtifactError: As `load`; or if the hub has none, or cannot be reached.
             ModelError: As `load`.
         """
+        check_device(device, is_used=False)  # before anything is downloaded
         return cls.load(fetch_reader(name, token=token), device=device)
 
     def save_pretrained(self, folder: str | Path) -> Path:

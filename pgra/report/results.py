@@ -226,17 +226,17 @@ def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str,
 
     Args:
         folder: A finished run.
-        names: Files to compare; None for all it tells of. One that was taken away is passed over.
+        names: Files to compare; None for all it tells of.
 
     Raises:
-        ArtifactError: If one is damaged, or of another run; it is named.
+        ArtifactError: If one is damaged, missing, or of another run; it is named.
     """
     metrics = read_object(folder / METRICS_FILE)
     known = metrics.get("files") or {}
     files = {name: known[name] for name in known if names is None or name in names}
-    there = {name: record for name, record in files.items() if (folder / name).exists()}
-    for name, _ in find_damage(folder, there):
-        raise damaged(folder / name, f"{METRICS_FILE} beside it tells of other content")
+    for name, _ in find_damage(folder, files):
+        why = "tells of other content" if (folder / name).exists() else "tells of it, it is missing"
+        raise damaged(folder / name, f"{METRICS_FILE} beside it {why}")
     return metrics
 
 

@@ -331,16 +331,15 @@ class Bank:
 
         Raises:
             ConfigError: If a state is too large for the bank's dtype.
-            DtypeError: If the bank is void, in all processes at once; its whole shards stay.
+            DtypeError: If the bank is void; its whole shards stay.
             ModelError: If a state is not finite.
         """
         if not len(self._look_for(keys, context)):
             return 0
-        problem = ""
 
         def compute(ready: T) -> Tensor | Callable[[], Tensor]:
             if self._is_void():
-                raise DtypeError("")
+                raise DtypeError(f"{self.folder}: another dtype comes")
             return encode(ready, bar.update)
 
         def keep(keys: Rows, states: Tensor | Callable[[], Tensor]) -> None:
@@ -356,13 +355,8 @@ class Bank:
             share = _share_out(missing, shard_rows, context, cut)
             total, hidden = sum(map(len, share)), not context.shows_progress
             with Bar(total=total, unit="text", desc=title, disable=hidden) as bar:
-                try:
-                    run_overlapped(share, prepare, compute, keep=keep)
-                except DtypeError as error:  # the others wait, or will see it
-                    problem = str(error)
+                run_overlapped(share, prepare, compute, keep=keep)
             context.barrier()
-            if problem or self._is_void():
-                raise DtypeError(problem or f"{self.folder}: another dtype comes", is_agreed=True)
         self._look()
         return len(missing)
 

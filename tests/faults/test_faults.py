@@ -61,6 +61,11 @@ def test_a_run_that_lost_its_metrics_is_named_or_measured_again_to_the_same(worl
         assert not damage.run(world, damage.Case(f"{name}/metrics.json", "delete", 0), {})
 
 
+def test_a_run_that_lost_its_losses_is_named(world):
+    world.after(*damage.STATE)
+    assert not damage.run(world, damage.Case("runs/pgra/losses.jsonl", "delete", 0), {})
+
+
 def test_damaged_states_are_named_when_they_are_used_and_else_change_nothing(world):
     for reader, code in (("train anew", 0), ("train otherwise", 2)):
         world.after("train")

@@ -33,7 +33,6 @@ _LATE = (
     "transformers.trainer",
 )
 
-pgra.quiet_imports()
 for found in pkgutil.walk_packages(pgra.__path__, "pgra."):
     if not found.name.startswith(("pgra.integrations", "pgra.__main__", "pgra.configs")):
         import_module(found.name)

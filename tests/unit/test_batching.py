@@ -15,6 +15,7 @@ from pgra.lm.batching import (
     group_by_length,
     group_by_prefix,
     pack_rows,
+    pack_segments,
     pad,
     token_budget_batches,
 )
@@ -142,6 +143,17 @@ def test_a_gpu_reads_a_step_of_the_papers_size_in_one_call():
         for kind in ("cuda", "cpu")
     }
     assert calls["cuda"] == 1 < calls["cpu"]
+
+
+def test_a_gpus_steps_have_few_shapes():
+    rng, shapes = np.random.default_rng(0), {"cuda": set(), "cpu": set()}
+    for _ in range(50):
+        batch = [[np.zeros(n, np.int32) for n in rng.integers(20, 128, 16)] for _ in range(8)]
+        for kind, seen in shapes.items():
+            cost = GroupCost.on(torch.device(kind), is_training=True)
+            packed = pack_segments(batch, pad_token_id=0, cost=cost)
+            seen.add((packed.places.shape, *((rows, long) for rows, long, _ in packed.groups)))
+    assert len(shapes["cuda"]) <= 6 < 50 == len(shapes["cpu"])
 
 
 def test_a_gpu_gets_more_tokens_and_the_more_the_smaller_the_model():

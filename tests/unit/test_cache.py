@@ -8,9 +8,9 @@ import math
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Barrier, Event
 
 import pytest
+from conftest import Meeting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,10 +183,10 @@ def test_another_word_lm_or_parameter_is_asked_and_equal_prompts_once(answers):
 
 
 def all_ask(lms, caches, prompts, told):
-    barrier = Barrier(len(lms), timeout=20)
+    meeting = Meeting(len(lms))
 
     def ask(rank):
-        context = Context(Worker(rank, len(lms)), barrier.wait)
+        context = Context(Worker(rank, len(lms)), meeting.wait)
         advance = int if rank else told.append
         return CachedLM(lms[rank], caches[rank], context).score(
             prompts, [" x", " yy"], advance=advance
@@ -214,22 +214,22 @@ def test_processes_that_do_not_see_one_folder_are_told(tmp_path):
 
 @pytest.mark.parametrize("is_void", [True, False])
 def test_processes_whose_lm_needs_another_dtype_end_together(answers, is_void):
-    found, barrier = Event(), Barrier(2, timeout=20)
+    meeting = Meeting(2)
 
     class Overflowing(Counted):
         def score(self, prompts, words, *, advance=int):
-            found.set()
             raise DtypeError("not finite")
 
     def ask(rank):
         lm = Overflowing() if rank and is_void else Counted()
-        context = Context(Worker(rank, 2), barrier.wait)
-        lm = CachedLM(lm, answers, context, is_void=found.is_set)
+        lm = CachedLM(lm, answers, Context(Worker(rank, 2), meeting.wait))
         try:
             return len(lm.score(PROMPTS, [" x"]))
         except DtypeError as error:
-            return error.is_agreed
+            if not error.is_told:
+                meeting.tell()
+            return error.is_told
 
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(ask, range(2)))
-    assert ended == ([True] * 2 if is_void else [len(PROMPTS)] * 2)
+    assert ended == ([True, False] if is_void else [len(PROMPTS)] * 2)

@@ -339,7 +339,7 @@ def test_a_gpu_that_is_not_there_is_refused_by_every_command_before_anything_is_
     assert {("train",), ("icl",), ("rerank",), ("search",), ("predict",)} <= {*commands}
     assert len(commands) > 15
     for words in commands:
-        for device in ("cuda", "cuda:1"):
+        for device in ("cuda", "cuda:7", "mps", "tpu", ""):
             code = main([*words, *NEEDED.get(words, ()), "--device", device])
             told = capsys.readouterr().err
             assert (code, told.count("\n")) == (2, 2), (words, told)

@@ -14,7 +14,7 @@ from pgra.lm.batching import GroupCost, pack_segments
 from pgra.reader.fid import FusionReader
 
 B, N = 3, 4
-COSTS = [GroupCost(1, 1 << 20), GroupCost(10_000, 1 << 20), GroupCost(1, 8)]
+COSTS = [GroupCost(1, 1 << 20), GroupCost(10_000, 1 << 20), GroupCost(1, 8), GroupCost(1, 8, 4)]
 
 
 @pytest.fixture(scope="module", params=T5_KINDS)

@@ -166,16 +166,17 @@ def test_what_is_stored_is_what_was_made_and_is_made_once(tokenizer, tmp_path):
 
 
 def cost_of(groups, cost):
-    return sum(group.max() * len(group) + cost.overhead for group in groups)
+    return sum(cost.padded(int(group.max())) * len(group) + cost.overhead for group in groups)
 
 
 @SOME
 @given(
     lengths=st.lists(st.integers(1, 14), min_size=1, max_size=8),
     overhead=st.sampled_from([0, 3, 99]),
+    multiple=st.sampled_from([1, 4]),
 )
-def test_no_other_cut_of_the_sorted_lengths_is_cheaper(lengths, overhead):
-    sizes, cost = np.array(lengths), GroupCost(overhead, 1 << 20)
+def test_no_other_cut_of_the_sorted_lengths_is_cheaper(lengths, overhead, multiple):
+    sizes, cost = np.array(lengths), GroupCost(overhead, 1 << 20, multiple)
     order = np.sort(sizes)
     every = [
         [order[a:b] for a, b in zip((0, *cuts), (*cuts, len(order)), strict=True)]
@@ -194,10 +195,15 @@ SEGMENTS = st.lists(st.integers(0, 60), min_size=1, max_size=12)
     examples=st.lists(st.lists(SEGMENTS, min_size=1, max_size=4), min_size=1, max_size=5),
     overhead=st.sampled_from([0, 16, 10_000]),
     most=st.sampled_from([1, 20, 1 << 20]),
+    multiple=st.sampled_from([1, 4]),
 )
-def test_packed_segments_hold_every_token_once_where_its_example_says(examples, overhead, most):
+def test_packed_segments_hold_every_token_once_where_its_example_says(
+    examples, overhead, most, multiple
+):
     arrays = [[np.array(s, np.int32) for s in segments] for segments in examples]
-    packed = pack_segments(arrays, pad_token_id=7, cost=GroupCost(overhead, most))
+    packed = pack_segments(arrays, pad_token_id=7, cost=GroupCost(overhead, most, multiple))
+    shapes = [*(length for _, length, _ in packed.groups), packed.places.shape[1] / 8]
+    assert multiple == 1 or not any(length % multiple for length in shapes)
     for segments, places in zip(examples, packed.places, strict=True):
         real = places[places >= 0]
         assert packed.input_ids[real].tolist() == np.concatenate(segments).tolist()

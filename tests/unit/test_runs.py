@@ -112,10 +112,12 @@ def test_a_file_of_another_run_is_named_where_one_was_swapped(tmp_path, name):
     assert load_run(one).seed == 2  # the control: a copy
 
 
-def test_what_was_taken_away_is_not_damaged(tmp_path):
+def test_what_was_taken_away_is_named(tmp_path):
     folder = plant_whole(tmp_path / "a")
+    assert load_run(folder).arguments  # the control
     (folder / "arguments.json").unlink()
-    assert load_run(folder).arguments == {}
+    with pytest.raises(ArtifactError, match=r"arguments.json is damaged .* it is missing"):
+        load_run(folder)
 
 
 def test_a_changed_letter_of_a_grid_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Both retrieval stages on a task: what they find, share, store and refuse."""
 
+import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -8,7 +9,7 @@ from threading import Barrier
 
 import numpy as np
 import pytest
-from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
+from conftest import SENTENCES, Meeting, with_rerank, with_retriever, write_jsonl
 from method_runs import run_of
 from tiny_models import build_half_lm
 from transformers import AutoTokenizer
@@ -27,13 +28,13 @@ from pgra.run_folder import check_same_run
 from pgra.runs import run
 
 
-def found_for(args, splits=SPLITS, context=ALONE):
+def found_for(args, splits=SPLITS, context=ALONE, tell=gc.collect):
     def find():
         stages = Stages.read(args, context)
         stages.find(splits)
         return stages
 
-    return retry_in_bfloat16(find, world=context.worker.world)
+    return retry_in_bfloat16(find, tell=tell)
 
 
 def test_exemplars_stand_in_the_prompt_and_no_method_trains_on_them(args):
@@ -257,11 +258,11 @@ def test_float16_stays_where_it_holds_and_where_it_was_asked_for(half_args, capl
 def test_two_processes_fall_back_together(half_args):
     everything = {"retriever": "exhaustive"}
     alone = found_for(with_retriever(half_args("alone"), **everything))
-    both = Barrier(2, timeout=60)
+    both = Meeting(2)
 
     def work(rank):
-        context = Context(Worker(rank, 2), lambda: both.wait() and None)
-        return found_for(with_retriever(half_args("both"), **everything), context=context)
+        args, context = half_args("both"), Context(Worker(rank, 2), both.wait)
+        return found_for(with_retriever(args, **everything), context=context, tell=both.tell)
 
     with ThreadPoolExecutor(2) as pool:
         for found in pool.map(work, range(2)):
