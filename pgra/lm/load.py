@@ -267,7 +267,10 @@ def _load(
             return loader(source.path, **source.kwargs, **kwargs)
     except torch.OutOfMemoryError:
         raise
-    except hub_errors(*_LOADING_ERRORS) as error:
+    except Exception as error:
+        is_known = isinstance(error, hub_errors(*_LOADING_ERRORS))
+        if not is_known and type(error) is not Exception:  # tokenizers' errors have no kind
+            raise
         is_partial = source.revision is not None and isinstance(error, hub_errors())
         hint = " If the connection broke, run again: what came is kept." if is_partial else ""
         reason = device_fault(error) or f"{hub_reason(error)}{hint}"

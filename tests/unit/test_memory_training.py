@@ -238,6 +238,15 @@ def test_a_killed_training_goes_on_to_the_same_model_folder(trained, t5_dir, tmp
     assert list(tmp_path.iterdir()) == [folder]  # the work is gone
 
 
+def test_a_tokenizer_whose_file_is_damaged_is_refused(encoder_dir, tmp_path):
+    copy = shutil.copytree(encoder_dir, tmp_path / "copy")
+    load_tokenizer(find_model(str(copy)))  # the control
+    text = (copy / "tokenizer.json").read_text()
+    (copy / "tokenizer.json").write_text(text.replace('"continuing_subword_prefix"', '"prefix"'))
+    with pytest.raises(ModelError, match=r"cannot load the tokenizer of .*missing field"):
+        load_tokenizer(find_model(str(copy)))
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "trained_on.json", "checksums.json"])
 def test_a_trained_model_that_is_not_as_it_was_written_is_refused_by_name(trained, tmp_path, file):
     copy = shutil.copytree(trained.folder, tmp_path / "copy")
