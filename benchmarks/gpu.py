@@ -151,13 +151,15 @@ def run_apart(args: argparse.Namespace, name: str) -> str | None:
     words = ["run", args.folder, "--json", args.json, "--device", args.device, "--piece", name]
     words += ["--tiny"] if args.tiny else []
     limit = sizes_of(args).limit
-    with tempfile.TemporaryFile() as told:
-        child = subprocess.Popen(
+    with (
+        tempfile.TemporaryFile() as told,
+        subprocess.Popen(
             [sys.executable, "-u", __file__, *map(str, words)],
             stdin=subprocess.PIPE,  # it ends with this process, which holds the other end
             stderr=told,
             start_new_session=True,  # it is ended with all that it started
-        )
+        ) as child,
+    ):
         try:
             code = child.wait(limit)
         except subprocess.TimeoutExpired:

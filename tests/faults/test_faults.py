@@ -123,6 +123,12 @@ def test_a_batch_that_does_not_fit_is_read_in_parts_or_told_of(world, unbroken, 
     assert kills.exhaust(world, name, 0, unbroken) == ""
 
 
+@pytest.mark.parametrize("name", ["index", "train"])
+def test_a_process_without_memory_says_so_and_leaves_nothing(world, unbroken, name):
+    for seed in range(2):
+        assert not kills.starve(world, name, seed, unbroken)
+
+
 def test_a_command_that_writes_in_place_is_told(world, unbroken, control):
     assert any(kills.kill(world, UNCHECKED, seed, unbroken) for seed in range(5))
     assert kills.two_at_once(world, UNCHECKED, 0, unbroken)
@@ -155,6 +161,9 @@ def test_a_command_that_lets_a_lack_of_memory_pass_is_told(world, unbroken, monk
     words = [UNCHECKED, "../models/encoder", "copy.txt"]
     monkeypatch.setitem(JOBS, "unchecked model", Job(words))
     assert "exit code 1" in kills.exhaust(world, "unchecked model", 0, unbroken)
+    assert any(
+        "code 1" in kills.starve(world, "unchecked model", seed, unbroken) for seed in range(9)
+    )
 
 
 @pytest.mark.parametrize("name", figures.READ_BY)

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import time
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -373,6 +375,13 @@ def test_what_was_measured_before_a_kill_stays_and_nothing_runs_on(tmp_path):
     assert told["figures"]["env/copy_gb_per_second"] > 0
     assert told["pieces"].pop("env")["state"] == "done"
     assert not [piece for piece in told["pieces"].values() if piece["state"] == "done"]
+
+
+def test_a_piece_that_takes_too_long_is_ended(benchmark, monkeypatch, tmp_path):
+    gpu = benchmark("gpu")
+    monkeypatch.setattr(gpu, "sizes_of", lambda args: replace(gpu.TINY, limit=1))
+    args = Namespace(folder=tmp_path, json=tmp_path / "gpu.json", device="cpu", tiny=True)
+    assert gpu.run_apart(args, "env") == "it took more than 1 s; its figures until then are kept"
 
 
 def test_what_cannot_be_measured_is_refused_in_a_line(benchmark, monkeypatch, tmp_path):

@@ -232,6 +232,25 @@ def test_a_grid_is_of_one_dtype_whichever_run_needs_it(there):
     assert (again.code, again.err.count(ANEW)) == (0, 0), again.err
 
 
+def test_streams_are_of_one_dtype_whichever_needs_it(there):
+    def step(word, sign):
+        told = {"feedback": f"a synonym {sign}", "expected_answer": "x", "type": "syn"}
+        return {"word": word, "question": f"what is akin to < {word} > ?", **told}
+
+    path = there.root / "stream.jsonl"
+    words = memory_words(there, "stream", "--stream", str(path), "--systems", "no-mem", "mem")
+    words += ["--output_dir", str(there.run("streams")), "--clarification_probabilities", "1"]
+    for sign, said in ((RARE, 1), ("", 0)):  # in what a memory adds; the control
+        shutil.rmtree(there.run("streams"), ignore_errors=True)
+        shutil.rmtree(there.artifacts, ignore_errors=True)
+        write_jsonl(path, [step(word, sign) for word in ("sea", "sky", "sea", "sky")])
+        called = call(dispatch, words)
+        assert (called.code, called.err.count(SAID)) == (0, said), called.err
+        made = json.loads((there.run("streams") / "run.json").read_text())
+        assert made["lm"]["dtype"] == ("bfloat16" if said else "float16")
+        assert len(list(there.run("streams").glob("*/metrics.json"))) == 2
+
+
 def test_a_run_made_in_float16_is_evaluated_in_bfloat16_where_that_does_not_hold(there):
     spoil(there, is_whole=True)
     there.make("run")

@@ -2,6 +2,8 @@
 
 import itertools
 import shutil
+import threading
+import time
 import weakref
 from functools import partial
 
@@ -19,7 +21,9 @@ from pgra.config import POOLINGS, RetrieverArguments
 from pgra.data.bundled import bundled_model_dir
 from pgra.encoders.encoder import Encoder, load_t5_encoder
 from pgra.errors import ConfigError, ModelError
+from pgra.retrieval.shards import encode_shards, plan_shards
 
+PATIENCE = 20  # seconds, for a machine that does other things too
 close = partial(np.testing.assert_allclose, atol=1e-5)
 
 
@@ -208,6 +212,32 @@ def test_no_batch_waits_for_the_device_and_a_chunk_is_one_copy_there(
     assert asked == (0 if switch == "auto" else num_batches)  # stock calls are the control
     assert device.waits == {"copy to the host": 2}  # at the end: vectors, and their peaks
     assert device.sent == [(4 * (len(chunks[0].order) + len(chunks[0].ids)), torch.int32)]
+
+
+def test_beside_a_slow_device_the_next_shard_is_read_and_the_last_is_written(
+    encoder_dir, corpus, tmp_path, monkeypatch
+):
+    encoder, is_read, waited = make(encoder_dir), threading.Event(), []
+    shards = plan_shards(tmp_path, len(corpus), 2)
+
+    def tokenize(texts, *, first, tokenize=encoder.tokenize):
+        if first == shards[2].start:
+            is_read.set()
+        return tokenize(texts, first=first)
+
+    def begin(chunks, begin=encoder.begin, **how):
+        if chunks[0].first == shards[1].start:
+            waited.append(is_read.wait(PATIENCE))
+            deadline = time.monotonic() + PATIENCE
+            while not shards[0].is_done("these") and time.monotonic() < deadline:
+                time.sleep(0.01)
+            waited.append(shards[0].is_done("these"))
+        return begin(chunks, **how)
+
+    monkeypatch.setattr(encoder, "tokenize", tokenize)
+    monkeypatch.setattr(encoder, "begin", begin)
+    encode_shards(shards, corpus, encoder, made_of="these", progress=False)
+    assert waited == [True, True]
 
 
 def test_vectors_leave_the_device_as_the_float16_that_is_stored(encoder_dir):
