@@ -9,6 +9,7 @@
     pairs    one of two processes of a job is killed; given again to two, the same
     full     the disk is full, or no file may get longer than a random length; with room the same
     memory   one batch of a model, or all from one on, do not fit into memory; with room the same
+    starved  a process gets so much memory and no more; with room the same
     locked   nothing may be written; the same
     twins    a command runs twice at once: the second waits or is refused; the same
     numbers  weights of NaN or infinity are refused
@@ -182,6 +183,7 @@ KINDS = {
     "pairs": Kind(("index", "icl", "train"), _break(kills.kill_one_of_two)),
     "full": Kind(JOBS, _break(kills.fill)),
     "memory": Kind(JOBS, _break(kills.exhaust)),
+    "starved": Kind(JOBS, _break(kills.starve)),
     "locked": Kind(JOBS, _break(kills.forbid), most=1),
     "twins": Kind(JOBS, _break(kills.two_at_once)),
     "numbers": Kind(

@@ -126,7 +126,7 @@ def device_fault(error: Exception) -> str | None:
     kept = "what was finished is kept, and the same command goes on"
     if "OutOfMemoryError" in kinds:
         return f"the GPU's memory is full ({said}): use smaller batches, or a smaller model; {kept}"
-    if "MemoryError" in kinds or "DefaultCPUAllocator: can't allocate memory" in said:
+    if "MemoryError" in kinds or ("RuntimeError" in kinds and _NO_MEMORY.search(said)):
         said = said.rpartition("DefaultCPUAllocator: ")[2] or "nothing more was said"
         return (
             f"this machine's memory is full ({said}): end other programs, or use smaller batches, "
@@ -146,6 +146,10 @@ def device_fault(error: Exception) -> str | None:
     return None
 
 
+_NO_MEMORY = re.compile(  # as PyTorch, oneDNN and Python say it
+    "DefaultCPUAllocator: can't allocate memory|could not create a primitive|"
+    "can't start new thread|Cannot allocate memory"
+)
 _OF_A_GPU = re.compile("CUDA|CUBLAS|cuDNN|CUSPARSE|CUSOLVER|CUFFT")  # and not of a tensor on cuda:0
 
 

@@ -27,7 +27,7 @@ from pgra.artifacts import CHECKSUMS_FILE, TemporaryFolder, digest, file_checksu
 from pgra.core import Json, check_device, machine_memory
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ConfigError, ModelError, device_fault
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
@@ -270,9 +270,8 @@ def _load(
     except hub_errors(*_LOADING_ERRORS) as error:
         is_partial = source.revision is not None and isinstance(error, hub_errors())
         hint = " If the connection broke, run again: what came is kept." if is_partial else ""
-        raise ModelError(
-            f"cannot load {part} '{source.name}': {hub_reason(error)}{hint}"
-        ) from error
+        reason = device_fault(error) or f"{hub_reason(error)}{hint}"
+        raise ModelError(f"cannot load {part} '{source.name}': {reason}") from error
 
 
 def check_loaded(model: Any, tokenizer: Any, what: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import SIGABRT
 
 from world import JOBS, SHORTAGES, Ended, Fault, World, can_mount, differing, disk_bytes, seen
 
@@ -236,6 +237,23 @@ def exhaust(world: World, name: str, seed: int, unbroken: Unbroken) -> str | Non
         return (
             f"batch {fault.batches}, {fault.shortage}: exit code {ended.code}: {ended.err[-300:]!r}"
         )
+    return again(world, name, whole.files)
+
+
+_ROOM = 32  # MiB; with so much the tiny models' commands end
+ABORTED = {-SIGABRT: "memory allocation of", 127: "cannot allocate memory for thread-local data"}
+"""How Rust, in tokenizers, and the C library end a process, which no Python sees."""
+
+
+def starve(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
+    """Let a process have so much memory and no more; then give the command with room."""
+    whole = unbroken[name]
+    world.after(*JOBS[name].needs)
+    room = random.Random(seed).uniform(0, _ROOM)
+    ended = world.call(JOBS[name].words, Fault(memory=int(room * (1 << 20))))
+    is_aborted = ended.code in ABORTED and ABORTED[ended.code] in ended.err
+    if not (_is_told(name, ended) or is_aborted):
+        return f"{room:.2f} MiB: exit code {ended.code}: {ended.err[-300:]!r}"
     return again(world, name, whole.files)
 
 

@@ -56,14 +56,16 @@ def test_damage_of_what_a_few_draws_may_miss_is_named_or_changes_nothing(world, 
         assert not damage.run(world, damage.Case(world.resolve(pattern), "flip", seed), {})
 
 
-def test_a_run_that_lost_its_metrics_is_named_or_measured_again_to_the_same(world):
-    for name in ("runs/pgra", "runs/grid/one/seed-1"):
-        assert not damage.run(world, damage.Case(f"{name}/metrics.json", "delete", 0), {})
-
-
-def test_a_run_that_lost_its_losses_is_named(world):
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("runs/pgra/metrics.json", "runs/pgra/losses.jsonl", "runs/pgra/reader/pgra.json"),
+        *("runs/grid/one/seed-1/metrics.json", "runs/grid/grid.json", "runs/icl/run.json"),
+    ],
+)
+def test_what_a_run_or_a_grid_lost_is_named_or_made_again_to_the_same(world, name):
     world.after(*damage.STATE)
-    assert not damage.run(world, damage.Case("runs/pgra/losses.jsonl", "delete", 0), {})
+    assert not damage.run(world, damage.Case(name, "delete", 0), {})
 
 
 def test_damaged_states_are_named_when_they_are_used_and_else_change_nothing(world):
@@ -121,6 +123,12 @@ def test_a_batch_that_does_not_fit_is_read_in_parts_or_told_of(world, unbroken, 
     assert kills.exhaust(world, name, 0, unbroken) == ""
 
 
+@pytest.mark.parametrize("name", ["index", "train"])
+def test_a_process_without_memory_says_so_and_leaves_nothing(world, unbroken, name):
+    for seed in range(2):
+        assert not kills.starve(world, name, seed, unbroken)
+
+
 def test_a_command_that_writes_in_place_is_told(world, unbroken, control):
     assert any(kills.kill(world, UNCHECKED, seed, unbroken) for seed in range(5))
     assert kills.two_at_once(world, UNCHECKED, 0, unbroken)
@@ -153,6 +161,9 @@ def test_a_command_that_lets_a_lack_of_memory_pass_is_told(world, unbroken, monk
     words = [UNCHECKED, "../models/encoder", "copy.txt"]
     monkeypatch.setitem(JOBS, "unchecked model", Job(words))
     assert "exit code 1" in kills.exhaust(world, "unchecked model", 0, unbroken)
+    assert any(
+        "code 1" in kills.starve(world, "unchecked model", seed, unbroken) for seed in range(9)
+    )
 
 
 @pytest.mark.parametrize("name", figures.READ_BY)

@@ -53,6 +53,7 @@ class Fault:
         batches: So many batches fit into memory; the next does not, nor does any behind it.
         is_once: Only one batch does not.
         shortage: Which memory is full, as `SHORTAGES` names it.
+        memory: So many bytes may be taken beyond what a process has after its imports.
         nobody: It is no superuser, who may write everywhere.
         environment: Variables that differ.
     """
@@ -65,6 +66,7 @@ class Fault:
     batches: int | None = None
     is_once: bool = False
     shortage: str = "torch, GPU"
+    memory: int | None = None
     nobody: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -141,6 +143,11 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
     if fault.longest_file is not None:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.longest_file, hard))
+    if fault.memory is not None:
+        has = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        assert has is not None
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(has[1]) + fault.memory, hard))
     if fault.nobody and os.geteuid() == 0:
         os.setuid(65534)
     main = unchecked if words[0] == UNCHECKED else import_module("pgra.cli").main

@@ -248,6 +248,8 @@ def test_a_void_bank_ends_in_all_processes_at_once_and_keeps_its_whole_shards(tm
         (torch.OutOfMemoryError("CUDA out of memory."), "the GPU's memory is full (CUDA out of"),
         (MemoryError(), "this machine's memory is full (nothing more was said): end"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "this machine's memory is"),
+        (RuntimeError("could not create a primitive"), "this machine's memory is full (could not"),
+        (RuntimeError("unable to mmap: Cannot allocate memory (12)"), "this machine's memory is"),
     ],
 )
 def test_what_a_device_fails_with_is_one_line_and_what_was_done_stays(
