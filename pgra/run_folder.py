@@ -53,11 +53,12 @@ def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = 
         is_whole: Whether all of it is known yet; if not, only what is known is compared.
 
     Raises:
-        ArtifactError: If the folder holds another run; the first difference is named.
+        ArtifactError: If the folder holds another run, whose first difference is named, or one that
+            lost its record.
     """
     path = folder / IDENTITY_FILE
     begun = [folder / READER_FOLDER, folder / METRICS_FILE, *folder.glob("checkpoint-*")]
-    if not path.is_file() or not any(item.exists() for item in begun):
+    if not any(item.exists() for item in begun):
         return
     made = _known(read_object(path), asked, is_whole=is_whole)
     _compare(folder, made, asked, "choose another --output_dir, or delete it")

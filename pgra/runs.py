@@ -54,6 +54,7 @@ from pgra.reader.record import fetch_reader, find_reader, is_on_hub
 from pgra.report.results import (
     DECIDING_FILES,
     METRICS_FILE,
+    SUMMARY_FILE,
     EvidenceLine,
     damaged,
     read_metrics,
@@ -80,7 +81,6 @@ from pgra.run_folder import (
 
 logger = logging.getLogger(__name__)
 
-SUMMARY_FILE = "summary.json"
 SEED_FIELD = "{seed}"
 
 

@@ -54,6 +54,7 @@ from pgra.report.text_metrics import SUBSETS
 METRICS_FILE = "metrics.json"
 PREDICTIONS_FILE = "predictions.jsonl"
 GRID_FILE = "grid.json"
+SUMMARY_FILE = "summary.json"
 CONSISTENCY_FILE = "consistency.json"
 TASK_AXIS = "data.task"
 _ARGUMENTS_FILE = "arguments.json"
@@ -470,10 +471,12 @@ class Collection:
         groups: The grids, in order, then all other runs as one group.
         unfinished: Folders of runs that were begun and not measured, outside of grids, and paths
             that hold nothing.
+        loose: Folders of runs by seed that neither a grid nor a finished series of seeds holds.
     """
 
     groups: Sequence[Group]
     unfinished: Sequence[Path]
+    loose: Sequence[Path] = ()
 
 
 def load_collection(paths: Sequence[Path]) -> Collection:
@@ -504,7 +507,9 @@ def load_collection(paths: Sequence[Path]) -> Collection:
     if not any(group.runs for group in groups):
         where = ", ".join(str(path) for path in paths)
         raise ArtifactError(f"no finished run (with {METRICS_FILE}) in {where}: train one first")
-    return Collection(groups, unfinished)
+    seeds = {run.folder.parent for run in runs if run.folder.name.startswith("seed-")}
+    loose = [folder for folder in sorted(seeds) if not (folder / SUMMARY_FILE).is_file()]
+    return Collection(groups, unfinished, loose)
 
 
 def _find(folder: Path) -> Iterator[Path]:

@@ -66,6 +66,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "memory.sqlite*": ("look up", "list"),
 }
 MAY_END_WITH_1 = ("verify", "ablate")
+MARKS = ("metrics.json", "pgra.json", "grid.json")
 REPORTS = ("report", "page", "knn report", "grid report")
 
 
@@ -150,7 +151,7 @@ def judge(
         said = ended.out + ended.err
         return "" if any(name in said for name in names) else f"not named: {ended.told}"
     now, was = seen(world, ended), whole
-    if case.kind == "delete" and Path(case.path).name == "metrics.json":  # it is not finished then
+    if case.kind == "delete" and Path(case.path).name in MARKS:  # it is not finished then
         if reader in REPORTS:
             is_told = str(Path(case.path).parent) in ended.out + ended.err
             return "" if is_told else f"left out silently: {ended.err[-300:]}"

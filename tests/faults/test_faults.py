@@ -56,14 +56,16 @@ def test_damage_of_what_a_few_draws_may_miss_is_named_or_changes_nothing(world, 
         assert not damage.run(world, damage.Case(world.resolve(pattern), "flip", seed), {})
 
 
-def test_a_run_that_lost_its_metrics_is_named_or_measured_again_to_the_same(world):
-    for name in ("runs/pgra", "runs/grid/one/seed-1"):
-        assert not damage.run(world, damage.Case(f"{name}/metrics.json", "delete", 0), {})
-
-
-def test_a_run_that_lost_its_losses_is_named(world):
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("runs/pgra/metrics.json", "runs/pgra/losses.jsonl", "runs/pgra/reader/pgra.json"),
+        *("runs/grid/one/seed-1/metrics.json", "runs/grid/grid.json", "runs/icl/run.json"),
+    ],
+)
+def test_what_a_run_or_a_grid_lost_is_named_or_made_again_to_the_same(world, name):
     world.after(*damage.STATE)
-    assert not damage.run(world, damage.Case("runs/pgra/losses.jsonl", "delete", 0), {})
+    assert not damage.run(world, damage.Case(name, "delete", 0), {})
 
 
 def test_damaged_states_are_named_when_they_are_used_and_else_change_nothing(world):

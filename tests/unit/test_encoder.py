@@ -207,7 +207,9 @@ def test_no_batch_waits_for_the_device_and_a_chunk_is_one_copy_there(
         chunks = encoder.tokenize(TEXTS * 3)
         num_batches = sum(len(chunk.batches) for chunk in chunks)
         assert num_batches > 9
-        encoder.begin(chunks, in_half=True)()
+        finish = encoder.begin(chunks, in_half=True)
+        assert "copy to the host" not in device.waits  # the next chunk can be begun first
+        finish()
     asked = device.waits.pop("is_nonzero", 0)
     assert asked == (0 if switch == "auto" else num_batches)  # stock calls are the control
     assert device.waits == {"copy to the host": 2}  # at the end: vectors, and their peaks
