@@ -12,7 +12,7 @@ import pytest
 import torch
 import trust
 from transformers import AutoConfig
-from world import JOBS, UNCHECKED, Job, World
+from world import JOBS, QUESTION, READ_ONLY, UNCHECKED, Job, World
 
 from pgra.artifacts import write_sealed
 
@@ -103,7 +103,9 @@ def test_damage_that_nobody_looks_for_is_told(world, control):
     assert "silently other" in damage.run(world, control, {})
 
 
-@pytest.mark.parametrize("name", ["index", "train", "icl", "lookup", "report", "memory"])
+@pytest.mark.parametrize(
+    "name", ["index", "train", "icl", "lookup", "report", "memory", "erase", "finetune"]
+)
 def test_a_killed_command_goes_on_to_the_same_product(world, unbroken, name):
     assert not kills.kill(world, name, 0, unbroken)
 
@@ -129,6 +131,14 @@ def test_a_process_without_memory_says_so_and_leaves_nothing(world, unbroken, na
         assert not kills.starve(world, name, seed, unbroken)
 
 
+def test_commands_that_are_not_killed_write_nothing(world):
+    for name, job in {**READ_ONLY, "control": JOBS["memory"]}.items():
+        world.after(*job.needs)
+        before = kills.everything(world)
+        assert world.call(job.words).code == 0, name
+        assert (kills.everything(world) == before) == (name != "control"), name
+
+
 def test_a_command_that_writes_in_place_is_told(world, unbroken, control):
     assert any(kills.kill(world, UNCHECKED, seed, unbroken) for seed in range(5))
     assert kills.two_at_once(world, UNCHECKED, 0, unbroken)
@@ -151,6 +161,7 @@ def test_a_shard_that_is_made_again_is_told(world, unbroken, monkeypatch):
 def test_a_memory_that_lost_an_entry_or_has_a_stranger_is_told(world, unbroken):
     other, whole = unbroken["correct"].files, unbroken["memory"].files
     world.after("memory")
+    assert kills.holders(world, QUESTION) == [str(world.here / "memory.sqlite")]
     assert kills.again(world, "memory", whole) == ""  # as one that was killed behind its write
     assert "event" in kills.again(world, "memory", whole)  # three times
     world.after()
