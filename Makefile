@@ -32,7 +32,7 @@ $(STAMP): requirements.txt requirements-bundled.txt pyproject.toml
 	@$(PIP) --requirement requirements.txt
 	@$(PIP) --no-deps --require-hashes --requirement requirements-bundled.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -W ignore -c 'import pgra; pgra.quiet_imports(); import pgra.runs, index_build.__main__'
+	@$(BIN)/python -W ignore -c 'import pgra.runs, index_build.__main__'
 	@touch $@
 
 demo: $(STAMP)  ## See it at work on real models and real text (3 minutes on two quiet cores)

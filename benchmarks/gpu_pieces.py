@@ -567,6 +567,31 @@ def measure_reader(bench: Bench) -> None:
             )
         if len(rates) == 2:
             bench.tell(f"{dtype}_", speedup=rates["pgra"] / rates["usual"])
+    measure_compiled(bench)
+
+
+def measure_compiled(bench: Bench) -> None:
+    """Train with compiled blocks, without and with CUDA graphs; the second half of steps counts.
+
+    The first half compiles, and captures the shapes of the batches. On a CPU nothing is compiled.
+    """
+    on_gpu = bench.device.type == "cuda"
+    for title, mode in (("compiled", None), ("graphs", "reduce-overhead")):
+        if bench.left < 45:
+            bench.note(f"{title}: left out, no time is left")
+            continue
+        args = reader_arguments(bench, "bfloat16", steps=2 * bench.sizes.steps)
+        args.torch_compile = True
+        args.torch_compile_backend = None if on_gpu else "eager"
+        args.torch_compile_mode = mode if on_gpu else None
+        clock = reader.Clock(bench.device, first=bench.sizes.steps + 1)
+        try:
+            train(bench, "pgra", args, [clock])
+        except RuntimeError as error:  # it is no way that pgra takes by itself
+            bench.note(f"{title}: failed, {str(error)[:300]}")
+            continue
+        seconds = clock.times[-1] - clock.times[0]
+        bench.tell(f"bfloat16_{title}_", steps_per_second=bench.sizes.steps / seconds)
 
 
 def reader_arguments(bench: Bench, dtype: str, *, steps: int | None = None) -> argparse.Namespace:

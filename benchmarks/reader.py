@@ -117,6 +117,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--torch_compile", action="store_true", help="pgra's training, after one step"
     )
+    parser.add_argument("--torch_compile_backend", help="such as eager; default: inductor")
+    parser.add_argument("--torch_compile_mode", help="reduce-overhead: with CUDA graphs")
     args = parse_flags(parser, argv)
     args.device = choose_device(args.device)
     on_gpu = args.device.type == "cuda"
@@ -189,15 +191,17 @@ def tokenize(reading: Reading, depth: int, tokenizer: Any) -> TokenizedInputs:
     return build_inputs(reading.examples, evidence, tokenizer, reading.verbalizer, layout=layout)
 
 
-class _Clock(TrainerCallback):  # type: ignore[misc]
-    """Notes when each step ended."""
+class Clock(TrainerCallback):  # type: ignore[misc]
+    """Notes when each step from one on ended, and when the training did."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.times = device, list[float]()
+    def __init__(self, device: torch.device, first: int = 1) -> None:
+        self.device, self.first, self.times = device, first, list[float]()
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step < self.first:
+            return
         if not self.times:
-            wait_for(self.device)  # the first step's work must not be counted in the others
+            wait_for(self.device)  # the work before must not be counted in the steps after
         self.times.append(time.perf_counter())
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -215,7 +219,7 @@ def train_ours(
     """Train by what train.py calls, and keep the weights."""
     reader, tokenizer = open_reader(args.model, device=args.device)
     inputs = tokenize(reading, depth, tokenizer)
-    clock = _Clock(args.device)
+    clock = Clock(args.device)
     with tempfile.TemporaryDirectory() as folder, measured(args.device) as cost:
         training = ReaderTrainingArguments(
             output_dir=folder,
@@ -229,6 +233,8 @@ def train_ours(
             bf16=args.bf16,
             tf32=False,  # as usual's float32
             torch_compile=args.torch_compile,
+            torch_compile_backend=args.torch_compile_backend,
+            torch_compile_mode=args.torch_compile_mode,
             use_cpu=args.device.type == "cpu",
         )
         train_reader(

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 BUNDLED = "bundled:"
 STAGE = "bundled"
 TEST_SHARE = 0.2
-_WRITER = 1
+_WRITER = 2
 """Raise it when what is written changes, so that folders made before are not used."""
 _SPLIT_SEED = 20_230
 _CORPUS = "corpus.txt"

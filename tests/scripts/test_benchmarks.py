@@ -291,7 +291,7 @@ HEADLINES = {
     "rerank": {"pgra_share_of_product", "usual_texts_per_second", "speedup"},
     "encode": {"pgra_texts_per_second", "usual_32_share_of_product", "least_cosine"},
     "search": {"pgra_seconds", "torch_seconds", "share_of_copies", "same_hits"},
-    "reader": {"bfloat16_pgra_minutes_for_5000_steps", "float32_usual_share_of_product"},
+    "reader": {"bfloat16_pgra_minutes_for_5000_steps", "bfloat16_graphs_steps_per_second"},
     "profile": {"reader_busy_share", "encode_busy_share", "rerank_busy_share"},
 }
 
