@@ -190,6 +190,8 @@ def unseal_checkpoint(checkpoint: Path) -> None:
 def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Path | None:
     """Find the last whole checkpoint; what is damaged, or was being written, is passed over.
 
+    One without checksums (a kill came before they were written) is taken where no other is whole.
+
     Args:
         output_dir: The run.
         num_processes: How many must find their random state in it; None asks for any.
@@ -199,12 +201,18 @@ def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Pa
         for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
         if (number := folder.name.rpartition("-")[2]).isdigit()
     }
+    unchecked: Path | None = None
     for _, folder in sorted(numbered.items(), reverse=True):
         fault = _fault(folder, num_processes)
-        if fault is None:
+        if fault is None and (folder / CHECKSUMS_FILE).is_file():
+            if unchecked is not None:
+                logger.warning("%s is passed over: it has no checksums", unchecked)
             return folder
-        logger.warning("%s is passed over: %s", folder, fault)
-    return None
+        if fault is None:
+            unchecked = unchecked or folder
+        else:
+            logger.warning("%s is passed over: %s", folder, fault)
+    return unchecked
 
 
 def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
@@ -288,6 +296,8 @@ def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
     if checkpoint is None:
         return None
     logger.info("run: going on from %s", checkpoint)
+    if not (checkpoint / CHECKSUMS_FILE).is_file():
+        logger.warning("%s has no checksums: its weights are taken unchecked", checkpoint)
     best = read_state(checkpoint).best_model_checkpoint
     if arguments.load_best_model_at_end and best and best_checkpoint(checkpoint) is None:
         raise ArtifactError(

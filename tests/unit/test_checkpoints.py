@@ -78,7 +78,8 @@ def test_a_broken_checkpoint_is_not_gone_on_from(copy, t5_dir, name, is_cut, has
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_no_changed_byte_of_a_state_without_checksums_is_gone_on_from(copy, name):
     path = copy / "checkpoint-6" / name
-    (path.parent / "checksums.json").unlink()  # it was killed before it wrote them
+    for number in (3, 6):
+        (copy / f"checkpoint-{number}" / "checksums.json").unlink()
     assert last_checkpoint(copy, num_processes=1) == path.parent  # the control
     good = path.read_bytes()
     with zipfile.ZipFile(path) as file:
@@ -89,6 +90,19 @@ def test_no_changed_byte_of_a_state_without_checksums_is_gone_on_from(copy, name
     assert good.count(content) == 1
     path.write_bytes(good.replace(content, bad))
     assert last_checkpoint(copy, num_processes=1) == copy / "checkpoint-3"
+
+
+def test_a_checkpoint_without_checksums_is_the_last_choice_and_is_named(copy, t5_dir, caplog):
+    shutil.rmtree(copy / "reader")
+    last, before = copy / "checkpoint-6", copy / "checkpoint-3"
+    assert last_checkpoint(copy, num_processes=1) == last  # the control
+    assert not caplog.records
+    (last / "checksums.json").unlink()
+    assert last_checkpoint(copy, num_processes=1) == before
+    assert f"{last} is passed over: it has no checksums" in caplog.text
+    shutil.rmtree(before)
+    again(t5_dir, copy)
+    assert f"{last} has no checksums: its weights are taken unchecked" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
