@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 import numpy as np
+import torch
 
 from pgra.artifacts import (
     TemporaryFolder,
@@ -29,7 +30,7 @@ from pgra.config import CorpusArguments
 from pgra.core import MISSING_ROW, Context, Hit, check_device
 from pgra.data.corpus import Corpus, load_corpus, open_corpus, write_passages
 from pgra.encoders.encoder import Encoder, load_encoder
-from pgra.errors import ArtifactError
+from pgra.errors import ArtifactError, ConfigError
 from pgra.retrieval.base import BuiltIndex, IndexRequest, Recipe, refuse_strangers
 from pgra.retrieval.dense import (
     HISTORY,
@@ -109,7 +110,7 @@ class Index:
                 folder, which goes with the index; `save` keeps it.
             factory: FAISS factory string. Flat is exact; auto chooses by size.
             field: Column or field that holds the text, for all but lists and .txt.
-            device: Where the encoder runs.
+            device: Where the encoder runs; a `pgra.Encoder` stays where it is.
             progress: Whether to show a bar.
 
         Raises:
@@ -125,7 +126,7 @@ class Index:
             if passages.made_by is None:
                 raise ValueError("this corpus was opened by its folder: give its file or passages")
             passages = passages.made_by
-        own = encoder if isinstance(encoder, Encoder) else Encoder(encoder, device=device)
+        own = _open_encoder(encoder, device)
         args = replace(own.args, retriever="dense", index_factory=factory, index_dir=None)
         if is_finished(root / _INDEX):
             corpus = open_corpus(passages, corpus_field=field, is_quiet=True)
@@ -173,7 +174,7 @@ class Index:
         Args:
             folder: Where it is.
             encoder: Its encoder, where that is loaded already, or has another name here.
-            device: Where the encoder runs.
+            device: Where the encoder runs; a `pgra.Encoder` stays where it is.
 
         Raises:
             ArtifactError: If there is none, or it is damaged, or of another encoder.
@@ -191,9 +192,7 @@ class Index:
         if encoder is None or isinstance(encoder, str | Path):
             name = str(encoder or recipe.retriever.encoder)
             encoder = load_encoder(replace(recipe.retriever, encoder=name), device)
-        elif not isinstance(encoder, Encoder):
-            encoder = Encoder(encoder, device=device)
-        return cls(at, recipe, encoder)
+        return cls(at, recipe, _open_encoder(encoder, device))
 
     @overload
     def search(self, query: str, k: int = ...) -> list[Hit]: ...
@@ -337,6 +336,21 @@ class Index:
         """Say what it is."""
         factory = self.args.index_factory
         return f"Index({len(self)} passages, encoder={self.encoder_name!r}, factory={factory!r})"
+
+
+def _open_encoder(encoder: Any, device: str) -> Encoder:
+    """Return an encoder; one that is open stays where it is, and is refused for another device."""
+    if not isinstance(encoder, Encoder):
+        return Encoder(encoder, device=device)
+    place = encoder.device
+    asked = torch.device(place if device == "auto" else device)
+    numbers = {asked.index, place.index} - {None}  # "cuda" is whichever is the current one
+    if asked.type != place.type or len(numbers) > 1:
+        raise ConfigError(
+            f"device is '{device}', and the encoder given is on {place} and stays there: "
+            "leave device out, or open the encoder with it"
+        )
+    return encoder
 
 
 def as_texts(name: str, given: Any) -> list[str]:

@@ -532,12 +532,7 @@ class CausalLM:
                     scores[row] = [chance_alone(self, prompt, word) for word in behind[row]]
                     advance(1)
             else:
-                for batch in self.reader.batches(ids):
-                    for rows, cache in self.reader.read(ids, batch):
-                        found = word_chances(self.reader, cache, [behind[row] for row in rows])
-                        for row, values in zip(rows, found, strict=True):
-                            scores[row] = values
-                        advance(len(rows))
+                scores = word_chances(self.reader, ids, behind, advance)
         if not all(math.isfinite(value) for values in scores for value in values):
             raise self.not_finite("for a prompt", "number")
         return scores

@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from torch import Tensor
 from pgra.errors import DtypeError, ModelError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance
-from pgra.lm.batching import PrefixGroup
+from pgra.lm.batching import PrefixGroup, send
 from pgra.lm.causal_lm import head_logits
 from pgra.lm.load import batch_budget
 
@@ -85,7 +85,9 @@ class KVCache:
         if list(rows) == list(range(len(self))):
             return self
         chosen = torch.tensor(rows, dtype=torch.long)
-        layers = [(k[chosen.to(k.device)], v[chosen.to(v.device)]) for k, v in self.layers]
+        places = {part.device for layer in self.layers for part in layer}
+        sent = {device: send(chosen, device) for device in places}
+        layers = [(k[sent[k.device]], v[sent[v.device]]) for k, v in self.layers]
         return self._with(layers, chosen)
 
     @torch.inference_mode()
@@ -102,7 +104,7 @@ class KVCache:
         return self._with(layers, torch.tensor(rows, dtype=torch.long))
 
     def _with(self, layers: list[tuple[Tensor, Tensor]], chosen: Tensor) -> "KVCache":
-        logits = self.logits[chosen.to(self.logits.device)]
+        logits = self.logits[send(chosen, self.logits.device)]
         return replace(self, layers=layers, lengths=self.lengths[chosen], logits=logits)
 
 
@@ -182,6 +184,7 @@ class PromptReader:
     Attributes:
         lm: An LM with its head; its weights are loaded when it first reads.
         num_tokens: Tokens read so far, padding not counted.
+        adds_mask: Whether the mask behind prompts is one that is added to scores.
     """
 
     def __init__(self, lm: "CausalLM", batch_tokens: int = 2048) -> None:
@@ -193,6 +196,8 @@ class PromptReader:
         self._back_off = batching.BackOff(most, advice)
         self._behind: tuple[Tokens, KVCache | None] = ((), None)  # the last shared beginning
         self.buffer = KVBuffer()  # where prompts that are written on are laid
+        # Of a mask (R, S) transformers asks whether it is full, and waits for a GPU's answer.
+        self.adds_mask = lm.device.type != "cpu" and kernels.are_allowed()
 
     @torch.inference_mode()
     def read_batch(self, prompts: Sequence[Tokens], *, behind: KVCache | None = None) -> KVCache:
@@ -228,9 +233,16 @@ class PromptReader:
         width = ids.shape[1]
         columns = torch.arange(width).expand_as(ids)
         mask = torch.arange(cache.longest + width) >= (cache.longest - cache.lengths)[:, None]
+        if self.adds_mask:  # no token sees the padding before it, and none a later one
+            later = torch.ones(width, mask.shape[1], dtype=torch.bool).triu(cache.longest + 1)
+            mask = mask[:, None, None] & ~later
+            lowest = torch.finfo(self.lm.dtype).min
+            given = torch.zeros(mask.shape, dtype=self.lm.dtype).masked_fill_(~mask, lowest)
+        else:
+            given = mask.long()
         stock = stock_cache(cache.layers, len(cache), room=cache.room, new=width)
         positions = cache.lengths[:, None] + columns
-        return self._run(ids, positions, stock, columns, mask=mask.long()), stock
+        return self._run(ids, positions, stock, columns, mask=given), stock
 
     @torch.inference_mode()
     def step(self, cache: KVCache, tokens: Tokens) -> KVCache:
@@ -257,29 +269,32 @@ class PromptReader:
             positions: Their places in their texts, (R, T).
             cache: What stands before them.
             wanted: Columns whose logits are wanted, (R, W).
-            mask: 1 where there is a token, of the cache and of these, (R, S + T).
+            mask: 1 where there is a token, of the cache and of these, (R, S + T); or what is added
+                to scores, (R, 1, T, S + T).
 
         Returns:
             (R, W, V) float32.
         """
         device = self.lm.device
         inputs = {
-            "input_ids": ids.to(device),
-            "position_ids": positions.to(device),
-            "attention_mask": None if mask is None else mask.to(device),
+            "input_ids": send(ids, device),
+            "position_ids": send(positions, device),
+            "attention_mask": None if mask is None else send(mask, device),
             "past_key_values": cache,
             "use_cache": True,
         }
         rows = torch.arange(len(ids))[:, None]
         if self._head is None:
             columns, places = torch.unique(wanted, return_inverse=True)
-            logits: Tensor = self.lm.whole(**inputs, logits_to_keep=columns.to(device)).logits
-            return logits[rows.to(logits.device), places.to(logits.device)].float()
+            logits: Tensor = self.lm.whole(**inputs, logits_to_keep=send(columns, device)).logits
+            return logits[send(rows, logits.device), send(places, logits.device)].float()
         # Flat places of the tokens whose states are wanted; where all are, nothing is left out.
-        ends = (rows * ids.shape[1] + wanted).flatten() if wanted.shape[1] < ids.shape[1] else None
+        ends = None
+        if wanted.shape[1] < ids.shape[1]:
+            ends = send((rows * ids.shape[1] + wanted).flatten(), device)
         with self.lm.last_layer.only_at(ends):
             hidden = self.lm.model(**inputs).last_hidden_state
-        states = hidden[rows.to(hidden.device), wanted.to(hidden.device)]  # (R, W, H)
+        states = hidden[send(rows, hidden.device), send(wanted, hidden.device)]  # (R, W, H)
         return head_logits(self._head, states)
 
     @cached_property
@@ -315,9 +330,13 @@ class PromptReader:
             return found.to(truth.device)
 
         # All of a vocabulary's logits tell texts apart: no row is measured by its own share.
-        fault = self.lm.last_layer.find_fault(
-            side_by_side, truth, dtype=self.lm.dtype, noise=math.inf
+        find = partial(
+            self.lm.last_layer.find_fault, side_by_side, truth, dtype=self.lm.dtype, noise=math.inf
         )
+        fault = find()
+        if fault is not None and self.adds_mask:
+            self.adds_mask = False
+            fault = find()
         if fault is not None:
             name = self.lm.source.name
             logger.warning("'%s' reads prompts one at a time, which is slower: %s", name, fault)
@@ -442,6 +461,8 @@ def write(
 ) -> list[list[int]]:
     """Write the likeliest token behind each prompt, and then the likeliest behind that.
 
+    A GPU is waited for once a step of all prompts: what was written decides who is done.
+
     Args:
         reader: Reads the prompts.
         prompts: Token ids, none empty; all fit the LM's window with the new tokens.
@@ -509,41 +530,68 @@ def write(
 
 def _likeliest(logits: Tensor, lm: "CausalLM") -> list[int]:
     best, tokens = logits.max(dim=1)
-    if not torch.isfinite(best).all():
+    found: list[int] = torch.where(torch.isfinite(best), tokens, -1).tolist()  # waited for once
+    if -1 in found:
         raise lm.not_finite("for a prompt", "number")
-    found: list[int] = tokens.tolist()
     return found
 
 
 def word_chances(
-    reader: PromptReader, cache: KVCache, words: Sequence[Sequence[Tokens]]
+    reader: PromptReader,
+    prompts: Sequence[Tokens],
+    words: Sequence[Sequence[Tokens]],
+    advance: Advance = int,
 ) -> list[list[float]]:
     """Return log P(word | prompt), over all of a word's tokens.
 
+    What is wanted stays on the device until all is read.
+
     Args:
-        reader: What read the prompts.
-        cache: R prompts.
+        reader: Reads the prompts.
+        prompts: Token ids, none empty.
         words: For each prompt the token ids of its words, none empty.
+        advance: Told how many more prompts are done.
 
     Returns:
         For each prompt a value a word.
+
+    Raises:
+        ModelError: If a prompt does not fit the memory.
     """
-    first = cache.logits.log_softmax(dim=1).cpu()
-    found = [[float(first[row, word[0]]) for word in own] for row, own in enumerate(words)]
-    longer = [
-        (row, i) for row, own in enumerate(words) for i, word in enumerate(own) if len(word) > 1
-    ]
-    joined = join([cache]) if longer else cache
-    for start in range(0, len(longer), len(cache)):  # each copies what is kept of its prompt
-        lines = longer[start : start + len(cache)]
-        logits, _ = reader.go_on(
-            joined.take([row for row, _ in lines]), [words[row][i][:-1] for row, i in lines]
-        )
-        rest = logits.log_softmax(dim=2).cpu()
-        for line, (row, i) in enumerate(lines):
-            later = enumerate(words[row][i][1:])
-            found[row][i] += sum(float(rest[line, place, token]) for place, token in later)
-    return found
+    owners: list[tuple[int, int]] = []  # prompt and word of each token whose chance is held
+    held: list[Tensor] = []
+
+    def hold(chances: Tensor, places: Sequence[tuple[int, ...]]) -> None:
+        if places:
+            chosen = send(torch.tensor(places).T, chances.device)
+            held.append(chances[tuple(chosen)])
+
+    for batch in reader.batches(prompts):
+        for rows, cache in reader.read(prompts, batch):
+            pairs = [(place, i) for place, row in enumerate(rows) for i in range(len(words[row]))]
+            own = [words[rows[place]][i] for place, i in pairs]
+            firsts = [(place, word[0]) for (place, _), word in zip(pairs, own, strict=True)]
+            hold(cache.logits.log_softmax(dim=1), firsts)
+            owners += [(rows[place], i) for place, i in pairs]
+            longer = [(pair, word) for pair, word in zip(pairs, own, strict=True) if len(word) > 1]
+            joined = join([cache]) if longer else cache
+            for start in range(0, len(longer), len(cache)):  # each copies what is kept of a prompt
+                lines = longer[start : start + len(cache)]
+                logits, _ = reader.go_on(
+                    joined.take([place for (place, _), _ in lines]), [w[:-1] for _, w in lines]
+                )
+                rest = [
+                    (line, column, token)
+                    for line, (_, word) in enumerate(lines)
+                    for column, token in enumerate(word[1:])
+                ]
+                hold(logits.log_softmax(dim=2), rest)
+                owners += [(rows[place], i) for (place, i), word in lines for _ in word[1:]]
+            advance(len(rows))
+    found: list[list[list[float]]] = [[[] for _ in own] for own in words]
+    for (row, i), chance in zip(owners, torch.cat(held).tolist() if held else [], strict=True):
+        found[row][i].append(chance)
+    return [[first + sum(rest) for first, *rest in own] for own in found]
 
 
 # One prompt at a time by stock calls: as truth, and for LMs that keep something else than a key and
@@ -561,8 +609,9 @@ def next_logits(lm: "CausalLM", ids: Tokens) -> Tensor:
 def chance_alone(lm: "CausalLM", ids: Tokens, word: Tokens) -> float:
     """Return the log-probability of a word's tokens behind a prompt."""
     logits = next_logits(lm, [*ids, *word[:-1]])[-len(word) :]
-    chances = logits.log_softmax(dim=1).cpu()
-    return sum(float(chances[place, token]) for place, token in enumerate(word))
+    chances = logits.log_softmax(dim=1)[torch.arange(len(word)), list(word)]
+    found: list[float] = chances.tolist()
+    return sum(found)
 
 
 def write_alone(
@@ -573,7 +622,10 @@ def write_alone(
     is_done: IsDone,
     advance: Advance = int,
 ) -> list[list[int]]:
-    """Write by transformers' own `generate`, which knows each LM's cache; see `write`."""
+    """Write by transformers' own `generate`, which knows each LM's cache; see `write`.
+
+    It asks more of a GPU than one thing a token.
+    """
     from transformers import StoppingCriteriaList
 
     written, lm = [], reader.lm

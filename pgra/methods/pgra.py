@@ -463,9 +463,12 @@ def _recorded_arguments(record: ReaderRecord, args: RunArguments, context: Conte
     args = args.change("runtime", device=context.device)
     made: Mapping[str, Any] = record.fingerprints
     lm = made.get("reranker", {})
+    lm = lm.get("prefixes", [lm])[0]  # several are of one LM
     if "dtype" in lm:
-        # On a GPU "auto" is float16 again, until that does not hold a state.
+        # On a GPU "auto" is float16 again, until that does not hold a state: but what a similarity
+        # was fitted to is in float16 alone, and a text that this does not hold is refused.
         is_half = load.choose_dtype("auto", choose_device(context.device)).itemsize == 2
+        is_half &= not find_similarity(args["rerank"].similarity).is_fitted
         is_tried = is_half and (args["rerank"].lm_dtype, lm["dtype"]) == ("auto", "float16")
         args = args.change("rerank", lm_dtype="auto" if is_tried else lm["dtype"])
     encoder = _index_encoder(made) or lm.get("exemplar encoder")

@@ -184,7 +184,7 @@ class FusionReader(ReaderModule):
 
     @torch.inference_mode()
     def generate(self, packed: PackedSegments, **kwargs: Any) -> Tensor:
-        """Write text freely.
+        """Write text freely; transformers asks a GPU after each token whether all texts end.
 
         Args:
             packed: The segments of B examples.
@@ -201,35 +201,54 @@ class FusionReader(ReaderModule):
         return written
 
     @torch.inference_mode()
-    def attention_mass(
-        self,
-        packed: PackedSegments,
-        lengths: Sequence[Sequence[int]],
-        labels: Tensor,
-        *,
-        fused: Fused | None = None,
-    ) -> list[list[float]]:
-        """Return what share of the decoder's attention each segment gets.
-
-        Mean over layers, heads and the target's tokens of the cross-attention, added up over a
-        segment's tokens; after Izacard and Grave 2021b ("Distilling Knowledge from Reader to
-        Retriever"), who take such scores for the relevance of a passage.
+    def write(self, packed: PackedSegments, count: int, *, fused: Fused | None = None) -> Tensor:
+        """Write so many of the likeliest tokens, as `generate` does; a GPU is not waited for.
 
         Args:
             packed: The segments of B examples.
-            lengths: Tokens of each segment, by example.
+            count: Tokens to write; behind the text's end they are padding.
+            fused: What `fuse` returned for them, if that is known.
+
+        Returns:
+            Token ids, (B, count) int64.
+        """
+        encoded, mask = fused or self.fuse(packed)
+        config = self.model.config
+        ids = torch.full((len(mask), 1), config.decoder_start_token_id, device=mask.device)
+        for _ in range(count):
+            output = self.model(
+                encoder_outputs=encoded,
+                attention_mask=mask[:, None, None],
+                decoder_input_ids=ids,
+                use_cache=False,
+            )
+            best = output.logits[:, -1].float().argmax(dim=1, keepdim=True)
+            has_ended = (ids[:, 1:] == config.eos_token_id).any(dim=1, keepdim=True)
+            ids = torch.cat([ids, best.masked_fill_(has_ended, config.pad_token_id)], dim=1)
+        return ids[:, 1:]
+
+    @torch.inference_mode()
+    def attention_mass(
+        self, packed: PackedSegments, labels: Tensor, *, fused: Fused | None = None
+    ) -> Tensor:
+        """Return what share of the decoder's attention each token gets.
+
+        Mean over layers, heads and the target's tokens of the cross-attention. Added up over a
+        segment's tokens it is what Izacard and Grave 2021b ("Distilling Knowledge from Reader to
+        Retriever") take for the relevance of a passage.
+
+        Args:
+            packed: The segments of B examples.
             labels: What the decoder is to write, (B, T) int64, `IGNORED` where padded.
             fused: What `fuse` returned for them, if that is known.
 
         Returns:
-            For each example a share for each segment; they add up to 1.
+            (B, S) float32 on the device, an example's tokens as they stand in `packed.places`;
+            they add up to 1.
         """
         fused = fused or self.fuse(packed)
         layers = self.decode(fused, labels, output_attentions=True).cross_attentions
         weights = torch.stack(list(layers)).float().mean(dim=(0, 2))  # (B, T, S)
         real = (labels != IGNORED).to(weights.device)[..., None]
-        tokens = ((weights * real).sum(dim=1) / real.sum(dim=1)).cpu()  # (B, S)
-        return [
-            [float(part.sum()) for part in row[: sum(counts)].split(list(counts))]
-            for row, counts in zip(tokens, lengths, strict=True)
-        ]
+        shares: Tensor = (weights * real).sum(dim=1) / real.sum(dim=1)
+        return shares

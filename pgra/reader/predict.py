@@ -4,10 +4,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pgra.core import ALONE, Context, Prediction, Scores, gather
@@ -22,7 +24,6 @@ from pgra.reader.module import Classifier
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
 _MAX_ROWS = 256
 
@@ -94,11 +95,13 @@ class T5Classifier(Classifier):
         """
         if isinstance(inputs, SeparateInputs):
             return inputs.combine(self.score(inputs.alone(), context))
+        if self.decision.decode == "official":
+            written = self.map_batches(inputs, self._write, context)
+            return self._scores_of(written)
         targets = self._targets()
-        rows: list[list[float]] = self.map_batches(
-            inputs, lambda _, packed: self._score(packed, targets), context
-        )
-        return np.array(rows, dtype=np.float32).reshape(len(inputs), len(self.labels))
+        rows = self.map_batches(inputs, lambda packed: self._score(packed, targets), context)
+        scores: Scores = rows.reshape(len(inputs), len(self.labels)).astype(np.float32)
+        return scores
 
     def attend(
         self, inputs: TokenizedInputs, context: Context = ALONE
@@ -106,45 +109,54 @@ class T5Classifier(Classifier):
         """Score examples, and say what the reader looked at.
 
         The encoder runs once for both; the decoder writes the decided label's target once more,
-        with the attention that gives its weights.
+        with the attention that gives its weights. With decode "official" a GPU is waited for once a
+        batch: which label was written is seen in its text.
 
         Returns:
             As `score`; and of each example a share for each segment, which add up to 1.
         """
-        targets = self._targets()
+        targets, C = self._targets(), len(self.labels)
+        longest = max(inputs.sizes(), default=0)
 
         @torch.inference_mode()
-        def work(
-            indices: list[int], packed: PackedSegments
-        ) -> Sequence[tuple[list[float], list[float]]]:
+        def work(packed: PackedSegments) -> Tensor:
             fused = self.module.fuse(packed)
-            scores = self._score(packed, targets, fused).cpu().numpy()
-            written = targets[scores.argmax(axis=1)]  # ties by the task's order of labels
-            lengths = [[len(segment) for segment in inputs[i].segments] for i in indices]
-            shares = self.module.attention_mass(packed, lengths, written, fused=fused)
-            return list(zip(scores.tolist(), shares, strict=True))
+            if self.decision.decode == "official":
+                scores = torch.from_numpy(self._scores_of(self._write(packed, fused).cpu()))
+                scores = scores.to(targets.device)
+            else:
+                scores = self._score(packed, targets, fused)
+            is_best = scores == scores.amax(dim=1, keepdim=True)
+            places = torch.arange(C, device=scores.device).expand_as(scores)
+            # The first of those that are best; no number is the best of those that are none.
+            decided = places.masked_fill(~is_best, C - 1).amin(dim=1)
+            shares = self.module.attention_mass(packed, targets[decided], fused=fused)
+            return torch.cat([scores, F.pad(shares, (0, longest - shares.shape[1]))], dim=1)
 
-        rows = self.map_batches(inputs, work, context)
-        scores = np.array([row for row, _ in rows], dtype=np.float32)
-        shares = [shares for _, shares in rows]
-        return scores.reshape(len(inputs), len(self.labels)), shares
+        rows = self.map_batches(inputs, work, context).reshape(len(inputs), C + longest)
+        shares = []
+        for i, row in enumerate(torch.from_numpy(rows)):
+            lengths = [len(segment) for segment in inputs[i].segments]
+            parts = row[C : C + sum(lengths)].split(lengths)
+            shares.append([float(part.sum()) for part in parts])
+        return rows[:, :C].astype(np.float32), shares
 
     def map_batches(
         self,
         inputs: TokenizedInputs,
-        work: Callable[[list[int], PackedSegments], Sequence[T] | Tensor],
+        work: Callable[[PackedSegments], Tensor],
         context: Context = ALONE,
-    ) -> list[T]:
+    ) -> npt.NDArray[Any]:
         """Do something with all inputs, in batches of like size, without dropout.
 
         Args:
             inputs: In any order.
-            work: Gives a value for each example of a batch, from their rows and their segments; a
-                tensor stays on its device until all batches are read.
+            work: Gives a row for each example of a batch, from their segments, (B, W); all rows
+                stay on the device until all batches are read.
             context: Who shares the work, and whether to show a bar.
 
         Returns:
-            One value for each input.
+            A row for each input.
         """
         reader, worker = self.module, context.worker
         cost, budget = GroupCost.on(reader.device), self.batch_tokens
@@ -153,7 +165,8 @@ class T5Classifier(Classifier):
         batches = token_budget_batches(inputs.sizes(), budget, max_rows=_MAX_ROWS)
         was_training = reader.training
         reader.eval()
-        found: list[tuple[list[int], Sequence[T] | Tensor]] = []
+        rows: list[int] = []
+        found: list[Tensor] = []
         hidden = not context.shows_progress
         # What is packed multiplies float32.
         to_pack = sum(inputs.sizes()) if reader.precision == "float32" else 0
@@ -168,17 +181,14 @@ class T5Classifier(Classifier):
                     pad_token_id=self.tokenizer.pad_token_id,
                     cost=cost,
                 )
-                found.append((indices, work(indices, packed.to(reader.device))))
+                rows += indices
+                found.append(work(packed.to(reader.device)))
                 # Other processes are guessed to be as far: their batches may be smaller.
                 bar.update(min(len(indices) * worker.world, len(inputs) - bar.n))
         reader.train(was_training)
-        rows = [row for indices, _ in found for row in indices]
-        tensors = [made for _, made in found if isinstance(made, Tensor)]  # all of them, or none
-        made = (
-            torch.cat(tensors).tolist() if tensors else [v for _, values in found for v in values]
-        )
+        made = torch.cat(found).cpu().numpy() if found else ()
         values = dict(gather(list(zip(rows, made, strict=True)), worker))
-        return [values[i] for i in range(len(inputs))]
+        return np.array([values[i] for i in range(len(inputs))])
 
     def _targets(self) -> Tensor:
         """Return each label's target tokens, (C, T)."""
@@ -186,24 +196,25 @@ class T5Classifier(Classifier):
 
     def _score(self, packed: PackedSegments, targets: Tensor, fused: Fused | None = None) -> Tensor:
         """Score a batch, (B, C) float32."""
-        if self.decision.decode == "official":
-            return self._score_written(packed)
         scores = self.module.score_labels(packed, targets, fused=fused)
         if self.decision.length_normalize:
             scores = scores / (targets != IGNORED).sum(dim=1)
         return scores
 
-    def _score_written(self, packed: PackedSegments) -> Tensor:
-        """Give log-probability 0 to the label whose word was written and -inf to the others."""
+    def _write(self, packed: PackedSegments, fused: Fused | None = None) -> Tensor:
+        """Write a batch's tokens, (B, T) int64."""
         count = 2 if self.verbalizer.has_slot else 1  # the slot's own token comes first
-        written = self.module.generate(packed, max_new_tokens=count, do_sample=False, num_beams=1)
-        texts = self.tokenizer.batch_decode(written.cpu(), skip_special_tokens=True)
+        return self.module.write(packed, count, fused=fused)
+
+    def _scores_of(self, written: Tensor | npt.NDArray[Any]) -> Scores:
+        """Give log-probability 0 to the label whose word was written and -inf to the others."""
+        texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
         texts = [text.replace(SLOT, "") for text in texts]  # to mT5's tokenizer it is a plain piece
         found = [self.verbalizer.label_of_word(text) for text in texts]
         unknown = [text for text, label in zip(texts, found, strict=True) if label is None]
         if unknown:
             logger.debug("%d of %d are no label's word: %s", len(unknown), len(texts), unknown[:5])
-        scores = torch.full((len(found), len(self.labels)), -torch.inf)
+        scores = np.full((len(found), len(self.labels)), -np.inf, dtype=np.float32)
         for i, label in enumerate(found):
             scores[i, 0 if label is None else self.labels.index(label)] = 0.0
         return scores

@@ -32,7 +32,7 @@ from pgra.errors import LONGEST_MESSAGE, PgraError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import ExemplarPool
 from pgra.experiments.grid import Grid, read_axes, read_grid
-from pgra.help import collect_pages
+from pgra.help import Page, collect_pages
 from pgra.lm.base import CompleterArguments, open_lm
 from pgra.lm.load import ModelSource
 from pgra.lm.remote import RemoteLM
@@ -312,17 +312,22 @@ OTHER_FLAGS = {
 """Flags with a value of any text that name no such file."""
 
 
-def open_flags() -> set[str]:
-    """Name the flags of all commands that take any text."""
-    found, left = set[str](), [list[str]()]
+def command_pages() -> dict[str, Page]:
+    """Give the page of each command's flags, by its words; of those with words below, theirs."""
+    found, left = dict[str, Page](), [list[str]()]
     while left:
         words = left.pop()
         with collect_pages() as pages, suppress(SystemExit):
             dispatch([*words, "--help-all"])
-        flags = (flag for flag in pages[-1].flags if not flag.choices)
-        found |= {flag.name for flag in flags if flag.value[:2] not in ("", "N", "N ", "X", "X ")}
+        found[" ".join(words)] = pages[-1]
         left += [[*words, word] for word in pages[-1].words]
     return found
+
+
+def open_flags() -> set[str]:
+    """Name the flags of all commands that take any text."""
+    flags = (flag for page in command_pages().values() for flag in page.flags if not flag.choices)
+    return {flag.name for flag in flags if flag.value[:2] not in ("", "N", "N ", "X", "X ")}
 
 
 _TOKENS = (

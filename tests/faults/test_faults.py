@@ -12,7 +12,7 @@ import pytest
 import torch
 import trust
 from transformers import AutoConfig
-from world import JOBS, UNCHECKED, Job, World
+from world import JOBS, READ_ONLY, UNCHECKED, Job, World
 
 from pgra.artifacts import write_sealed
 
@@ -127,6 +127,14 @@ def test_a_batch_that_does_not_fit_is_read_in_parts_or_told_of(world, unbroken, 
 def test_a_process_without_memory_says_so_and_leaves_nothing(world, unbroken, name):
     for seed in range(2):
         assert not kills.starve(world, name, seed, unbroken)
+
+
+def test_commands_that_are_not_killed_write_nothing(world):
+    for name, job in {**READ_ONLY, "control": JOBS["memory"]}.items():
+        world.after(*job.needs)
+        before = kills.everything(world)
+        assert world.call(job.words).code == 0, name
+        assert (kills.everything(world) == before) == (name != "control"), name
 
 
 def test_a_command_that_writes_in_place_is_told(world, unbroken, control):

@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -451,6 +451,10 @@ QUESTION = "what is akin to < story > number 1 ?"
 JOBS: Mapping[str, Job] = {
     "index": Job(["index", *INDEX]),
     "bm25": Job(["index", *_flags(corpus="corpus.txt", retriever="bm25")]),
+    "index search": Job(
+        ["index", "search", "artifacts/indexes/*", *_flags(queries="queries.jsonl", trec="x.trec")],
+        ["index"],
+    ),
     "add": Job(["index", "add", "artifacts/indexes/*", "--corpus", "more.txt"], ["index"]),
     "remove": Job(["index", "remove", "artifacts/indexes/*", "--rows", "2", "5"], ["index"]),
     "train": Job([*TRAIN, *_flags(num_evidence=2, output_dir="runs/pgra")]),
@@ -524,6 +528,32 @@ JOBS: Mapping[str, Job] = {
         ]
     ),
 }
+
+# Words of the other commands: of those that write nothing, a command line that shows it ...
+READ_ONLY: Mapping[str, Job] = {
+    "completion": Job(["completion", "bash"]),
+    "index info": Job(["index", "info", "artifacts/indexes/*"], ["index"]),
+    "index verify": Job(["index", "verify", "artifacts/indexes/*"], ["index"]),
+    "memory gate": Job(["memory", "gate", "--stream", "stream.jsonl"]),
+    "memory list": Job(["memory", "list", "--verify"], ["memory"]),
+    "memory score": Job(["memory", "score", "outputs.jsonl"]),
+    "models": Job(["models"]),
+    "task schema": Job(["task", "schema"]),
+    "task validate": Job(["task", "validate", "sst2"]),
+}
+# ... and of those that cannot be given twice to the same end, why not.
+NO_JOB = {
+    "memory web": "a signal ends it; it writes as memory chat does",
+    "plan": "its one file holds the seconds that it took",
+    "push": "it writes to the hub; the card in the run is written by train",
+}
+
+
+def without_job(commands: Iterable[str]) -> set[str]:
+    """Give the commands of which nothing here is known, such as a new one."""
+    lines = [" ".join(job.words) + " " for job in (*JOBS.values(), *READ_ONLY.values())]
+    known = {c for c in commands if any(line.startswith(f"{c} ") for line in lines)} | {*NO_JOB}
+    return {*commands} - known - {"index build"}  # as which index alone is read
 
 
 def seen(world: World, ended: Ended | None = None, *, store: bool = False) -> dict[str, object]:

@@ -287,6 +287,41 @@ def test_a_trained_reader_decides_a_new_text_with_evidence_found_in_bfloat16(the
     assert again.out == called.out
 
 
+def test_a_similarity_that_was_fitted_in_float16_refuses_a_text_that_needs_more(there):
+    spoil(there, is_whole=True)
+    there.make("run", similarity="whitened_cosine")
+    words = ["--run", str(there.run("run")), "--device", "cpu", "--json"]
+    plain = call(dispatch, ["predict", "A warm film.", *words])
+    assert (plain.code, plain.err.count(SAID)) == (0, 0), plain.err
+    refused = call(dispatch, ["predict", f"A {RARE} film.", *words])
+    assert (refused.code, refused.err.count(SAID)) == (2, 0), refused.err
+    assert f"no finite state in torch.float16 for 1 of 1 texts, such as 'A {RARE} film." in (
+        refused.error
+    )
+    assert WAY_OUT in refused.error
+    assert "Traceback" not in refused.err
+    again = call(dispatch, ["predict", "A warm film.", *words])  # the run is as good as before
+    assert (again.code, again.out) == (0, plain.out)
+    # The control: one that is not fitted goes on in bfloat16, beside it too.
+    there.make("cosine", similarity="cosine")
+    other = [*words[:1], str(there.run("cosine")), *words[2:]]
+    fallen = call(dispatch, ["predict", f"A {RARE} film.", *other])
+    assert (fallen.code, fallen.err.count(SAID)) == (0, 1), fallen.err
+    last = call(dispatch, ["predict", "A warm film.", *words])
+    assert (last.code, last.out) == (0, plain.out), last.err
+
+
+@pytest.mark.parametrize("num_prefixes", [1, 2])
+def test_a_run_elsewhere_has_its_dtype_under_several_prefixes_too(num_prefixes, there, monkeypatch):
+    spoil(there, is_whole=True)
+    there.make("run", num_prefixes=num_prefixes)
+    words = ["predict", "A warm film.", "--run", str(there.run("run")), "--device", "cpu", "--json"]
+    plain = call(dispatch, words)
+    monkeypatch.setattr(load, "choose_dtype", WITHOUT_GPU)  # where "auto" is float32
+    called = call(dispatch, words)
+    assert (called.code, called.out) == (plain.code, plain.out) != (2, ""), called.err
+
+
 def test_lines_that_are_typed_are_answered_in_bfloat16_from_the_first_that_needs_it(
     there, monkeypatch
 ):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import SENTENCES, contents
 from datasets import Dataset, DatasetDict
 
 import pgra
+from pgra.api.searching import _open_encoder
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 
@@ -266,6 +268,24 @@ def test_first_guesses_of_an_encoder_work_or_are_told(encoder_dir, encoder):
         pgra.Encoder(encoder_dir, poling="max")
     with pytest.raises(ValueError, match="a loaded model needs its tokenizer"):
         pgra.Encoder(made.model)
+
+
+def test_an_open_encoder_is_not_moved_and_another_device_is_refused(encoder, tmp_path, monkeypatch):
+    index = pgra.Index.build(SENTENCES, encoder=encoder, path=tmp_path / "one", device="cpu")
+    assert index.search(QUERIES) == pgra.Index.load(index.folder.parent, encoder=encoder).search(
+        QUERIES
+    )
+    for made in (
+        lambda: pgra.Index.build(SENTENCES, encoder=encoder, path=tmp_path / "two", device="meta"),
+        lambda: pgra.Index.load(tmp_path / "one", encoder=encoder, device="meta"),
+    ):
+        with pytest.raises(ConfigError, match="device is 'meta', and the encoder given is on cpu"):
+            made()
+    assert not (tmp_path / "two").exists()
+    monkeypatch.setattr(encoder, "device", torch.device("cuda:1"))
+    assert _open_encoder(encoder, "cuda") is _open_encoder(encoder, "auto") is encoder
+    with pytest.raises(ConfigError, match="is 'cuda:0', and the encoder given is on cuda:1"):
+        _open_encoder(encoder, "cuda:0")
 
 
 def test_wrong_types_are_refused_in_words(encoder, index, tmp_path):

@@ -158,7 +158,10 @@ def test_attention_mass_is_the_share_of_each_segments_tokens(
     reader, examples, labels, fast_kernels
 ):
     lengths = [[len(segment) for segment in segments] for segments in examples]
-    found = reader.attention_mass(pack(examples), lengths, labels)
+    found = [
+        [float(part.sum()) for part in row[: sum(counts)].split(counts)]
+        for row, counts in zip(reader.attention_mass(pack(examples), labels), lengths, strict=True)
+    ]
     for i, segments in enumerate(examples):
         parts = [
             reader.model.get_encoder()(input_ids=torch.from_numpy(s)[None].long()).last_hidden_state
@@ -177,8 +180,25 @@ def test_attention_mass_is_the_share_of_each_segments_tokens(
         expected = [float(part.sum()) for part in tokens.split(lengths[i])]
         assert found[i] == pytest.approx(expected, abs=1e-5)
         assert sum(found[i]) == pytest.approx(1, abs=1e-5)
-    other = reader.attention_mass(pack(examples), lengths, labels.flip(0))
-    assert other[0] != pytest.approx(found[0], abs=1e-6)
+    other = reader.attention_mass(pack(examples), labels.flip(0))[0, : sum(lengths[0])]
+    other = [float(part.sum()) for part in other.split(lengths[0])]
+    assert other != pytest.approx(found[0], abs=1e-6)
+
+
+def test_the_tokens_written_are_those_that_transformers_writes(reader, examples, monkeypatch):
+    packed, count = pack(examples), 3
+    whole = reader.generate(packed, max_new_tokens=count, do_sample=False, num_beams=1)[:, 1:]
+    written = reader.write(packed, count)
+    assert torch.equal(written[:, : whole.shape[1]], whole)
+    assert (written[:, whole.shape[1] :] == reader.model.config.pad_token_id).all()
+    # The control: where the first token is the end, padding follows in both.
+    end = int(written[0, 0])
+    monkeypatch.setattr(reader.model.config, "eos_token_id", end)
+    monkeypatch.setattr(reader.model.generation_config, "eos_token_id", end)
+    whole = reader.generate(packed, max_new_tokens=count, do_sample=False, num_beams=1)[:, 1:]
+    again = reader.write(packed, count)
+    assert torch.equal(again[:, : whole.shape[1]], whole)
+    assert (again[0, 1:] == reader.model.config.pad_token_id).all()
 
 
 def test_weights_come_back_under_plain_t5_names(reader):

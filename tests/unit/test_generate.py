@@ -95,6 +95,22 @@ def test_stock_calls_and_sizes_of_what_is_kept_change_nothing(lm_dirs, monkeypat
     assert write(open_lm(lm_dirs["llama"]).reader, ids, **how) == expected
 
 
+@pytest.mark.parametrize("kind", ["opt", "llama", "bloom"])
+def test_a_mask_that_asks_no_gpu_changes_nothing_or_is_not_taken(kind, lm_dirs, tmp_path):
+    folder = build_odd_lm(tmp_path / kind, kind) if kind == "bloom" else lm_dirs[kind]
+    lm, stock = open_lm(folder), open_lm(folder)
+    lm.reader.adds_mask = True  # as on a GPU
+    check_completions(lm, PROMPTS[3:], **NO_STOP)
+    assert lm.reader.fault is None
+    assert lm.reader.adds_mask == (kind != "bloom")  # the control: it counts places by the mask
+    words = [" great", " the old house"]
+    expected = stock.score(PROMPTS[3:], words)
+    assert not stock.reader.adds_mask
+    torch.testing.assert_close(
+        torch.tensor(lm.score(PROMPTS[3:], words)), torch.tensor(expected), atol=2e-5, rtol=0
+    )
+
+
 def test_what_prompts_begin_with_is_read_once(lm_dirs):
     lm, alone = open_lm(lm_dirs["opt"]), open_lm(lm_dirs["opt"])
     shared, lengths = lm.count_tokens([SHARED + "Q:"])[0], lm.count_tokens(PROMPTS)

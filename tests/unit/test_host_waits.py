@@ -1,6 +1,7 @@
 """What the host waits for in each loop over batches, on a device that only looks like one."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,17 +14,20 @@ from small_training import classifier_of, make_inputs, tokens
 from pgra.config import RerankArguments
 from pgra.core import Context
 from pgra.encoders.encoder import Encoder
+from pgra.lm.batching import GroupCost
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.fid import FusionReader
+from pgra.reader.predict import Decision
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.cross_encoder import CrossEncoderArguments
 from pgra.retrieval import half_search
 from pgra.retrieval.faiss import VectorSource
 
 META = torch.device("meta")
+LOOPS = ["encoder", "lm", "words", "cross_encoder", "reader", "official", "attention", "search"]
 
 
 @pytest.fixture
@@ -42,6 +46,22 @@ def lm(lm_dirs):
     vars(encoder).pop("_behind")
     lm.device = META
     return encoder.encode, lm.model.to(META)
+
+
+@pytest.fixture
+def writer(lm_dirs):
+    lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="float32", with_head=True)
+    assert (lm.reader.fault, lm.reader.room > 0, lm.head.bias) == (None, True, None)
+    lm.reader.adds_mask = True
+    lm.reader._back_off.budget, lm.reader._cost = 64, GroupCost(8, 64)
+    lm.device = META
+    lm.whole.to(META)
+    return lm
+
+
+@pytest.fixture
+def words(writer):
+    return lambda texts: writer.score(texts, [" great", " not at all bad"]), writer.model
 
 
 @pytest.fixture
@@ -65,12 +85,30 @@ def cross_encoder(cross_encoder_dir, corpus, tmp_path):
 
 
 @pytest.fixture
-def reader(t5_dir, monkeypatch):
+def fused(t5_dir, monkeypatch):
     monkeypatch.setattr(FusionReader, "deciding", lambda self: nullcontext())  # autocast knows no
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # such device
     reader = FusionReader.from_name(str(t5_dir)).to(META)
     classifier = classifier_of(reader, t5_dir, batch_tokens=64)
-    return lambda texts: classifier.score(tokens(t5_dir, make_inputs(len(texts)))), reader.model
+    return classifier, lambda texts: tokens(t5_dir, make_inputs(len(texts)))
+
+
+@pytest.fixture
+def reader(fused):
+    classifier, inputs = fused
+    return lambda texts: classifier.score(inputs(texts)), classifier.module.model
+
+
+@pytest.fixture
+def official(fused):
+    classifier = replace(fused[0], decision=Decision("official"))
+    return lambda texts: classifier.score(fused[1](texts)), classifier.module.model
+
+
+@pytest.fixture
+def attention(fused):
+    classifier, inputs = fused
+    return lambda texts: classifier.attend(inputs(texts)), classifier.module.model
 
 
 @pytest.fixture
@@ -95,7 +133,7 @@ def search(monkeypatch):
     return read, multiplies
 
 
-@pytest.mark.parametrize("loop", ["encoder", "lm", "cross_encoder", "reader", "search"])
+@pytest.mark.parametrize("loop", LOOPS)
 def test_no_batch_waits_for_the_device(loop, request):
     read, model = request.getfixturevalue(loop)
     batches = []
@@ -119,3 +157,21 @@ def test_no_batch_waits_for_the_device(loop, request):
 def _ask(made):
     made = made if isinstance(made, torch.Tensor) else next(iter(made.values()))
     bool(made.flatten()[0])
+
+
+@pytest.mark.parametrize("num_texts", [1, 3])
+def test_text_that_is_written_is_waited_for_once_a_token(num_texts, writer):
+    calls = []
+    writer.model.register_forward_hook(lambda *_: calls.append(1))
+
+    def count():
+        calls.clear(), device.waits.clear()
+        writer.complete(SENTENCES * num_texts, max_new_tokens=5, stop="no such word")
+        return len(calls), sum(device.waits.values())
+
+    with MetaDevice() as device:
+        count()
+        num_calls, waits = count()
+        assert 5 <= waits <= num_calls < 5 * len(SENTENCES) * num_texts
+        writer.model.register_forward_hook(lambda _, __, made: _ask(made))
+        assert count() == (num_calls, waits + num_calls)  # the control

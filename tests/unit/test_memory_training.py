@@ -175,6 +175,9 @@ def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_pa
     frozen = {name for name in start if torch.equal(start[name], ours[name])}
     assert any(".layers.0." in name for name in frozen)
     assert not any(".layers.1.mlp" in name for name in frozen)
+    (one / "checkpoint-4").mkdir()  # as a kill leaves it, behind the LM and before the end
+    assert train(lm, one) == whole
+    assert not list(one.glob("checkpoint-*"))
     with pytest.raises(ArtifactError, match="was made with max_steps 4, this run asks for 5"):
         train(lm, one, max_steps=5)
 
@@ -236,6 +239,12 @@ def test_a_killed_training_goes_on_to_the_same_model_folder(trained, t5_dir, tmp
     assert train_generator(PAIRS, folder, arguments, CPU).steps == trained.steps == 4
     assert weights(folder) == weights(trained.folder) != weights(t5_dir)
     assert list(tmp_path.iterdir()) == [folder]  # the work is gone
+    left, another = (tmp_path / f".{name}-01.training" for name in ("gud-ir", "gud-ir-2"))
+    for path in (left, another):  # the one as a kill leaves it, behind the model
+        path.mkdir()
+    with pytest.raises(ArtifactError, match="is there already"):
+        train_generator(PAIRS, folder, arguments, CPU)
+    assert set(tmp_path.iterdir()) == {folder, another}
 
 
 def test_a_tokenizer_whose_file_is_damaged_is_refused(encoder_dir, tmp_path):

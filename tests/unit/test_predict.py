@@ -57,7 +57,7 @@ def test_other_decodes(t5_dir, monkeypatch):
         padding=True,
         return_tensors="pt",
     ).input_ids
-    monkeypatch.setattr(type(classifier.module), "generate", lambda *_, **__: written)
+    monkeypatch.setattr(type(classifier.module), "write", lambda *_, **__: written)
     official = replace(classifier, decision=Decision("official"), batch_tokens=10**6)
     found = [prediction.label for prediction in official.predict(inputs)]
     assert sorted(found) == ["negative", "negative", "positive"]
