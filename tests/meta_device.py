@@ -1,19 +1,21 @@
 """A device that only looks like one: what a program would wait for, and what it would copy.
 
 `python tests/meta_device.py` counts that for BERT-base over 8,192 sentences, for a search, and for
-training a T5-base: launches of a step, and the shapes that 5,000 steps have.
+training a T5-base: launches of a step, and the shapes that 5,000 steps have. And for each loop over
+batches beside transformers' own way: a padded batch with a mask (B, L), and results fetched.
 """
 
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pgra.lm.batching import send
+from pgra.lm.batching import send, token_budget_batches
 
 _QUESTIONS = {
     *("_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero"),
@@ -77,21 +79,18 @@ def moved_to_meta(encoder):
 def _count_encoder(way):
     from transformers import AutoModel, BertConfig
 
-    from pgra.config import CorpusArguments, RetrieverArguments
-    from pgra.data.corpus import open_corpus
+    from pgra.config import RetrieverArguments
     from pgra.encoders.encoder import Encoder, EncoderParts
     from pgra.lm.load import find_model, load_tokenizer
 
-    with TemporaryDirectory() as folder:
-        arguments = CorpusArguments(corpus=["bundled:wikipedia-19k"])
-        texts = open_corpus(arguments, Path(folder)).slice(0, 8192)
+    texts, tokenizer = _sentences(8192), load_tokenizer(find_model("bundled:minilm-l6"))
     with torch.device("meta"):
         model = AutoModel.from_config(BertConfig(), dtype=torch.bfloat16)
     encoder = Encoder(
         EncoderParts(
             args=RetrieverArguments(),
             model=model.eval(),
-            tokenizer=load_tokenizer(find_model("bundled:minilm-l6")),
+            tokenizer=tokenizer,
             fingerprint={"max_tokens": 128, "pooling": "mean", "normalize": True},
             device=torch.device("meta"),
         )
@@ -108,6 +107,130 @@ def _count_encoder(way):
         f"{device.waits['copy to the host']} copies back, {len(device.sent)} there of "
         f"{sum(size for size, _ in device.sent):,} bytes"
     )
+    if way.endswith("auto"):
+        pairs, model = [(text,) for text in texts], encoder.model
+        budget = encoder._back_off.budget
+        stock = partial(tokenizer, truncation=True, max_length=128)
+        stock.pad = tokenizer.pad
+        _tell("encoder, stock", lambda: _read_stock(model, stock, pairs, budget, _mean), model)
+        _tell("encoder, now", lambda: encoder.encode(texts), model)
+
+
+def _tell(what, run, model):
+    """Print what a batch of a loop launches and waits for, once its ways are found."""
+    batches = []
+    hook = model.register_forward_hook(lambda *_: batches.append(1))
+    with MetaDevice() as device:
+        run()
+        batches.clear(), device.waits.clear()
+        device.launches = 0
+        run()
+    hook.remove()
+    count = len(batches)
+    print(  # noqa: T201
+        f"{what}: {count} batches, {device.launches / count:,.0f} launches a batch, "
+        f"{sum(device.waits.values())} waits, {dict(device.waits)}"
+    )
+
+
+def _read_stock(model, tokenizer, texts, budget, take):
+    """Read texts (or pairs) as transformers would: padded, and each batch fetched."""
+    encoded = [tokenizer(*text) for text in texts]
+    for batch in token_budget_batches([len(one["input_ids"]) for one in encoded], budget):
+        padded = tokenizer.pad([encoded[i] for i in batch], return_tensors="pt").to("meta")
+        with torch.inference_mode():
+            take(model(**padded), padded["attention_mask"]).cpu()
+
+
+def _mean(output, mask):
+    total = (output.last_hidden_state * mask[..., None]).sum(1)
+    return torch.nn.functional.normalize(total / mask.sum(1, keepdim=True)).float()
+
+
+def _last(output, mask):
+    rows = torch.arange(len(mask), device="meta")
+    return output.last_hidden_state[rows, mask.sum(1) - 1]
+
+
+def _sentences(count):
+    from pgra.config import CorpusArguments
+    from pgra.data.corpus import open_corpus
+
+    with TemporaryDirectory() as folder:
+        arguments = CorpusArguments(corpus=["bundled:wikipedia-19k"])
+        return open_corpus(arguments, Path(folder)).slice(0, count)
+
+
+def _count_lm(num_texts=2048, budget=8192):
+    from transformers import AutoModel
+
+    from pgra.lm import kernels
+    from pgra.lm.causal_lm import CausalLM
+    from pgra.lm.prefix import PromptedEncoder
+    from pgra.prompts.fewshot import FewShotPrompt
+    from pgra.prompts.template import PromptTemplate
+
+    lm = CausalLM.from_name("bundled:smollm2-135m", device="cpu", dtype="float16")
+    with torch.device("meta"):
+        model = AutoModel.from_config(lm.config, dtype=torch.float16).eval()
+    lm.device = torch.device("meta")
+    vars(lm).update(model=model, whole=model, width=lm.config.hidden_size)
+    first, *texts = _sentences(num_texts + 1)
+    prompt = FewShotPrompt(PromptTemplate("{text} It was"), f"{first} It was good.\n" * 8)
+    tokenizer = lm.tokenizer
+    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "right"
+    whole = [(prompt.prefix + prompt.suffix({"text": text}),) for text in texts]
+    _tell("LM, stock", lambda: _read_stock(model, tokenizer, whole, budget, _last), model)
+    kernels.takes_one_row = lambda device: True  # as on a GPU
+    for way in ("packed", "cascade"):
+        encoder = PromptedEncoder(lm, prompt)
+        encoder._found.append(way)
+        encoder._back_off.budget = budget
+        _tell(f"LM, {way}", lambda encoder=encoder: encoder.encode(texts), model)
+
+
+def _count_cross_encoder(num_texts=2048, budget=8192):
+    from tiny_models import build_cross_encoder
+    from transformers import AutoModelForSequenceClassification, BertConfig
+
+    from pgra.config import CorpusArguments, RerankArguments
+    from pgra.core import Context
+    from pgra.data.corpus import open_corpus
+    from pgra.prompts.fewshot import FewShotPrompt
+    from pgra.prompts.template import PromptTemplate
+    from pgra.rerank import RerankRequest, open_reranker
+    from pgra.rerank.cross_encoder import CrossEncoderArguments
+
+    query, *texts = _sentences(num_texts + 1)
+    with TemporaryDirectory() as folder:
+        reranker = open_reranker(
+            RerankRequest(
+                args=RerankArguments(reranker="cross-encoder", lm_dtype="float32"),
+                prompt=FewShotPrompt(PromptTemplate("{text}")),
+                corpus=open_corpus(
+                    CorpusArguments(corpus=["bundled:wikipedia-19k"]), Path(folder) / "corpus"
+                ),
+                context=Context(artifacts=Path(folder), device="cpu"),
+                options=CrossEncoderArguments(
+                    cross_encoder=str(build_cross_encoder(Path(folder) / "model"))
+                ),
+            )
+        )
+        reranker.device, reranker._back_off.budget = torch.device("meta"), budget
+        with torch.device("meta"):  # as large as BERT-base; the tokenizer stays
+            model = AutoModelForSequenceClassification.from_config(BertConfig(num_labels=1)).eval()
+        reranker.model = model
+        pairs = reranker.tokenize([query] * len(texts), texts)
+
+        def stock():
+            cut = [dict(pair) for pair in pairs]
+            for batch in token_budget_batches([len(pair["input_ids"]) for pair in cut], budget):
+                padded = reranker.tokenizer.pad([cut[i] for i in batch], return_tensors="pt")
+                with torch.inference_mode():
+                    model(**padded.to("meta")).logits.float().cpu()
+
+        _tell("cross-encoder, stock", stock, model)
+        _tell("cross-encoder, now", lambda: reranker.compute(pairs, int)(), model)
 
 
 def _count_search(num_rows=1_000_000, width=768, num_queries=9600):
@@ -183,14 +306,31 @@ def _count_reader(num_steps=5000, batch=8, depth=16):
     torch.is_autocast_enabled = lambda kind: False  # it knows no such device
     tensors = collate([inputs[i] for i in range(batch)], pad_token_id=0, cost=cost)
     tensors.pop("example_ids")
+    sent = {k: v.to("meta") if hasattr(v, "to") else v for k, v in tensors.items()}
+    stock, (many, length) = T5ForConditionalGeneration, (batch * depth, 128)
+    with torch.device("meta"):  # Fusion-in-Decoder as it was released: all segments of 128 tokens
+        t5 = stock(T5Config(**size, decoder_start_token_id=0)).train()
+        ids = torch.zeros(many, length, dtype=torch.long)
+        mask = torch.ones(many, length, dtype=torch.long)
+
+    def read_stock():
+        encoded = t5.encoder(input_ids=ids, attention_mask=mask)
+        encoded.last_hidden_state = encoded.last_hidden_state.view(batch, depth * length, -1)
+        whole = mask.view(batch, -1)
+        return t5(encoder_outputs=encoded, attention_mask=whole, labels=sent["labels"]).loss
+
     with MetaDevice() as device:
-        for name in ("first step", "next step"):
+        for name, read in (
+            *(("step, stock", read_stock) for _ in range(2)),
+            *(("step, now", lambda: reader(**sent).loss) for _ in range(2)),
+        ):
             device.launches = 0
-            sent = {k: v.to("meta") if hasattr(v, "to") else v for k, v in tensors.items()}
-            loss = reader(**sent).loss
+            device.waits.clear()
+            loss = read()
             forward = device.launches
             loss.backward()
-            print(f"{name}: {forward} launches, {device.launches - forward} backward")  # noqa: T201
+            told = f"{forward} launches, {device.launches - forward} backward"
+            print(f"{name}: {told}, waits {dict(device.waits)}")  # noqa: T201
 
 
 if __name__ == "__main__":
@@ -200,5 +340,7 @@ if __name__ == "__main__":
         os.environ["PGRA_FAST_KERNELS"] = way
         _count_encoder(f"--fast_kernels {way}")
     os.environ["PGRA_FAST_KERNELS"] = "auto"
+    _count_lm()
+    _count_cross_encoder()
     _count_search()
     _count_reader()

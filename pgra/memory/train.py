@@ -12,6 +12,7 @@
 The first two are trained by `pgra.reader.train.fit`: they can be stopped at any time, and go on.
 """
 
+import glob
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,23 +132,23 @@ def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
     folder = Path(args.output_dir)
     with lock_folder(folder):
         claim_folder(folder, identity)
-        if read_seen(str(folder / LM_FOLDER)) is not None:
-            return seen
-        module = CausalModule.from_name(args.lm)
-        freeze_layers(module.model, args.frozen_layers)
-        arguments = _arguments(
-            folder,
-            **{name: getattr(args, name) for name in _SAME},
-            per_device_train_batch_size=1,  # sequences are full: more at once bring nothing on CPUs
-            gradient_accumulation_steps=args.packs_per_step,
-            warmup_steps=max(1, args.max_steps // 20),
-            logging_steps=10,
-            train_sampling_strategy="sequential",
-            use_cpu=args.device == "cpu",
-        )
-        trainable = _Trainable(module, lm.tokenizer, pad, (SEEN_FILE, seen.as_json()))
-        fit(trainable, packs, arguments, folder=folder / LM_FOLDER)
-        for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        if read_seen(str(folder / LM_FOLDER)) is None:
+            module = CausalModule.from_name(args.lm)
+            freeze_layers(module.model, args.frozen_layers)
+            arguments = _arguments(
+                folder,
+                **{name: getattr(args, name) for name in _SAME},
+                # Sequences are full: more at once bring nothing on CPUs.
+                per_device_train_batch_size=1,
+                gradient_accumulation_steps=args.packs_per_step,
+                warmup_steps=max(1, args.max_steps // 20),
+                logging_steps=10,
+                train_sampling_strategy="sequential",
+                use_cpu=args.device == "cpu",
+            )
+            trainable = _Trainable(module, lm.tokenizer, pad, (SEEN_FILE, seen.as_json()))
+            fit(trainable, packs, arguments, folder=folder / LM_FOLDER)
+        for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):  # a kill may have left some
             shutil.rmtree(path)
     return seen
 
@@ -225,6 +226,9 @@ def _making(folder: Path) -> Iterator[None]:
     """Hold a folder that is to be new."""
     with lock_folder(folder, is_new=True):
         if folder.exists():
+            if (folder / ABOUT_FILE).is_file():  # a kill may have left what it was made in
+                for path in folder.parent.glob(f".{glob.escape(folder.name)}-{'?' * 12}.training"):
+                    shutil.rmtree(path, ignore_errors=True)
             raise ArtifactError(
                 f"{folder} is there already: name another --output_dir, or delete it"
             )

@@ -16,10 +16,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGABRT
 
-from world import JOBS, SHORTAGES, Ended, Fault, World, can_mount, differing, disk_bytes, seen
+from world import (
+    JOBS,
+    QUESTION,
+    SHORTAGES,
+    Ended,
+    Fault,
+    World,
+    can_mount,
+    differing,
+    disk_bytes,
+    seen,
+)
 
-ALREADY = "is there already"  # of a command whose product is whole and must be new
-CORRECTED = "has no entry 1 now"  # what another corrected before
+DONE = (
+    "is there already",  # of a command whose product is whole and must be new
+    "has no entry 1 now",  # what another corrected or forgot before
+    "has entry 3 now",  # restored before
+    "was erased already",
+)
 _FOR_MESSAGES = 1500  # bytes that what a command says takes, for its files have that limit too
 _REST = 3.0  # seconds in which what is left of two processes must end; torchrun kills it then
 
@@ -124,12 +139,14 @@ def again(
     for ended in run(world, name, [Fault()] * processes):
         if has_checkpoint and processes == 1 and "going on from" not in ended.err:
             return f"again: it begins anew: {ended.err[-300:]!r}"
-        is_done = ended.is_refused and (ALREADY in ended.told or CORRECTED in ended.told)
+        is_done = ended.is_refused and any(said in ended.told for said in DONE)
         if ended.code and not is_done:
             return f"again: exit code {ended.code}: {ended.err[-300:]!r}"
     now = everything(world)
     if left := [file for file in now if "partial" in file]:
         return f"left behind: {left}"
+    if name == "erase" and (held := holders(world, QUESTION)):
+        return f"not erased from {held}"
     if name in APPENDS:
         memory = "other.sqlite" if name == "import" else "memory.sqlite"
         ended = world.call(["memory", "list", "--verify", "--memory", memory])
@@ -137,6 +154,12 @@ def again(
             return f"not whole: {ended.err[-300:]!r}"
         now[memory] = _written_once(now[memory], whole[memory], tries)
     return "; ".join(differing(now, whole)[:4])
+
+
+def holders(world: World, text: str) -> list[str]:
+    """Name what of a memory holds the bytes of a text."""
+    files = (p for p in world.here.rglob("*") if p.is_file() and "memory.sqlite" in str(p))
+    return [str(path) for path in files if text.encode() in path.read_bytes()]
 
 
 def _written_once(now: object, whole: object, tries: int) -> object:
@@ -290,5 +313,5 @@ def two_at_once(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
 
 
 Broken = Callable[[World, str, int, Unbroken], str | None]
-APPENDS = ("memory", "correct", "import")
+APPENDS = ("memory", "correct", "import", "chat")
 """Given twice they may write twice."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 import trust
 from transformers import AutoConfig
-from world import JOBS, READ_ONLY, UNCHECKED, Job, World
+from world import JOBS, QUESTION, READ_ONLY, UNCHECKED, Job, World
 
 from pgra.artifacts import write_sealed
 
@@ -103,7 +103,9 @@ def test_damage_that_nobody_looks_for_is_told(world, control):
     assert "silently other" in damage.run(world, control, {})
 
 
-@pytest.mark.parametrize("name", ["index", "train", "icl", "lookup", "report", "memory"])
+@pytest.mark.parametrize(
+    "name", ["index", "train", "icl", "lookup", "report", "memory", "erase", "finetune"]
+)
 def test_a_killed_command_goes_on_to_the_same_product(world, unbroken, name):
     assert not kills.kill(world, name, 0, unbroken)
 
@@ -159,6 +161,7 @@ def test_a_shard_that_is_made_again_is_told(world, unbroken, monkeypatch):
 def test_a_memory_that_lost_an_entry_or_has_a_stranger_is_told(world, unbroken):
     other, whole = unbroken["correct"].files, unbroken["memory"].files
     world.after("memory")
+    assert kills.holders(world, QUESTION) == [str(world.here / "memory.sqlite")]
     assert kills.again(world, "memory", whole) == ""  # as one that was killed behind its write
     assert "event" in kills.again(world, "memory", whole)  # three times
     world.after()

@@ -32,6 +32,7 @@ CLOCK = [
     "files",
     "git_commit",
     "queries_per_second",
+    "record",
     "seconds",
     "texts_per_second",
     "versions",
@@ -126,6 +127,7 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
         os.dup2(file, handle)
         os.close(file)
     os.chdir(here)
+    sys.stdin = Path("typed.txt").open(encoding="utf-8")  # noqa: SIM115 (it ends with the fork)
     os.environ.update(fault.environment)
     count = os.open(told[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     writes = 0
@@ -408,6 +410,27 @@ def _write_files(here: Path) -> None:
         for kind in ("synonym", "antonym")
     ]
     write_jsonl(here / "pairs.jsonl", pairs)
+    steps = [
+        {"type": kind, "word": word, "question": f"what is {asked} < {word} > ?"}
+        | {"feedback": f"when I say {asked}, I want the {name}"}
+        | {"expected_answer": f"the {name} for {word} is {word}ly"}
+        for word in ("film", "sea", "story", "plot")
+        for kind, asked, name in (("syn", "akin to", "synonym"), ("ant", "unlike", "antonym"))
+    ]
+    write_jsonl(here / "stream.jsonl", steps)
+    said = "the synonym for sea is ocean"
+    outputs = [{"question": "q", "type": "syn", "expected": said, "generated": said}]
+    write_jsonl(here / "outputs.jsonl", outputs)
+    shown = [{"question": "What is < a > ?", "answer": "b"}]
+    shown.append({**shown[0], "feedback": "I want c"})
+    form = "{question} | clarification: {feedback}"
+    (here / "prompt.yaml").write_text(
+        yaml.safe_dump({"separator": "\n\n", "end": "END", "clarified": form, "examples": shown})
+    )
+    typed = [QUESTION, "/correct I want a synonym", "/quit"]
+    (here / "typed.txt").write_text("\n".join(typed) + "\n")
+    years = [f"In the year {1901 + 7 * n} the town of Ex{n} built {n} mills." for n in range(12)]
+    (here / "years.txt").write_text("\n".join(years) + "\n")
     points = [{"name": "one", "num_evidence": 1}, {"name": "two", "num_evidence": 2}]
     grid = {"seeds": [1], "base": {}, "points": points}
     (here / "grid.yaml").write_text(yaml.safe_dump(grid))
@@ -445,12 +468,18 @@ TRAIN = ["train", *_STAGES, *_STEPS, "--seed", "1"]
 _GRID = _flags(
     encoder=f"{MODELS}encoder", corpus="corpus.txt", lm=f"{MODELS}lm", num_candidates=6, seeds=1
 )
+_RERANK = [*_STAGES, *_flags(num_evidence=2, queries="queries.jsonl", trec="found.trec")]
 MEMORY = _flags(lookup="encoder", encoder=f"{MODELS}encoder", device="cpu")
 QUESTION = "what is akin to < story > number 1 ?"
 
 JOBS: Mapping[str, Job] = {
     "index": Job(["index", *INDEX]),
     "bm25": Job(["index", *_flags(corpus="corpus.txt", retriever="bm25")]),
+    "hybrid": Job(["index", *INDEX, *_flags(retriever="hybrid")]),
+    "distilled": Job(["rerank", *_RERANK, *_flags(retriever="distilled")], ["index"]),
+    "search": Job(
+        ["search", *INDEX, *_flags(queries="queries.jsonl", num_candidates=3, trec="found.trec")]
+    ),
     "index search": Job(
         ["index", "search", "artifacts/indexes/*", *_flags(queries="queries.jsonl", trec="x.trec")],
         ["index"],
@@ -471,12 +500,10 @@ JOBS: Mapping[str, Job] = {
     "knn": Job(
         ["train", *DATA, *_flags(method="knn", encoder=f"{MODELS}encoder", output_dir="runs/knn")]
     ),
+    "demo": Job(["demo", *TRAIN[1:], *_flags(num_evidence=2, output_dir="runs/demo")]),
     "evaluate": Job(["evaluate", "--run", "runs/pgra"], ["train"]),
     "predict": Job(["predict", "A funny town.", "--run", "runs/pgra", "--json"], ["train"]),
-    "rerank": Job(
-        ["rerank", *_STAGES, *_flags(num_evidence=2, queries="queries.jsonl", trec="found.trec")],
-        ["index"],
-    ),
+    "rerank": Job(["rerank", *_RERANK], ["index"]),
     "report": Job(
         ["report", "runs/pgra", "runs/plain", "--output", "table.md"], ["train", "plain"]
     ),
@@ -506,6 +533,9 @@ JOBS: Mapping[str, Job] = {
         ["memory", "import", "log.jsonl", "--memory", "other.sqlite"], ["memory", "export"]
     ),
     "correct": Job(["memory", "correct", "1", "I want an antonym"], ["memory"]),
+    "forget": Job(["memory", "forget", "1"], ["memory"]),
+    "restore": Job(["memory", "restore", "1"], ["memory", "forget"]),
+    "erase": Job(["memory", "erase", "1"], ["memory", "lookup"]),
     "lookup": Job(["memory", "lookup", QUESTION, *MEMORY], ["memory"]),
     "export": Job(["memory", "export", "log.jsonl"], ["memory"]),
     "salvage": Job(["memory", "salvage", "memory.sqlite", "--output", "saved.sqlite"], ["memory"]),
@@ -527,6 +557,41 @@ JOBS: Mapping[str, Job] = {
             *_flags(output_dir="gud-ir", num_train_epochs=2, save_steps=1),
         ]
     ),
+    "stream": Job(
+        [
+            "memory",
+            "stream",
+            *_flags(stream="stream.jsonl", lm=f"{MODELS}lm", device="cpu", max_new_tokens=3),
+            *_flags(threshold=-3, output_dir="runs/stream", prompt="prompt.yaml"),
+        ]
+    ),
+    "chat": Job(
+        [
+            "memory",
+            "chat",
+            *_flags(lm=f"{MODELS}lm", device="cpu", max_new_tokens=3, prompt="prompt.yaml"),
+            *_flags(threshold=-3),
+        ]
+    ),
+    "finetune": Job(
+        [
+            "memory",
+            "finetune",
+            *_flags(lm=f"{MODELS}lm", device="cpu", max_steps=3, save_steps=1, pack_tokens=256),
+            *_flags(packs_per_step=1, output_dir="runs/lm"),
+        ]
+    ),
+    "labels": Job(
+        ["memory", "labels", "--run", "runs/icl", *_flags(device="cpu", output="labels.jsonl")],
+        ["icl"],
+    ),
+    "claims": Job(
+        [
+            "data",
+            "claims",
+            *_flags(corpus="years.txt", num_train=2, num_dev=2, num_test=2, output_dir="claims"),
+        ]
+    ),
 }
 
 # Words of the other commands: of those that write nothing, a command line that shows it ...
@@ -534,7 +599,7 @@ READ_ONLY: Mapping[str, Job] = {
     "completion": Job(["completion", "bash"]),
     "index info": Job(["index", "info", "artifacts/indexes/*"], ["index"]),
     "index verify": Job(["index", "verify", "artifacts/indexes/*"], ["index"]),
-    "memory gate": Job(["memory", "gate", "--stream", "stream.jsonl"]),
+    "memory gate": Job(["memory", "gate", "--stream", "stream.jsonl", "--threshold", "-3"]),
     "memory list": Job(["memory", "list", "--verify"], ["memory"]),
     "memory score": Job(["memory", "score", "outputs.jsonl"]),
     "models": Job(["models"]),
@@ -574,13 +639,16 @@ def seen(world: World, ended: Ended | None = None, *, store: bool = False) -> di
     return found if ended is None else {**found, "": _SECONDS.sub("", ended.out)}
 
 
-_SECONDS = re.compile(r"\d+(\.\d+)? (s|seconds|ms|min)\b|\d+:\d\d(:\d\d)?")
+_SECONDS = re.compile(
+    r"\d+(\.\d+)? (s|seconds|ms|min)\b(, all of it reused)?|\d+:\d\d(:\d\d)?"
+    r"|(?s:<table>\n<caption>[^<]*what was there already costs nothing.*?</table>)"
+)
 
 
 def without_clock(path: Path) -> object:
     """Give a file's bytes; of a record its fields but for those that the clock fills."""
     data = path.read_bytes()
-    if path.suffix not in (".json", ".md", ".jsonl"):
+    if path.suffix not in (".json", ".md", ".jsonl", ".html"):
         return data
     try:
         return _timeless(json.loads(data))

@@ -239,7 +239,7 @@ def test_a_killed_training_goes_on_to_the_same_model_folder(trained, t5_dir, tmp
     assert train_generator(PAIRS, folder, arguments, CPU).steps == trained.steps == 4
     assert weights(folder) == weights(trained.folder) != weights(t5_dir)
     assert list(tmp_path.iterdir()) == [folder]  # the work is gone
-    left, another = (tmp_path / f".{name}-01.training" for name in ("gud-ir", "gud-ir-2"))
+    left, another = (tmp_path / f".{name}-{'0' * 12}.training" for name in ("gud-ir", "gud-ir-2"))
     for path in (left, another):  # the one as a kill leaves it, behind the model
         path.mkdir()
     with pytest.raises(ArtifactError, match="is there already"):
