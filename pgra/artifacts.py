@@ -808,8 +808,10 @@ def open_database(
             process for too long, or its folder cannot be written.
     """
     with kind.errors_of(path):
-        if writable and create and not path.exists():
-            _create_database(path, kind)
+        if writable and create:
+            with name_beside(path) as aside:  # a kill may have left one that was linked already
+                if not path.exists():
+                    _create_database(path, kind, aside)
         if not path.is_file():
             raise ArtifactError(f"there is no {kind.name} {path}: {kind.if_missing}")
         db = _connect(path, kind, "mode=rw" if writable else "mode=ro")
@@ -839,28 +841,27 @@ def _connect(path: Path, kind: DatabaseKind, mode: str) -> sqlite3.Connection:
     return db
 
 
-def _create_database(path: Path, kind: DatabaseKind) -> None:
+def _create_database(path: Path, kind: DatabaseKind, aside: Path) -> None:
     """Make an empty file aside and link it here, unless another process was first."""
-    with name_beside(path) as aside:
+    try:
+        with contextlib.closing(sqlite3.connect(aside, isolation_level=None)) as db:
+            db.execute(f"PRAGMA page_size = {kind.page_bytes}")
+            db.execute(f"PRAGMA application_id = {kind.application_id}")
+            db.execute(f"PRAGMA user_version = {kind.version}")
+            if kind.uses_wal:
+                db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(kind.schema)
         try:
-            with contextlib.closing(sqlite3.connect(aside, isolation_level=None)) as db:
-                db.execute(f"PRAGMA page_size = {kind.page_bytes}")
-                db.execute(f"PRAGMA application_id = {kind.application_id}")
-                db.execute(f"PRAGMA user_version = {kind.version}")
-                if kind.uses_wal:
-                    db.execute("PRAGMA journal_mode = WAL")
-                db.executescript(kind.schema)
-            try:
-                os.link(aside, path)
-            except FileExistsError:
-                pass
-            except OSError:  # a disk without hard links
-                if not path.exists():
-                    aside.rename(path)
-            sync_folder(path.parent)
-        finally:
-            for ending in ("", "-journal", "-wal", "-shm"):
-                aside.with_name(aside.name + ending).unlink(missing_ok=True)
+            os.link(aside, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a disk without hard links
+            if not path.exists():
+                aside.rename(path)
+        sync_folder(path.parent)
+    finally:
+        for ending in ("", "-journal", "-wal", "-shm"):
+            aside.with_name(aside.name + ending).unlink(missing_ok=True)
 
 
 def _is_readable(path: Path, db: sqlite3.Connection) -> bool:

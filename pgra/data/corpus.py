@@ -640,11 +640,6 @@ def load_corpus(folder: Path) -> Corpus:
         ArtifactError: If the folder is missing, unfinished or damaged.
     """
     manifest = read_manifest(folder, stage=STAGE, verify=False)
-    if _BLOCKS not in manifest.files:
-        raise ArtifactError(
-            f"{folder} is of an earlier pgra, and has no checksum a block: delete it, and the "
-            "corpus is read again"
-        )
     check_files(folder, {_BLOCKS: manifest.files[_BLOCKS]})
     counts = {name: manifest.counts.get(name, 0) for name in COUNTS}
     fingerprint = {"corpus_sha256": manifest.counts["sha256"], "rows": counts["rows"]}

@@ -212,7 +212,8 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         verdict = str(log._value("PRAGMA integrity_check(1)"))
         if verdict != "ok":
             db.close()
-            raise MEMORY.damaged(path, " ".join(verdict.split()))
+            why = " ".join(verdict.split()).removeprefix("*** in database main *** ")
+            raise MEMORY.damaged(path, why)
         # An erasure may have been cut short.
         if is_writable and log._value(_ERASING) and not log._write_anew(_PATIENCE):
             logger.warning("%s holds bytes of what was erased: %s", path, _HELD)

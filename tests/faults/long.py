@@ -108,8 +108,7 @@ class _ByNumpy:
     """What safetensors opened, a file or a tensor of it, read as numpy's and given as torch's.
 
     Of each tensor that safetensors (0.8 and 0.9.0rc1) reads as torch's, it never frees the numbers
-    of its first and last byte. They lie between all else, so that memory grows by twice their size:
-    25 KiB a round, in which all else that grows would be lost.
+    of its first and last byte: 13 KiB a round, in which all else that grows would be lost.
     """
 
     def __init__(self, opened: Any) -> None:

@@ -153,16 +153,6 @@ def test_no_flipped_bit_of_a_corpus_changes_a_text_or_ends_the_process(
         path.write_bytes(good)
 
 
-def test_a_corpus_of_an_earlier_pgra_is_named(corpus_file, tmp_path):
-    folder = read(corpus_file, tmp_path).folder
-    path = folder / "manifest.json"
-    values = json.loads(path.read_text())
-    del values["files"]["blocks.json"], values["digest"]
-    path.write_text(json.dumps(values))
-    with pytest.raises(ArtifactError, match="earlier pgra, and has no checksum a block: delete it"):
-        load_corpus(folder)
-
-
 @pytest.mark.parametrize(("kind", "line"), [("txt", "p%d"), ("jsonl", '{"text": "p%d"}')])
 def test_a_few_lines_that_are_not_utf8_are_dropped_counted_and_told(tmp_path, caplog, kind, line):
     lines = [(line % i).encode() for i in range(200)]
