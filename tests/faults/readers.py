@@ -3,11 +3,13 @@
 A new reader is one line in `READERS`; the tests and `benchmarks/faults.py` run all that stand here.
 """
 
+import atexit
 import functools
 import gzip
 import io
 import itertools
 import random
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tiny_models import build_encoder
 
 from pgra.cli import dispatch
 from pgra.commands.index import _read_queries, read_rows
@@ -27,7 +30,7 @@ from pgra.data.corpus import find_source
 from pgra.data.examples import open_file, read_split
 from pgra.data.references import read_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
-from pgra.encoders.encoder import read_sentence_model
+from pgra.encoders.encoder import Encoder, read_sentence_model
 from pgra.errors import LONGEST_MESSAGE, PgraError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import ExemplarPool
@@ -154,6 +157,21 @@ def _accelerator(path: Path) -> object:
     )
 
 
+@functools.cache
+def _encoder() -> Path:
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return build_encoder(Path(folder))
+
+
+def _open_encoder(path: Path) -> object:
+    """A model's folder, with one file of it in place of the whole one."""
+    for file in _encoder().iterdir():
+        if not (path.parent / file.name).exists():
+            (path.parent / file.name).symlink_to(file)
+    return Encoder.from_name(path.parent, device="cpu")
+
+
 def _parquet() -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.table({"text": ["a film", "a town"], "n": [1, 2]}), file)
@@ -251,6 +269,10 @@ READERS = {
     "accelerator": Reader("a.json", b'{"split_batches": false}', _accelerator),
     "pool": Reader("p.jsonl", _rows('{"question": "who ?", "answer": "he"}'), read_pool),
     "modules": Reader("modules.json", _MODULES, _folder),
+    **{
+        f"encoder's {name}": Reader(name, (_encoder() / name).read_bytes(), _open_encoder)
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+    },
 }
 
 READ_BY_FLAG = {

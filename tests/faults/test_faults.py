@@ -12,7 +12,7 @@ import pytest
 import torch
 import trust
 from transformers import AutoConfig
-from world import JOBS, QUESTION, READ_ONLY, UNCHECKED, Job, World
+from world import JOBS, QUESTION, READ_ONLY, UNCHECKED, Job, World, can_mount
 
 from pgra.artifacts import write_sealed
 
@@ -219,7 +219,10 @@ def test_markup_and_a_key_that_come_through_are_told(world, monkeypatch):
     assert trust.escape(world, ()) == "the page has a tag of a text"
     assert trust.keep_secrets(world, ("memory",)) == ""
     monkeypatch.setitem(JOBS, "memory", Job(["memory", "add", trust.KEY, "I want a synonym"]))
-    assert "holds" in trust.keep_secrets(world, ("memory",))
+    assert trust.KEY in trust.keep_secrets(world, ("memory",))
+    monkeypatch.setitem(JOBS, "memory", Job([UNCHECKED, "/proc/sys/kernel/hostname", "copy.txt"]))
+    if can_mount(world):
+        assert trust.HOST in trust.keep_secrets(world, ("memory",))
 
 
 def test_rounds_of_commands_take_no_more_and_more(world):

@@ -11,7 +11,7 @@ import torch
 from world import JOBS, Fault, World
 
 _MARK = "<script>alert(1)</script>"
-KEY, _HOME = "sk-very-secret-key-81f2", "/home/somebody-secret"
+KEY, _HOME, HOST = "sk-very-secret-key-81f2", "/home/somebody-secret", "host-secret-44c1"
 _CODE = """
 import pathlib
 pathlib.Path({flag!r}).write_text("it ran")
@@ -130,8 +130,9 @@ def escape(world: World, before: Sequence[str] = ("train", "plain")) -> str:
 def keep_secrets(
     world: World, names: Sequence[str] = ("train", "plain", "icl", "html", "memory", "export")
 ) -> str:
-    """Look for the key, and for the home folder, in every file that commands write."""
+    """Look for key, home folder and host in every file that commands write, and what they say."""
     secret = {"OPENAI_API_KEY": KEY, "HF_TOKEN": KEY, "HOME": _HOME, "USER": "somebody-secret"}
+    secret["HOSTNAME"] = HOST
     told = []
     world.after()
     for name in names:
@@ -140,7 +141,7 @@ def keep_secrets(
         told.append(ended.out + ended.err)
     files = {str(p): p.read_bytes() for p in world.here.rglob("*") if p.is_file()}
     for place, data in {**files, "output": "".join(told).encode()}.items():
-        for word in (KEY, "somebody-secret"):
+        for word in (KEY, "somebody-secret", HOST):
             if word.encode() in data:
                 return f"{place} holds {word}"
     return ""
@@ -152,5 +153,5 @@ PARTS: Mapping[str, Callable[[World], str]] = {
     "pickle in a checkpoint": plant_checkpoint,
     "pickle in one without checksums": partial(plant_checkpoint, sealed=False),
     "markup in texts": escape,
-    "key and home": keep_secrets,
+    "key, home and host": keep_secrets,
 }

@@ -13,6 +13,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,6 +130,9 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
     os.chdir(here)
     sys.stdin = Path("typed.txt").open(encoding="utf-8")  # noqa: SIM115 (it ends with the fork)
     os.environ.update(fault.environment)
+    host = fault.environment.get("HOSTNAME")
+    if host and not _LIBC.unshare(_OWN_NAMES):  # else, as no superuser, in the environment alone
+        socket.sethostname(host)
     count = os.open(told[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     writes = 0
 
@@ -193,7 +197,8 @@ def _count_batches(fault: Fault) -> list[int]:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_OWN_MOUNTS, _PRIVATE, _BIND = 0x20000, 0x44000, 0x1000  # of sched.h and sys/mount.h
+_OWN_MOUNTS, _OWN_NAMES = 0x20000, 0x4000000  # of sched.h
+_PRIVATE, _BIND = 0x44000, 0x1000  # of sys/mount.h
 
 
 def _mount(source: Path, target: Path, kind: str, flags: int, options: str = "") -> None:
