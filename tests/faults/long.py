@@ -20,6 +20,7 @@ SLACK_MAPPED = 8  # files of models that nothing holds, and that are not collect
 SLOWING = 1.3  # CPU time of a round at the end, by that after the first fourth
 ENTRIES = 100  # rounds after which the memory begins anew, so that no data grows with a run
 FEWEST = 8  # rounds: fewer tell nothing
+FEWEST_TIMED = 100  # rounds: CPU time of fewer is a matter of what else runs
 
 
 def measure(world: World, minutes: float, rounds: int | None = None) -> list[dict[str, Any]]:
@@ -50,7 +51,7 @@ def verdict(found: list[dict[str, Any]]) -> str:
         if after > before + slack:
             return f"{kind} files grew from {before:g} to {after:g}"
     before, after = _median("cpu", second), _median("cpu", last)
-    if after > before * SLOWING:
+    if len(found) >= FEWEST_TIMED and after > before * SLOWING:
         return f"a round took {before:.2f} s of CPU time, then {after:.2f} s"
     return ""
 
