@@ -21,6 +21,7 @@ import numpy.typing as npt
 from pgra.errors import DtypeError, ModelError
 
 if TYPE_CHECKING:
+    from accelerate import PartialState
     from torch.distributed import ProcessGroup
 
 Rows = npt.NDArray[np.int64]
@@ -274,7 +275,7 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
     if not _PROCESSES:  # a command may be run twice: see `pgra.errors.retry_in_bfloat16`
-        atexit.register(state.destroy_process_group)
+        atexit.register(_leave_groups, state)
         _PROCESSES.extend([None] * state.num_processes)
         own = gethostname(), os.getpid()
         torch.distributed.all_gather_object(_PROCESSES, own, cpu_group())
@@ -284,6 +285,12 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
 
 
 _PROCESSES: list[Any] = []  # host and process id by rank
+
+
+def _leave_groups(state: "PartialState") -> None:
+    """End the groups and their threads: one that Python's end meets at work aborts the process."""
+    _cpu_group_beside.cache_clear()
+    state.destroy_process_group()
 
 
 def lost_ranks() -> list[int]:

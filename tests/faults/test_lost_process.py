@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 JOB = """
-import os, signal, sys
+import atexit, os, signal, sys, weakref
 import pgra.core
 from pgra.cli import run
 from pgra.core import join_context
@@ -15,8 +15,13 @@ from pgra.core import join_context
 if "elsewhere" in sys.argv:  # as on two machines
     pgra.core.gethostname = lambda: os.environ["RANK"]
 
+groups = []
+# The last of all hooks: a thread of a group that is left may abort the process from here on.
+atexit.register(lambda: any(group() for group in groups) and print("a group is left"))
+
 def main(words):
     context = join_context("cpu")
+    groups.append(weakref.ref(pgra.core.cpu_group()))
     if os.environ["RANK"] in words:
         os.kill(os.getpid(), signal.SIGKILL)
     context.barrier()
@@ -35,12 +40,14 @@ def _run(*killed):
         subprocess.Popen(
             [sys.executable, "-c", JOB, *killed],
             env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
         for rank in range(2)
     ]
-    told = [process.communicate(timeout=120)[1] for process in processes]
+    told = [process.communicate(timeout=120)[0] for process in processes]
+    assert "a group is left" not in "".join(told)
     return [process.returncode for process in processes], told
 
 
