@@ -5,12 +5,14 @@
     last layer       worked out at each text's last token only
     packed weights   laid out once for oneDNN, while a float32 model only reads on a CPU
     encoded tokens   a T5 decoder's cross-attention without keys and values of them
+    norms            a T5's by torch's own function, on a GPU one operation each
 
 All that this program knows of the insides of torch and transformers is here, behind one switch:
 `--fast_kernels off` gives stock calls only. With `auto` a kernel is compared with the stock way
 when a model first uses it, on real input, and dropped with one warning where it differs, is missing
 or raises. `pgra.lm.prefix` and `pgra.lm.generate` compare what works on whole prompts (cascade,
-last layer) by `find_fault`; the others compare themselves, layer by layer (`_is_trusted`).
+last layer) by `find_fault`; the others compare themselves, layer by layer (`_is_trusted`), but for
+norms, which are a function of torch's.
 """
 
 import inspect
@@ -884,3 +886,25 @@ def _split_heads(states: Tensor, heads: int) -> Tensor:
     """Return (B, H, L, W) of (B, L, H W)."""
     B, L, _ = states.shape
     return states.view(B, L, heads, -1).transpose(1, 2)
+
+
+def fuse_norms(t5: nn.Module) -> None:
+    """Let a T5's norms be torch's: on a GPU one operation each way, for six and some twelve.
+
+    They are the same products in the same order, the same bits on a CPU, so they are not compared.
+    In half precision transformers rounds between the products, and its own way is taken.
+
+    Args:
+        t5: Or a part of one; its modules and weights keep their names.
+    """
+    for part in t5.modules():
+        if type(part).__name__ in ("T5LayerNorm", "MT5LayerNorm"):
+            part.forward = MethodType(_normalize, part)
+
+
+def _normalize(self: Any, hidden_states: Tensor) -> Tensor:
+    """Stand in for `T5LayerNorm.forward`: root mean square, without mean or bias."""
+    if not (are_allowed() and hidden_states.dtype == self.weight.dtype == torch.float32):
+        stock: Tensor = type(self).forward(self, hidden_states)
+        return stock
+    return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)

@@ -4,8 +4,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import T5_KINDS
 from small_training import lively
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -52,15 +54,14 @@ def has_own_head(reader):
 
 
 @contextmanager
-def stock_attention(reader):
-    """Give the T5 transformers' own cross-attention meanwhile."""
-    attentions = [block.layer[1].EncDecAttention for block in reader.model.decoder.block]
-    ours = [vars(attention).pop("forward") for attention in attentions]
+def stock_parts(reader):
+    """Give the T5 transformers' own cross-attention and norms meanwhile."""
+    ours = {part: vars(part).pop("forward") for part in reader.modules() if "forward" in vars(part)}
     try:
         yield
     finally:
-        for attention, forward in zip(attentions, ours, strict=True):
-            attention.forward = forward
+        for part, forward in ours.items():
+            part.forward = forward
 
 
 def padded(reader, examples, labels, width=9):
@@ -72,10 +73,10 @@ def padded(reader, examples, labels, width=9):
         for n, segment in enumerate(segments):
             ids[i, n, : len(segment)] = torch.from_numpy(segment)
             mask[i, n, : len(segment)] = True
-    hidden = reader.model.get_encoder()(
-        input_ids=ids.view(-1, width), attention_mask=mask.view(-1, width)
-    ).last_hidden_state
-    with stock_attention(reader):
+    with stock_parts(reader):
+        hidden = reader.model.get_encoder()(
+            input_ids=ids.view(-1, width), attention_mask=mask.view(-1, width)
+        ).last_hidden_state
         return reader.model(
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden.view(len(examples), -1, 32)),
             attention_mask=mask.view(len(examples), -1),
@@ -99,6 +100,38 @@ def test_loss_and_gradients_are_those_of_the_padded_reader(reader, examples, lab
     assert grads[0]["model.encoder.block.0.layer.0.SelfAttention.q.weight"].abs().sum() > 0
     other = read(reader, [examples[0][:3], *examples[1:]], labels, cost=cost)
     assert (other.loss - outputs[0].loss).abs() > 1e-5
+
+
+def test_every_norm_is_torchs_and_gives_transformers_bits(reader, fast_kernels):
+    """One kernel on a GPU; in half precision transformers rounds between its products."""
+    norms = [part for part in reader.modules() if type(part).__name__.endswith("T5LayerNorm")]
+    assert len(norms) == 2 + 2 * len(reader.blocks) + 3 * len(reader.model.decoder.block)
+    hidden = torch.randn(5, 7, 32) * 3
+    for dtype, is_torchs in ((torch.float32, fast_kernels == "auto"), (torch.bfloat16, False)):
+        for norm in (copy.deepcopy(norm).to(dtype) for norm in norms):
+            found = []
+            for is_stock in (False, True):
+                norm.zero_grad()
+                given = hidden.to(dtype, copy=True).requires_grad_()
+                with Called() as called:
+                    out = type(norm).forward(norm, given) if is_stock else norm(given)
+                (out * torch.arange(32)).sum().backward()
+                found.append([out.detach(), given.grad, norm.weight.grad.clone()])
+                assert (F.rms_norm in called.functions) == (is_torchs and not is_stock)
+            assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+            assert not torch.equal(F.layer_norm(given, (32,), norm.weight), found[0][0])
+
+
+class Called(TorchFunctionMode):
+    """Which of torch's functions are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.functions = set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.functions.add(function)
+        return function(*args, **(kwargs or {}))
 
 
 def test_no_token_stands_for_many_that_are_not_there(reader, monkeypatch):
@@ -169,7 +202,7 @@ def test_attention_mass_is_the_share_of_each_segments_tokens(
         ]
         real = labels[[i]][labels[[i]] != -100][None]
         reader.model.decoder.set_attn_implementation("eager")  # stock sdpa gives no weights
-        with stock_attention(reader):
+        with stock_parts(reader):
             layers = reader.model(
                 encoder_outputs=BaseModelOutput(last_hidden_state=torch.cat(parts, dim=1)),
                 labels=real,

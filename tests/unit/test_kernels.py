@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers import AttentionInterface, AutoModel
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from pgra.lm import kernels
 from pgra.lm.causal_lm import CausalLM
@@ -162,8 +163,8 @@ def module():
     return nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8, bias=False))
 
 
-def is_packed(part):
-    return "forward" in vars(part)
+def is_packed(part):  # what does a T5's norm stands there always
+    return "forward" in vars(part) and not isinstance(part, T5LayerNorm)
 
 
 def test_packed_layers_read_a_copy_of_their_weights_for_many_tokens_in_all(module):
