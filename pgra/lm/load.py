@@ -27,7 +27,7 @@ from pgra.artifacts import CHECKSUMS_FILE, TemporaryFolder, digest, file_checksu
 from pgra.core import Json, check_device, machine_memory
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
-from pgra.errors import ConfigError, ModelError, device_fault
+from pgra.errors import ConfigError, ModelError, cut, device_fault
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ _PULL_REQUESTS = "refs/pr/"
 _BOT = "SFconvertbot"  # only its requests are read: anyone may open one
 _CONFIG = "config.json"
 _SHORTEST = 7  # characters of a commit
+_LONGEST_REASON = 200  # characters of what a library says of a file: it may list all it knows
 _LARGE = 13e9  # weights of an LM for which a batch is 16 times a CPU's
 _MOST_TIMES = 16  # that batch, for smaller ones
 _LOADING_ERRORS = (
@@ -273,7 +274,7 @@ def _load(
             raise
         is_partial = source.revision is not None and isinstance(error, hub_errors())
         hint = " If the connection broke, run again: what came is kept." if is_partial else ""
-        reason = device_fault(error) or f"{hub_reason(error)}{hint}"
+        reason = device_fault(error) or f"{cut(hub_reason(error), _LONGEST_REASON)}{hint}"
         raise ModelError(f"cannot load {part} '{source.name}': {reason}") from error
 
 
