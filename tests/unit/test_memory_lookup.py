@@ -28,7 +28,7 @@ from pgra.memory.lookup import (
     normalize_key,
     strip_slot,
 )
-from pgra.memory.vectors import KeyVectors
+from pgra.memory.vectors import KeyVectors, erase_vectors
 
 CPU = Context(device="cpu")
 
@@ -304,6 +304,26 @@ def test_the_vector_of_what_is_erased_is_gone_and_the_others_stay(log, tmp_path)
     assert found(lookup, "cd", 3) == [("ab", 0)]
     (folder / "state.json").write_text("{")
     log.erase(1)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_an_erasure_that_was_killed_is_ended_as_if_it_had_not_been(log):
+    folder = log.path.with_name("memory.sqlite.vectors") / "v"
+    log.extend(Event(key=key, feedback=key) for key in ("ab", "cd", "ef"))
+    open_with(log, folder)
+    names = ("vectors.f16", "checksums.u64", "state.json")  # in the order they are written
+    before = [(folder / name).read_bytes() for name in names]
+    log.erase(2, 3)
+    after = [(folder / name).read_bytes() for name in names]
+    assert all(one != other for one, other in zip(before, after, strict=True))  # the control
+    for done in range(3):
+        for name, data in zip(names, [*after[:done], *before[done:]], strict=True):
+            (folder / name).write_bytes(data)
+        erase_vectors(log)
+        assert [(folder / name).read_bytes() for name in names] == after
+    # The control: a vector that is kept, half written by something else.
+    (folder / "vectors.f16").write_bytes(b"\0" + after[0][1:])
+    erase_vectors(log)
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
