@@ -223,7 +223,7 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
     if arguments.max_steps == 0:  # the Trainer would take that for num_train_epochs
         trainer.losses.begin(0, None)
         return
-    source = None if resume is None else resume.parent / LOSSES_FILE
+    source = None if resume is None else _losses_of(resume)
     if resume is not None and is_finished(resume, arguments):
         trainer.state = read_state(resume)
         trainer.losses.begin(trainer.state.global_step, source)
@@ -258,6 +258,12 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
         raise ArtifactError(f"{resume} {what}: delete it, and give the command again") from error
     finally:
         bar.close()
+
+
+def _losses_of(checkpoint: Path) -> Path:
+    """Find the losses up to a checkpoint: its own, or beside it where it was not quite written."""
+    own = checkpoint / LOSSES_FILE
+    return own if own.is_file() else checkpoint.with_name(LOSSES_FILE)
 
 
 def _batch_in_words(arguments: ReaderTrainingArguments) -> str:
@@ -487,6 +493,10 @@ class LossLog:
             )
         self._pending, self._first = [], first + len(losses)
 
+    def copy(self, path: Path) -> None:
+        """Write what is written to another file."""
+        write_text(path, _lines(self.records))
+
     def latest(self) -> float:
         """Return the loss of the last closed step, of this process alone: it is for a bar."""
         return float(self._pending[-1][0]) if self._pending else self.records[-1].loss
@@ -596,7 +606,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         Args:
             trainer: Its losses are closed at each step, and written before each checkpoint.
             module: Its weights are checked before they are saved.
-            source: The file of losses beside the checkpoint; None at the start.
+            source: The losses up to the checkpoint; None at the start.
         """
         self.losses, self.stopper = trainer.losses, trainer.stopper
         self.module, self.source = module, source
@@ -639,6 +649,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
             wait_for_all()  # each process wrote its random state
         if state.is_world_process_zero and folder.is_dir():
             self.module.model.config.save_pretrained(folder)
+            self.losses.copy(folder / LOSSES_FILE)
             seal_folder(folder)
         self.stopper.after_save(state)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from world import INDEX, JOBS, MEMORY, QUESTION, Ended, World, differing, seen
+from world import INDEX, JOBS, MEMORY, QUESTION, STOPPED, Ended, World, differing, seen
 
 KINDS = ("flip", "cut", "empty", "swap", "field", "version", "delete")
 STATE = (
     *("index", "bm25", "train", "plain", "icl", "knn", "predict", "memory", "lookup"),
-    *("ablate", "similar", "gud-ir"),
+    *("ablate", "similar", "gud-ir", "stopped"),
 )
 _REPORT = [
     "report",
@@ -37,6 +37,7 @@ READERS: Mapping[str, list[str]] = {
     "train anew": [*JOBS["train"].words[:-1], "runs/new"],
     "train otherwise": [*JOBS["train"].words[:-1], "runs/new", "--similarity", "cosine"],
     "train again": list(JOBS["train"].words),
+    "go on": list(STOPPED["stopped"].words[:-2]),
     "evaluate": ["evaluate", "--run", "runs/pgra"],
     "evaluate plain": ["evaluate", "--run", "runs/plain"],
     "predict": ["predict", "A town so funny.", "--run", "runs/pgra", "--json"],
@@ -70,6 +71,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "runs/pgra/*": ("evaluate", "report", "page", "train again"),
     "runs/plain/reader/*": ("evaluate plain",),
     "runs/plain/*": ("evaluate plain", "report"),
+    "runs/stopped/*": ("go on",),
     "runs/icl/*": ("report", "page", "icl again"),
     "runs/knn/*": ("knn report",),
     "runs/grid/*": ("ablate", "grid report"),
@@ -171,10 +173,10 @@ def judge(
         now, was = ({**s, "": None} for s in (now, was))  # what is said is not: it was made again
     if Path(case.path).name == "checksums.json":  # without it vectors are kept by another name
         now, was = ({n: v for n, v in s.items() if ".vectors/" not in n} for s in (now, was))
-    if spoilt is not None and (world.here / case.path).read_bytes() == spoilt:
-        now, was = ({**s, case.path: None} for s in (now, was))  # it is as the damage left it
-    elif not (world.here / case.path).exists():
+    if not (world.here / case.path).exists():
         now, was = ({n: v for n, v in s.items() if n != case.path} for s in (now, was))
+    elif (world.here / case.path).read_bytes() == spoilt:
+        now, was = ({**s, case.path: None} for s in (now, was))  # it is as the damage left it
     if fnmatch(case.path, "artifacts/answers/*"):  # asked again, alone: the last digits may differ
         now, was = ({name: _rounded(value) for name, value in s.items()} for s in (now, was))
     differ = differing(now, was)

@@ -183,7 +183,16 @@ def test_an_output_folder_in_use_is_not_written_over(run, t5_dir, tmp_path):
         again(t5_dir, tmp_path / "no", resume_from_checkpoint=str(tmp_path))
 
 
+@pytest.mark.parametrize("text", ['{"step": 1, "loss": 2.0, "learning_rate": 0.005}\n{"st', None])
+def test_losses_are_those_of_the_checkpoint_whatever_stands_beside_it(copy, t5_dir, run, text):
+    (copy / "losses.jsonl").unlink() if text is None else (copy / "losses.jsonl").write_text(text)
+    again(t5_dir, copy)
+    assert run_files(copy) == run_files(run)
+
+
 def test_losses_that_are_gone_are_said_to_be(copy, t5_dir, caplog):
+    (copy / "checkpoint-6" / "losses.jsonl").unlink()
+    seal_folder(copy / "checkpoint-6")
     (copy / "losses.jsonl").write_text('{"step": 1, "loss": 2.0, "learning_rate": 0.005}\n{"st')
     _, result = again(t5_dir, copy)
     assert "losses.jsonl lacks losses up to step 6" in caplog.text
