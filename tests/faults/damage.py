@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from world import INDEX, JOBS, MEMORY, QUESTION, STOPPED, Ended, World, differing, seen
+from world import INDEX, JOBS, MEMORY, QUESTION, STOPPED, Ended, World, differing, rounded, seen
 
 KINDS = ("flip", "cut", "empty", "swap", "field", "version", "delete")
 STATE = (
@@ -178,13 +178,9 @@ def judge(
     elif (world.here / case.path).read_bytes() == spoilt:
         now, was = ({**s, case.path: None} for s in (now, was))  # it is as the damage left it
     if fnmatch(case.path, "artifacts/answers/*"):  # asked again, alone: the last digits may differ
-        now, was = ({name: _rounded(value) for name, value in s.items()} for s in (now, was))
+        now, was = ({name: rounded(value) for name, value in s.items()} for s in (now, was))
     differ = differing(now, was)
     return f"silently other: {'; '.join(differ[:4])}" if differ else ""
-
-
-def _rounded(value: object) -> str:
-    return re.sub(r"\d+\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.5f}", repr(value))
 
 
 def spoil(path: Path, kind: str, draw: random.Random) -> bool:

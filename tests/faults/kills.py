@@ -6,6 +6,7 @@ it is given once more, such as an entry of a memory, may have done so each time 
 """
 
 import functools
+import io
 import json
 import random
 import socket
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGABRT
 
+import numpy as np
 from world import (
     JOBS,
     QUESTION,
@@ -26,6 +28,7 @@ from world import (
     can_mount,
     differing,
     disk_bytes,
+    rounded,
     seen,
 )
 
@@ -153,6 +156,8 @@ def again(
         if ended.code:
             return f"not whole: {ended.err[-300:]!r}"
         now[memory] = _written_once(now[memory], whole[memory], tries)
+    if processes > 1:
+        now, whole = _of_several(now), _of_several(whole)
     return "; ".join(differing(now, whole)[:4])
 
 
@@ -208,6 +213,18 @@ def shards(world: World) -> dict[str, tuple[int, int]]:
         for path in (world.here / "artifacts").glob(pattern):
             found[str(path.relative_to(world.here))] = (path.stat().st_mtime_ns, path.stat().st_ino)
     return found
+
+
+def _of_several(files: Mapping[str, object]) -> dict[str, object]:
+    """Leave out how several processes shared the work, which is otherwise for what one left.
+
+    A bank's states then stand in other shards, and each was computed beside others.
+    """
+    banks = {name: data for name, data in files.items() if name.startswith("artifacts/banks/")}
+    found = {name: rounded(value) for name, value in files.items() if name not in banks}
+    keys = [data for name, data in banks.items() if name.endswith(".keys.npy")]
+    rows = [key for data in keys for key in np.load(io.BytesIO(data)).tolist()]
+    return {**found, "keys": sorted(rows)}
 
 
 def kill_one_of_two(world: World, name: str, seed: int, unbroken: Unbroken) -> str:

@@ -684,6 +684,13 @@ def differing(one: object, other: object, place: str = "") -> list[str]:
     return [f"{place.lstrip(':') or 'output'} {shown[0]} / {shown[1]}"]
 
 
+def rounded(value: object) -> object:
+    """Return it with five decimals of a number: other texts in a batch change the last of more."""
+    if isinstance(value, bytes):
+        return value
+    return re.sub(r"\d+\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.5f}", repr(value))
+
+
 def _timeless(value: object) -> object:
     if isinstance(value, dict):
         return {k: _timeless(v) for k, v in value.items() if k not in CLOCK}
