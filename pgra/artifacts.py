@@ -68,7 +68,7 @@ class Manifest:
         created: UTC time, ISO 8601.
         seconds: Wall-clock time the stage took.
         format: Version of this layout.
-        digest: Of all other fields, see `sealed`.
+        digest: Of all other fields, see `sealed`; "" until it is written.
     """
 
     stage: str
@@ -835,9 +835,8 @@ def _connect(path: Path, kind: DatabaseKind, mode: str) -> sqlite3.Connection:
     db = sqlite3.connect(
         uri, uri=True, isolation_level=None, timeout=kind.timeout, check_same_thread=alone
     )
-    db.text_factory = functools.partial(
-        str, encoding="utf-8", errors="replace"
-    )  # checksums tell damage
+    # What is no UTF-8 any more must be read to be told: checksums tell damage.
+    db.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
     return db
 
 

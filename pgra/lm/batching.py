@@ -230,10 +230,10 @@ class RowLayout:
 # fall is the cheapest of all ways, given what one more call of the encoder costs.
 
 
-_SEGMENTS = 8  # an example has about so many: its tokens are padded to as many times the multiple
 TokenIds = npt.NDArray[np.int32]
 Group = tuple[int, int, int]
 """Rows, padded length, and real tokens of one call of the encoder."""
+_SEGMENTS = 8  # an example has about so many: its tokens are padded to as many times the multiple
 
 
 @dataclass(frozen=True)
