@@ -2,7 +2,8 @@
 
 `python tests/meta_device.py` counts that for BERT-base over 8,192 sentences, for a search, and for
 training a T5-base: launches of a step, and the shapes that 5,000 steps have. And for each loop over
-batches beside transformers' own way: a padded batch with a mask (B, L), and results fetched.
+batches beside transformers' own way: a padded batch with a mask (B, L), and results fetched. And
+what it takes to compile the reader for a new shape.
 """
 
 import sys
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import process_time
 
 import torch
 import torch.nn.functional as F
@@ -304,9 +306,9 @@ def _count_reader(num_steps=5000, batch=8, depth=16):
         )
     size = {"num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072}
     with torch.device("meta"):
-        reader = FusionReader(
-            T5ForConditionalGeneration(T5Config(**size, decoder_start_token_id=0))
-        ).train()
+        config = T5Config(**size, decoder_start_token_id=0)
+        reader, rest = (FusionReader(T5ForConditionalGeneration(config)).train() for _ in range(2))
+        rest.model.encoder.block = torch.nn.ModuleList()  # which CUDA graphs would replace
     torch.is_autocast_enabled = lambda kind: False  # it knows no such device
     # A GPU has a kernel for each of these, which the device knows by other names.
     F.dropout = lambda x, p, training, inplace=False: torch.native_dropout(x, p, training)[0]
@@ -316,7 +318,7 @@ def _count_reader(num_steps=5000, batch=8, depth=16):
     sent = {k: v.to("meta") if hasattr(v, "to") else v for k, v in tensors.items()}
     stock, (many, length) = T5ForConditionalGeneration, (batch * depth, 128)
     with torch.device("meta"):  # Fusion-in-Decoder as it was released: all segments of 128 tokens
-        t5 = stock(T5Config(**size, decoder_start_token_id=0)).train()
+        t5 = stock(config).train()
         ids = torch.zeros(many, length, dtype=torch.long)
         mask = torch.ones(many, length, dtype=torch.long)
 
@@ -330,16 +332,51 @@ def _count_reader(num_steps=5000, batch=8, depth=16):
         for name, read in (
             *(("step, stock", read_stock) for _ in range(2)),
             *(("step, now", lambda: reader(**sent).loss) for _ in range(2)),
+            *(("the same but for the encoder's blocks", lambda: rest(**sent).loss),) * 2,
         ):
             device.launches = 0
             device.waits.clear()
-            for part in (t5, reader):
+            for part in (t5, reader, rest):
                 part.zero_grad()  # as before each step
             loss = read()
             forward = device.launches
             loss.backward()
             told = f"{forward} launches, {device.launches - forward} backward"
             print(f"{name}: {told}, waits {dict(device.waits)}")  # noqa: T201
+
+
+def _time_tracing(lengths=(16, 32, 48, 64)):
+    """Time what a new shape costs where the encoder's blocks are compiled for each."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    from pgra.reader.fid import FusionReader
+
+    size = {
+        "num_layers": 12,
+        "d_model": 768,
+        "num_heads": 12,
+        "d_ff": 3072,
+        "num_decoder_layers": 1,
+    }
+    reader = FusionReader(T5ForConditionalGeneration(T5Config(**size, vocab_size=100))).train()
+    for block in reader.blocks:
+        block.compile(dynamic=False, backend="aot_eager")  # traced both ways, no code generated
+
+    def step(length):
+        start = process_time()
+        embedded = torch.randn(2, length, 768, requires_grad=True)
+        mask = torch.ones(2, 1, 1, length, dtype=torch.bool)
+        mask[0, ..., -1] = False
+        with torch.autocast("cpu", torch.bfloat16):
+            encoder = reader.model.encoder
+            states = encoder(inputs_embeds=embedded, attention_mask=mask).last_hidden_state
+        states.float().sum().backward()
+        return process_time() - start
+
+    first, again = zip(*((step(length), step(length)) for length in lengths), strict=True)
+    extra = [one - other for one, other in zip(first, again, strict=True)]
+    told = ", ".join(f"{seconds:.1f}" for seconds in extra)
+    print(f"compiled for a new shape: {told} s of CPU time")  # noqa: T201
 
 
 if __name__ == "__main__":
@@ -352,4 +389,5 @@ if __name__ == "__main__":
     _count_lm()
     _count_cross_encoder()
     _count_search()
+    _time_tracing()
     _count_reader()
