@@ -389,7 +389,8 @@ def hub_reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return f"{type(error).__name__}."
-    if hasattr(error, "response") and len(lines) > 1:  # a bare status, then what it means
+    # A bare status, or what was looked at, and then what it means.
+    if len(lines) > 1 and (hasattr(error, "response") or lines[0].endswith(":")):
         lines = [" ".join(lines[:2])]
     return lines[0] if lines[0].endswith((".", "!")) else f"{lines[0]}."
 

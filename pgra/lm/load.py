@@ -27,7 +27,7 @@ from pgra.artifacts import CHECKSUMS_FILE, TemporaryFolder, digest, file_checksu
 from pgra.core import Json, check_device, machine_memory
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
-from pgra.errors import ConfigError, ModelError, cut, device_fault
+from pgra.errors import ConfigError, ModelError, cut, device_fault, show
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ _CONFIG = "config.json"
 _SHORTEST = 7  # characters of a commit
 _LONGEST_REASON = 200  # characters of what a library says of a file: it may list all it knows
 _LARGE = 13e9  # weights of an LM for which a batch is 16 times a CPU's
+_MOST_LAYERS = 1000  # the deepest models have some 130
 _MOST_TIMES = 16  # that batch, for smaller ones
 _LOADING_ERRORS = (
     *(AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError),
@@ -257,6 +258,8 @@ def load_pretrained(loader: Callable[..., Any], source: ModelSource, **kwargs: A
     Raises:
         ModelError: If the weights are missing, damaged or of another architecture.
     """
+    if "config" not in kwargs:
+        kwargs["config"] = load_config(source)
     return _load(loader, source, use_safetensors=True, **kwargs)
 
 
@@ -269,7 +272,9 @@ def _load(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        is_known = isinstance(error, hub_errors(*_LOADING_ERRORS))
+        from huggingface_hub.errors import StrictDataclassError  # of a configuration's fields
+
+        is_known = isinstance(error, hub_errors(StrictDataclassError, *_LOADING_ERRORS))
         if not is_known and type(error) is not Exception:  # tokenizers' errors have no kind
             raise
         is_partial = source.revision is not None and isinstance(error, hub_errors())
@@ -343,11 +348,20 @@ def load_config(source: ModelSource) -> Any:
     """Load a model's configuration.
 
     Raises:
-        ModelError: If it has none, or of an architecture that transformers does not know.
+        ModelError: If it has none, or of an architecture that transformers does not know; or if it
+            tells of more layers than any model has, which would be laid out without end.
     """
     from transformers import AutoConfig
 
-    return _load(AutoConfig.from_pretrained, source)
+    config = _load(AutoConfig.from_pretrained, source)
+    for name, value in config.to_dict().items():
+        is_depth = name.endswith(("layers", "layer")) and isinstance(value, int)
+        if is_depth and value > _MOST_LAYERS:
+            raise ModelError(
+                f"cannot load model '{source.name}': its config.json says {name} {show(value)}, "
+                f"and no model has more than {_MOST_LAYERS}"
+            )
+    return config
 
 
 def cut_layers(config: Any, layer: str, name: str) -> int | None:

@@ -1,6 +1,7 @@
 """Encoders: poolings, invariances, and sentence-transformers folders as that library reads them."""
 
 import itertools
+import json
 import shutil
 import threading
 import time
@@ -20,7 +21,7 @@ from pgra.artifacts import write_json
 from pgra.config import POOLINGS, RetrieverArguments
 from pgra.data.bundled import bundled_model_dir
 from pgra.encoders.encoder import Encoder, load_t5_encoder
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import LONGEST_MESSAGE, ConfigError, ModelError
 from pgra.retrieval.shards import encode_shards, plan_shards
 
 PATIENCE = 20  # seconds, for a machine that does other things too
@@ -432,3 +433,44 @@ def test_the_bundled_encoder_gives_the_librarys_vectors(two_threads):
     texts = [*SENTENCES, " ".join(SENTENCES), " ".join(SENTENCES * 3)]  # 2 longer than 128 tokens
     theirs = library.SentenceTransformer(str(bundled_model_dir("minilm-l6")), device="cpu")
     close(ours.encode(texts), theirs.encode(texts))
+
+
+# Files of a model that are damaged. All kinds of damage: tests/faults/readers.py.
+
+
+def test_a_tokenizer_whose_file_is_damaged_is_refused(encoder_dir, tmp_path):
+    copy = shutil.copytree(encoder_dir, tmp_path / "copy")
+    make(copy)  # the control
+    text = (copy / "tokenizer.json").read_text()
+    (copy / "tokenizer.json").write_text(text.replace('"continuing_subword_prefix"', '"prefix"'))
+    with pytest.raises(ModelError, match=r"cannot load the tokenizer of .*missing field"):
+        make(copy)
+
+
+def test_what_safetensors_says_of_a_damaged_header_is_cut(encoder_dir, tmp_path):
+    """It lists all dtypes that it knows."""
+    copy = shutil.copytree(encoder_dir, tmp_path / "copy")
+    weights = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(weights.replace(b'"F32"', b'"X32"'))
+    with pytest.raises(ModelError, match="cannot load model .*unknown variant `X32`") as caught:
+        make(copy)
+    assert len(str(caught.value)) <= LONGEST_MESSAGE + len(str(copy))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("num_hidden_layers", 10**50, "its config.json says num_hidden_layers 10+, and no model"),
+        ("num_hidden_layers", 1001, "its config.json says num_hidden_layers 1001, and no model"),
+        ("layer_norm_eps", 2, "for field 'layer_norm_eps': TypeError: .* expected float, got int"),
+    ],
+)
+def test_a_configuration_that_no_model_has_is_refused_at_once(
+    encoder_dir, tmp_path, name, value, told
+):
+    copy = shutil.copytree(encoder_dir, tmp_path / "copy")
+    make(copy)  # the control
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, name: value}))
+    with pytest.raises(ModelError, match=f"cannot load model .*{told}"):
+        make(copy)
