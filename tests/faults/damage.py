@@ -167,10 +167,10 @@ def judge(
         return "" if any(name in said for name in names) else f"not named: {ended.told}"
     now, was = seen(world, ended), whole
     if case.kind == "delete" and Path(case.path).name in MARKS:  # it is not finished then
-        if reader in REPORTS:
-            is_told = str(Path(case.path).parent) in ended.out + ended.err
-            return "" if is_told else f"left out silently: {ended.err[-300:]}"
-        now, was = ({**s, "": None} for s in (now, was))  # what is said is not: it was made again
+        if reader not in REPORTS:  # it was made again, which is said
+            now, was = ({**s, "": None} for s in (now, was))
+        elif str(Path(case.path).parent) in ended.out + ended.err:
+            return ""
     if Path(case.path).name == "checksums.json":  # without it vectors are kept by another name
         now, was = ({n: v for n, v in s.items() if ".vectors/" not in n} for s in (now, was))
     if not (world.here / case.path).exists():
