@@ -45,7 +45,7 @@ _LARGE = 13e9  # weights of an LM for which a batch is 16 times a CPU's
 _MOST_LAYERS = 1000  # the deepest models have some 130
 _MOST_TIMES = 16  # that batch, for smaller ones
 _LOADING_ERRORS = (
-    *(AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError),
+    *(ArithmeticError, AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError),
     SafetensorError,
 )
 

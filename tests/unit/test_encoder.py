@@ -462,6 +462,7 @@ def test_what_safetensors_says_of_a_damaged_header_is_cut(encoder_dir, tmp_path)
     [
         ("num_hidden_layers", 10**50, "its config.json says num_hidden_layers 10+, and no model"),
         ("num_hidden_layers", 1001, "its config.json says num_hidden_layers 1001, and no model"),
+        ("num_attention_heads", 0, ".* by zero"),
         ("layer_norm_eps", 2, "for field 'layer_norm_eps': TypeError: .* expected float, got int"),
     ],
 )
