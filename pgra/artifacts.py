@@ -131,7 +131,7 @@ def file_checksum(path: Path) -> str:
     """Return the xxh3-128 of a file's bytes: as fast as the disk, against damage only."""
     hasher = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
+        while block := file.read(1 << 18):
             hasher.update(block)
     return f"xxh3:{hasher.hexdigest()}"
 
