@@ -15,7 +15,8 @@ from safetensors import safe_open
 from world import JOBS, MEMORY, QUESTION, World, fork_main
 
 STATE = ("index", "train", "memory")
-SLACK_MIB = 4  # by which memory may differ between two parts of a run
+# Python's table of interned strings is made anew each 1,330 rounds, 15 MiB beside the old one.
+SLACK_MIB = 16  # by which memory may differ between two parts of a run
 GROWTH_MIB = 1 / 1024  # a round, beyond that
 SLACK_MAPPED = 8  # files of models that nothing holds, and that are not collected yet
 SLOWING = 1.3  # CPU time of a round at the end, by that after the first fourth

@@ -243,7 +243,7 @@ def _rounds(**grown):
 @pytest.mark.parametrize(
     ("name", "little", "much", "told"),
     [
-        ("mib", 0.02, 0.5, "memory grew by 512.0 KiB a round"),
+        ("mib", 0.05, 0.5, "memory grew by 512.0 KiB a round"),
         ("files", 0, 0.01, "open files grew"),
         ("mapped", 0.01, 1, "mapped files grew"),
         ("cpu", 0.0001, 0.01, "of CPU time"),
