@@ -15,7 +15,7 @@ from safetensors import safe_open
 from world import JOBS, MEMORY, QUESTION, World, fork_main
 
 STATE = ("index", "train", "memory")
-# Python's table of interned strings is made anew each 1,330 rounds, 15 MiB beside the old one.
+# Python makes its table of interned strings anew now and then, 15 MiB beside the old one.
 SLACK_MIB = 16  # by which memory may differ between two parts of a run
 GROWTH_MIB = 1 / 1024  # a round, beyond that
 SLACK_MAPPED = 8  # files of models that nothing holds, and that are not collected yet
