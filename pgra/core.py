@@ -275,7 +275,6 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
     if not _PROCESSES:  # a command may be run twice: see `pgra.errors.retry_in_bfloat16`
-        atexit.register(_leave_groups, state)
         _PROCESSES.extend([None] * state.num_processes)
         own = gethostname(), os.getpid()
         torch.distributed.all_gather_object(_PROCESSES, own, cpu_group())
@@ -285,12 +284,6 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
 
 
 _PROCESSES: list[Any] = []  # host and process id by rank
-
-
-def _leave_groups(state: "PartialState") -> None:
-    """End the groups and their threads: one that Python's end meets at work aborts the process."""
-    _cpu_group_beside.cache_clear()
-    state.destroy_process_group()
 
 
 def lost_ranks() -> list[int]:
@@ -325,8 +318,18 @@ def cpu_group() -> "ProcessGroup":
 def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG001 (the key)
     import torch.distributed as dist
 
+    atexit.register(_leave_groups)
     group: ProcessGroup = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
     return group
+
+
+def _leave_groups() -> None:
+    """End the groups and their threads: one that Python's end meets at work aborts the process."""
+    import torch.distributed as dist
+
+    _cpu_group_beside.cache_clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def wait_for_all(*, needs_bfloat16: bool = False) -> None:

@@ -1,11 +1,13 @@
 """A small training, for tests of it: in this process, or as a script that may be killed."""
 
+import atexit
 import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 import torch
 from conftest import reader_inputs
 
-from pgra.core import Context, Worker
+from pgra.core import Context, Worker, cpu_group
 from pgra.errors import PgraError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
@@ -235,9 +237,10 @@ if __name__ == "__main__":
     from pgra.cli import _configure_logging
 
     _configure_logging("info")
+    groups: list[weakref.ref] = []
+    # The last hook of all: a thread of a group that is left may abort the process from here on.
+    atexit.register(lambda: any(group() for group in groups) and tell("LEFT", "a group"))
     code = main(*sys.argv[1:])
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if torch.distributed.is_initialized():
+        groups.append(weakref.ref(cpu_group()))
     sys.exit(code)

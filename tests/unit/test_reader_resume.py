@@ -180,4 +180,5 @@ def test_two_processes_killed_stopped_and_out_of_time_go_on_as_one_run(t5_dir, t
     assert both(broken, max_train_minutes=1e-9).stdout.count("time is up") == 2
     done = both(broken)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "LEFT" not in done.stdout
     assert run_files(broken) == run_files(whole)
