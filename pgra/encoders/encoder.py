@@ -687,10 +687,11 @@ def _read_parts(args: RetrieverArguments, device: str) -> EncoderParts:
         pooling, is_own = choose_pooling(source, pooling)
         sentence = sentence if is_own else replace(sentence, layers=())
     dtype = load.choose_dtype(args.encoder_dtype, place)
-    model = _load_model(source, pooling, dtype).to(place).eval()
-    tokenizer = load.load_tokenizer(source, model.config)
+    config = load.load_config(source)
+    tokenizer = load.load_tokenizer(source, config)  # before weights, which take longer
     if tokenizer.pad_token_id is None:
         raise ModelError(f"'{source.name}' has no padding token: it is no text encoder")
+    model = _load_model(source, config, pooling, dtype).to(place).eval()
     window = _count_positions(model)
     length = args.max_encoder_tokens or DEFAULT_MAX_TOKENS
     if args.max_encoder_tokens is None and sentence.is_one:  # what sentence-transformers reads
@@ -726,17 +727,17 @@ def _read_parts(args: RetrieverArguments, device: str) -> EncoderParts:
     )
 
 
-def _load_model(source: ModelSource, pooling: str, dtype: torch.dtype) -> Any:
+def _load_model(source: ModelSource, config: Any, pooling: str, dtype: torch.dtype) -> Any:
     from transformers import AutoModel
 
-    model, report = load.load_pretrained(
-        AutoModel.from_pretrained, source, dtype=dtype, output_loading_info=True
-    )
-    if getattr(model.config, "is_encoder_decoder", False):
+    if getattr(config, "is_encoder_decoder", False):
         raise ModelError(
-            f"'{source.name}' is an encoder-decoder ({model.config.model_type}), not a text "
-            "encoder: choose a BERT-like model"
+            f"'{source.name}' is an encoder-decoder ({config.model_type}), not a text encoder: "
+            "choose a BERT-like model"
         )
+    model, report = load.load_pretrained(
+        AutoModel.from_pretrained, source, config=config, dtype=dtype, output_loading_info=True
+    )
     # transformers fills weights that a checkpoint lacks with random numbers, and only logs it.
     missing = sorted(report["missing_keys"])
     lost = [key for key in missing if "pooler" not in key]
