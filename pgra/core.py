@@ -21,7 +21,6 @@ import numpy.typing as npt
 from pgra.errors import DtypeError, ModelError
 
 if TYPE_CHECKING:
-    from accelerate import PartialState
     from torch.distributed import ProcessGroup
 
 Rows = npt.NDArray[np.int64]
