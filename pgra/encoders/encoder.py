@@ -29,7 +29,7 @@ from pgra.errors import ConfigError, ModelError, device_failures, show
 from pgra.lm import load
 from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
-from pgra.lm.kernels import added_mask, packed_for, takes_added_mask
+from pgra.lm.kernels import added_mask, packed_for, takes_unasked
 from pgra.lm.load import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -640,8 +640,10 @@ class Encoder:
         two = two * _STRIDE % self.model.config.vocab_size
         seen = torch.ones(two.shape, dtype=torch.bool, device=self.device)
         seen[1, (longest + 1) // 2 :] = False
-        return takes_added_mask(
-            lambda mask: self._vectors(two, seen, mask), seen, self.model.dtype, "the encoder"
+        return takes_unasked(
+            lambda: self._vectors(two, seen, seen.long()),
+            lambda: self._vectors(two, seen, added_mask(seen, self.model.dtype)),
+            *("the encoder", self.device),
         )
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pgra.errors import ModelError
@@ -207,15 +206,10 @@ class RowLayout:
     def mask(self, shared: int, dtype: torch.dtype) -> Tensor:
         """Return which tokens may look where behind a shared prefix, as a model takes it.
 
-        Where each text has its own row, that is the stock mask (R, shared + T), 1 for tokens and 0
-        for the padding behind them: the LM looks at no later token, and one that counts places by
-        the mask (ALiBi, as in BLOOM) can do so. Else it is additive, (R, 1, T, shared + T), 0 where
-        a token may look and the lowest number elsewhere.
-
-        A token sees the whole prefix, and of the row only its own text up to itself.
+        What is added to scores, (R, 1, T, shared + T): 0 where a token may look and the lowest
+        number elsewhere. A token sees the whole prefix, and of the row only its own text up to
+        itself.
         """
-        if len(self.segments) == len(self.lengths):
-            return F.pad((self.segments >= 0).long(), (shared, 0), value=1)
         same = self.segments[:, :, None] == self.segments[:, None, :]
         own = same & torch.ones(same.shape[-2:], dtype=torch.bool).tril()
         seen = torch.cat([torch.ones(*own.shape[:2], shared, dtype=torch.bool), own], dim=-1)

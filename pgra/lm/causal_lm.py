@@ -25,7 +25,15 @@ from pgra.errors import ConfigError, DtypeError, ModelError
 from pgra.lm import load
 from pgra.lm.base import Advance, Completion
 from pgra.lm.batching import pad, send
-from pgra.lm.kernels import LastLayer, Packer, find_layers, in_blocks, tolerance
+from pgra.lm.kernels import (
+    LastLayer,
+    Packer,
+    find_layers,
+    in_blocks,
+    no_cache,
+    takes_unasked,
+    tolerance,
+)
 
 if TYPE_CHECKING:
     from pgra.lm.generate import PromptReader
@@ -222,7 +230,7 @@ class CausalLM:
         """
         if "last_layer" in vars(self):
             self._is_short = self.last_layer.is_short  # found by comparing: it stays so
-        for name in ("model", "whole", "head", "reader", "last_layer", "_packer"):
+        for name in ("model", "whole", "head", "reader", "last_layer", "_packer", "_is_unasked"):
             vars(self).pop(name, None)
         gc.collect()  # a model's parts know each other
         if self.device.type == "cuda":
@@ -434,16 +442,33 @@ class CausalLM:
             (n, H) in the LM's dtype, on its device: the output of `layer` after the final norm, at
             each input's last token.
         """
-        ids, mask = pad(batch)
+        return self._run(*pad(batch), is_unasked=self._is_unasked)
+
+    @cached_property
+    def _is_unasked(self) -> bool:
+        """Whether whole inputs are read without a mask, so that no batch waits for a GPU."""
+        if self.device.type == "cpu":
+            return False
+        two = pad(self.tokenize(["The answer is a question of time", "The answer"]))
+        stock, unasked = (partial(self._run, *two, is_unasked=way) for way in (False, True))
+        name = f"'{self.source.name}'"
+        return takes_unasked(stock, unasked, name, self.device, dtype=self.dtype)
+
+    def _run(self, ids: Tensor, mask: Tensor, *, is_unasked: bool) -> Tensor:
         # Right padding and causality keep real tokens from the padding; positions must be given,
         # for OPT and GPT-2 count them in other ways when they are not.
-        hidden = self.model(
+        model = self.model  # weights that do not fit are refused before anything is sent
+        how: dict[str, Any] = {"attention_mask": send(mask.long(), self.device)}
+        if is_unasked:
+            how = {"past_key_values": no_cache()}
+        hidden = model(
             input_ids=send(ids, self.device),
             position_ids=torch.arange(ids.shape[1], device=self.device).expand_as(ids),
-            attention_mask=send(mask.long(), self.device),
             use_cache=False,
+            **how,
         ).last_hidden_state  # (n, L, H)
-        return self.states_at(hidden, torch.arange(len(ids)) * ids.shape[1] + mask.sum(1) - 1)
+        ends = torch.arange(len(ids)) * ids.shape[1] + mask.sum(1) - 1
+        return self.states_at(hidden, send(ends, hidden.device))
 
     def states_at(self, hidden: Tensor, ends: Tensor) -> Tensor:
         """Return the states at some of a batch's R * T tokens.

@@ -17,6 +17,7 @@ norms, which are a function of torch's.
 
 import inspect
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -91,31 +92,42 @@ def added_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return given.masked_fill_(~mask, torch.finfo(dtype).min)[:, None, None]
 
 
-def takes_added_mask(
-    run: Callable[[Tensor], Tensor], mask: Tensor, dtype: torch.dtype, who: str
+def takes_unasked(
+    stock: Way, unasked: Way, who: str, device: torch.device, *, dtype: torch.dtype = torch.float32
 ) -> bool:
-    """Return whether a model takes an `added_mask`; where it does not, that is said.
+    """Return whether a model reads as well without a mask (B, L); where not, that is said.
 
-    Of a mask (B, L) transformers asks whether all of it is true, and waits for a GPU's answer. On a
-    CPU nobody waits, and where all is true the stock way is the quicker one: do not ask there. The
-    two must agree to float32's rounding in half precision too: the products are the same.
+    Of such a mask transformers asks whether all of it is true, and waits for a GPU's answer. On a
+    CPU nobody waits, and the stock way may be the quicker one: do not ask there.
 
     Args:
-        run: Gives a model's values by a mask.
-        mask: True on tokens, (B, L).
-        dtype: The model's.
+        stock: Gives the model's values by a mask (B, L).
+        unasked: Gives them by an `added_mask`, or by none.
         who: Has the model, for the warning.
+        device: Where it is.
+        dtype: What the two must agree to: float32 in half precision too where they multiply alike.
     """
     if not are_allowed():
         return False
-    truth = run(mask.long())
-    fault = find_fault(lambda: run(added_mask(mask, dtype)), truth, dtype=torch.float32)
+    fault = find_fault(unasked, stock(), dtype=dtype, noise=math.inf)
     if fault is not None:
         logger.warning(
             "%s takes no mask but transformers' own (%s): each batch waits for %s",
-            *(who, fault, mask.device),
+            *(who, fault, device),
         )
     return fault is None
+
+
+def no_cache() -> Any:
+    """Return a stock cache that keeps nothing: with one, transformers takes "no mask" at its word.
+
+    Without one it looks for several texts in a row, and waits for a GPU's answer.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    cache.update = lambda keys, values, *_, **__: (keys, values)
+    return cache
 
 
 class Kernel(NamedTuple):

@@ -83,9 +83,11 @@ class SharedPrefix:
             }
         else:
             # The cache holds the prefix once for all rows: that the LM lays a batch's keys behind
-            # it makes the one copy that is needed. It is gone with its batch.
+            # it makes the one copy that is needed. It is gone with its batch. A row with one text
+            # needs no mask: what is padded comes last, and an LM looks at no later token.
+            mask = layout.mask(len(self.ids), lm.dtype) if way == "packed" else None
             how = {
-                "attention_mask": batching.send(layout.mask(len(self.ids), lm.dtype), lm.device),
+                "attention_mask": None if mask is None else batching.send(mask, lm.device),
                 "past_key_values": stock_cache(self._prefix, len(ids)),
                 "use_cache": True,
             }

@@ -224,9 +224,15 @@ class CrossEncoderReranker(PairReranker):
         two = {name: values[:2] for name, values in sent.items()}
         seen = mask[:2].clone()
         seen[-1, (seen.shape[1] + 1) // 2 :] = False
-        return kernels.takes_added_mask(
-            lambda mask: self.model(**two, attention_mask=mask).logits.reshape(1, -1),
-            *(seen, self.dtype, "the cross-encoder"),
+
+        def score(mask: Tensor) -> Tensor:
+            logits: Tensor = self.model(**two, attention_mask=mask).logits
+            return logits.reshape(1, -1)
+
+        return kernels.takes_unasked(
+            lambda: score(seen.long()),
+            lambda: score(kernels.added_mask(seen, self.dtype)),
+            *("the cross-encoder", self.device),
         )
 
     def _relevance(self, logits: Tensor) -> Tensor:

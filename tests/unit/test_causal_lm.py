@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from conftest import SENTENCES
+from tiny_models import build_odd_lm
 from transformers import AutoModel
 
 from pgra.errors import ConfigError, ModelError
@@ -57,6 +58,19 @@ def test_layers_that_wait_elsewhere_give_the_same_states(folder, tmp_path):
         shared.encode(SENTENCES), whole.encode(SENTENCES), rtol=1e-4, atol=1e-4
     )
     assert shared.way == whole.way != "none"
+
+
+@pytest.mark.parametrize(
+    "kind", ["opt", "gpt2", "llama", "bloom", "gemma2", "gpt_neo", "mistral", "mamba"]
+)
+def test_inputs_that_no_device_is_asked_about_have_the_stock_states(kind, lm_dirs, tmp_path):
+    lm = open_lm(lm_dirs[kind] if kind in lm_dirs else build_odd_lm(tmp_path / kind, kind))
+    batch = lm.tokenize(SENTENCES)
+    assert len(set(map(len, batch))) > 1
+    stock = lm.states_of(batch)
+    assert lm._is_unasked is False  # on a CPU nobody waits
+    vars(lm)["_is_unasked"] = True
+    torch.testing.assert_close(lm.states_of(batch), stock, rtol=0, atol=2e-5)
 
 
 def test_a_device_map_is_for_one_process(lm_dirs, monkeypatch):

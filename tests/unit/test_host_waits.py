@@ -27,7 +27,8 @@ from pgra.retrieval import half_search
 from pgra.retrieval.faiss import VectorSource
 
 META = torch.device("meta")
-LOOPS = ["encoder", "lm", "words", "cross_encoder", "reader", "official", "attention", "search"]
+LOOPS = ["encoder", "lm", "expanded", "whole", "words", "cross_encoder", "reader", "official"]
+LOOPS += ["attention", "search"]
 
 
 @pytest.fixture
@@ -37,15 +38,30 @@ def encoder(encoder_dir):
     return encoder.encode, encoder.model.to(META)
 
 
-@pytest.fixture
-def lm(lm_dirs):
-    lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="float16")
+def reading(folder, sharing):
+    lm = CausalLM.from_name(str(folder), dtype="float16")
     prompt = FewShotPrompt(PromptTemplate("{text} It was"), "A great film. It was good. ")
-    encoder = PromptedEncoder(lm, prompt, batch_tokens=64)
-    assert (lm.width, encoder.way) == (32, "cascade")  # while the LM has numbers
-    vars(encoder).pop("_behind")
+    encoder = PromptedEncoder(lm, prompt, sharing, batch_tokens=64)
+    assert (lm.width, encoder.way) == (32, sharing)  # while the LM has numbers
+    vars(encoder).pop("_behind", None)
+    vars(lm).pop("_is_unasked")
     lm.device = META
     return encoder.encode, lm.model.to(META)
+
+
+@pytest.fixture
+def lm(lm_dirs):
+    return reading(lm_dirs["opt"], "cascade")
+
+
+@pytest.fixture
+def expanded(lm_dirs):
+    return reading(lm_dirs["opt"], "expanded")
+
+
+@pytest.fixture
+def whole(lm_dirs):
+    return reading(lm_dirs["llama"], "none")
 
 
 @pytest.fixture
