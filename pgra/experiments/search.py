@@ -2,10 +2,10 @@
 
     NAME/lr5e-05-batch8-seed0/   a run each: trained, and measured on the dev set
     NAME/search.json             what was tried, and the winner
-    NAME/optuna.jsonl            the study, where Optuna chooses the points
 
 Only the winner is ever measured on the test set. A stopped search goes on when it is asked for
 again: finished points are taken up, the one that was stopped goes on from its last checkpoint.
+Optuna keeps nothing on the disk: it is told again what finished points gave, and asks for the same.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pgra.artifacts import check_fingerprint, write_json
+from pgra.artifacts import write_json
 from pgra.config import RunArguments, SeriesArguments
 from pgra.core import ALONE, Context, gather
 from pgra.errors import ConfigError
@@ -35,7 +35,6 @@ from pgra.runs import (
 logger = logging.getLogger(__name__)
 
 SEARCH_FILE = "search.json"
-STUDY_FILE = "optuna.jsonl"
 _TRIALS = 20
 _MOST_SEED = 1 << 32
 
@@ -56,66 +55,37 @@ class Point:
 class Study:
     """A study of the learning rate (any between two ends, on a log scale) and the batch size."""
 
-    def __init__(self, root: Path, series: SeriesArguments, seed: int) -> None:
-        """Open the folder's study, or begin one.
-
-        Raises:
-            ArtifactError: If the folder's study is of other ends, sizes or another seed.
-        """
+    def __init__(self, series: SeriesArguments, seed: int) -> None:
+        """Begin a study."""
         import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        root.mkdir(parents=True, exist_ok=True)
-        path, rates, sizes = root / STUDY_FILE, series.learning_rates(), series.batch_sizes()
-        ends, self._seed = (min(rates), max(rates)), seed
+        rates, self._seed = series.learning_rates(), seed
+        ends = (min(rates), max(rates))
         self._space = {
             "learning_rate": optuna.distributions.FloatDistribution(*ends, log=True),
-            "batch_size": optuna.distributions.CategoricalDistribution(sizes),
+            "batch_size": optuna.distributions.CategoricalDistribution(series.batch_sizes()),
         }
-        self._study: Any = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(path))),
-            study_name="reader",
-            direction="maximize",
-            load_if_exists=True,
-        )
-        asked = {
-            "search_learning_rates": list(ends),
-            "search_batch_sizes": sizes,
-            "seed": seed,
-        }
-        made = self._study.user_attrs.get("asked")
-        if made is None:
-            self._study.set_user_attr("asked", asked)
-        else:
-            check_fingerprint(path, made=made, asked=asked, way_out="choose another --output_dir")
+        self._study: Any = optuna.create_study(direction="maximize")
+        self._number = 0
 
-    def ask(self, number: int) -> Point:
-        """Return the point of a trial: the one it had before the search was stopped, or a new one.
+    def ask(self) -> Point:
+        """Return the next trial's point.
 
-        A trial's sampler is seeded by its number, so that a study that goes on asks for what an
-        unbroken one would have asked for. A learning rate is rounded as a person would write it.
+        A trial's sampler is seeded by its number, so the same answers bring the same questions. A
+        learning rate is rounded as a person would write it.
         """
         import optuna
 
-        trials = self._trials()
-        if number == len(trials):
-            seed = (self._seed * 10_007 + number) % _MOST_SEED
-            self._study.sampler = optuna.samplers.TPESampler(seed=seed)
-            trials.append(self._study.ask(self._space))
-        params = trials[number].params
+        seed = (self._seed * 10_007 + self._number) % _MOST_SEED
+        self._study.sampler = optuna.samplers.TPESampler(seed=seed)
+        params = self._study.ask(self._space).params
         return Point(float(f"{params['learning_rate']:.3g}"), int(params["batch_size"]))
 
-    def tell(self, number: int, value: float) -> None:
-        """Keep what a trial's point gave on the dev set."""
-        trial = self._trials()[number]
-        if not trial.state.is_finished():
-            self._study.tell(trial.number, value)
-
-    def _trials(self) -> list[Any]:
-        """Return the trials that have a point: a killed job may leave one without."""
-        return [trial for trial in self._study.trials if set(trial.params) == set(self._space)]
+    def tell(self, value: float) -> None:
+        """Say what the last point gave on the dev set."""
+        self._study.tell(self._number, value)
+        self._number += 1
 
 
 @dataclass(frozen=True)
@@ -177,7 +147,7 @@ def _search(
     if series.search == "grid":
         tried = [attempt(point) for point in points]
     else:
-        tried = _try_trials(series, root, seeds[0], attempt, context)
+        tried = _try_trials(series, seeds[0], attempt, context)
     winner = max(tried, key=lambda one: float(one["dev_value"]))  # the first of equals
     best = Point(winner["learning_rate"], winner["total_train_batch_size"])
     runs = {seed: arguments(best, seed) for seed in seeds}
@@ -239,17 +209,16 @@ def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> dict[str, 
 
 def _try_trials(
     series: SeriesArguments,
-    root: Path,
     seed: int,
     attempt: Callable[[Point], dict[str, Any]],
     context: Context,
 ) -> list[dict[str, Any]]:
     """Let Optuna choose points by what those before gave; one process asks it, all train."""
-    study = Study(root, series, seed) if context.worker.is_main else None
+    study = Study(series, seed) if context.worker.is_main else None
     tried: list[dict[str, Any]] = []
-    for number in range(series.num_trials or _TRIALS):
-        (point,) = gather([] if study is None else [study.ask(number)], context.worker)
+    for _ in range(series.num_trials or _TRIALS):
+        (point,) = gather([] if study is None else [study.ask()], context.worker)
         tried.append(attempt(point))
         if study is not None:
-            study.tell(number, tried[-1]["dev_value"])
+            study.tell(tried[-1]["dev_value"])
     return tried
