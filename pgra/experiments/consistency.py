@@ -22,7 +22,7 @@ DIR/consistency.json                  scores, and queries by number of consisten
 DIR/consistency.md, .tex, .csv        the same as tables (.csv: the scores)
 DIR/counts-TASK.csv                   queries and accuracy by number of consistent evidence
 DIR/counts-TASK.png, scores-TASK.png  the same drawn, also as .svg
-DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text and its labels' probabilities a line
+DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text, its labels' probabilities and a digest a line
 
 A labeler is known by its folder's checksums, so that another one's labels are never mixed in.
 """
@@ -41,7 +41,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import file_checksum, write_json, write_lines, write_sealed, write_text
+from pgra.artifacts import (
+    file_checksum,
+    is_sealed,
+    sealed,
+    unsealed,
+    write_json,
+    write_lines,
+    write_sealed,
+    write_text,
+)
 from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments, choose
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
@@ -549,6 +558,8 @@ def label_texts(
     known: dict[str, dict[str, float]] = {}
     try:
         for row in read_lines(path) if path.is_file() else ():
+            if not is_sealed(row):
+                raise ValueError(unsealed(row))
             known[row["text"]] = {label: float(value) for label, value in row["scores"].items()}
     except (ArtifactError, AttributeError, KeyError, TypeError, ValueError):
         raise ArtifactError(f"{path} is damaged: delete it and run again") from None
@@ -563,7 +574,8 @@ def label_texts(
         part = missing[start : start + save_every]
         decided = reader.predict(part, [], progress=True)
         known |= {text: dict(one.scores) for text, one in zip(part, decided, strict=True)}
-        write_lines(path, [{"text": text, "scores": scores} for text, scores in known.items()])
+        lines = ({"text": text, "scores": scores} for text, scores in known.items())
+        write_lines(path, [sealed(line) for line in lines])
     return PseudoLabels(known, len(missing), sample)
 
 

@@ -276,10 +276,11 @@ class Pgra(Method):
     def load(self, folder: Path) -> None:
         """Load the trained reader of a run, with its temperature where that is known."""
         home = folder / READER_FOLDER
+        is_described = (home / RECORD_FILE).is_file()
+        if is_described:  # its files are as they were written
+            self.calibration = read_record(folder).calibration
         self.open_trained(home)
-        if (home / RECORD_FILE).is_file():
-            self.calibration = read_record(folder, verify=False).calibration
-        else:  # the run was stopped behind its training
+        if not is_described:  # the run was stopped behind its training
             self._describe(folder)
 
     def _describe(self, folder: Path) -> None:

@@ -3,7 +3,6 @@
 It is written last, beside the plain T5 files: a folder that has one is whole.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from pgra.artifacts import (
 )
 from pgra.config import from_values
 from pgra.core import Context, Json, Prediction, check_device
-from pgra.data.read import hub_errors, hub_reason, is_utf8
+from pgra.data.read import hub_errors, hub_reason, is_utf8, read_json
 from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
@@ -195,7 +194,7 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
     home = find_reader(folder)
     path = home / RECORD_FILE
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         made_as = values["format"]
         if made_as != FORMAT:
             raise ArtifactError(

@@ -200,7 +200,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 if not isinstance(line, dict):
                     raise damaged(path, f"line {number} is no object")
                 yield line
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from None
 
 
@@ -212,7 +212,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from None
     if not isinstance(values, dict):
         raise damaged(path, f"a {type(values).__name__}, not an object")
