@@ -14,12 +14,25 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from world import INDEX, JOBS, MEMORY, QUESTION, STOPPED, Ended, World, differing, rounded, seen
+from world import (
+    BESIDE,
+    INDEX,
+    JOBS,
+    MEMORY,
+    MODELS,
+    QUESTION,
+    Ended,
+    World,
+    differing,
+    rounded,
+    seen,
+)
 
 KINDS = ("flip", "cut", "empty", "swap", "field", "version", "delete")
 STATE = (
-    *("index", "bm25", "train", "plain", "icl", "knn", "predict", "memory", "lookup"),
-    *("ablate", "similar", "gud-ir", "stopped"),
+    *("index", "bm25", "train", "plain", "rag", "icl", "knn", "predict", "memory", "lookup"),
+    *("ablate", "similar", "gud-ir", "distilled", "worth", "consistency", "stream", "finetune"),
+    *BESIDE,
 )
 _REPORT = [
     "report",
@@ -37,21 +50,30 @@ READERS: Mapping[str, list[str]] = {
     "train anew": [*JOBS["train"].words[:-1], "runs/new"],
     "train otherwise": [*JOBS["train"].words[:-1], "runs/new", "--similarity", "cosine"],
     "train again": list(JOBS["train"].words),
-    "go on": list(STOPPED["stopped"].words[:-2]),
+    "go on": list(BESIDE["stopped"].words[:-2]),
     "evaluate": ["evaluate", "--run", "runs/pgra"],
     "evaluate plain": ["evaluate", "--run", "runs/plain"],
     "predict": ["predict", "A town so funny.", "--run", "runs/pgra", "--json"],
+    "evaluate rag": ["evaluate", "--run", "runs/rag"],
     "icl anew": [*JOBS["icl"].words[:-4], "--corpus", "corpus.txt", "--output_dir", "runs/new"],
     "icl again": list(JOBS["icl"].words),
     "knn anew": [*JOBS["knn"].words[:-1], "runs/new"],
     "report": _REPORT,
     "page": ["report", "runs/pgra", "runs/plain", "runs/icl", "--html", "page.html"],
     "knn report": ["report", "runs/knn", "--format", "csv"],
+    "page of labels": [*JOBS["html"].words, "--consistency", "labels"],
     "ablate": list(JOBS["ablate"].words),
     "grid report": ["report", "runs/grid", "--format", "csv"],
     "look up": ["memory", "lookup", QUESTION, *MEMORY],
     "list": ["memory", "list"],
     "search bm25": ["search", "film town", "--corpus", "corpus.txt", "--retriever", "bm25"],
+    "search grown": ["index", "search", "grown/indexes/*", "film town"],
+    "verify grown": ["index", "verify", "grown/indexes/*"],
+    "rerank": list(JOBS["distilled"].words),
+    "worth": list(JOBS["worth"].words),
+    "consistency": list(JOBS["consistency"].words),
+    "stream": list(JOBS["stream"].words),
+    "chat": [w.replace(f"{MODELS}lm", "runs/lm/lm") for w in JOBS["chat"].words],
     "similar": ["memory", "lookup", QUESTION, *MEMORY, "--encoder", "similar"],
     "gud-ir": [
         *("memory", "lookup", QUESTION, "--lookup", "gud-ir", "--feedback_by", "edit"),
@@ -66,22 +88,30 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "artifacts/answers/*": ("icl anew",),
     "artifacts/neighbors/*": ("icl anew", "knn anew"),
     "artifacts/banks/*": ("train anew", "train otherwise", "predict"),
+    "artifacts/similarities/*": ("worth",),
+    "artifacts/distilled/*": ("rerank",),
     "artifacts/*": ("train anew", "predict"),
+    "grown/*": ("search grown", "verify grown"),
     "runs/pgra/reader/*": ("predict", "evaluate", "train again"),
     "runs/pgra/*": ("evaluate", "report", "page", "train again"),
     "runs/plain/reader/*": ("evaluate plain",),
     "runs/plain/*": ("evaluate plain", "report"),
+    "runs/rag/*": ("evaluate rag",),
     "runs/stopped/*": ("go on",),
     "runs/icl/*": ("report", "page", "icl again"),
     "runs/knn/*": ("knn report",),
     "runs/grid/*": ("ablate", "grid report"),
+    "runs/stream/*": ("stream",),
+    "runs/lm/*": ("chat",),
+    "labels/pseudo_labels/*": ("consistency",),
+    "labels/*": ("consistency", "page of labels"),
     "memory.sqlite*": ("look up", "list"),
     "similar/*": ("similar",),
     "gud-ir/*": ("gud-ir",),
 }
-MAY_END_WITH_1 = ("verify", "ablate")
+MAY_END_WITH_1 = ("verify", "verify grown", "ablate")
 MARKS = ("metrics.json", "pgra.json", "grid.json")
-REPORTS = ("report", "page", "knn report", "grid report")
+REPORTS = ("report", "page", "knn report", "grid report", "page of labels")
 
 
 @dataclass(frozen=True)
@@ -111,10 +141,17 @@ def readers_of(name: str) -> tuple[str, ...]:
 
 
 def draw(world: World, kind: str, seed: int) -> Case:
-    """Draw a file for a kind of damage."""
+    """Draw a file for a kind of damage; as many seeds in a row as there are sorts reach each."""
     world.after(*STATE)
+    sorts: dict[str, list[str]] = {}
+    for name in files(world):
+        sorts.setdefault(_NUMBER.sub("*", name), []).append(name)
+    order = random.Random(kind).sample(sorted(sorts), len(sorts))
     own = random.Random(f"{kind} {seed}")
-    return Case(own.choice(files(world)), kind, own.randrange(1 << 30))
+    return Case(own.choice(sorts[order[seed % len(order)]]), kind, own.randrange(1 << 30))
+
+
+_NUMBER = re.compile(r"[0-9a-f]{12,16}|(?<=-)\d{5}")  # of a fingerprint or of a shard
 
 
 def run(world: World, case: Case, whole: dict[str, object]) -> str | None:
@@ -165,22 +202,30 @@ def judge(
         names = [str(path), *(str(p) for p in path.parents if len(p.parts) > 1 - own)]
         said = ended.out + ended.err
         return "" if any(name in said for name in names) else f"not named: {ended.told}"
-    now, was = seen(world, ended), whole
-    if case.kind == "delete" and Path(case.path).name in MARKS:  # it is not finished then
-        if reader not in REPORTS:  # it was made again, which is said
-            now, was = ({**s, "": None} for s in (now, was))
-        elif str(Path(case.path).parent) in ended.out + ended.err:
-            return ""
-    if Path(case.path).name == "checksums.json":  # without it vectors are kept by another name
-        now, was = ({n: v for n, v in s.items() if ".vectors/" not in n} for s in (now, was))
-    if not (world.here / case.path).exists():
-        now, was = ({n: v for n, v in s.items() if n != case.path} for s in (now, was))
-    elif (world.here / case.path).read_bytes() == spoilt:
-        now, was = ({**s, case.path: None} for s in (now, was))  # it is as the damage left it
-    if fnmatch(case.path, "artifacts/answers/*"):  # asked again, alone: the last digits may differ
-        now, was = ({name: rounded(value) for name, value in s.items()} for s in (now, was))
-    differ = differing(now, was)
+    is_mark = case.kind == "delete" and Path(case.path).name in MARKS  # it is not finished then
+    if is_mark and reader in REPORTS and str(Path(case.path).parent) in ended.out + ended.err:
+        return ""
+    parts = [seen(world, ended), whole]
+    if is_mark and reader not in REPORTS:  # it was made again, which is said
+        parts = [{**part, "": None} for part in parts]
+    differ = differing(*(_comparable(world, case, part, spoilt) for part in parts))
     return f"silently other: {'; '.join(differ[:4])}" if differ else ""
+
+
+def _comparable(world: World, case: Case, found: object, spoilt: bytes | None) -> object:
+    """Leave out of what was seen the spoilt file itself, and what may differ beside it."""
+    path, found = world.here / case.path, dict(found)
+    if path.name == "checksums.json":  # without it vectors are kept by another name
+        found = {name: value for name, value in found.items() if ".vectors/" not in name}
+    if not path.exists():
+        found.pop(case.path, None)
+    elif path.read_bytes() == spoilt:  # it is as the damage left it
+        found[case.path] = None
+    if fnmatch(case.path, "labels/pseudo_labels/*"):  # how many were read again is said
+        found[""] = None
+    if fnmatch(case.path, "artifacts/answers/*"):  # asked again, alone: the last digits may differ
+        found = {name: rounded(value) for name, value in found.items()}
+    return found
 
 
 def spoil(path: Path, kind: str, draw: random.Random) -> bool:

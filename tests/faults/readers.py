@@ -46,8 +46,12 @@ from pgra.memory.nearest_examples import read_pool
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.report import score_file
 from pgra.memory.stream import read_pairs, read_stream, read_words
+from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.calibrate import Calibration
+from pgra.reader.inputs import SegmentLayout
+from pgra.reader.record import RECORD_FILE, ReaderRecord, read_record, write_record
 from pgra.retrieval.trec import _read_run, read_qrels, read_queries
 
 LONGEST_SECONDS = 20
@@ -172,6 +176,30 @@ def _open_encoder(path: Path) -> object:
     return Encoder.from_name(path.parent, device="cpu")
 
 
+def _record() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        layout = SegmentLayout("{text} It was <extra_id_0> .", "query_first", 128)
+        record = ReaderRecord(
+            task="reviews",
+            inputs=("text",),
+            metric="accuracy",
+            words={"positive": "great", "negative": "terrible"},
+            layout=layout,
+            decode="verbalizer",
+            length_normalize=False,
+            calibration=Calibration(),
+            num_evidence=2,
+            method="pgra",
+            prompt=FewShotPrompt(PromptTemplate("{text} It was"), "A warm film. It was great. "),
+            base_model={"name": "t5", "identity": "x"},
+            seed=1,
+            arguments={"data": {"task": "reviews"}},
+            fingerprints={"train": "x"},
+        )
+        write_record(Path(folder), record)
+        return (Path(folder) / RECORD_FILE).read_bytes()
+
+
 def _parquet() -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.table({"text": ["a film", "a town"], "n": [1, 2]}), file)
@@ -269,6 +297,7 @@ READERS = {
     "accelerator": Reader("a.json", b'{"split_batches": false}', _accelerator),
     "pool": Reader("p.jsonl", _rows('{"question": "who ?", "answer": "he"}'), read_pool),
     "modules": Reader("modules.json", _MODULES, _folder),
+    "pushed reader": Reader(RECORD_FILE, _record(), lambda p: read_record(p.parent)),
     **{
         f"encoder's {name}": Reader(name, (_encoder() / name).read_bytes(), _open_encoder)
         for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")

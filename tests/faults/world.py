@@ -335,8 +335,8 @@ class World:
         name = "+".join(("files", *jobs))
         if not (self.kept / name).exists():
             self.after(*jobs[:-1])
-            ended = self.call({**JOBS, **STOPPED}[jobs[-1]].words)
-            assert ended.code == (124 if jobs[-1] in STOPPED else 0), (jobs[-1], ended)
+            ended = self.call({**JOBS, **BESIDE}[jobs[-1]].words)
+            assert ended.code == (124 if jobs[-1] == "stopped" else 0), (jobs[-1], ended)
             self.keep(name)
         self.back(name)
         return name
@@ -599,16 +599,20 @@ JOBS: Mapping[str, Job] = {
     ),
 }
 
-# A training whose time is up after its first step. Given again it does one step more each time, so
-# it is not among those that are killed.
-STOPPED: Mapping[str, Job] = {
+_GROWN = _flags(artifacts_dir="grown")
+# What is there to be damaged besides. None of these is killed: a training whose time is up after
+# its first step does one step more each time, and an index that grew is one in `JOBS`.
+BESIDE: Mapping[str, Job] = {
     "stopped": Job(
         [
             *TRAIN,
             *_flags(method="rag", num_evidence=2, output_dir="runs/stopped"),
             *_flags(max_train_minutes=1e-9),
         ]
-    )
+    ),
+    "old index": Job(["index", *INDEX, *_GROWN]),
+    "more rows": Job(["index", "add", "grown/indexes/*", "--corpus", "more.txt", *_GROWN]),
+    "fewer rows": Job(["index", "remove", "grown/indexes/*", "--rows", "2", "5"]),
 }
 
 # Words of the other commands: of those that write nothing, a command line that shows it ...
