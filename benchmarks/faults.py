@@ -180,7 +180,7 @@ KINDS = {
     "inputs": Kind(READERS, spoil_inputs, block=BLOCK, warm=_warm),
     "damage": Kind(damage.KINDS, _one(_damage)),
     "kills": Kind(JOBS, _break(kills.kill)),
-    "pairs": Kind(("index", "icl", "train"), _break(kills.kill_one_of_two)),
+    "pairs": Kind(kills.SHARED, _break(kills.kill_one_of_two)),
     "full": Kind(JOBS, _break(kills.fill)),
     "memory": Kind(JOBS, _break(kills.exhaust)),
     "starved": Kind(JOBS, _break(kills.starve)),

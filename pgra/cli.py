@@ -109,6 +109,8 @@ COMMANDS: Mapping[str, Command] = {
     }.items()
     for name, (target, about) in commands.items()
 }
+_SHARED = ("ablate", "demo", "evaluate", "icl", "index", "rerank", "train", "worth")
+"""Commands whose work several processes share; of `index`, building alone."""
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -325,6 +327,10 @@ def dispatch(words: Sequence[str] | None) -> int:
         return 0
     if words[0] not in COMMANDS:
         raise ConfigError(unknown_name("command", words[0], COMMANDS))
+    if words[0] not in _SHARED and _num_processes() > 1:
+        from pgra.core import check_alone
+
+        check_alone(f"pgra {words[0]}")
     module, _, name = COMMANDS[words[0]].target.partition(":")
     code: int = getattr(import_module(module), name or "main")(words[1:])
     return code

@@ -23,7 +23,7 @@ from pgra.config import (
     choose,
     parse_arguments,
 )
-from pgra.core import MISSING_ROW, Context, join_context
+from pgra.core import MISSING_ROW, Context, check_alone, join_context
 from pgra.data.read import check_file, is_utf8, read_lines, whole_number
 from pgra.errors import ArtifactError, ConfigError, DataError, show
 from pgra.help import wants_help
@@ -156,6 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     choose("word after pgra index", word, ["build", *_WORDS])
     if word == "build":
         return build(words)
+    check_alone(f"pgra index {word}")
     run, classes, unused = _WORDS[word]
     is_named = words and not words[0].startswith("-")
     if is_named and (word != "search" or Path(words[0]).is_dir()):  # a folder may stand first

@@ -204,11 +204,23 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise damaged(path, error) from None
 
 
+class _Record(dict[str, Any]):
+    """A record of which a field that is asked for and missing is damage: it may be another one."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise damaged(self._path, KeyError(name))
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Read a sealed record; its digest is compared, and left out.
 
     Raises:
-        ArtifactError: If it is missing or damaged, or has no digest.
+        ArtifactError: If it is missing or damaged, or has no digest; later, where a field is asked
+            for that it does not have.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -219,7 +231,7 @@ def read_object(path: Path) -> dict[str, Any]:
     if not is_sealed(values):
         raise damaged(path, unsealed(values))
     del values[SEAL]
-    return values
+    return _Record(path, values)
 
 
 def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str, Any]:

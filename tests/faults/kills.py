@@ -38,6 +38,11 @@ DONE = (
     "has entry 3 now",  # restored before
     "was erased already",
 )
+SHARED = (
+    *("index", "bm25", "hybrid", "distilled", "rerank", "train", "plain", "rag", "icl", "knn"),
+    *("evaluate", "ablate", "worth", "demo"),
+)
+"""Commands whose work several processes share; the others refuse to be several."""
 _FOR_MESSAGES = 1500  # bytes that what a command says takes, for its files have that limit too
 _REST = 3.0  # seconds in which what is left of two processes must end; torchrun kills it then
 

@@ -285,6 +285,31 @@ run(main)
 """
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["memory", "add", "a question", "a correction"],
+        ["predict", "a text", "--run", "none"],
+        ["report", "none"],
+        ["index", "add", "none", "--corpus", "none.txt"],
+        ["search", "a text", "--corpus", "none.txt"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_command_that_shares_no_work_refuses_several_processes(
+    words, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    told = f"pgra {words[0]}{' add' if words[0] == 'index' else ''} runs in one process"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(words) == 2
+    assert f"{told}, and WORLD_SIZE says that there are 2" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    main(words)
+    assert told not in capsys.readouterr().err
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_is_kept_unless_the_user_says_otherwise():
     """Three blocks of 20 MiB have 15,360 pages; taken anew by each layer, 8 times as many."""
