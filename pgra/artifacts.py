@@ -142,6 +142,13 @@ def user_cache() -> Path:
     return (Path(home) if home else Path("~/.cache").expanduser()) / "pgra"
 
 
+def without_home(path: str) -> str:
+    """Return a path with ~ for the home folder; anything else, such as a hub's name, as it is."""
+    with contextlib.suppress(RuntimeError, ValueError):  # a user without a home; not below it
+        return f"~/{Path(path).relative_to(Path.home().resolve())}"
+    return path
+
+
 class TemporaryFolder:
     """A folder that goes with the object, or with the process.
 

@@ -40,6 +40,7 @@ from pgra.artifacts import (
     file_checksum,
     read_manifest,
     record_blocks,
+    without_home,
     write_json,
     write_lines,
 )
@@ -707,7 +708,7 @@ def _check_counts(
     args: CorpusArguments, sources: Sequence[Source], counts: Mapping[str, int], *, level: int
 ) -> None:
     """Say what was read, and refuse a corpus of nothing."""
-    where = ", ".join(source.where for source in sources)
+    where = ", ".join(without_home(source.where) for source in sources)
     if not counts["rows"]:
         raise DataError(f"{where} holds no passage: all of its lines are blank")
     if args.passage_words is not None and not counts["cut"]:

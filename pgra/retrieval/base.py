@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from pgra.artifacts import Manifest, artifact_dir, build_once, digest, read_array, write_array
+from pgra.artifacts import (
+    Manifest,
+    artifact_dir,
+    build_once,
+    digest,
+    read_array,
+    without_home,
+    write_array,
+)
 from pgra.config import Arguments as _Arguments
 from pgra.config import CorpusArguments, RetrieverArguments, find_class
 from pgra.core import ALONE, Candidates, Context, Example, Json
@@ -246,7 +254,8 @@ def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
 
 # What an index was asked for, kept in its manifest, so that its folder alone is enough to go on.
 # The fingerprint tells what an index is, by checksums; the recipe tells where that came from, by
-# names. Local paths are kept whole, so that another working directory finds them too.
+# names. Local paths are kept whole, so that another working directory finds them too, but for the
+# home folder, which is ~: whose it is concerns nobody who is given the index.
 
 
 _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encoder")
@@ -273,7 +282,7 @@ class Recipe:
         settled = {name: made[key] for name, key in _SETTLED.items() if key in made}
         own = {"retriever": kind, "index_dir": str(folder), **settled}
         try:
-            kept = manifest.counts["recipe"]
+            kept = _at_home(manifest.counts["recipe"])
             written = Path(kept["corpus_folder"])
             # Moved or copied with all artifacts, an index has its corpus beside it.
             beside = folder.resolve().parent.parent / written.parent.name / written.name
@@ -292,15 +301,25 @@ def write_recipe(args: RetrieverArguments, corpus: "Corpus") -> dict[str, Json]:
     """Return what a manifest keeps of a recipe; nothing where the corpus was not opened by name."""
     if corpus.made_by is None:
         return {}
-    sources = [whole_path(name) for name in corpus.made_by.sources]
+    sources = [without_home(whole_path(name)) for name in corpus.made_by.sources]
     kept = {name: value for name, value in asdict(args).items() if name not in _NOT_MADE_OF}
     return {
         "recipe": {
             "corpus": asdict(replace(corpus.made_by, corpus=sources)),
-            "corpus_folder": str(corpus.folder.resolve()),
-            "retriever": {**kept, "encoder": whole_path(args.encoder)},
+            "corpus_folder": without_home(str(corpus.folder.resolve())),
+            "retriever": {**kept, "encoder": without_home(whole_path(args.encoder))},
         }
     }
+
+
+def _at_home(value: Any) -> Any:
+    """Put the home folder back into what was written of a recipe."""
+    if isinstance(value, Mapping):
+        return {name: _at_home(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_at_home(each) for each in value]
+    is_homeless = isinstance(value, str) and value.startswith("~/")
+    return str(Path(value).expanduser().resolve()) if is_homeless else value
 
 
 def whole_path(name: str) -> str:

@@ -232,8 +232,9 @@ def test_markup_and_a_key_that_come_through_are_told(world, monkeypatch):
     monkeypatch.setitem(JOBS, "html", Job([UNCHECKED, "train.jsonl", "page.html"]))
     assert trust.escape(world, ()) == "the page has a tag of a text"
     assert trust.keep_secrets(world, ("memory",)) == ""
-    monkeypatch.setitem(JOBS, "memory", Job(["memory", "add", trust.KEY, "I want a synonym"]))
-    assert trust.KEY in trust.keep_secrets(world, ("memory",))
+    for secret in (trust.KEY, str(world.root)):
+        monkeypatch.setitem(JOBS, "memory", Job(["memory", "add", secret, "I want a synonym"]))
+        assert secret in trust.keep_secrets(world, ("memory",))
     monkeypatch.setitem(JOBS, "memory", Job([UNCHECKED, "/proc/sys/kernel/hostname", "copy.txt"]))
     if can_mount(world):
         assert trust.HOST in trust.keep_secrets(world, ("memory",))

@@ -11,7 +11,7 @@ import torch
 from world import JOBS, Fault, World
 
 _MARK = "<script>alert(1)</script>"
-KEY, _HOME, HOST = "sk-very-secret-key-81f2", "/home/somebody-secret", "host-secret-44c1"
+KEY, HOST = "sk-very-secret-key-81f2", "host-secret-44c1"
 _CODE = """
 import pathlib
 pathlib.Path({flag!r}).write_text("it ran")
@@ -128,10 +128,15 @@ def escape(world: World, before: Sequence[str] = ("train", "plain")) -> str:
 
 
 def keep_secrets(
-    world: World, names: Sequence[str] = ("train", "plain", "icl", "html", "memory", "export")
+    world: World,
+    names: Sequence[str] = ("train", "plain", "add", "icl", "html", "memory", "export", "lookup"),
 ) -> str:
-    """Look for key, home folder and host in every file that commands write, and what they say."""
-    secret = {"OPENAI_API_KEY": KEY, "HF_TOKEN": KEY, "HOME": _HOME, "USER": "somebody-secret"}
+    """Look for key, home folder and host in every file that commands write, and what they say.
+
+    They run below the home folder, with models that are there.
+    """
+    home = str(world.root)
+    secret = {"OPENAI_API_KEY": KEY, "HF_TOKEN": KEY, "HOME": home, "USER": "somebody-secret"}
     secret["HOSTNAME"] = HOST
     told = []
     world.after()
@@ -141,7 +146,7 @@ def keep_secrets(
         told.append(ended.out + ended.err)
     files = {str(p): p.read_bytes() for p in world.here.rglob("*") if p.is_file()}
     for place, data in {**files, "output": "".join(told).encode()}.items():
-        for word in (KEY, "somebody-secret", HOST):
+        for word in (KEY, home, "somebody-secret", HOST):
             if word.encode() in data:
                 return f"{place} holds {word}"
     return ""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -30,6 +31,7 @@ from pgra.artifacts import (
     lock_folder,
     open_database,
     read_manifest,
+    without_home,
     write_array,
     write_aside,
     write_manifest,
@@ -278,3 +280,12 @@ def test_what_two_jobs_ask_for_is_built_once(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thing-1"]
     assert [list(one.manifest.files) for one in found] == [["a.txt"]] * 4
     assert job(0).reused
+
+
+def test_a_path_below_the_home_folder_does_not_say_whose_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "texts" / "a corpus.txt"
+    assert without_home(str(path)) == "~/texts/a corpus.txt"
+    assert Path(without_home(str(path))).expanduser() == path
+    for name in ("/elsewhere/corpus.txt", "corpus.txt", "facebook/opt-13b", "bundled:minilm-l6"):
+        assert without_home(name) == name
