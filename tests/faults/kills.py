@@ -25,10 +25,10 @@ from world import (
     Ended,
     Fault,
     World,
+    alike,
     can_mount,
     differing,
     disk_bytes,
-    rounded,
     seen,
 )
 
@@ -162,7 +162,8 @@ def again(
             return f"not whole: {ended.err[-300:]!r}"
         now[memory] = _written_once(now[memory], whole[memory], tries)
     if processes > 1:
-        now, whole = _of_several(now), _of_several(whole)
+        parts = [_of_several(files) for files in (now, whole)]
+        return "; ".join(differing(*parts, same=alike)[:4])
     return "; ".join(differing(now, whole)[:4])
 
 
@@ -226,7 +227,7 @@ def _of_several(files: Mapping[str, object]) -> dict[str, object]:
     A bank's states then stand in other shards, and each was computed beside others.
     """
     banks = {name: data for name, data in files.items() if name.startswith("artifacts/banks/")}
-    found = {name: rounded(value) for name, value in files.items() if name not in banks}
+    found = {name: value for name, value in files.items() if name not in banks}
     keys = [data for name, data in banks.items() if name.endswith(".keys.npy")]
     rows = [key for data in keys for key in np.load(io.BytesIO(data)).tolist()]
     return {**found, "keys": sorted(rows)}

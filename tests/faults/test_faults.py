@@ -1,5 +1,6 @@
 """The short form of `benchmarks/faults.py`: some cases of each kind, and a control that fails."""
 
+import io
 import json
 import os
 import shutil
@@ -14,7 +15,17 @@ import torch
 import trust
 from safetensors.torch import save_file
 from transformers import AutoConfig
-from world import JOBS, QUESTION, READ_ONLY, UNCHECKED, Job, World, can_mount
+from world import (
+    JOBS,
+    QUESTION,
+    READ_ONLY,
+    UNCHECKED,
+    Job,
+    World,
+    alike,
+    can_mount,
+    differing,
+)
 
 from pgra.artifacts import write_sealed
 
@@ -139,6 +150,23 @@ def test_commands_that_are_not_killed_write_nothing(world):
         before = kills.everything(world)
         assert world.call(job.words).code == 0, name
         assert (kills.everything(world) == before) == (name != "control"), name
+
+
+@pytest.mark.parametrize("near", [1.0000001, 1.1])
+def test_rounding_alone_is_no_difference_between_what_two_processes_leave(near):
+    one, two = (
+        {"a": f"x {n} y".encode(), "b": [n, "z"], "c": _array([n, 2.0])} for n in (1.0, near)
+    )
+    assert bool(differing(one, two, same=alike)) == (near == 1.1)
+    assert len(differing(one, two)) == 3
+    for one, two in ((b"x 1.0", b"y 1.0"), ("1.0", "1.0 1.0"), (_array([1]), _array([2]))):
+        assert differing(one, two, same=alike)
+
+
+def _array(values):
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
 
 
 def test_a_command_that_writes_in_place_is_told(world, unbroken, control):

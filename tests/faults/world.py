@@ -6,6 +6,7 @@ All commands run in one folder by relative paths, which is put back as it was be
 import builtins
 import contextlib
 import ctypes
+import io
 import json
 import multiprocessing
 import os
@@ -16,12 +17,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import eq
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from conftest import SENTENCES, review_rows, write_jsonl
 
@@ -677,22 +680,53 @@ def without_clock(path: Path) -> object:
         return _SECONDS.sub("", data.decode(errors="replace"))
 
 
-def differing(one: object, other: object, place: str = "") -> list[str]:
-    """Name where two things that were seen differ."""
+Same = Callable[[object, object], bool]
+
+
+def differing(one: object, other: object, place: str = "", *, same: Same = eq) -> list[str]:
+    """Name where two things that were seen differ.
+
+    Args:
+        one: What was seen, such as by `seen`.
+        other: The same of another time.
+        place: Where they are, in what is told.
+        same: Whether two values are; `alike` lets rounding pass.
+    """
     if one == other:
         return []
     if isinstance(one, dict) and isinstance(other, dict):
         names = sorted({*one, *other})
-        return [d for n in names for d in differing(one.get(n), other.get(n), f"{place}:{n}")]
+        parts = ((one.get(n), other.get(n), f"{place}:{n}") for n in names)
+        return [d for part in parts for d in differing(*part, same=same)]
+    if same(one, other):
+        return []
     shown = [repr(value)[:80] for value in (one, other)]
     return [f"{place.lstrip(':') or 'output'} {shown[0]} / {shown[1]}"]
 
 
-def rounded(value: object) -> object:
-    """Return it with five decimals of a number: other texts in a batch change the last of more."""
-    if isinstance(value, bytes):
-        return value
-    return re.sub(r"\d+\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.5f}", repr(value))
+def alike(one: object, other: object) -> bool:
+    """Whether two values are the same but for rounding: other texts in a batch change last digits.
+
+    Numbers within a text, a list or an array are compared each.
+    """
+    if isinstance(one, bytes) and isinstance(other, bytes):
+        is_array = one.startswith(b"\x93NUMPY") and other.startswith(b"\x93NUMPY")
+        if is_array:
+            first, second = (np.load(io.BytesIO(data)) for data in (one, other))
+            is_float = first.dtype == second.dtype and first.dtype.kind == "f"
+            is_same = is_float and first.shape == second.shape
+            return is_same and np.allclose(first, second, *_ROUNDING)
+        try:
+            one, other = one.decode(), other.decode()
+        except UnicodeDecodeError:
+            return False
+    parts = [_FRACTION.split(repr(value)) for value in (one, other)]
+    numbers = [[float(n) for n in _FRACTION.findall(repr(value))] for value in (one, other)]
+    return parts[0] == parts[1] and np.allclose(*numbers, *_ROUNDING)
+
+
+_ROUNDING = (1e-4, 1e-5)  # relative and absolute
+_FRACTION = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
 def _timeless(value: object) -> object:
