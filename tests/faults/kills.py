@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from operator import eq
 from pathlib import Path
 from signal import SIGABRT
 
@@ -24,6 +25,7 @@ from world import (
     SHORTAGES,
     Ended,
     Fault,
+    Same,
     World,
     alike,
     can_mount,
@@ -128,7 +130,12 @@ def run(world: World, name: str, faults: Sequence[Fault]) -> list[Ended]:
 
 
 def again(
-    world: World, name: str, whole: Mapping[str, object], tries: int = 1, processes: int = 1
+    world: World,
+    name: str,
+    whole: Mapping[str, object],
+    tries: int = 1,
+    processes: int = 1,
+    same: Same = eq,
 ) -> str:
     """Give a command again and say what is wrong with what is there then; "" if nothing is.
 
@@ -138,6 +145,7 @@ def again(
         whole: What an unbroken one leaves.
         tries: How often it ran before.
         processes: How many share it.
+        same: Whether two values are; `alike` where texts are read in other batches.
     """
     has_checkpoint = (
         name == "train"
@@ -162,9 +170,8 @@ def again(
             return f"not whole: {ended.err[-300:]!r}"
         now[memory] = _written_once(now[memory], whole[memory], tries)
     if processes > 1:
-        parts = [_of_several(files) for files in (now, whole)]
-        return "; ".join(differing(*parts, same=alike)[:4])
-    return "; ".join(differing(now, whole)[:4])
+        now, whole = _of_several(now), _of_several(whole)
+    return "; ".join(differing(now, whole, same=same)[:4])
 
 
 def holders(world: World, text: str) -> list[str]:
@@ -241,7 +248,7 @@ def kill_one_of_two(world: World, name: str, seed: int, unbroken: Unbroken) -> s
     faults = [Fault(), Fault()]
     faults[draw.randrange(2)] = Fault(after=draw.uniform(0.1, whole.once.seconds))
     run(world, name, faults)
-    return again(world, name, whole.files, processes=2)
+    return again(world, name, whole.files, processes=2, same=alike)
 
 
 _can_mount = functools.cache(can_mount)
@@ -283,7 +290,7 @@ def exhaust(world: World, name: str, seed: int, unbroken: Unbroken) -> str | Non
         return (
             f"batch {fault.batches}, {fault.shortage}: exit code {ended.code}: {ended.err[-300:]!r}"
         )
-    return again(world, name, whole.files)
+    return again(world, name, whole.files, same=alike)
 
 
 _ROOM = 32  # MiB; with so much the tiny models' commands end
