@@ -188,7 +188,7 @@ def _count_lm(num_texts=2048, budget=8192):
     whole = [(prompt.prefix + prompt.suffix({"text": text}),) for text in texts]
     _tell("LM, stock", lambda: _read_stock(model, tokenizer, whole, budget, _last), model)
     kernels.takes_one_row = lambda device: True  # as on a GPU
-    for way in ("packed", "cascade"):
+    for way in ("none", "expanded", "packed", "cascade"):
         encoder = PromptedEncoder(lm, prompt)
         encoder._found.append(way)
         encoder._back_off.budget = budget
