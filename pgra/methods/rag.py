@@ -102,7 +102,8 @@ class RagReader(FusionReader):
                 reader.query_encoder.load_state_dict(load_file(path))
             except (SafetensorError, OSError, RuntimeError) as error:
                 raise ModelError(
-                    f"{path} is damaged ({str(error).splitlines()[0]}): train again"
+                    f"{path} is damaged ({str(error).splitlines()[0]}): delete {path.parent} and "
+                    "run pgra train again"
                 ) from None
         return reader.eval()
 
@@ -382,7 +383,10 @@ class Rag(Pgra):
     def load_module(self, trained: Path | None = None) -> RagReader:
         """Load both models as training starts from them, or as it left them."""
         if trained and not (trained / QUERY_ENCODER_FILE).is_file():
-            raise ArtifactError(f"{trained / QUERY_ENCODER_FILE} is missing: train again")
+            raise ArtifactError(
+                f"{trained / QUERY_ENCODER_FILE} is missing: delete {trained} and run pgra train "
+                "again"
+            )
         name = str(trained or self.pgra.reader.model_name_or_path)
         return RagReader.open(name, self._encoder, self.pgra.rerank.num_evidence)
 
