@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from pgra.artifacts import check_fingerprint, file_checksum
+from pgra.artifacts import check_fingerprint, digest, file_checksum
 from pgra.core import Json
 from pgra.errors import ArtifactError
 from pgra.report.results import METRICS_FILE, read_object
@@ -172,7 +172,7 @@ def _compare(
 
 
 def reader_checksum(folder: Path) -> str:
-    """Return the checksum of a run's weights.
+    """Return the checksum of a run's weights, or a digest of several where it has more than one.
 
     Raises:
         ArtifactError: If there are none.
@@ -180,7 +180,8 @@ def reader_checksum(folder: Path) -> str:
     path = folder / READER_FOLDER / WEIGHTS_FILE
     if not path.is_file():
         raise ArtifactError(f"{path} is missing: delete {path.parent} and run pgra train again")
-    return file_checksum(path)
+    files = {weights.name: file_checksum(weights) for weights in path.parent.glob("*.safetensors")}
+    return files[WEIGHTS_FILE] if len(files) == 1 else digest(files)
 
 
 def read_training(folder: Path) -> dict[str, Any] | None:
@@ -198,10 +199,11 @@ def read_training(folder: Path) -> dict[str, Any] | None:
 
 
 def _other_reader(folder: Path, source: str) -> ArtifactError:
-    path = folder / READER_FOLDER / WEIGHTS_FILE
+    home = folder / READER_FOLDER
+    names = " or ".join(sorted(path.name for path in home.glob("*.safetensors")))
     return ArtifactError(
-        f"{path} is damaged (it is not what {source} says): "
-        f"delete {path.parent} and run pgra train again"
+        f"{home / names} is damaged (it is not what {source} says): delete {home} and run pgra "
+        "train again"
     )
 
 
