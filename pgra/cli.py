@@ -19,6 +19,7 @@ from pgra.errors import (
     ConfigError,
     PgraError,
     Stopped,
+    check_alone,
     device_fault,
     is_lost_connection,
     retry_in_bfloat16,
@@ -327,9 +328,7 @@ def dispatch(words: Sequence[str] | None) -> int:
         return 0
     if words[0] not in COMMANDS:
         raise ConfigError(unknown_name("command", words[0], COMMANDS))
-    if words[0] not in _SHARED and _num_processes() > 1:
-        from pgra.core import check_alone
-
+    if words[0] not in _SHARED:
         check_alone(f"pgra {words[0]}")
     module, _, name = COMMANDS[words[0]].target.partition(":")
     code: int = getattr(import_module(module), name or "main")(words[1:])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pgra.errors import ConfigError, DtypeError, ModelError
+from pgra.errors import DtypeError, ModelError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -280,20 +280,6 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     wait_for_all()  # the second time none looks into a folder that another has still to leave
     worker = Worker(state.process_index, state.num_processes)
     return Context(worker, wait_for_all, artifacts, device)
-
-
-def check_alone(command: str) -> None:
-    """Refuse to be one of several processes: each would do all of the command's work.
-
-    Raises:
-        ConfigError: If there are several.
-    """
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count > 1:
-        raise ConfigError(
-            f"{command} runs in one process, and WORLD_SIZE says that there are {count}: start it "
-            "without accelerate launch or torchrun"
-        )
 
 
 _PROCESSES: list[Any] = []  # host and process id by rank

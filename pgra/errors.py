@@ -6,6 +6,7 @@ Scripts turn a `PgraError` into one line and exit code 2 (`pgra.cli.run`). Misus
 
 import difflib
 import gc
+import os
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
@@ -212,3 +213,17 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     hint = f" Did you mean '{bare[near[0]]}'?" if near else ""
     listed = cut(", ".join(names) or "none", _LONGEST_LIST)
     return f"unknown {kind} '{cut(name)}'.{hint} Known: {listed}."
+
+
+def check_alone(command: str) -> None:
+    """Refuse to be one of several processes: each would do all of the command's work.
+
+    Raises:
+        ConfigError: If there are several.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count > 1:
+        raise ConfigError(
+            f"{command} runs in one process, and WORLD_SIZE says that there are {count}: start it "
+            "without accelerate launch or torchrun"
+        )

@@ -23,9 +23,9 @@ from pgra.config import (
     choose,
     parse_arguments,
 )
-from pgra.core import MISSING_ROW, Context, check_alone, join_context
+from pgra.core import MISSING_ROW, Context, join_context
 from pgra.data.read import check_file, is_utf8, read_lines, whole_number
-from pgra.errors import ArtifactError, ConfigError, DataError, show
+from pgra.errors import ArtifactError, ConfigError, DataError, check_alone, show
 from pgra.help import wants_help
 
 if TYPE_CHECKING:

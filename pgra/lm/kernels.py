@@ -17,7 +17,6 @@ norms, which are a function of torch's.
 
 import inspect
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -109,7 +108,7 @@ def takes_unasked(
     """
     if not are_allowed():
         return False
-    fault = find_fault(unasked, stock(), dtype=dtype, noise=math.inf)
+    fault = find_fault(unasked, stock(), dtype=dtype)
     if fault is not None:
         logger.warning(
             "%s takes no mask but transformers' own (%s): each batch waits for %s",

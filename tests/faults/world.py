@@ -725,7 +725,7 @@ def alike(one: object, other: object) -> bool:
     return parts[0] == parts[1] and np.allclose(*numbers, *_ROUNDING)
 
 
-_ROUNDING = (1e-4, 1e-5)  # relative and absolute
+_ROUNDING = (1e-5, 1e-6)  # relative and absolute
 _FRACTION = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
