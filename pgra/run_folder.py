@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from pgra.artifacts import check_fingerprint, digest, file_checksum
+from pgra.artifacts import check_fingerprint, file_checksum
 from pgra.core import Json
 from pgra.errors import ArtifactError
 from pgra.report.results import METRICS_FILE, read_object
@@ -172,7 +172,7 @@ def _compare(
 
 
 def reader_checksum(folder: Path) -> str:
-    """Return the checksum of a run's weights, or a digest of several where it has more than one.
+    """Return the checksum of a run's weights, of all their files in the order of their names.
 
     Raises:
         ArtifactError: If there are none.
@@ -180,8 +180,7 @@ def reader_checksum(folder: Path) -> str:
     path = folder / READER_FOLDER / WEIGHTS_FILE
     if not path.is_file():
         raise ArtifactError(f"{path} is missing: delete {path.parent} and run pgra train again")
-    files = {weights.name: file_checksum(weights) for weights in path.parent.glob("*.safetensors")}
-    return files[WEIGHTS_FILE] if len(files) == 1 else digest(files)
+    return file_checksum(*sorted(path.parent.glob("*.safetensors")))
 
 
 def read_training(folder: Path) -> dict[str, Any] | None:
