@@ -300,6 +300,8 @@ class CausalLM:
         if self.quantization == "8bit":
             load.check_8bit(model, self.source)
         load.settle_4bit(model, self.source)
+        # Or a GPT-2 without a mask looks for padding in each batch, and waits for a GPU's answer.
+        model.base_model.config.pad_token_id = None
         return model.eval().requires_grad_(False)
 
     def _load(self) -> Any:

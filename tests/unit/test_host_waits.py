@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from conftest import SENTENCES
 from meta_device import MetaDevice
 from small_reranking import QUERIES
 from small_training import classifier_of, make_inputs, tokens
+from transformers import AutoConfig
 
 from pgra.config import RerankArguments
 from pgra.core import Context
@@ -27,8 +29,8 @@ from pgra.retrieval import half_search
 from pgra.retrieval.faiss import VectorSource
 
 META = torch.device("meta")
-LOOPS = ["encoder", "lm", "expanded", "whole", "words", "cross_encoder", "reader", "official"]
-LOOPS += ["attention", "search"]
+LOOPS = ["encoder", "lm", "expanded", "whole", "whole_gpt2", "words", "cross_encoder", "reader"]
+LOOPS += ["official", "attention", "search"]
 
 
 @pytest.fixture
@@ -62,6 +64,16 @@ def expanded(lm_dirs):
 @pytest.fixture
 def whole(lm_dirs):
     return reading(lm_dirs["llama"], "none")
+
+
+@pytest.fixture
+def whole_gpt2(lm_dirs, tmp_path):
+    # where its config names a padding token, a GPT-2 without a mask looks for it
+    folder = copytree(lm_dirs["gpt2"], tmp_path / "lm")
+    config = AutoConfig.from_pretrained(folder)
+    config.pad_token_id = config.eos_token_id
+    config.save_pretrained(folder)
+    return reading(folder, "none")
 
 
 @pytest.fixture
