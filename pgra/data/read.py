@@ -115,12 +115,14 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
         Its kind: the suffix without the dot and without `.gz` or `.zst`.
 
     Raises:
-        DataError: If it is missing, a folder, empty or of another kind.
+        DataError: If it is missing, a folder, a device, a pipe, empty or of another kind.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder: give a file inside it")
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{path} does not exist.{near_files(path)}")
+    if not path.is_file():
+        raise DataError(f"{path} is a device or a pipe: give a plain file")
     suffixes = [s.lower().lstrip(".") for s in path.suffixes if s.lower() not in PACKED]
     kind = suffixes[-1] if suffixes else ""
     if kind not in kinds:

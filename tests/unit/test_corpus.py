@@ -251,6 +251,7 @@ def test_a_missing_file_names_its_neighbours_and_is_not_looked_for_on_the_hub(
         "corpsu.txt": r"corpsu\.txt does not exist\. Near it: corpus\.txt",
         **dict.fromkeys(("no/corpus.jsonl.zst", "./no/set", "set"), "does not exist"),
         ".": "is a folder",
+        "/dev/zero": "is a device or a pipe: give a plain file",
     }.items():
         with pytest.raises(DataError, match=message):
             find_source(name)
