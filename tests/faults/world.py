@@ -632,7 +632,7 @@ READ_ONLY: Mapping[str, Job] = {
 }
 # ... and of those that cannot be given twice to the same end, why not.
 NO_JOB = {
-    "memory web": "a signal ends it; it writes as memory chat does",
+    "memory web": "a signal ends it: tests/unit/test_memory_web.py kills it",
     "plan": "its one file holds the seconds that it took",
     "push": "it writes to the hub; the card in the run is written by train",
 }

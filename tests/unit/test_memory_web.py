@@ -230,7 +230,8 @@ def test_a_page_that_cannot_open_says_why(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_server_and_what_was_noted_stands(tmp_path):
+@pytest.mark.parametrize(("sent", "code"), [("SIGINT", 0), ("SIGKILL", -signal.SIGKILL)])
+def test_what_was_noted_stands_however_the_server_ends(sent, code, tmp_path):
     path = tmp_path / "memory.sqlite"
     words = ["memory", "web", "--port", "0", "--lm", "following", "--memory", str(path)]
     process = subprocess.Popen(
@@ -247,9 +248,9 @@ def test_ctrl_c_ends_the_server_and_what_was_noted_stands(tmp_path):
     for name, fields in (("ask", {"question": AKIN}), ("correct", {"turn": 1, "feedback": MEANT})):
         body = urllib.parse.urlencode(fields).encode()
         urllib.request.urlopen(f"{tab}/{name}", body).close()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.Signals[sent])
     assert process.communicate(timeout=60) == ("", "")
-    assert process.returncode == 0
+    assert process.returncode == code
     with FeedbackLog.open(path, is_writable=False) as log:
         log.verify()
         assert [entry.feedback for entry in log.entries()] == [MEANT]
