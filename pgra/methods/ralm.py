@@ -14,18 +14,20 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from pgra.config import LoraArguments, RunArguments, arg
 from pgra.core import ALONE, Context, Example, Json, Scores, gather
 from pgra.errors import ConfigError
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
-from pgra.lm.batching import token_budget_batches
+from pgra.lm.batching import BackOff, send, token_budget_batches
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
 from pgra.methods.answers import progress_bar
@@ -338,25 +340,41 @@ class LMClassifier(Classifier):
                 (example, prompt, {column: behind[column] for column in columns})
                 for columns in groups.values()
             ]
-        sizes = [len(prompt) + len(next(iter(words.values()))) for _, prompt, words in rows]
+        answers = [answer_row(prompt, next(iter(words.values()))) for _, prompt, words in rows]
+        sizes = [len(answer["labels"]) for answer in answers]
         device, worker = self.module.device, context.worker
-        batches = token_budget_batches(sizes, batch_budget(self.batch_tokens, device))
+        advice = "the LM that is trained: use a smaller --reader_lm, or less --max_reader_tokens"
+        back_off = BackOff(batch_budget(self.batch_tokens, device), advice)
+
+        def size(batch: Sequence[int]) -> int:
+            return len(batch) * max(sizes[row] for row in batch)
+
+        def run(batch: Sequence[int]) -> tuple[list[tuple[int, ...]], Tensor]:
+            padded = pad([answers[row] for row in batch])
+            number = {place: n for n, place in enumerate(padded["places"].tolist())}
+            spots, tokens, asked = (list[tuple[int, ...]]() for _ in range(3))
+            for at, row in enumerate(batch):
+                example, prompt, words = rows[row]
+                length = sizes[row] - len(prompt)
+                for column, word in words.items():
+                    tokens += [(len(spots) + step, token) for step, token in enumerate(word)]
+                    asked.append((example, column, length))
+                spots += [(at, number[len(prompt)] + step) for step in range(length)]
+            output = self.module(**{name: send(value, device) for name, value in padded.items()})
+            at, step = send(torch.tensor(spots).T.contiguous(), device)
+            chances = output.logits[at, step].float().log_softmax(dim=1)
+            spot, token = send(torch.tensor(tokens).T.contiguous(), device)
+            return asked, chances[spot, token]
+
         was_training = self.module.training
         self.module.eval()
-        found: list[tuple[int, int, float]] = []
-        for batch in worker.share(batches):
-            part = [rows[row] for row in batch]
-            padded = pad(
-                [answer_row(prompt, next(iter(words.values()))) for _, prompt, words in part]
-            )
-            output = self.module(**{name: value.to(device) for name, value in padded.items()})
-            chances = output.logits.float().log_softmax(dim=2)
-            places = {place: n for n, place in enumerate(output.places.tolist())}
-            for row, (example, prompt, words) in enumerate(part):
-                for column, word in words.items():
-                    steps = [places[len(prompt) + step] for step in range(len(word))]
-                    found.append((example, column, float(chances[row, steps, word].sum())))
+        batches = worker.share(token_budget_batches(sizes, back_off.budget))
+        done = [part for batch in batches for part in back_off.run(batch, size, run)]
         self.module.train(was_training)
+        asked = [word for words, _ in done for word in words]
+        held = torch.cat([torch.empty(0, device=device), *(part for _, part in done)])
+        chances = iter(held.tolist())
+        found = [(*names, sum(islice(chances, length))) for *names, length in asked]
         scores = np.empty((len(inputs), len(self.words)), np.float32)
         for example, column, value in gather(found, worker):
             scores[example, column] = value

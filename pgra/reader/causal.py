@@ -28,20 +28,23 @@ class CausalModule(ReaderModule):
         return cls(load_pretrained(load, find_model(name), dtype=torch.float32))
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        places: Tensor,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Read sequences; there is no mask, for nothing reads the padding behind it.
 
         Args:
             input_ids: (B, L), padded on the right.
             labels: (B, L): the answers' tokens at their places, never the first; else `IGNORED`.
+            places: (n,), rising: where any row has an answer's token.
             num_items_in_batch: Answer tokens to divide the summed loss by; None is this batch's.
 
         Returns:
-            With `.loss`, and `.logits` (B, n, V) that predict the tokens at `.places` (n,), where
-            any row has an answer's.
+            With `.loss`, and `.logits` (B, n, V) that predict the tokens at these places.
         """
-        places = (labels != IGNORED).any(dim=0).nonzero().flatten()  # (n,)
         output = self.model(input_ids=input_ids, logits_to_keep=places - 1, use_cache=False)
         chosen = labels[:, places]
         loss = cross_entropy(
@@ -51,7 +54,7 @@ class CausalModule(ReaderModule):
             reduction="sum",
         )
         total = (chosen != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        output.loss, output.places = loss / total, places
+        output.loss = loss / total
         return output
 
 
@@ -67,11 +70,13 @@ def pad(rows: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Tensor]:
         rows: Each with `input_ids` and `labels`.
 
     Returns:
-        Both, (B, L) int64; shorter ones are filled on the right with what is not learned.
+        Both, (B, L) int64; shorter ones are filled on the right with what is not learned. And the
+        answers' `places`, which a GPU would have to be asked for.
     """
-    return {
+    batch = {
         name: pad_sequence(
             [torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill
         )
         for name, fill in (("input_ids", 0), ("labels", IGNORED))
     }
+    return {**batch, "places": (batch["labels"] != IGNORED).any(dim=0).nonzero().flatten()}

@@ -16,11 +16,13 @@ from transformers import AutoConfig
 from pgra.config import RerankArguments
 from pgra.core import Context
 from pgra.encoders.encoder import Encoder
-from pgra.lm.batching import GroupCost
+from pgra.lm.batching import GroupCost, send
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
+from pgra.methods.ralm import LMClassifier, Prompts
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
+from pgra.reader.causal import CausalModule
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import Decision
 from pgra.rerank import RerankRequest, open_reranker
@@ -30,7 +32,7 @@ from pgra.retrieval.faiss import VectorSource
 
 META = torch.device("meta")
 LOOPS = ["encoder", "lm", "expanded", "whole", "whole_gpt2", "words", "cross_encoder", "reader"]
-LOOPS += ["official", "attention", "search"]
+LOOPS += ["official", "attention", "search", "ralm", "reader_steps", "ralm_steps"]
 
 
 @pytest.fixture
@@ -137,6 +139,51 @@ def official(fused):
 def attention(fused):
     classifier, inputs = fused
     return lambda texts: classifier.attend(inputs(texts)), classifier.module.model
+
+
+@pytest.fixture
+def lm_that_trains(lm_dirs):
+    lm = CausalLM.from_name(str(lm_dirs["opt"]), device="cpu")
+    module = CausalModule.from_name(str(lm_dirs["opt"])).to(META)
+    return LMClassifier(module, lm.tokenizer, lm, {"bad": "not good", "good": "great"}, 64)
+
+
+def prompts(texts):
+    return Prompts([str(n) for n in range(len(texts))], ["good"] * len(texts), texts)
+
+
+@pytest.fixture
+def ralm(lm_that_trains):
+    return lambda texts: lm_that_trains.score(
+        prompts(texts), Context()
+    ), lm_that_trains.module.model
+
+
+def steps_of(classifier, inputs):
+    """Train as the Trainer does: collated on the host, sent, forward and backward."""
+
+    def read(texts):
+        rows, make = inputs(texts), classifier.collator(META)
+        for start in range(0, len(texts), 2):
+            batch = make([rows[i] for i in range(start, min(start + 2, len(texts)))])
+            del batch["example_ids"]
+            batch = {
+                key: send(value, META) if isinstance(value, torch.Tensor) else value
+                for key, value in batch.items()
+            }
+            classifier.module.train()(**batch, num_items_in_batch=2).loss.backward()
+
+    return read, classifier.module.model
+
+
+@pytest.fixture
+def ralm_steps(lm_that_trains):
+    return steps_of(lm_that_trains, prompts)
+
+
+@pytest.fixture
+def reader_steps(fused):
+    return steps_of(*fused)
 
 
 @pytest.fixture
