@@ -16,6 +16,7 @@ they compute means nothing; how fast they do it is how fast the real ones would.
     encode     BERT-base encodes sentences: pgra's way, and a loop as sentence-transformers has it
     search     9,600 queries in 1,000,000 vectors of 768: pgra's way, and torch's product and top-k
     reader     T5-base trains on 16 passages a query: pgra's way, and Fusion-in-Decoder as usual
+    compiled   the same by pgra with compiled blocks, without and with CUDA graphs
     profile    in which share of the time the GPU computes, and the kernels that take longest
 
 Usual ways have the dtype of pgra's. A share of the product is the operations of real tokens (no

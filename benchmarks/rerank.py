@@ -47,12 +47,12 @@ from subjects import open_lm, read_reviews
 from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import DTYPES, CorpusArguments, RetrieverArguments
-from pgra.core import Context
+from pgra.core import Context, run_overlapped
 from pgra.data.corpus import open_corpus
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import LmShape, measure_speed
-from pgra.lm.prefix import PromptedEncoder
+from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.retrieval import open_retriever
 
@@ -287,9 +287,13 @@ def read_whole(encoder: PromptedEncoder, texts: Sequence[str]) -> None:
 
 
 def read_shared(encoder: PromptedEncoder, shard: int, texts: Sequence[str]) -> None:
-    """Read shards of texts behind the shared prefix."""
-    for start in range(0, len(texts), shard):
-        encoder.encode(texts[start : start + shard])
+    """Read shards of texts behind the shared prefix, as a bank does: tokenised ahead."""
+
+    def tokenize(part: Sequence[str]) -> Prompts:
+        return encoder.tokenize([encoder.prompt.template.passage_fields(text) for text in part])
+
+    shards = [texts[start : start + shard] for start in range(0, len(texts), shard)]
+    run_overlapped(shards, tokenize, encoder.begin, keep=lambda _, fetch: fetch())
 
 
 @torch.inference_mode()

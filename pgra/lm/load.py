@@ -440,17 +440,19 @@ def tokenizer_identity(tokenizer: Any) -> str:
 def choose_device(name: str) -> torch.device:
     """Return the device of that name, made ready; "auto" is the current GPU if there is one.
 
-    A GPU that is named is the current one from then on, for streams, pinned memory and libraries
-    that ask for none.
+    So is "cuda": each of several processes has its own. A GPU that is named is the current one from
+    then on, for streams, pinned memory and libraries that ask for none.
 
     Raises:
         ModelError: If there is no such device; the GPUs that there are are named.
     """
     if name == "auto":
-        name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     check_device(name)
     device = torch.device(name)
-    if device.index is not None and device.type == "cuda":
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     return ready_device(device)
 

@@ -685,14 +685,13 @@ def load_faiss(folder: Path, device: str) -> Any:
     faiss, index, where = import_faiss(), map_faiss(path), choose_device(device)
     if where.type != "cuda" or getattr(faiss, "get_num_gpus", int)() == 0:
         return index
-    number = torch.cuda.current_device() if where.index is None else where.index
     needed = 1.2 * path.stat().st_size
-    free, _ = torch.cuda.mem_get_info(number)
+    free, _ = torch.cuda.mem_get_info(where)
     if needed > free:
         logger.warning("an index of %.1f GB does not fit on the GPU: using the CPU", needed / 1e9)
         return index
     try:
-        return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), number, index)
+        return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), where.index, index)
     except RuntimeError as error:  # HNSW and some others have no GPU kind
         logger.warning("FAISS cannot put this index on the GPU (%s): searching on the CPU", error)
         return index

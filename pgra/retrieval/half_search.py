@@ -219,12 +219,14 @@ def free_memory(device: str) -> float:
 def _whole_sums() -> Iterator[None]:
     """Let a GPU add up float16 products in float32, whatever the process says otherwise."""
     settings = torch.backends.cuda.matmul
-    names = ("allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")
-    before = {name: getattr(settings, name) for name in names}
-    for name in names:
-        setattr(settings, name, False)
+    reduces = (
+        settings.allow_fp16_reduced_precision_reduction,
+        settings.allow_fp16_reduced_precision_reduction_split_k,
+    )
+    accumulates = settings.allow_fp16_accumulation
+    settings.allow_fp16_reduced_precision_reduction = settings.allow_fp16_accumulation = False
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(settings, name, value)
+        settings.allow_fp16_reduced_precision_reduction = reduces
+        settings.allow_fp16_accumulation = accumulates

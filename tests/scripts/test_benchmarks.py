@@ -27,7 +27,8 @@ from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 
 NAMES = ("bank", "icl", "index", "memory", "quantized", "questions", "reader", "rerank")
 AS_A_SCRIPT = '\n\nif __name__ == "__main__":\n    sys.exit(run(main))\n'
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
 
 
 @pytest.fixture
@@ -283,6 +284,7 @@ def test_a_users_error_is_a_line_and_exit_code_2(name, benchmark, tmp_path):
     assert (FOLDER / f"{name}.py").read_text().endswith(AS_A_SCRIPT)
 
 
+GPU = "pytest.mark." + "gpu"
 WITHOUT = ("bm25s", "datasets", "faiss", "rapidfuzz", "shtab")
 HEADLINES = {
     "env": {"product_tflops_bfloat16", "copy_gb_per_second"},
@@ -291,27 +293,48 @@ HEADLINES = {
     "rerank": {"pgra_share_of_product", "usual_texts_per_second", "speedup"},
     "encode": {"pgra_texts_per_second", "usual_32_share_of_product", "least_cosine"},
     "search": {"pgra_seconds", "torch_seconds", "share_of_copies", "same_hits"},
-    "reader": {"bfloat16_pgra_minutes_for_5000_steps", "bfloat16_graphs_steps_per_second"},
+    "reader": {"bfloat16_pgra_minutes_for_5000_steps", "float32_speedup"},
+    "compiled": {"bfloat16_steps_per_second", "bfloat16_graphs_steps_per_second"},
     "profile": {"reader_busy_share", "encode_busy_share", "rerank_busy_share"},
 }
 
 
 @pytest.fixture
-def run_gpu(tmp_path, capfd):
-    """Run benchmarks/gpu.py as a user does, where little is installed; return code and output."""
-    lacking = tmp_path / "lacking"
-    lacking.mkdir()
+def lacking(tmp_path):
+    """Give a folder for PYTHONPATH, with which little is installed."""
+    folder = tmp_path / "lacking"
+    folder.mkdir()
     told = f"import os, sys\nsys.modules.update(dict.fromkeys({WITHOUT}))\n"
     told += "sys.path[:] = [p for p in sys.path if not os.path.isfile(p + '/pgra/cli.py')]\n"
-    (lacking / "sitecustomize.py").write_text(told)
+    (folder / "sitecustomize.py").write_text(told)
+    return str(folder)
+
+
+@pytest.fixture
+def run_gpu(lacking, tmp_path, capfd):
+    """Run benchmarks/gpu.py as a user does, where little is installed; return code and output."""
 
     def run(*words):
         command = [sys.executable, str(FOLDER / "gpu.py"), "run", *map(str, words), "--tiny"]
-        env = {**os.environ, "PYTHONPATH": str(lacking)}
+        env = {**os.environ, "PYTHONPATH": lacking}
         code = subprocess.run(command, env=env, cwd=tmp_path, check=False)
         return code.returncode, capfd.readouterr().out
 
     return run
+
+
+@pytest.mark.slow
+def test_the_tests_of_a_gpu_are_found_where_little_is_installed(lacking):
+    marked = [path for path in ROOT.glob("tests/*/test_*.py") if GPU in path.read_text()]
+    words = ["-m", "pytest", "-q", "--collect-only", "-m", "gpu", "-p", "no:cacheprovider"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([lacking, str(ROOT)])}
+    called = subprocess.run(
+        [sys.executable, *words, *map(str, marked)],
+        **{"env": env, "cwd": ROOT, "capture_output": True, "text": True, "check": False},
+    )
+    assert called.returncode == 0, called.stdout[-2000:]
+    assert all(f"{path.name}::" in called.stdout for path in marked)
+    assert len(marked) > 4
 
 
 @pytest.mark.slow

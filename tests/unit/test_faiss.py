@@ -93,13 +93,6 @@ def test_one_query_is_compared_and_more_are_multiplied_and_the_setting_is_put_ba
     assert faiss.cvar.distance_compute_blas_threshold == before
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_finds_what_the_cpu_finds():
-    found = nearest_in_blocks(QUERIES, cut(np.arange(101), 40), 9, device="cuda")
-    np.testing.assert_array_equal(found.rows, ORDER)
-
-
 def test_an_index_is_lossy_where_it_keeps_less_than_the_shards():
     exact = ["Flat", "IVF16,Flat", "IVF65536_HNSW32,Flat", "HNSW32", "HNSW32,Flat", "SQfp16"]
     lossy = "SQ8 PQ8 IVF16,PQ8 OPQ8_16,IVF16,PQ8 PCA8,Flat IVF16,SQfp16 HNSW32,SQ8 SQfp16,Flat LSH"
@@ -163,7 +156,7 @@ def test_an_index_goes_to_the_gpu_that_was_asked_for(free, monkeypatch, tmp_path
     write_manifest(tmp_path, stage="dense_index", fingerprint={}, counts={}, seconds=0)
     memory = {0: 10**9 - free, 1: free}
     monkeypatch.setattr("pgra.lm.load.choose_device", torch.device)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (memory[number], 10**9))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (memory[device.index], 10**9))
     for name, value in {
         "get_num_gpus": lambda: 2,
         "StandardGpuResources": lambda: None,

@@ -3,7 +3,6 @@
 import gc
 import weakref
 
-import faiss
 import numpy as np
 import pytest
 import torch
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pgra.errors import ModelError
 from pgra.retrieval import dense, half_search
 from pgra.retrieval.dense import DenseRetriever
-from pgra.retrieval.faiss import VectorSource, ask
+from pgra.retrieval.faiss import VectorSource, ask, nearest_in_blocks
 from pgra.retrieval.half_search import HalfSearch
 
 RNG = np.random.default_rng(0)
@@ -91,7 +90,7 @@ def test_it_finds_what_faiss_finds_in_any_number_of_dimensions():
         vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
         queries = vectors[::100].astype(np.float32) + 0.02 * RNG.standard_normal((30, width))
         queries = queries.astype(np.float32)
-        index = faiss.IndexFlatIP(width)
+        index = pytest.importorskip("faiss").IndexFlatIP(width)
         index.add(vectors.astype(np.float32))
         ours, theirs = ask(opened(vectors, 512), queries, 150), ask(index, queries, 150)
         assert (ours.rows == theirs.rows).mean() > 0.999  # float32's sums swap near neighbours
@@ -144,6 +143,27 @@ def test_vectors_beyond_the_memory_are_copied_for_each_search(monkeypatch, caplo
         "3.2e-05 GB of vectors exceed half of the 6.4e-05 GB free on cpu: they are" in caplog.text
     )
     assert search._loaded[0] is None
+
+
+@pytest.mark.parametrize("reduces", [(True, True), (False, True), (False, False)])
+def test_float16_sums_are_whole_while_it_searches_and_as_they_were_afterwards(reduces, monkeypatch):
+    settings, seen = torch.backends.cuda.matmul, []
+
+    def see():
+        names = ("", "_split_k")
+        return tuple(
+            getattr(settings, f"allow_fp16_reduced_precision_reduction{name}") for name in names
+        )
+
+    plain, before = HalfSearch._choose, see()
+    monkeypatch.setattr(HalfSearch, "_choose", lambda *args: [seen.append(see()), plain(*args)][1])
+    try:
+        settings.allow_fp16_reduced_precision_reduction = reduces
+        opened(np.ones((8, 16), np.float16)).search(np.ones((2, 16), np.float32), 3)
+        assert see() == reduces
+    finally:
+        settings.allow_fp16_reduced_precision_reduction = before
+    assert not any(first for first, _ in seen)
 
 
 class SmallDevice(TorchDispatchMode):
@@ -225,5 +245,12 @@ def test_a_gpu_finds_the_true_products_too():
     queries = RNG.standard_normal((64, 768)).astype(np.float32)
     queries[0] = vectors[7]
     found = opened(vectors, 65_536, device="cuda").search(queries, 150)
-    for ours, true in zip(found, sorted_products(queries, vectors, 150), strict=True):
-        np.testing.assert_array_equal(ours, true)
+    true = sorted_products(queries, vectors, 150)
+    for ours, theirs in zip(found, true, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    few, rows = vectors[:2000].astype(np.float32), np.arange(2000)
+    blocks = [(rows[start : start + 700], few[start : start + 700]) for start in (0, 700, 1400)]
+    near = nearest_in_blocks(queries, blocks, 9, device="cuda")
+    exactly = sorted_products(queries, few, 9)
+    np.testing.assert_allclose(near.scores, exactly[0], rtol=1e-5, atol=1e-4)
+    assert (near.rows == exactly[1]).mean() > 0.99  # float32's sums swap near neighbours

@@ -1,6 +1,7 @@
 """The decoder-only reader: what it reads, what it scores, what training it changes."""
 
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -109,6 +110,21 @@ def classifier_of(lm_dir, rank=None):
     return LMClassifier(module, lm.tokenizer, lm, WORDS)
 
 
+@contextmanager
+def full_beyond(num_rows, model):
+    """Have memory for so many rows of ids."""
+    failed = []
+
+    def look(_module, _args, given):
+        if len(given["input_ids"]) > num_rows:
+            failed.append(len(given["input_ids"]))
+            raise torch.OutOfMemoryError
+
+    hook = model.register_forward_pre_hook(look, with_kwargs=True)
+    yield failed
+    hook.remove()
+
+
 def test_a_model_in_training_scores_and_learns_what_stock_calls_say(lm_dir):
     classifier = classifier_of(lm_dir)
     prompts = reader_of(lm_dir).prompts(QUERIES, EVIDENCE)
@@ -116,6 +132,10 @@ def test_a_model_in_training_scores_and_learns_what_stock_calls_say(lm_dir):
     for budget in (30, 4096):
         scores = replace(classifier, batch_tokens=budget).score(prompts, ALONE)
         np.testing.assert_allclose(scores, expected, atol=1e-4)
+    with full_beyond(1, classifier.module.model) as failed:
+        scores = classifier.score(prompts, ALONE)
+    assert failed
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
     batch = classifier.collator(torch.device("cpu"))([prompts[row] for row in range(3)])
     assert batch.pop("example_ids") == ("a", "b", "c")
     classifier.module.eval()
