@@ -140,7 +140,12 @@ def file_checksum(*paths: Path) -> str:
 def user_cache() -> Path:
     """Return where artifacts are kept of a user who names no folder."""
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path("~/.cache").expanduser()) / "pgra"
+    return (Path(home) if home else at_home("~/.cache")) / "pgra"
+
+
+def at_home(path: str | Path) -> Path:
+    """Return a path with the home folder for a leading ~; without one of that user as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path's own raises where there is no such user)
 
 
 def without_home(path: str) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import io
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from pgra import __version__
 from pgra.errors import (
@@ -24,6 +26,7 @@ from pgra.errors import (
     is_lost_connection,
     retry_in_bfloat16,
     unknown_name,
+    visible,
 )
 from pgra.help import paint, wants_help, write_help
 
@@ -129,6 +132,7 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
         the reader of a pipe left; for a training that was stopped 128 + the signal's number, or 124
         when its time was up.
     """
+    _open_streams()
     _bound_kernels()
     _keep_freed_memory()
     try:
@@ -141,9 +145,23 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _open_streams() -> None:
+    """Have all three streams, and a sign for each character that standard output has not.
+
+    One that is closed is nowhere: else the next file that is opened would take its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def _call(main: Main, argv: Sequence[str]) -> int:
     try:
         _configure_logging("info")
+        if not _is_somewhere():
+            return _fail("the folder that this runs in was removed: go into another one")
         words, level = take_general(argv)
         _configure_logging(level)
         work = partial(main, words)
@@ -170,6 +188,14 @@ def _call(main: Main, argv: Sequence[str]) -> int:
             raise
         place = getattr(error, "filename", None)
         return _fail(f"cannot read or write {place or 'a file'}: {_OS_ERRORS[code]}")
+
+
+def _is_somewhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # libraries would not find their files
+        return False
+    return True
 
 
 def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
@@ -240,7 +266,7 @@ def _os_error_code(error: Exception) -> int | None:
 
 def _fail(message: str, *, code: int = 2) -> int:
     message = " ".join(message.split())  # of a YAML parser, say, in several lines
-    message = message.encode(errors="backslashreplace").decode()  # of a path that is no UTF-8
+    message = visible(message)  # of a path that is no UTF-8, or what another program said
     sys.stdout.flush()
     _close_bars()
     head = paint("error:", "red", sys.stderr) + " " if code == 2 else ""

@@ -47,7 +47,7 @@ def _fill(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     if page.words:
         below = parser.add_subparsers()
         for word, does in page.words.items():
-            child = below.add_parser(word, help=does, add_help=False)
+            child = below.add_parser(word, help=_plain(does), add_help=False)
             _fill(child, [*words, word])
 
 
@@ -57,14 +57,18 @@ def _ask(words: Sequence[str]) -> Page:
     return pages[-1]
 
 
+def _plain(text: str) -> str:
+    return text.replace("%", "%%")  # which argparse would fill in
+
+
 def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
     import shtab
 
     names = [*filter(None, [flag.short]), f"--{flag.name}"]
     if not flag.value:
-        parser.add_argument(*names, action="store_true", help=flag.help)
+        parser.add_argument(*names, action="store_true", help=_plain(flag.help))
         return
-    made = parser.add_argument(*names, help=flag.help, choices=flag.choices or None)
+    made = parser.add_argument(*names, help=_plain(flag.help), choices=flag.choices or None)
     kind = {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY}.get(flag.value)
     if kind is not None:
         made.complete = kind  # type: ignore[attr-defined]

@@ -235,6 +235,7 @@ class Rule:
         is_common: Whether the short help shows it; all that only one command has are shown.
         group: Where the help shows it, instead of with its class's.
         off: What `--no_NAME` does, of a switch that is on by default.
+        writes: Whether it names a file that is written, which no other argument's may be.
         help: What it does.
     """
 
@@ -250,6 +251,7 @@ class Rule:
     is_common: bool = False
     group: str = ""
     off: str = ""
+    writes: bool = False
     help: str = ""
 
     def check(self, name: str, value: Any) -> None:
@@ -1410,12 +1412,58 @@ def parse_arguments(
     if remaining:
         name = remaining[0].lstrip("-").split("=")[0]
         raise ConfigError(_unknown("argument", f"--{name}", [f"--{n}" for n in sorted(fields)]))
+    _check_written(parsed, files)
     for group in parsed:
         if hasattr(group, "fast_kernels"):  # worker processes see it too
             os.environ[KERNEL_SWITCH] = group.fast_kernels
         if (device := vars(group).get("device")) is not None:  # before anything is read
             check_device(device, is_used=False)
     return tuple(parsed)
+
+
+def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
+    """Refuse to write where no plain file stands, or a file that another argument names.
+
+    Raises:
+        ArtifactError: If a folder, a link, a pipe, a socket or a device is there.
+        ConfigError: If it would replace what is read.
+    """
+    from pgra.artifacts import check_replaceable
+
+    named = [("config", str(path)) for path in configs]
+    for group in groups:
+        for name, value in vars(group).items():
+            values = value if isinstance(value, list) else [value]
+            named += [(name, each) for each in values if isinstance(each, str)]
+    for group in groups:
+        for flag in (name for name, rule in rules(type(group)).items() if rule.writes):
+            if getattr(group, flag) is None:
+                continue
+            target = Path(getattr(group, flag))
+            check_replaceable(target, f"--{flag}")
+            for name, other in named:
+                if name != flag and _is_one_file(target, other):
+                    raise ConfigError(f"--{flag} {target} is the file of --{name}: name another")
+        folder = vars(group).get("output_dir")
+        for name, other in named if isinstance(folder, str) else ():
+            if name in _MODELS and _is_one_file(folder, other):
+                raise ConfigError(f"--output_dir {folder} is the folder of --{name}: name another")
+
+
+_MODELS = (
+    *("cross_encoder", "encoder", "lm", "memory_encoder", "model", "model_name_or_path"),
+    "reader_lm",
+)
+"""Arguments that may name a model's folder, which a run in it would change."""
+
+
+def _is_one_file(one: str | Path, other: str) -> bool:
+    from pgra.artifacts import at_home
+
+    try:
+        return Path(one).samefile(at_home(other))
+    except (OSError, ValueError):  # one is not there, or no name of a file
+        return False
 
 
 CHOOSING = ("lora_rank", "method", "reranker", "retriever")

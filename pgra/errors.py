@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import reprlib
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,22 @@ def cut(text: str, most: int = _LONGEST_NAME) -> str:
         return text
     end = (most - 5) // 3
     return f"{text[: most - 5 - end]} ... {text[-end:]}"
+
+
+_UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
+_JOINERS = "\u200c\u200d"  # Hindi and Punjabi are written with them
+
+
+def visible(text: str) -> str:
+    """Return a text with a number for each character that is not seen; line breaks, tabs stay."""
+
+    def show(char: str) -> str:
+        if char in "\n\t" or char in _JOINERS or unicodedata.category(char) not in _UNSEEN:
+            return char
+        code = ord(char)
+        return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+    return "".join(map(show, text))
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.5) -> list[str]:

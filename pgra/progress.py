@@ -77,7 +77,9 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
 
     def close(self) -> None:
         """End it, in a log with a last line if there was any."""
-        if self.is_log and not self.disable and self.last_print_t > self.start_t:
+        if "last_print_t" not in vars(self):  # it is disabled, or Ctrl-C came while it was made
+            self.disable = True
+        elif self.is_log and not self.disable and self.last_print_t > self.start_t:
             self.display()
         super().close()
 

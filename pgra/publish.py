@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pgra import __version__
-from pgra.artifacts import SEAL, TemporaryFolder, write_sealed, write_text
+from pgra.artifacts import SEAL, TemporaryFolder, at_home, write_sealed, write_text
 from pgra.config import DRAWN_EXEMPLARS, config_root
 from pgra.core import Json
 from pgra.data.read import hub_errors, hub_reason
@@ -126,7 +126,7 @@ def _has_own_inputs(method: str) -> bool:
 def _public_name(name: str | None) -> str:
     """Leave a local path's folders out; a hub id or bundled name stays as it is."""
     text = str(name or "")
-    return Path(text).name if Path(text).expanduser().exists() or text.startswith("/") else text
+    return Path(text).name if at_home(text).exists() or text.startswith("/") else text
 
 
 def _metadata(

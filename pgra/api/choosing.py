@@ -14,6 +14,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from pgra.artifacts import at_home
 from pgra.config import choose, find_class, from_values
 from pgra.core import Example, Hit, check_device
 from pgra.data.bundled import BUNDLED, bundled_task_files
@@ -418,7 +419,7 @@ def _file_items(name: str) -> list[Any]:
     if name.startswith(BUNDLED):
         path = bundled_task_files(name.removeprefix(BUNDLED))["train"]
     else:
-        path = Path(name).expanduser()
+        path = at_home(name)
     kind = check_file(path, _KINDS)
     if kind == "txt":
         return [text for line in read_lines(path) if (text := line.text.strip())]

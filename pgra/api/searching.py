@@ -21,6 +21,7 @@ import torch
 
 from pgra.artifacts import (
     TemporaryFolder,
+    at_home,
     check_fingerprint,
     is_finished,
     load_manifest,
@@ -121,7 +122,7 @@ class Index:
         check_kinds("text", str, factory=factory, field=field)
         check_kinds("a folder", str | Path | None, path=path)
         keeper = None if path is not None else TemporaryFolder()
-        root = keeper.path if keeper else Path(str(path)).expanduser()
+        root = keeper.path if keeper else at_home(str(path))
         if isinstance(passages, Corpus):
             if passages.made_by is None:
                 raise ValueError("this corpus was opened by its folder: give its file or passages")
@@ -182,7 +183,7 @@ class Index:
         """
         check_device(device, is_used=False)
         check_kinds("a folder", str | Path, folder=folder)
-        root = Path(folder).expanduser()
+        root = at_home(folder)
         at = root / _INDEX if is_finished(root / _INDEX) else root
         if not is_finished(at):
             raise ArtifactError(f"{root} holds no finished index: build one with Index.build")
@@ -273,7 +274,7 @@ class Index:
             ArtifactError: If it holds something, or cannot be written.
         """
         check_kinds("a folder", str | Path, folder=folder)
-        home, root = Path(folder).expanduser(), self._context.artifacts
+        home, root = at_home(folder), self._context.artifacts
         if home.is_file() or (home.is_dir() and any(home.iterdir())):
             raise ArtifactError(f"{home} is not empty: save the index in a folder of its own")
         parts = {self.folder: _INDEX, self.corpus.folder: f"{_CORPORA}/{self.corpus.folder.name}"}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from pgra.api.searching import Index
-from pgra.artifacts import canonical_json, digest, user_cache, write_text
+from pgra.artifacts import at_home, canonical_json, digest, user_cache, write_text
 from pgra.config import READERS, CorpusArguments, RunArguments
 from pgra.core import ALONE
 from pgra.data.bundled import BUNDLED
@@ -85,7 +85,7 @@ def train(
     """
     if not isinstance(artifacts_dir, str | Path | None):
         raise ConfigError(f"artifacts_dir is {artifacts_dir!r:.80}: give a folder")
-    artifacts = (Path(artifacts_dir).expanduser() if artifacts_dir else user_cache()).absolute()
+    artifacts = (at_home(artifacts_dir) if artifacts_dir else user_cache()).absolute()
     known = _read_task(task)
     given = _Given(known, artifacts / "given")
     rows = {"train": train, "validation": validation, "test": test}
@@ -144,7 +144,7 @@ class Run:
         """
         if not isinstance(folder, str | Path):
             raise ConfigError(f"folder is {folder!r:.80}: give a run's folder")
-        home = Path(folder).expanduser()
+        home = at_home(folder)
         args = read_arguments(home, {})
         if not (home / METRICS_FILE).is_file():
             raise ArtifactError(

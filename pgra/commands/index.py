@@ -25,7 +25,7 @@ from pgra.config import (
 )
 from pgra.core import MISSING_ROW, Context, join_context
 from pgra.data.read import check_file, is_utf8, read_lines, whole_number
-from pgra.errors import ArtifactError, ConfigError, DataError, check_alone, show
+from pgra.errors import ArtifactError, ConfigError, DataError, check_alone, show, visible
 from pgra.help import wants_help
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def _show(texts: Sequence[str], queries: QueryFile | None, request: "IndexReques
     if queries is not None and queries.args.is_run:
         say(queries.finish(found, corpus, f"pgra-{args.retriever.partition(':')[0]}"))
     else:
-        say(describe_hits(texts, found, corpus))
+        say(visible(describe_hits(texts, found, corpus)))
     return 0
 
 

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pgra.artifacts import check_replaceable, write_lines
+from pgra.artifacts import write_lines
 from pgra.commands.common import about, quiet_libraries, say, say_words, typed_lines
 from pgra.config import Arguments, KernelArguments, arg, choose, parse_arguments
 from pgra.core import Context
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, visible
 from pgra.help import wants_help
 from pgra.memory.chat import (
     ChatArguments,
@@ -26,7 +26,6 @@ from pgra.memory.chat import (
     load_conversation,
     show_entry,
     show_near,
-    visible,
 )
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import Family, load_family
@@ -492,7 +491,7 @@ class StudyArguments(KernelArguments):
         [0.6], "Of a trained reader: weights of the memory's labels.", least=0, most=1
     )
     max_texts: int | None = arg(None, "Texts of the test set, the first; default: all.", least=4)
-    output: str | None = arg(None, "A jsonl file for all rows, one a seed.")
+    output: str | None = arg(None, "A jsonl file for all rows, one a seed.", writes=True)
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
 
 
@@ -510,8 +509,8 @@ def _labels(parse: Parse) -> None:
     args, memory = parse(StudyArguments, PromptMemoryArguments, needs=("run",))
     if memory.memory is not None:
         raise ConfigError("leave --memory out: the simulated user fills one of its own")
-    if args.output is not None:
-        check_replaceable(Path(args.output), "--output")
+    if args.output is not None and Path(args.run).resolve() in Path(args.output).resolve().parents:
+        raise ConfigError(f"--output {args.output} is in the folder of --run: name another")
     quiet_libraries()
     from pgra.experiments.label_study import study_corrections, study_table
 

@@ -41,7 +41,7 @@ class PlanArguments(Arguments):
         least=0,
         below=math.inf,
     )
-    json: str | None = arg(None, "File that gets the same as numbers, as JSON.")
+    json: str | None = arg(None, "File that gets the same as numbers, as JSON.", writes=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,10 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     sections, (how,) = parse_stages(argv, [PlanArguments], prog="pgra plan", **about(main))
     args = PgraArguments(**sections)
     target = None if how.json is None else Path(how.json)
-    if target is not None:
-        from pgra.artifacts import check_replaceable
-
-        check_replaceable(target, "--json")
     if args.rerank.num_evidence == 0 or args.rerank.reranker == "none":
         raise ConfigError(
             "the LM has nothing to read with --num_evidence 0 or --reranker none: "

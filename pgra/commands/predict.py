@@ -11,7 +11,7 @@ from pgra.commands.common import about, quiet_libraries, say, typed_lines
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import KernelArguments, arg, parse_arguments
 from pgra.data.read import check_file, parse_json, read_lines, read_records, table_rows
-from pgra.errors import ConfigError, DataError, PgraError
+from pgra.errors import ConfigError, DataError, PgraError, visible
 from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         say("\n".join(json.dumps(as_json(answer), ensure_ascii=False) for answer in answers))
     else:
-        say("\n\n".join(show(answer, args.num_shown) for answer in answers))
+        say(visible("\n\n".join(show(answer, args.num_shown) for answer in answers)))
     return 0
 
 
@@ -205,7 +205,7 @@ def answer_lines(predictor: "Predictor", args: PredictArguments) -> int:
         if args.json:
             say(json.dumps(as_json(answer), ensure_ascii=False))
         else:
-            say(show(answer, args.num_shown) + "\n")
+            say(visible(show(answer, args.num_shown)) + "\n")
     return 0
 
 

@@ -39,18 +39,23 @@ class ReportArguments(Arguments):
         "text, markdown, latex or csv (all numbers); default: by the name of --output.",
         choices=tuple(_FORMAT_OF.values()),
     )
-    output: str | None = arg(None, "File to write (.txt, .md, .tex, .csv); default: show it.")
+    output: str | None = arg(
+        None, "File to write (.txt, .md, .tex, .csv); default: show it.", writes=True
+    )
     samples: int | None = arg(
         None,
         "Show this many queries instead: what each run put before them, exemplars or evidence, and "
         "what it said; those on which the runs differ come first.",
         least=1,
     )
-    figure: str | None = arg(None, "Draw it too: a file that ends in .png, .svg or .pdf.")
+    figure: str | None = arg(
+        None, "Draw it too: a file that ends in .png, .svg or .pdf.", writes=True
+    )
     html: str | None = arg(
         None,
         "Write a page to look through too: tables, plots, and every example with what each run "
         "read and said. One file that ends in .html and asks for nothing else.",
+        writes=True,
     )
 
     consistency: str | None = arg(
@@ -91,7 +96,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="pgra report",
         **about(main),
     )
-    from pgra.artifacts import check_replaceable
     from pgra.report.compare import load_reference
     from pgra.report.figures import FIGURES, check_path, plot_study
     from pgra.report.page import PAGES, page_title, read_consistency, render_page
@@ -100,9 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, suffixes in (("figure", FIGURES), ("html", PAGES)):
         if getattr(args, name) is not None:
             check_path(name, Path(getattr(args, name)), suffixes)
-    for name in ("output", "figure", "html"):
-        if getattr(args, name) is not None:
-            check_replaceable(Path(getattr(args, name)), f"--{name}")
     if args.reference not in (None, _NO_REFERENCE):
         load_reference(args.reference)
     collection = load_collection([Path(path) for path in args.paths])

@@ -16,7 +16,7 @@ from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.commands.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
 from pgra.config import Arguments, PgraArguments, ReaderArguments, arg
 from pgra.core import MISSING_ROW
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, visible
 
 if TYPE_CHECKING:
     from pgra.core import Candidates, Context
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         message = queries.finish(best, search.corpus, f"pgra-{args.rerank.reranker}")
     elif asked:
-        message = _show_texts(args, asked, show.num_shown, context)
+        message = visible(_show_texts(args, asked, show.num_shown, context))
     else:
         message = _rerank_splits(args, context)
     if context.is_main:

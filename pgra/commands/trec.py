@@ -29,6 +29,7 @@ class QueryFileArguments(Arguments):
         None,
         "Write what is found for --queries as a TREC run file.",
         needs={"queries": True},
+        writes=True,
     )
     qrels: str | None = arg(
         None,
@@ -69,28 +70,19 @@ class QueryFile:
             None where no file is named.
 
         Raises:
-            ArtifactError: If the run's place is taken by what is no plain file.
-            ConfigError: If there are texts too, or the run is to replace a file that is read.
+            ConfigError: If there are texts too.
             DataError: If a file cannot be read.
         """
         if args.queries is None:
             return None
         if texts:
             raise ConfigError("give texts, or --queries and a file, not both")
-        from pgra.artifacts import check_replaceable
         from pgra.retrieval.trec import import_ir_measures, read_qrels, read_queries
 
         queries, qrels = read_queries(Path(args.queries)), None
         if args.qrels is not None:
             import_ir_measures()
             qrels = read_qrels(Path(args.qrels))
-        if args.trec is not None:
-            run = Path(args.trec)
-            check_replaceable(run, "--trec")
-            for name in ("queries", "qrels"):
-                other = getattr(args, name)
-                if other is not None and run.exists() and run.samefile(other):
-                    raise ConfigError(f"--trec {run} is the file of --{name}: name another")
         return cls(args, queries, qrels)
 
     def finish(self, candidates: "Candidates", corpus: "Corpus", tag: str) -> str:

@@ -23,7 +23,7 @@ class WorthArguments(Arguments):
         least=1,
     )
     num_draws: int = arg(20, "Draws of training examples for each --num_labels.", least=1)
-    json: str | None = arg(None, "File that gets the same as numbers, as JSON.")
+    json: str | None = arg(None, "File that gets the same as numbers, as JSON.", writes=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,10 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     sections, (how,) = parse_stages(argv, [WorthArguments], prog="pgra worth", **about(main))
     args = PgraArguments(**sections)
     target = None if how.json is None else Path(how.json)
-    if target is not None:
-        from pgra.artifacts import check_replaceable
-
-        check_replaceable(target, "--json")
     from pgra.artifacts import write_json
     from pgra.core import join_context
 

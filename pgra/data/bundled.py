@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import artifact_dir, build_once, write_lines
+from pgra.artifacts import artifact_dir, at_home, build_once, write_lines
 from pgra.config import config_root, read_yaml
 from pgra.core import Json
 from pgra.errors import ArtifactError, DataError, ModelError, PgraError, unknown_name
@@ -65,7 +65,7 @@ class Bundled:
 def cache_dir() -> Path:
     """Return the folder of converted models and data: `$PGRA_HOME`, else `~/.cache/pgra`."""
     home = os.environ.get("PGRA_HOME")
-    return Path(home).expanduser() if home else Path.home() / ".cache" / "pgra"
+    return at_home(home) if home else Path.home() / ".cache" / "pgra"
 
 
 def bundled_model_dir(name: str) -> Path:

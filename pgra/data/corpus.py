@@ -34,6 +34,7 @@ from pgra.artifacts import (
     BlockFile,
     TemporaryFolder,
     artifact_dir,
+    at_home,
     build_once,
     check_files,
     digest,
@@ -226,7 +227,7 @@ def find_source(name: str) -> Source:
     """
     if name.startswith(BUNDLED):
         return _open_file(bundled_corpus_file(name.removeprefix(BUNDLED)))
-    path = Path(name).expanduser()
+    path = at_home(name)
     parts = name.split("/")
     if path.exists() or not all(parts) or parts[0] in (".", "..", "~") or path.parent.is_dir():
         return _open_file(path)

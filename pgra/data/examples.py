@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pgra.artifacts import at_home
 from pgra.config import TEST_FRACTION, DataArguments
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
@@ -73,7 +74,7 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
     if source.startswith(BUNDLED):
         files = bundled_task_files(source.removeprefix(BUNDLED))
         return open_file(task, files[split]) if split in files else None
-    path = Path(source).expanduser()
+    path = at_home(source)
     if path.is_dir():
         file = _find_split_file(path, split, task)
         if file is None:
@@ -128,7 +129,7 @@ def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) 
         DataError: If there are none, or one is of another kind.
     """
     if isinstance(rows, str | Path):
-        return open_file(task, Path(rows).expanduser())
+        return open_file(task, at_home(rows))
     features = getattr(rows, "features", None)
     if isinstance(rows, bytes | Mapping) or not isinstance(rows, Iterable):
         splits = f" of {', '.join(map(str, rows))}" if isinstance(rows, Mapping) else ""
@@ -554,7 +555,7 @@ def open_named(
     file, named, raw = files[split], source, None
     source = source or args.dataset_name
     if file is not None:
-        return open_file(task, Path(file).expanduser())
+        return open_file(task, at_home(file))
     if split == "test" and args.test_fraction is not None and named is None:
         return None
     # With files given and no data set, nothing is fetched behind the user's back.

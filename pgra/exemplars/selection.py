@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import digest
+from pgra.artifacts import at_home, digest
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
 from pgra.data.read import read_lines, whole_number
 from pgra.errors import ConfigError, DataError, show
@@ -412,7 +412,7 @@ class Fixed(Random):
         rows = self.pool.guard.distinct.tolist()
         self.rows = self.draw(rows, {}, self.count, random.Random())
         if self.args.exemplar_file is not None:
-            self.rows = self._read(Path(self.args.exemplar_file).expanduser())
+            self.rows = self._read(at_home(self.args.exemplar_file))
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

@@ -23,7 +23,14 @@ import torch
 import xxhash
 from safetensors import SafetensorError
 
-from pgra.artifacts import CHECKSUMS_FILE, TemporaryFolder, digest, file_checksum, find_changes
+from pgra.artifacts import (
+    CHECKSUMS_FILE,
+    TemporaryFolder,
+    at_home,
+    digest,
+    file_checksum,
+    find_changes,
+)
 from pgra.core import Json, check_device, machine_memory
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
@@ -86,7 +93,7 @@ def find_model(name: str) -> ModelSource:
     if name.startswith(BUNDLED):
         folder = bundled_model_dir(name.removeprefix(BUNDLED))
     else:
-        folder = Path(name).expanduser()
+        folder = at_home(name)
         if not folder.is_dir():
             return _find_on_hub(name)
         if not (folder / _CONFIG).is_file():

@@ -24,11 +24,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NoReturn, Self
 from urllib.parse import urlsplit
 
-from pgra.artifacts import digest
+from pgra.artifacts import at_home, digest
 from pgra.core import Json
 from pgra.data.read import longest_line, parse_json
 from pgra.errors import ConfigError, ModelError, PgraError
@@ -752,7 +751,7 @@ class RemoteLM:
     def _read(self, text: str, *, is_chat: bool) -> Reply:
         """Read an answer; what is not needed of it may be missing."""
         try:
-            reply = parse_json(text)
+            reply = _without_halves(parse_json(text))
             choice = reply["choices"][0]
             usage, scored = reply.get("usage") or {}, choice.get("logprobs") or {}
             num_prompt_tokens, num_new_tokens = (
@@ -927,6 +926,17 @@ def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:
     return None
 
 
+def _without_halves(value: Any) -> Any:
+    """Put U+FFFD for halves of characters, which a server sends that cuts one in two."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_without_halves(each) for each in value]
+    if isinstance(value, dict):
+        return {_without_halves(name): _without_halves(each) for name, each in value.items()}
+    return value
+
+
 def _chance(value: Any) -> float:
     """Read a log-probability, which may be -inf; NaN and inf are none (a ValueError)."""
     chance = float(value)
@@ -1037,7 +1047,7 @@ def open_counter(name: str | None) -> tuple[str, Callable[[Sequence[str]], list[
         return "estimate", estimate_tokens
     from pgra.lm.load import ModelSource, find_model, load_tokenizer, tokenizer_identity
 
-    folder = Path(name).expanduser()
+    folder = at_home(name)
     source = ModelSource(name, str(folder), None, "") if folder.is_dir() else find_model(name)
     tokenizer = load_tokenizer(source)
 

@@ -8,7 +8,6 @@ are not seen, such as those that turn the direction of text around, are told by 
 """
 
 import json
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from pgra.config import arg, choose
 from pgra.data.read import is_utf8, whole_number
-from pgra.errors import DataError, PgraError, retry_in_bfloat16
+from pgra.errors import DataError, PgraError, retry_in_bfloat16, visible
 from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import SHARED, Event, FeedbackLog, Part
@@ -41,20 +40,6 @@ SAYING = """type a question, or
 _SAYS = ("say what you meant by", "give the right answer of")
 _LEAVES = ("/quit", "/exit")
 _LEFT_OUT = "…"
-_UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
-_JOINERS = "\u200c\u200d"  # Hindi and Punjabi are written with them
-
-
-def visible(text: str) -> str:
-    """Return a text with a number for each character that is not seen; line breaks, tabs stay."""
-
-    def show(char: str) -> str:
-        if char in "\n\t" or char in _JOINERS or unicodedata.category(char) not in _UNSEEN:
-            return char
-        code = ord(char)
-        return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-    return "".join(map(show, text))
 
 
 def show_entry(entry: Event) -> str:

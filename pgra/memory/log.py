@@ -532,7 +532,13 @@ def export_log(log: FeedbackLog, path: Path, *, scope: str | None = None) -> int
 
     Returns:
         How many.
+
+    Raises:
+        DataError: If the file is the memory's own.
     """
+    own = [Path(f"{log.path.resolve()}{end}") for end in ("", "-wal", "-shm")]
+    if path.resolve() in own or (path.exists() and path.samefile(own[0])):
+        raise DataError(f"{path} is the memory itself: name another file")
     lines = [asdict(event) for event in log.events() if scope in (None, event.scope)]
     write_lines(path, lines)
     return len(lines)

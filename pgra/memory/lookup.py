@@ -351,7 +351,8 @@ class EditLookup(_KeyLookup):
         """Return the nearest k keys' newest entries; see `Lookup`."""
         self._follow()
         key, names = self._normalize(question), list(self._ids)
-        nearest = process.extract(key, names, scorer=self._scorer, limit=k)  # ties in their order
+        most = min(k, len(names))
+        nearest = process.extract(key, names, scorer=self._scorer, limit=most)  # ties in order
         scores = {_chosen(self._ids[name]): self._equal - d for name, d, _ in nearest}
         return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
 

@@ -224,14 +224,15 @@ def _about(pairs: Sequence[Step], arguments: Arguments, **model: str) -> dict[st
 @contextmanager
 def _making(folder: Path) -> Iterator[None]:
     """Hold a folder that is to be new."""
+    is_there = f"{folder} is there already: name another --output_dir, or delete it"
+    if not folder.name:  # . and /
+        raise ArtifactError(is_there)
     with lock_folder(folder, is_new=True):
         if folder.exists():
             if (folder / ABOUT_FILE).is_file():  # a kill may have left what it was made in
                 for path in folder.parent.glob(f".{glob.escape(folder.name)}-{'?' * 12}.training"):
                     shutil.rmtree(path, ignore_errors=True)
-            raise ArtifactError(
-                f"{folder} is there already: name another --output_dir, or delete it"
-            )
+            raise ArtifactError(is_there)
         yield
 
 

@@ -11,6 +11,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -30,8 +31,8 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pgra.errors import DataError, PgraError
-from pgra.memory.chat import Conversation, Turn, visible
+from pgra.errors import DataError, PgraError, visible
+from pgra.memory.chat import Conversation, Turn
 
 _PAGE = Path(__file__).parent / "assets"
 _HEADERS = {
@@ -152,7 +153,9 @@ class MemoryPage:
 
     async def _form(self, request: Request) -> Response:
         origin = request.headers.get("origin")  # as far as the browser tells
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        with suppress(ValueError):  # it is no address
+            origin = origin and urlsplit(origin).netloc
+        if origin is not None and origin != request.headers.get("host"):
             raise HTTPException(403, "this form is of another page")
         typed = await _read_form(request)
         turns, name = self._turns(request), request.path_params["name"]

@@ -12,6 +12,7 @@ from typing import Any, Self, overload
 
 from pgra import __version__
 from pgra.artifacts import (
+    at_home,
     find_damage,
     is_sealed,
     package_versions,
@@ -117,7 +118,7 @@ def is_on_hub(name: str | Path) -> bool:
     """
     if not isinstance(name, str | Path):
         raise ConfigError(f"{name!r:.80} is no name: give a folder, or a hub id")
-    path = Path(name).expanduser()
+    path = at_home(name)
     here = path.exists() or path.parent.is_dir()
     return not here and _HUB_ID.fullmatch(str(name)) is not None
 
@@ -136,7 +137,7 @@ def fetch_reader(name: str | Path, *, token: str | None = None) -> Path:
         ArtifactError: If the hub has none, cannot be reached, or holds something else there.
     """
     if not is_on_hub(name):
-        return Path(name).expanduser()
+        return at_home(name)
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
@@ -302,7 +303,7 @@ class Reader:
         Raises:
             ArtifactError: If it holds something else, or cannot be written.
         """
-        home = Path(folder).expanduser()
+        home = at_home(folder)
         if home.resolve() == self.folder.resolve():
             return home
         if home.is_file() or (any(home.glob("*")) and not (home / RECORD_FILE).is_file()):

@@ -14,6 +14,7 @@ import numpy as np
 from pgra.artifacts import (
     Manifest,
     artifact_dir,
+    at_home,
     build_once,
     digest,
     read_array,
@@ -319,12 +320,12 @@ def _at_home(value: Any) -> Any:
     if isinstance(value, list):
         return [_at_home(each) for each in value]
     is_homeless = isinstance(value, str) and value.startswith("~/")
-    return str(Path(value).expanduser().resolve()) if is_homeless else value
+    return str(at_home(value).resolve()) if is_homeless else value
 
 
 def whole_path(name: str) -> str:
     """Return a local path whole; a name on the hub or a bundled one stays as it is."""
-    path = Path(name).expanduser()
+    path = at_home(name)
     return str(path.resolve()) if path.exists() else name
 
 

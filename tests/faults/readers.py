@@ -135,7 +135,9 @@ def _endpoint() -> RemoteLM:
 def _answer(path: Path) -> object:
     """The body of an answer, behind HTTP."""
     lm, text = _endpoint(), path.read_bytes().decode(errors="replace")
-    return lm._read(text, is_chat='"message"' in text)
+    reply = lm._read(text, is_chat='"message"' in text)
+    reply.text.encode()  # as a file has it
+    return reply
 
 
 def _folder(path: Path) -> object:

@@ -33,6 +33,10 @@ INDEX = ["index", "--corpus", "c.txt"]
         (["search", "x", "--corpus"], "--corpus is empty: give its value"),
         (["ablate", "k", "--dry-run", "--axis", "learning_rate=.nan"], "must be a finite number"),
         (["models", "x"], "unknown argument 'x'"),
+        (
+            ["search", "x", "--corpus", "~no-such-user/c.txt", "--encoder", "e"],
+            "~no-such-user/c.txt does",
+        ),
     ],
 )
 def test_one_line_names_the_argument_and_its_value(words, told, capsys, tmp_path, monkeypatch):
@@ -42,6 +46,42 @@ def test_one_line_names_the_argument_and_its_value(words, told, capsys, tmp_path
     assert last.startswith("pgra: error: ")
     assert told in last
     assert "argument --" not in last  # argparse's own wording
+
+
+WRITERS = {  # by the file that it would replace, which it reads
+    "corpus.txt": ["search", "--queries", "q.tsv", "--corpus", "corpus.txt", "--trec"],
+    "q.tsv": ["rerank", *TRAIN[1:], "--queries", "q.tsv", "--trec"],
+    "train.jsonl": ["plan", *TRAIN[1:], "--train_file", "train.jsonl", "--json"],
+    "test.jsonl": ["worth", *TRAIN[1:], "--test_file", "test.jsonl", "--json"],
+    "c.yaml": ["worth", *TRAIN[1:], "--config", "c.yaml", "--json"],
+    "memory.sqlite": ["memory", "export"],
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_nothing_that_is_read_is_replaced(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["memory", "add", "x", "y"]) == 0
+    for other in (*WRITERS, "plain"):
+        if other != "memory.sqlite":
+            (tmp_path / other).write_text("q\tx\n" if other == "q.tsv" else "seed: 1\n")
+    (tmp_path / "link").hardlink_to(tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+    for target in (name, f"./{name}", str(tmp_path / name), "link"):
+        assert main([*WRITERS[name], target]) == 2
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert "is the file of --" in last or "is the memory itself" in last
+    main([*WRITERS[name], "plain"])  # the control: it fails for another reason, or not at all
+    assert "is the" not in capsys.readouterr().err
+    assert (tmp_path / name).read_bytes() == before
+
+
+def test_a_run_in_the_folder_of_its_model_is_refused(capsys, tmp_path):
+    words = [*TRAIN, "--model_name_or_path", str(tmp_path), "--output_dir"]
+    assert main([*words, str(tmp_path)]) == 2
+    assert "is the folder of --model_name_or_path" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "run")]) == 2  # for it is no model
+    assert "is the folder of" not in capsys.readouterr().err
 
 
 @given(st.floats() | st.integers() | st.text())

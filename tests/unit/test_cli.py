@@ -372,3 +372,39 @@ def test_a_gpu_that_is_not_there_is_refused_by_every_command_before_anything_is_
                 assert f"cannot use device '{device}': " in told, (words, told)
                 assert "Use auto or cpu." in told
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_every_shell_gets_its_completion(shell, capsys):
+    assert main(["completion", shell]) == 0
+    told = capsys.readouterr().out
+    assert "num_candidates" in told
+    assert "%%" not in told
+
+
+@pytest.mark.slow
+def test_closed_streams_an_odd_encoding_and_a_folder_that_went_are_no_mistake(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+
+    def call(line, **environment):
+        line = f"{line.replace('pgra', f'{sys.executable} -m pgra')}; exit $?"
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
+        return subprocess.run(
+            ["sh", "-c", line],
+            **{"env": env, "cwd": gone, "capture_output": True, "text": True, "check": False},
+        )
+
+    for line in ("pgra models >&-", "pgra --version >&- 2>&-", "pgra models <&-"):
+        called = call(line)
+        assert (called.returncode, called.stderr) == (0, "")
+    called = call("pgra task nothing >&- 2>&-")
+    assert called.returncode == 2
+    called = call('pgra memory add "é" "ü" && pgra memory list', PYTHONIOENCODING="ascii")
+    assert (called.returncode, called.stderr) == (0, "")
+    assert '"\\xe9" -> "\\xfc"' in called.stdout
+    called = call("rm -r ../gone && pgra memory list")
+    assert called.returncode == 2
+    assert called.stderr.endswith(
+        "pgra: error: the folder that this runs in was removed: go into another one\n"
+    )

@@ -13,8 +13,9 @@ import pytest
 from following_lm import AKIN, MEANT, FollowingLM, conversation
 
 from pgra.cli import main
+from pgra.errors import visible
 from pgra.memory import stream
-from pgra.memory.chat import Talk, show_entry, visible
+from pgra.memory.chat import Talk, show_entry
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.stream import Simulation, Step
 

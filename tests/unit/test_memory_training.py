@@ -3,6 +3,7 @@
 import shutil
 import signal
 from itertools import islice, repeat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -242,8 +243,9 @@ def test_a_killed_training_goes_on_to_the_same_model_folder(trained, t5_dir, tmp
     left, another = (tmp_path / f".{name}-{'0' * 12}.training" for name in ("gud-ir", "gud-ir-2"))
     for path in (left, another):  # the one as a kill leaves it, behind the model
         path.mkdir()
-    with pytest.raises(ArtifactError, match="is there already"):
-        train_generator(PAIRS, folder, arguments, CPU)
+    for there in (folder, Path(), Path("/")):
+        with pytest.raises(ArtifactError, match="is there already"):
+            train_generator(PAIRS, there, arguments, CPU)
     assert set(tmp_path.iterdir()) == {folder, another}
 
 

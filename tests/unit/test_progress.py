@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from pgra.cli import _close_bars
 from pgra.lm.load import find_model, load_pretrained
 from pgra.progress import Bar
 
@@ -95,3 +96,17 @@ def test_loading_a_model_shows_no_bar_of_transformers_and_leaves_it_as_it_was(lm
     finally:
         if not had_bars:
             library.disable_progress_bar()
+
+
+def test_a_bar_that_ctrl_c_left_half_made_is_closed_all_the_same(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    for place in ("pgra.progress._is_quiet", "tqdm.std.time"):  # before tqdm begins, and within
+        with monkeypatch.context() as patch:
+            patch.setattr(place, interrupt)
+            with pytest.raises(KeyboardInterrupt) as caught:  # which holds the bar
+                Bar(total=3)
+        assert [bar for bar in Bar._instances if "last_print_t" not in vars(bar)]
+        _close_bars()
+        del caught

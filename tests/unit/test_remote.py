@@ -114,6 +114,18 @@ def test_a_chance_that_is_no_number_is_refused(server, open_at, value):
         assert complete(open_at(url), PROMPTS[:1]) == TEXTS[:1]
 
 
+@pytest.mark.parametrize(("cut", "whole"), [(r"\ud83d", "\ufffd"), (r"\ud83d\ude00", "😀")])
+def test_half_a_character_is_kept_as_one_that_files_can_hold(server, open_at, cut, whole):
+    answer = (
+        '{"choices": [{"text": " %s", "logprobs": {"tokens": ["%s"], "token_logprobs": [-1]}}]}'
+    )
+    with server.serve() as url:
+        server.faults = [Fault(200, answer % (cut, cut))]
+        assert complete(open_at(url), PROMPTS[:1]) == [f" {whole}"]
+        assert complete(open_at(url), PROMPTS[:1]) == [f" {whole}"]  # as it was kept
+        assert len(server.bodies) == 1
+
+
 def test_answers_are_in_order_cut_at_the_stop_greedy_and_asked_for_once_ever(server, open_at):
     def slow_first(prompt, max_tokens, stop):
         threading.Event().wait(0.1 if prompt == PROMPTS[0] else 0)
