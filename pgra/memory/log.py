@@ -191,6 +191,8 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self.path, self._db = path, db
+        self._place = path.absolute()  # SQLite's, wherever the process goes
+        self._inode = self._place.stat().st_ino
 
     @classmethod
     def open(cls, path: Path, *, is_writable: bool = True, may_make: bool = True) -> Self:
@@ -478,7 +480,17 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Hold the file for one change: whole, or not at all."""
+        """Hold the file for one change: whole, or not at all.
+
+        Raises:
+            ArtifactError: If it is not where it was: its newest entries stand in a file beside that
+                place, and would be left behind.
+        """
+        if not self._place.exists() or self._place.stat().st_ino != self._inode:
+            raise ArtifactError(
+                f"{self.path} was moved, removed or replaced while it is open: nothing is written; "
+                "put it back with the -wal beside it, or open it again"
+            )
         with MEMORY.errors_of(self.path), self._db:  # which commits, or rolls back
             self._db.execute("BEGIN IMMEDIATE")
             yield

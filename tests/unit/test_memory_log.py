@@ -1,6 +1,7 @@
 """The memory's log: nothing acknowledged is lost, and what is damaged is told."""
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,24 @@ def test_a_change_is_whole_or_not_at_all_and_of_one_task(log):
         log.extend(events())
     with FeedbackLog.open(log.path) as other:  # another process's view
         assert told(other) == {"b": "two", "a": "of another task"}
+
+
+def test_a_memory_that_was_moved_or_replaced_is_not_written(log, monkeypatch, tmp_path):
+    log.write("a", "one")
+    aside = log.path.with_name("aside.sqlite")
+    monkeypatch.chdir(tmp_path)
+    log.write("b", "two")  # wherever the process is
+    log.path.rename(aside)
+    with pytest.raises(ArtifactError, match="was moved, removed or replaced while it is open"):
+        log.write("c", "three")
+    shutil.copy(aside, log.path)
+    with pytest.raises(ArtifactError, match="was moved"):
+        log.forget(1)
+    aside.replace(log.path)
+    log.write("c", "three")  # the control
+    log.close()
+    with FeedbackLog.open(log.path) as other:
+        assert told(other) == {"a": "one", "b": "two", "c": "three"}
 
 
 LETTERS = st.characters(exclude_categories=["Cs", "Cc"])
