@@ -751,7 +751,7 @@ class RemoteLM:
     def _read(self, text: str, *, is_chat: bool) -> Reply:
         """Read an answer; what is not needed of it may be missing."""
         try:
-            reply = _without_halves(parse_json(text))
+            reply = parse_json(text)
             choice = reply["choices"][0]
             usage, scored = reply.get("usage") or {}, choice.get("logprobs") or {}
             num_prompt_tokens, num_new_tokens = (
@@ -763,10 +763,10 @@ class RemoteLM:
             if not isinstance(written, str):
                 raise TypeError
             return Reply(
-                written,
+                _without_halves(written),
                 num_prompt_tokens,
                 num_new_tokens,
-                tokens=tuple(map(str, scored.get("tokens") or ())),
+                tokens=tuple(map(_without_halves, scored.get("tokens") or ())),
                 chances=tuple(None if value is None else _chance(value) for value in chances),
                 top=_read_top(scored),
                 is_cut=choice.get("finish_reason") == "length",
@@ -926,15 +926,9 @@ def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:
     return None
 
 
-def _without_halves(value: Any) -> Any:
+def _without_halves(text: object) -> str:
     """Put U+FFFD for halves of characters, which a server sends that cuts one in two."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_without_halves(each) for each in value]
-    if isinstance(value, dict):
-        return {_without_halves(name): _without_halves(each) for name, each in value.items()}
-    return value
+    return str(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _chance(value: Any) -> float:
@@ -953,10 +947,10 @@ def _read_top(scored: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """
     if content := scored.get("content"):
         told = content[0].get("top_logprobs") or ()
-        return tuple((str(one["token"]), _chance(one["logprob"])) for one in told)
+        return tuple((_without_halves(one["token"]), _chance(one["logprob"])) for one in told)
     tokens = scored.get("top_logprobs") or ()
     first = (tokens[-1] if tokens else None) or {}
-    return tuple((str(token), _chance(value)) for token, value in first.items())
+    return tuple((_without_halves(token), _chance(value)) for token, value in first.items())
 
 
 def first_chances(name: str, top: Sequence[tuple[str, float]], words: Sequence[str]) -> list[float]:
