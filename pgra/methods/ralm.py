@@ -353,18 +353,17 @@ class LMClassifier(Classifier):
             padded = pad([answers[row] for row in batch])
             number = {place: n for n, place in enumerate(padded["places"].tolist())}
             spots, tokens, asked = (list[tuple[int, ...]]() for _ in range(3))
-            for at, row in enumerate(batch):
+            for line, row in enumerate(batch):
                 example, prompt, words = rows[row]
                 length = sizes[row] - len(prompt)
                 for column, word in words.items():
                     tokens += [(len(spots) + step, token) for step, token in enumerate(word)]
                     asked.append((example, column, length))
-                spots += [(at, number[len(prompt)] + step) for step in range(length)]
+                spots += [(line, number[len(prompt)] + step) for step in range(length)]
             output = self.module(**{name: send(value, device) for name, value in padded.items()})
-            at, step = send(torch.tensor(spots).T.contiguous(), device)
-            chances = output.logits[at, step].float().log_softmax(dim=1)
-            spot, token = send(torch.tensor(tokens).T.contiguous(), device)
-            return asked, chances[spot, token]
+            read_from = tuple(send(torch.tensor(spots).T.contiguous(), device))
+            chances = output.logits[read_from].float().log_softmax(dim=1)  # (spots, V)
+            return asked, chances[tuple(send(torch.tensor(tokens).T.contiguous(), device))]
 
         was_training = self.module.training
         self.module.eval()
