@@ -430,7 +430,7 @@ NEIGHBOR_ENCODERS = ("encoder", "reader")
 POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
 LEAK_JACCARD = 0.9
 """Share of common words from which on a text is nearly the query's own; see `LeakGuard`."""
-RETRIEVERS = ("bm25", "dense", "distilled", "exhaustive", "hybrid", "random", "run")
+RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random", "run")
 
 
 @dataclass(kw_only=True)
@@ -474,10 +474,9 @@ class RetrieverArguments(EncoderArguments):
 
     retriever: str = arg(
         "dense",
-        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), distilled (the dense "
-        "index searched by what a sample says of the LM's states), random (by chance, a control), "
-        "run:FILE (the candidates of a TREC run file), or exhaustive (none: the LM reads the whole "
-        "corpus once, and evidence is the best of all of it); or your own, module:Class.",
+        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
+        "control), run:FILE (the candidates of a TREC run file), or exhaustive (none: the LM reads "
+        "the whole corpus once, and evidence is the best of all of it); or your own, module:Class.",
         choices=RETRIEVERS,
         is_open=True,
         is_common=True,

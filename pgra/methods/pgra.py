@@ -599,7 +599,7 @@ def evidence_models(args: PgraArguments) -> list[str]:
     """Return the models that find the reader's evidence; none without any."""
     if args.rerank.num_evidence == 0:
         return []
-    encodes = args.retriever.retriever in ("dense", "distilled", "hybrid")
+    encodes = args.retriever.retriever in ("dense", "hybrid")
     encodes &= not args.rerank.gives_hint
     models = [args.retriever.encoder] if encodes else []
     reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)

@@ -156,7 +156,6 @@ class Stages(Timed):
             self.corpus,
             self.context,
             options=self.args.retriever_options,
-            reranker=self.reranker,
         )
 
     @cached_property
@@ -203,7 +202,6 @@ class Stages(Timed):
                 corpus=self.corpus,
                 context=replace(self.context, progress=False),
                 options=self.args.retriever_options,
-                reranker=self.reranker,
             ),
             task=self.data.task.name,
             splits={split: self.data.examples(split) for split in SPLITS},

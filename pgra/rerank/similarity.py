@@ -104,12 +104,10 @@ class Similarity:
     Attributes:
         is_fitted: Whether `fit` measures something, on a draw of passages and training queries.
         reads_words: Whether it needs the LM's head.
-        are_chances: Whether a passage's values are chances that add up to 1.
     """
 
     is_fitted: ClassVar[bool] = False
     reads_words: ClassVar[bool] = False
-    are_chances: ClassVar[bool] = False
 
     @classmethod
     def settings(
@@ -300,7 +298,6 @@ class LabelHead(Similarity):
     prior: Floats
 
     is_fitted = True
-    are_chances = True
 
     @classmethod
     def settings(

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 RETRIEVERS: dict[str, str] = {
     "bm25": "pgra.retrieval.bm25:BM25Retriever",
     "dense": "pgra.retrieval.dense:DenseRetriever",
-    "distilled": "pgra.rerank.distilled:DistilledRetriever",
     "hybrid": "pgra.retrieval.hybrid:HybridRetriever",
     "random": "pgra.retrieval.random:RandomRetriever",
     "run": "pgra.retrieval.trec:RunRetriever",
@@ -53,8 +52,6 @@ class IndexRequest:
         recall_queries: Texts to measure a dense index's recall with; None: passages.
         engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
         num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
-        reranker: The second stage (`pgra.rerank.BaseReranker`), for a retriever that learns from
-            it; None outside a task.
     """
 
     args: RetrieverArguments
@@ -65,7 +62,6 @@ class IndexRequest:
     recall_queries: Sequence[str] | None = None
     engine: str = "local"
     num_workers: int | None = None
-    reranker: Any = None
 
     @property
     def home(self) -> Path:
@@ -109,13 +105,11 @@ class Retriever(ABC):
     Attributes:
         Arguments: Its own flags, if it has any.
         encodes: Whether it has an encoder read the corpus (`--engine ray` can).
-        learns: Whether it learns from the task's second stage.
         fingerprint: All that determines the candidates of a text.
     """
 
     Arguments: ClassVar[type[_Arguments] | None] = None
     encodes: ClassVar[bool] = False
-    learns: ClassVar[bool] = False
     fingerprint: Mapping[str, Json]
 
     @classmethod
@@ -195,7 +189,6 @@ def open_retriever(
     context: Context,
     *,
     options: _Arguments | None = None,
-    reranker: Any = None,
 ) -> Retriever:
     """Open the first stage: find its finished index, or build it.
 
@@ -204,7 +197,6 @@ def open_retriever(
         corpus: What is searched.
         context: Where, and who shares the building.
         options: The retriever's own arguments; None: their defaults.
-        reranker: The second stage, for a retriever that learns from it.
 
     Raises:
         ConfigError: If more candidates are asked for than there are passages, or the index's
@@ -217,9 +209,7 @@ def open_retriever(
     check_num_candidates(args.num_candidates, len(corpus))
     if options is None and cls.Arguments is not None:
         options = cls.Arguments()
-    return cls.open(
-        IndexRequest(args=args, corpus=corpus, context=context, options=options, reranker=reranker)
-    )
+    return cls.open(IndexRequest(args=args, corpus=corpus, context=context, options=options))
 
 
 def check_num_candidates(k: int, num_passages: int) -> None:

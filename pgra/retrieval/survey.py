@@ -139,7 +139,7 @@ class Survey:
                 stored=stored,
                 seconds=0.0 if is_built else None,  # an index that is gone is built all the same
             )
-        if self.seconds <= 0 or cls.learns:
+        if self.seconds <= 0:
             return base
         if not is_built:
             return self._try(base, request, encoder)

@@ -41,7 +41,7 @@ DONE = (
     "was erased already",
 )
 SHARED = (
-    *("index", "bm25", "hybrid", "distilled", "rerank", "train", "plain", "rag", "icl", "knn"),
+    *("index", "bm25", "hybrid", "rerank", "train", "plain", "rag", "icl", "knn"),
     *("evaluate", "ablate", "worth", "demo"),
 )
 """Commands whose work several processes share; the others refuse to be several."""

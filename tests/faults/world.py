@@ -484,7 +484,6 @@ JOBS: Mapping[str, Job] = {
     "index": Job(["index", *INDEX]),
     "bm25": Job(["index", *_flags(corpus="corpus.txt", retriever="bm25")]),
     "hybrid": Job(["index", *INDEX, *_flags(retriever="hybrid")]),
-    "distilled": Job(["rerank", *_RERANK, *_flags(retriever="distilled")], ["index"]),
     "search": Job(
         ["search", *INDEX, *_flags(queries="queries.jsonl", num_candidates=3, trec="found.trec")]
     ),
