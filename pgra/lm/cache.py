@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, cast
 
 import xxhash
 
-from pgra.artifacts import DatabaseKind, digest, open_database
+from pgra.artifacts import digest
 from pgra.core import ALONE, Context, Json, never
+from pgra.database import DatabaseKind, open_database
 from pgra.errors import ArtifactError
 from pgra.lm.base import Advance, Completion, LanguageModel
 
@@ -46,8 +47,6 @@ ANSWERS = DatabaseKind(
     schema="CREATE TABLE answers "
     "(digest TEXT PRIMARY KEY, model TEXT NOT NULL, answer TEXT NOT NULL) WITHOUT ROWID",
     version=2,
-    timeout=60.0,
-    if_foreign="move it away, or choose another --artifacts_dir",
     if_damaged="move it away, and its answers are asked again, or put a copy in its place",
 )
 _FIRST, _MOST = 32, 1024  # prompts that are asked before their answers are written
@@ -87,7 +86,7 @@ class AnswersCache:
         """Look answers up; a key without one is left out, or whose one is damaged.
 
         Raises:
-            ArtifactError: If the file is damaged, foreign or held by another process for a minute.
+            ArtifactError: If the file is damaged, foreign or held by another process for long.
         """
         if not self.path.exists():
             return {}

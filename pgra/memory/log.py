@@ -30,9 +30,10 @@ from typing import Any, Literal, Self
 
 import xxhash
 
-from pgra.artifacts import DatabaseKind, canonical_json, open_database, write_aside, write_lines
+from pgra.artifacts import canonical_json, write_aside, write_lines
 from pgra.config import from_values
 from pgra.data.read import check_file, is_utf8, read_records
+from pgra.database import DatabaseKind, open_database
 from pgra.errors import ArtifactError, DataError, PgraError
 
 MEMORY = DatabaseKind(
@@ -44,8 +45,6 @@ CREATE TABLE entry (event INTEGER PRIMARY KEY, slot BLOB NOT NULL UNIQUE);
 """,
     # A page holds the longest record whole, so that what is left of a damaged file can be read.
     page_bytes=65_536,
-    uses_wal=True,
-    if_missing="pgra memory add makes one",
     if_damaged="pgra memory salvage {path} --output NEW.sqlite reads what is left",
 )
 logger = logging.getLogger(__name__)

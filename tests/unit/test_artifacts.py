@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from pgra.artifacts import (
     SEAL,
-    DatabaseKind,
     artifact_dir,
     build_once,
     canonical_json,
@@ -29,7 +28,6 @@ from pgra.artifacts import (
     is_finished,
     load_manifest,
     lock_folder,
-    open_database,
     read_manifest,
     without_home,
     write_array,
@@ -219,9 +217,6 @@ def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
         assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()},")
 
 
-KIND = DatabaseKind(name="a", application_id=7, schema="CREATE TABLE a (b)")
-
-
 def writing(path):
     """Start a process that writes a file, and stops in the middle."""
     code = "import sys; from pathlib import Path; from pgra.artifacts import write_aside\n"
@@ -237,13 +232,11 @@ def partials(folder):
     return sorted(path.name for path in folder.iterdir() if "partial" in path.name)
 
 
-@pytest.mark.parametrize("way", ["write", "lock", "database"])
+@pytest.mark.parametrize("way", ["write", "lock"])
 def test_what_killed_processes_left_goes_and_what_live_ones_write_stays(way, tmp_path):
     def next_command():
         if way == "write":
             write_text(tmp_path / "other.txt", "whole")
-        elif way == "database":
-            open_database(tmp_path / "a.sqlite", KIND).close()
         else:
             with lock_folder(tmp_path):
                 pass
@@ -257,7 +250,7 @@ def test_what_killed_processes_left_goes_and_what_live_ones_write_stays(way, tmp
         assert len(partials(tmp_path)) == 4
         live.communicate(b"")
     assert (tmp_path / "live.txt").read_text() == "half"
-    next_command()  # a database is there already
+    next_command()
     assert partials(tmp_path) == [".note.partial"]
 
 

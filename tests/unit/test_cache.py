@@ -42,7 +42,7 @@ def test_what_was_kept_is_found_again_and_nothing_else(answers):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("PRAGMA application_id = 0", "answers.sqlite .*move it away"),
+        ("PRAGMA application_id = 0", "answers.sqlite .*name another file"),
         ("DROP TABLE answers", "damaged .*its answers are asked again"),
         (b"this is no database, and longer than its header " * 40, "is damaged .*: move it away"),
         ("BEGIN EXCLUSIVE", r"cannot be used \(database is locked\)"),
