@@ -449,11 +449,6 @@ def check_fingerprint(
     for name in sorted({*made, *asked}):
         one, other = (canonical_json(fields.get(name)) for fields in (made, asked))
         if one != other:
-            if one.replace('"dtype":"float16"', '"dtype":"bfloat16"') == other:
-                way_out = (
-                    "where float16 does not hold all numbers of its LM delete it and give the same "
-                    "command again; where it does, use --lm_dtype float16"
-                )
             raise ArtifactError(
                 f"{folder} was made with {name} {_excerpt(one, other)}, {now} "
                 f"{_excerpt(other, one)}: {way_out}"

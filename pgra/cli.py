@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from pgra.errors import (
     check_alone,
     device_fault,
     is_lost_connection,
-    retry_in_bfloat16,
     unknown_name,
     visible,
 )
@@ -164,8 +162,7 @@ def _call(main: Main, argv: Sequence[str]) -> int:
             return _fail("the folder that this runs in was removed: go into another one")
         words, level = take_general(argv)
         _configure_logging(level)
-        work = partial(main, words)
-        return retry_in_bfloat16(work, anew=_close_bars, tell=_tell_others)
+        return main(words)
     except PgraError as error:
         return _fail(str(error))
     except Stopped as stop:
@@ -323,12 +320,6 @@ def _lost_process(error: Exception) -> str:
             return f"process {', '.join(map(str, ranks))}"
         time.sleep(_BETWEEN_LOOKS)  # its connections end before it does
     return "another process" if is_told else ""
-
-
-def _tell_others() -> None:
-    from pgra.core import tell_others
-
-    tell_others()
 
 
 def _num_processes() -> int:

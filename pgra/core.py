@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pgra.errors import DtypeError, ModelError
+from pgra.errors import ModelError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -216,11 +216,6 @@ def no_wait() -> None:
     """Wait for nobody: the barrier of a single process."""
 
 
-def never() -> bool:
-    """Return False: what is computed is always wanted."""
-    return False
-
-
 @dataclass(frozen=True)
 class Context:
     """Where a job runs, with whom, and how loudly. It decides nothing of what comes out.
@@ -273,11 +268,9 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     # Without `cpu`, accelerate takes each process for the only one where there is no GPU.
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
-    if not _PROCESSES:  # a command may be run twice: see `pgra.errors.retry_in_bfloat16`
-        _PROCESSES.extend([None] * state.num_processes)
-        own = gethostname(), os.getpid()
-        torch.distributed.all_gather_object(_PROCESSES, own, cpu_group())
-    wait_for_all()  # the second time none looks into a folder that another has still to leave
+    _PROCESSES[:] = [None] * state.num_processes
+    own = gethostname(), os.getpid()
+    torch.distributed.all_gather_object(_PROCESSES, own, cpu_group())
     worker = Worker(state.process_index, state.num_processes)
     return Context(worker, wait_for_all, artifacts, device)
 
@@ -331,28 +324,11 @@ def _leave_groups() -> None:
         dist.destroy_process_group()
 
 
-def wait_for_all(*, needs_bfloat16: bool = False) -> None:
-    """Wait until all processes are there; no GPU is kept busy meanwhile, as NCCL's barrier does.
-
-    Args:
-        needs_bfloat16: Whether this process is here because float16 does not hold an LM's numbers.
-
-    Raises:
-        DtypeError: If another process is.
-    """
-    import torch
+def wait_for_all() -> None:
+    """Wait until all processes are there; no GPU is kept busy meanwhile, as NCCL's barrier does."""
     import torch.distributed as dist
 
-    shared = torch.tensor(int(needs_bfloat16))
-    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=cpu_group())
-    if shared and not needs_bfloat16:
-        raise DtypeError("another process needs bfloat16", is_told=True)
-
-
-def tell_others() -> None:
-    """Have all processes begin again in bfloat16, from where each next waits for the others."""
-    if _PROCESSES:
-        wait_for_all(needs_bfloat16=True)
+    dist.barrier(group=cpu_group())
 
 
 def gather(items: list[Unit], worker: Worker) -> list[Unit]:
@@ -361,7 +337,6 @@ def gather(items: list[Unit], worker: Worker) -> list[Unit]:
         return items
     import torch.distributed as dist
 
-    wait_for_all()  # where another process tells what it found
     parts: list[list[Unit]] = [[] for _ in range(worker.world)]
     dist.all_gather_object(parts, items, group=cpu_group())
     return [item for part in parts for item in part]

@@ -5,17 +5,14 @@ Scripts turn a `PgraError` into one line and exit code 2 (`pgra.cli.run`). Misus
 """
 
 import difflib
-import gc
 import os
 import re
 import reprlib
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, TypeVar
-
-T = TypeVar("T")
+from typing import ClassVar
 
 LONGEST_MESSAGE = 300
 """Characters of an error of what a user gave: what stands in a file may be of any length."""
@@ -95,46 +92,6 @@ class ArtifactError(PgraError):
 
 class ModelError(PgraError):
     """A model that cannot be found, loaded or used for what is asked."""
-
-
-class DtypeError(ModelError):
-    """Numbers that are not finite, of an LM whose dtype was ours to choose: bfloat16 comes next.
-
-    Attributes:
-        is_told: Whether another process found it out, and told this one.
-    """
-
-    def __init__(self, message: str, *, is_told: bool = False) -> None:
-        super().__init__(message)
-        self.is_told = is_told
-
-
-def retry_in_bfloat16(
-    work: Callable[[], T],
-    *,
-    anew: Callable[[], object] = gc.collect,
-    tell: Callable[[], object] = gc.collect,
-) -> T:
-    """Do work; if float16 does not hold an LM's numbers, once more, in bfloat16.
-
-    What was kept stays, but for the LM's states and answers, which are of one dtype.
-
-    Args:
-        work: Opens the LM itself, or has `anew` open it.
-        anew: What comes before the second time; the first one's error is forgotten by then.
-        tell: Has the other processes of this work do it again too, where there are some: see
-            `pgra.core.tell_others`.
-    """
-    try:
-        return work()
-    except DtypeError as error:
-        is_told = error.is_told
-    # Outside the handler, which holds the LM that failed.
-    gc.collect()
-    if not is_told:
-        tell()
-    anew()
-    return work()
 
 
 def device_fault(error: Exception) -> str | None:

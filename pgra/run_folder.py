@@ -4,18 +4,15 @@ Light: no torch. `pgra.runs` says what each file is.
 """
 
 import errno
-import logging
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pgra.artifacts import check_fingerprint, file_checksum
 from pgra.core import Json
 from pgra.errors import ArtifactError
 from pgra.report.results import METRICS_FILE, read_object
-
-logger = logging.getLogger(__name__)
 
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
@@ -104,8 +101,7 @@ def check_same_inputs(
 ) -> None:
     """Refuse to use a run with other inputs than it was made with.
 
-    How many processes trained it may differ: that is in its weights, which are there. Its LM may
-    have fallen back to bfloat16 since, and evidence is then found anew, in this dtype.
+    How many processes trained it may differ: that is in its weights, which are there.
 
     Args:
         folder: The run.
@@ -117,9 +113,6 @@ def check_same_inputs(
     """
     made = read_object(folder / IDENTITY_FILE)
     free = {*free, "num_processes"}
-    if (fallen := let_fall(folder, made, asked)) != made:
-        made = cast("dict[str, Any]", fallen)
-        free |= {name for name in made if "/" in name}  # digests of what follows
     both = [name for name in asked if name in made and name not in free]
     _compare(
         folder,
@@ -127,32 +120,6 @@ def check_same_inputs(
         {name: asked[name] for name in both},
         "its data, task or models changed since; restore them, or run it again",
     )
-
-
-def let_fall(folder: Path, made: Json, asked: Json) -> Json:
-    """Return what a run was made with, in bfloat16 where its LM fell back since; that is said."""
-    fallen = _in_bfloat16(made, asked)
-    if fallen != made:
-        logger.warning(
-            "%s was made in float16, which does not hold all numbers of its LM: what it asks the "
-            "LM now is in bfloat16, which is coarser",
-            folder,
-        )
-    return fallen
-
-
-def _in_bfloat16(made: Json, asked: Json) -> Json:
-    """Return what was made, its dtypes bfloat16 where they were float16 and bfloat16 is asked."""
-    if isinstance(made, list) and isinstance(asked, list) and len(made) == len(asked):
-        return [_in_bfloat16(*pair) for pair in zip(made, asked, strict=True)]
-    if isinstance(made, Mapping) and isinstance(asked, Mapping):
-        return {
-            name: "bfloat16"
-            if (name, value, asked.get(name)) == ("dtype", "float16", "bfloat16")
-            else _in_bfloat16(value, asked.get(name))
-            for name, value in made.items()
-        }
-    return made
 
 
 def _compare(

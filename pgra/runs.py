@@ -18,7 +18,7 @@ runs/NAME/summary.json       mean and spread
 import logging
 import shutil
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -35,7 +35,7 @@ from pgra.artifacts import (
 )
 from pgra.config import RunArguments
 from pgra.core import ALONE, Context, Example, Json, Prediction
-from pgra.errors import ArtifactError, ConfigError, DtypeError, PgraError, retry_in_bfloat16
+from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.memory.labels import (
     MEMORY_WEIGHT,
     Correction,
@@ -131,31 +131,11 @@ def run_all(
     """
     outcomes: dict[int, Outcome] = {}
     prepared = Prepared(next(iter(runs.values())), context, list(runs.values()))
-    with all_of_one_dtype(outcomes.values(), context):
-        for seed, args in runs.items():
-            if len(runs) > 1:
-                logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(runs))
-            outcomes[seed] = prepared.run(args, may_lack_reader=may_lack_reader)
+    for seed, args in runs.items():
+        if len(runs) > 1:
+            logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(runs))
+        outcomes[seed] = prepared.run(args, may_lack_reader=may_lack_reader)
     return outcomes
-
-
-@contextmanager
-def all_of_one_dtype(made: Collection[Outcome], context: Context) -> Iterator[None]:
-    """Delete what this command made in float16 if it must begin again in bfloat16.
-
-    Args:
-        made: Runs that are compared with each other; those that were there before stay.
-        context: The main process deletes.
-    """
-    try:
-        yield
-    except DtypeError:
-        for outcome in made if context.is_main else ():
-            folder = outcome.folder
-            if not outcome.reused and '"float16"' in (folder / IDENTITY_FILE).read_text():
-                logger.warning("%s was made in float16: it is made anew", folder)
-                shutil.rmtree(folder)
-        raise
 
 
 class Prepared:
@@ -499,13 +479,11 @@ class Predictor:
         decider: The run's method, opened.
         open_memory: Opens the corrections that are mixed into its labels, if any are.
         memory_weight: Theirs; see `pgra.memory.labels.mix_labels`.
-        reopen: Opens the method anew, where its LM goes on in bfloat16.
     """
 
     decider: Method
     open_memory: Callable[[], LabelMemory] | None = None
     memory_weight: float = MEMORY_WEIGHT
-    reopen: Callable[[], Method] | None = None
 
     @classmethod
     def open(
@@ -561,8 +539,7 @@ class Predictor:
         if attention:
             changes["reader"] = {"evidence_attention": True}
         try:
-            reopen = partial(open_run, folder, context, changes)
-            decider = retry_in_bfloat16(reopen)
+            decider = open_run(folder, context, changes)
         except PgraError as error:
             if not is_fetched:
                 raise
@@ -572,7 +549,7 @@ class Predictor:
                 f"pgra.Reader.from_pretrained('{name}')]"
             ) from None
         if "memory" in sections or memory is None or memory.memory is None:
-            return cls(decider, reopen=reopen)
+            return cls(decider)
         data = decider.data
         open_memory = partial(
             LabelMemory,
@@ -582,7 +559,7 @@ class Predictor:
             labels=data.labels,
             device=device,
         )
-        return cls(decider, open_memory, memory_weight, reopen)
+        return cls(decider, open_memory, memory_weight)
 
     def answer(self, queries: Sequence[Query]) -> list[Answer]:
         """Decide queries.
@@ -596,7 +573,7 @@ class Predictor:
         """
         task = self.decider.data.task
         examples = read_queries(queries, task=task.name, inputs=task.inputs)
-        decided = retry_in_bfloat16(lambda: self.decider.decide(examples), anew=self._open_anew)
+        decided = self.decider.decide(examples)
         answers = [
             Answer(
                 example,
@@ -613,10 +590,6 @@ class Predictor:
             return answers
         with self.open_memory() as memory:
             return [self._mix(a, memory.recall(a.query.fields)) for a in answers]
-
-    def _open_anew(self) -> None:
-        if self.reopen is not None:
-            self.decider = self.reopen()
 
     def _mix(self, answer: Answer, found: Sequence[Correction]) -> Answer:
         if not found:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 
 # Tiny models gain nothing from threads, and sums differ in their last digits with the number of
 # threads: subprocesses and fixtures must have as many as the tests.
@@ -33,7 +32,6 @@ from pgra.config import (
     RuntimeArguments,
 )
 from pgra.core import Example
-from pgra.errors import DtypeError
 
 # Importing torch and transformers makes many objects and next to no garbage. `quick_collections`
 # turns the collector on again.
@@ -240,26 +238,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Give every file below a folder, by its path."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
-
-class Meeting:
-    """Threads in the place of processes: how they wait for each other, and tell (`pgra.core`)."""
-
-    def __init__(self, count: int) -> None:
-        self._tells = self._told = False
-        self._all = Barrier(count, action=self._note, timeout=60)
-
-    def _note(self) -> None:
-        self._told, self._tells = self._tells, False
-
-    def wait(self) -> None:
-        self._all.wait()
-        if self._told:
-            raise DtypeError("another process needs bfloat16", is_told=True)
-
-    def tell(self) -> None:
-        self._tells = True
-        self._all.wait()
 
 
 def write_jsonl(path: Path, rows: list[dict[str, object]]) -> Path:

@@ -6,9 +6,8 @@ disk: states are kept in memory.
 
 import logging
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -21,7 +20,7 @@ from pgra.config import RerankArguments
 from pgra.core import Candidates, Example, Hit, check_device
 from pgra.data.examples import given_split, read_split
 from pgra.data.tasks import LABEL, Task
-from pgra.errors import ConfigError, retry_in_bfloat16
+from pgra.errors import ConfigError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
@@ -160,7 +159,6 @@ class Reranker:
             lm, self.prompt, args.prefix_sharing, args.lm_batch_tokens, args.max_prompt_tokens
         )
         self._fitted: Similarity | None = None
-        self._fit: Callable[[], Similarity] | None = None
         self._states: dict[str, Floats] = {}
 
     @property
@@ -234,13 +232,9 @@ class Reranker:
         asked = [Example("", self._fields(one)) for one in queries]
         keys = np.array([query_key(one) for one in asked], np.int64)
         fields = [*(one.fields for one in asked), *self._passages(as_texts("documents", documents))]
-
-        def compare() -> Floats:
-            similarity = self._similarity()
-            both = self._read(fields)
-            return _products(similarity, both[: len(asked)], keys, both[len(asked) :])
-
-        scores = retry_in_bfloat16(compare, anew=self._fall_back)
+        similarity = self._similarity()
+        both = self._read(fields)
+        scores = _products(similarity, both[: len(asked)], keys, both[len(asked) :])
         return scores if isinstance(query, list) else scores[0]
 
     def encode(self, documents: Iterable[str]) -> Floats:
@@ -250,8 +244,7 @@ class Reranker:
             PgraError: If the LM cannot be used.
             ValueError: If a document is no text.
         """
-        fields = self._passages(as_texts("documents", documents))
-        return retry_in_bfloat16(partial(self._read, fields), anew=self._fall_back)
+        return self._read(self._passages(as_texts("documents", documents)))
 
     def fit(self, documents: Iterable[str], examples: Iterable[Any] | None = None) -> Self:
         """Fit the similarity, in place: to documents such as will be ranked, and to queries.
@@ -282,13 +275,8 @@ class Reranker:
         )
         drawn = self._passages([texts[row] for row in fitting.rows().tolist()])
         asked = [dict(one.fields) for one in fitting.queries()]
-
-        def fit() -> Similarity:
-            both = self._read([*asked, *drawn])
-            return fitting.fit_states(both[len(asked) :], both[: len(asked)])
-
-        fitted = retry_in_bfloat16(fit, anew=self._fall_back)
-        self._fitted, self._fit = fitted, fit  # the latter for bfloat16, if that comes later
+        both = self._read([*asked, *drawn])
+        self._fitted = fitting.fit_states(both[len(asked) :], both[: len(asked)])
         return self
 
     def __repr__(self) -> str:
@@ -297,7 +285,7 @@ class Reranker:
         return f"Reranker({name!r}, {shown} exemplars, similarity={self.similarity!r})"
 
     def _check_fitted(self) -> None:
-        if self._class.is_fitted and self._fit is None:
+        if self._class.is_fitted and self._fitted is None:
             raise ValueError(
                 f"similarity '{self.similarity}' is fitted to documents and training queries: "
                 "call fit(documents, examples) first, or use dot, cosine or kl"
@@ -305,14 +293,8 @@ class Reranker:
 
     def _similarity(self) -> Similarity:
         if self._fitted is None:
-            self._fitted = self._class.of_lm(self.encoder.lm) if self._fit is None else self._fit()
+            self._fitted = self._class.of_lm(self.encoder.lm)
         return self._fitted
-
-    def _fall_back(self) -> None:
-        """Have all states read anew in bfloat16, those that the similarity was fitted to too."""
-        self.encoder.fall_back()
-        self._states.clear()
-        self._fitted = None
 
     def _examples(self, given: Iterable[Any], name: str) -> list[Example]:
         if self._task is None:

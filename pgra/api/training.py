@@ -12,7 +12,7 @@ so that a stopped run goes on, and `pgra evaluate`, `predict` and `report` read 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -25,7 +25,7 @@ from pgra.data.corpus import Corpus, write_passages
 from pgra.data.examples import RawSplit, Rows, open_rows, read_split
 from pgra.data.references import read_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
-from pgra.errors import ArtifactError, ConfigError, DataError, retry_in_bfloat16
+from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.methods.base import arguments_of
 from pgra.progress import quiet_transformers
 from pgra.publish import HubTarget, open_target, push_run
@@ -118,8 +118,7 @@ def train(
     with quiet_transformers():
         context = replace(ALONE, progress=progress)
         args_there = args.change(args.home, output_dir=str(folder))
-        work = partial(run, args_there, context)
-        outcome = retry_in_bfloat16(work)
+        outcome = run(args_there, context)
     return Run(outcome.folder, args)
 
 

@@ -49,7 +49,6 @@ from pgra.errors import (
     ArtifactError,
     ConfigError,
     DataError,
-    DtypeError,
     PgraError,
     cut,
     show,
@@ -58,7 +57,7 @@ from pgra.errors import (
 from pgra.methods.base import METHODS, find_method, find_sections, open_method
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
-from pgra.runs import Outcome, all_of_one_dtype, run_all, variant
+from pgra.runs import run_all, variant
 
 logger = logging.getLogger(__name__)
 
@@ -426,17 +425,13 @@ def run_grid(
         Why, by the name of each run that failed.
 
     Raises:
-        DtypeError: If all must be made anew in bfloat16.
         PgraError: In several processes, as a run says.
     """
-    failures, made = {}, list[Outcome]()
+    failures = {}
     for number, run in enumerate(in_order(runs), 1):
         logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))
         try:
-            with all_of_one_dtype(made, context):
-                made += run_all({run.seed: run.args}, context, may_lack_reader=True).values()
-        except DtypeError:
-            raise
+            run_all({run.seed: run.args}, context, may_lack_reader=True)
         except PgraError as error:
             if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
                 raise

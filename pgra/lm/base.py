@@ -194,14 +194,14 @@ def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
     if not args.is_remote:
         from pgra.lm.causal_lm import CausalLM
 
-        lm = CausalLM.open(args, context.device, with_head=True, artifacts=context.artifacts)
+        lm = CausalLM.open(args, context.device, with_head=True)
         if args.lm_window is not None and args.lm_window > lm.window:
             raise ConfigError(
                 f"lm_window is {args.lm_window}, and '{args.lm}' reads {lm.window} tokens: give "
                 "less, or leave it out"
             )
         lm.window = args.lm_window or lm.window
-        return CachedLM(lm, answers, context, is_void=lm.is_void)
+        return CachedLM(lm, answers, context)
     if context.worker.world > 1:
         raise ConfigError(
             f"--lm {args.lm} is behind an endpoint, which one process asks, and there are "

@@ -17,18 +17,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import xxhash
 
 from pgra.artifacts import digest
-from pgra.core import ALONE, Context, Json, never
+from pgra.core import ALONE, Context, Json
 from pgra.database import DatabaseKind, open_database
 from pgra.errors import ArtifactError
 from pgra.lm.base import Advance, Completion, LanguageModel
 
 if TYPE_CHECKING:
-    from pgra.lm.causal_lm import CausalLM
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,6 @@ class CachedLM:
         inner: The LM.
         num_asked: Prompts that it was asked so far, by all processes.
         num_found: Prompts whose answers were there.
-        is_void: Says whether it must not be asked any more: its dtype does not hold its numbers.
     """
 
     def __init__(
@@ -161,8 +160,6 @@ class CachedLM:
         inner: LanguageModel,
         answers: AnswersCache,
         context: Context = ALONE,
-        *,
-        is_void: Callable[[], bool] = never,
     ) -> None:
         """Keep the answers of an LM.
 
@@ -171,20 +168,15 @@ class CachedLM:
             answers: Where they are kept.
             context: Who asks the same prompts in the same order, each an LM of its own; each is
                 asked its share.
-            is_void: Says whether the LM's dtype turned out not to hold its numbers, in any process.
         """
         self.inner, self.window, self.count_tokens = inner, inner.window, inner.count_tokens
-        self._answers, self._context, self.is_void = answers, context, is_void
+        self._answers, self._context = answers, context
         self.num_asked = self.num_found = 0
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """The LM's."""
         return self.inner.fingerprint
-
-    def fall_back(self) -> None:
-        """Have the LM, one of our own, in bfloat16 from now on: see `CausalLM.fall_back`."""
-        cast("CausalLM", self.inner).fall_back()
 
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int

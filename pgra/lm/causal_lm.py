@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from pgra.artifacts import artifact_dir, build_once, is_finished
 from pgra.config import LMArguments, choose
 from pgra.core import Json, check_device
-from pgra.errors import ConfigError, DtypeError, ModelError
+from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.base import Advance, Completion
 from pgra.lm.batching import pad, send
@@ -65,7 +64,6 @@ class CausalLM:
         layer: The layer that states are of, where that is not the last: the LM ends there.
         depths: Layers whose states are wanted side by side, (n, len(depths) * H); none: the last's.
         window: Most tokens of prompt and answer together.
-        is_trial: Whether its dtype is float16 by choice of ours, so that bfloat16 may come next.
         busy: Held by the thread that reads with it.
     """
 
@@ -79,7 +77,6 @@ class CausalLM:
         device: str = "auto",
         with_head: bool = False,
         layer: str = "last",
-        artifacts: Path | None = None,
         **how: Any,
     ) -> None:
         """Find an LM; nothing is loaded but its tokenizer.
@@ -93,8 +90,6 @@ class CausalLM:
             layer: "last"; or the number of a layer, or a share of the depth, with which it ends. A
                 state is then what the LM's own final norm (OPT-350m's projection) makes of that
                 layer's output.
-            artifacts: Where it is kept that an LM's numbers do not fit float16, so that dtype
-                "auto" is bfloat16 from then on; None: nowhere.
             **how: Fields of `LMArguments` without their `lm_`, such as `dtype="bfloat16"`.
 
         Raises:
@@ -118,7 +113,7 @@ class CausalLM:
             self._given = lm
             self.how = LMArguments(lm=lm.name_or_path or type(lm).__name__, **named)
         self.with_head, self.depths = with_head, list[int]()
-        self._artifacts, self.is_trial, self._is_short = artifacts, False, True
+        self._is_short = True
         self.busy = threading.RLock()
         if self._given is None:
             self.device = load.first_device(device, self.how.lm_device_map)
@@ -165,63 +160,30 @@ class CausalLM:
         *,
         with_head: bool = False,
         layer: str = "last",
-        artifacts: Path | None = None,
     ) -> Self:
         """Find the LM that arguments name; see the class."""
-        return cls(args, device=device, with_head=with_head, layer=layer, artifacts=artifacts)
+        return cls(args, device=device, with_head=with_head, layer=layer)
 
     def _choose_dtype(self) -> None:
         asked = self.how.lm_dtype
         self.dtype = load.choose_dtype(asked, self.device, self.config)
-        self.is_trial = asked == "auto" and self.dtype == torch.float16
-        # In 8 bits float16 overflows with most LMs.
-        is_known = self.is_trial and (self.quantization == "8bit" or self.has_fallen_back())
-        if is_known:
-            self.dtype, self.is_trial = torch.bfloat16, False
-
-    @property
-    def _fallback(self) -> tuple[Path, Mapping[str, Json]] | None:
-        """The folder that says that float16 does not hold this LM's numbers, and what names it."""
-        if self._artifacts is None:
-            return None
-        named: Mapping[str, Json] = {"model": self.source.identity, "tried": "float16"}
-        return artifact_dir(self._artifacts / "dtypes", Path(self.source.name).name, named), named
-
-    def has_fallen_back(self) -> bool:
-        """Whether float16 was found not to hold this LM's numbers, by any process."""
-        return self._fallback is not None and is_finished(self._fallback[0])
-
-    def is_void(self) -> bool:
-        """Whether what it computes now has no use: it is in float16, and bfloat16 comes next."""
-        return self.is_trial and self.has_fallen_back()
+        if (asked, self.dtype, self.quantization) == ("auto", torch.float16, "8bit"):
+            self.dtype = torch.bfloat16  # in 8 bits float16 overflows with most LMs
 
     def not_finite(self, where: str, what: str = "state") -> ModelError:
         """Return the error of numbers that are not finite.
-
-        Where the dtype was ours to choose, it is kept that float16 does not do, and said.
 
         Args:
             where: For what they came out, such as "for a prompt".
             what: What they are.
         """
-        problem = f"'{self.source.name}' gives no finite {what} in {self.dtype} {where}"
-        if not self.is_trial:
-            wider = {
-                torch.float16: "use --lm_dtype bfloat16 or float32, in which runs are made anew",
-                torch.bfloat16: "use --lm_dtype float32",
-            }
-            return ModelError(f"{problem}: {wider.get(self.dtype, 'its weights are damaged')}")
-        logger.warning("%s: it is loaded anew in bfloat16, which is coarser", problem)
-        if self._fallback is not None:
-            folder, named = self._fallback
-            build_once(folder, stage="dtype", fingerprint=named, build=lambda _: {"found": where})
-        self.release()
-        return DtypeError(f"{problem}: give the same command again, it goes on in bfloat16")
-
-    def fall_back(self) -> None:
-        """Be in bfloat16 from now on; what was computed in float16 must not be used beside it."""
-        self.release()
-        self.dtype, self.is_trial = torch.bfloat16, False
+        ways = {
+            torch.float16: "use --lm_dtype bfloat16",
+            torch.bfloat16: "use --lm_dtype float32",
+        }
+        way_out = ways.get(self.dtype, "its weights are damaged")
+        name, dtype = self.source.name, self.dtype
+        return ModelError(f"'{name}' gives no finite {what} in {dtype} {where}: {way_out}")
 
     def release(self) -> None:
         """Let go of the weights; they are loaded again when they are next needed.

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pgra.errors import DtypeError, ModelError
+from pgra.errors import ModelError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance
 from pgra.lm.batching import PrefixGroup, send
@@ -302,8 +302,6 @@ class PromptReader:
         """The head, which reads states in float32; None where it is not all there is."""
         try:
             return self.lm.head
-        except DtypeError:
-            raise
         except ModelError as error:
             logger.info("logits are the LM's own, in %s: %s", self.lm.dtype, error)
             return None

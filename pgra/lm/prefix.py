@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -209,7 +208,6 @@ class PromptedEncoder:
         device: str,
         *,
         with_head: bool = False,
-        artifacts: Path | None = None,
     ) -> Self:
         """Open an LM under a prompt; its weights are loaded when they are first needed.
 
@@ -218,15 +216,12 @@ class PromptedEncoder:
             prompt: The task's prompt.
             device: Where it runs.
             with_head: Whether it shall write words too.
-            artifacts: As the LM takes it.
 
         Raises:
             ConfigError: If the prompt leaves no room for a text.
             ModelError: If the LM cannot be used.
         """
-        lm = CausalLM.open(
-            args, device, with_head=with_head, layer=args.lm_layer, artifacts=artifacts
-        )
+        lm = CausalLM.open(args, device, with_head=with_head, layer=args.lm_layer)
         sharing, batch_tokens = args.prefix_sharing, args.lm_batch_tokens
         return cls(lm, prompt, sharing, batch_tokens, args.max_prompt_tokens)
 
@@ -248,13 +243,6 @@ class PromptedEncoder:
         """Let go of the LM's weights and of the prefix's keys and values; see `CausalLM`."""
         vars(self).pop("_behind", None)
         self.lm.release()
-
-    def fall_back(self) -> None:
-        """Have the LM in bfloat16 from now on, and the ways of sharing compared anew in it."""
-        for name in ("_behind", "way"):
-            vars(self).pop(name, None)
-        self._found.clear()
-        self.lm.fall_back()
 
     def first_tokens(self, words: Iterable[str]) -> list[int]:
         """Return the tokens that words begin with behind a prompt and a space, each once, in order.

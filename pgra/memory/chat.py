@@ -10,12 +10,11 @@ are not seen, such as those that turn the direction of text around, are told by 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from pgra.config import arg, choose
 from pgra.data.read import is_utf8, whole_number
-from pgra.errors import DataError, PgraError, retry_in_bfloat16, visible
+from pgra.errors import DataError, PgraError, visible
 from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import SHARED, Event, FeedbackLog, Part
@@ -161,8 +160,7 @@ class Conversation:
         if not question:
             raise DataError("the question is empty: type one")
         prompt = self.system.ask(Step("", "", question, ""))
-        ask = partial(self.lm.complete, [prompt.text])
-        (completion,) = retry_in_bfloat16(ask, anew=self.lm.fall_back)
+        (completion,) = self.lm.complete([prompt.text])
         output = self.lm.few_shot.read_output(completion.text)
         understanding, answer = read_understanding(self.system.family, output)
         num_tokens = completion.num_prompt_tokens

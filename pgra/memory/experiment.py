@@ -20,7 +20,7 @@ from pathlib import Path
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_sealed
 from pgra.config import arg
 from pgra.core import Json
-from pgra.errors import ConfigError, DtypeError
+from pgra.errors import ConfigError
 from pgra.lm.remote import RemoteLM
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
@@ -192,18 +192,10 @@ class Experiment(Simulation):
         Raises:
             ArtifactError: If the folder is another experiment's.
             DataError: If a question does not fit the LM's window.
-            DtypeError: If float16 does not hold the LM's numbers: what was made here in it is gone.
         """
         with lock_folder(self.folder):
-            is_new = not any(self.folder.glob(f"*/{METRICS_FILE}"))
             claim_folder(self.folder, self.identity)
-            try:
-                return self._run(streams, plan)
-            except DtypeError:
-                if is_new:
-                    for path in (self.folder / RUN_FILE, *self.folder.glob(f"*/{METRICS_FILE}")):
-                        path.unlink()
-                raise
+            return self._run(streams, plan)
 
     def _run(
         self, streams: Mapping[int, list[Step]], plan: Sequence[Variant]
@@ -254,13 +246,13 @@ class Experiment(Simulation):
 
 
 def claim_folder(folder: Path, identity: Mapping[str, Json]) -> None:
-    """Refuse the folder of another run; a new one says whose it is.
+    """Refuse the folder of another run that has results; a new one says whose it is.
 
     Raises:
         ArtifactError: If it is another's, or its `run.json` is damaged.
     """
     path = folder / RUN_FILE
-    if path.is_file():
+    if path.is_file() and any(folder.glob(f"*/{METRICS_FILE}")):
         check_fingerprint(folder, made=read_object(path), asked=identity)
     else:
         write_sealed(path, identity)

@@ -23,7 +23,6 @@ from pgra.core import Context
 from pgra.data.read import Record, check_file, read_lines, read_records
 from pgra.errors import DataError, show
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel, open_lm
-from pgra.lm.cache import CachedLM
 from pgra.memory.families import QUESTION, SITUATION, Family, judge_situation, plain
 from pgra.memory.log import Event, FeedbackLog, read_events, replay
 from pgra.memory.lookup import Lookup, Match, passing
@@ -369,11 +368,6 @@ class PromptedLM:
     def budget(self) -> int:
         """The most tokens of a prompt."""
         return min(self.max_prompt_tokens, self.completer.window - self.max_new_tokens)
-
-    def fall_back(self) -> None:
-        """Have an LM whose numbers float16 does not hold in bfloat16 from now on."""
-        assert isinstance(self.completer, CachedLM)  # an endpoint's dtype is not ours
-        self.completer.fall_back()
 
     def complete(self, prompts: Sequence[str]) -> list[Completion]:
         """Go on with prompts, which must fit: a question is never cut.

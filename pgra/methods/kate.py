@@ -298,8 +298,7 @@ class Kate(Method):
                 )
             lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
             prompt = self._encoder_prompt(args.prompt_exemplars)
-            artifacts = self.context.artifacts
-            encoder = PromptedEncoder.open(lm, prompt, self.context.device, artifacts=artifacts)
+            encoder = PromptedEncoder.open(lm, prompt, self.context.device)
         device = self.context.device
         return open_similarity(args, self.data.train, root, device=device, encoder=encoder)
 
@@ -322,7 +321,7 @@ class Kate(Method):
         asked = json.dumps([asdict(self.args["completer"]), str(self.context.artifacts)])
         shared = self.context.shared
         before, lm = shared.get("lm", ("", None))
-        if before != asked or (isinstance(lm, CachedLM) and lm.is_void()):
+        if before != asked:
             del lm
             shared.pop("lm", None)
             completer = open_lm(self.args["completer"], self.context)

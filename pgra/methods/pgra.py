@@ -32,7 +32,6 @@ from pgra.config import (
 from pgra.core import Context, Example, Json, Scores
 from pgra.data.tasks import METRICS, Task
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.lm import load
 from pgra.lm.load import (
     ModelSource,
     choose_device,
@@ -76,7 +75,6 @@ from pgra.report.results import PREDICTIONS_FILE, EvidenceLine, add_attention
 from pgra.rerank import Reference, find_reranker
 from pgra.rerank.similarity import find_similarity
 from pgra.retrieval.base import examples_digest
-from pgra.run_folder import let_fall
 
 logger = logging.getLogger(__name__)
 
@@ -466,12 +464,7 @@ def _recorded_arguments(record: ReaderRecord, args: RunArguments, context: Conte
     lm = made.get("reranker", {})
     lm = lm.get("prefixes", [lm])[0]  # several are of one LM
     if "dtype" in lm:
-        # On a GPU "auto" is float16 again, until that does not hold a state: but what a similarity
-        # was fitted to is in float16 alone, and a text that this does not hold is refused.
-        is_half = load.choose_dtype("auto", choose_device(context.device)).itemsize == 2
-        is_half &= not find_similarity(args["rerank"].similarity).is_fitted
-        is_tried = is_half and (args["rerank"].lm_dtype, lm["dtype"]) == ("auto", "float16")
-        args = args.change("rerank", lm_dtype="auto" if is_tried else lm["dtype"])
+        args = args.change("rerank", lm_dtype=lm["dtype"])
     encoder = _index_encoder(made) or lm.get("exemplar encoder")
     if isinstance(encoder, Mapping) and "part" not in encoder:  # a part of the T5 has no dtype
         args = args.change("retriever", encoder_dtype=encoder["dtype"])
@@ -506,7 +499,7 @@ def _open_recorded(
     stages = Stages(args, context, prompt, data, exemplars=exemplars, reference=reference)
     _check(home, "corpus", made.get("corpus"), stages.corpus.fingerprint["corpus_sha256"])
     asked = dict(stages.reranker.fingerprint)
-    _check(home, "reranker", let_fall(home, made.get("reranker"), asked), asked)
+    _check(home, "reranker", made.get("reranker"), asked)
     stages.reranker.check()  # before an index would be built
     if args.is_exhaustive or args.rerank.gives_hint:
         return stages

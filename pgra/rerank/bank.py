@@ -37,8 +37,8 @@ from pgra.artifacts import (
     write_manifest,
     write_text,
 )
-from pgra.core import ALONE, Context, Example, Json, Rows, never, run_overlapped
-from pgra.errors import ArtifactError, ConfigError, DtypeError, ModelError
+from pgra.core import ALONE, Context, Example, Json, Rows, run_overlapped
+from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.progress import Bar
 
 # One shard of states on disk: written once, in the dtype asked for, checked before it is used.
@@ -256,7 +256,6 @@ class Bank:
         fingerprint: Mapping[str, Json],
         *,
         dtype: str = "auto",
-        is_void: Callable[[], bool] = never,
     ) -> None:
         """Open a bank, or begin an empty one, and check what is there.
 
@@ -264,14 +263,12 @@ class Bank:
             folder: Where the shards are.
             fingerprint: All that a state depends on, besides the key; `dtype` must follow from it.
             dtype: How new states are kept: "auto" (as they come), "float16" or "int8".
-            is_void: Says whether the LM's dtype turned out not to hold its states, in any process:
-                asked before each shard.
 
         Raises:
             ArtifactError: If the bank was made from something else, or a shard is damaged.
         """
         self.folder, self.fingerprint = folder, dict(fingerprint)
-        self._dtype, self._name, self._is_void = dtype, digest(self.fingerprint), is_void
+        self._dtype, self._name = dtype, digest(self.fingerprint)
         if is_finished(folder):
             read_manifest(folder, stage=STAGE, fingerprint=self.fingerprint)
         self._shards: list[Shard] = []
@@ -331,15 +328,12 @@ class Bank:
 
         Raises:
             ConfigError: If a state is too large for the bank's dtype.
-            DtypeError: If the bank is void; its whole shards stay.
             ModelError: If a state is not finite.
         """
         if not len(self._look_for(keys, context)):
             return 0
 
         def compute(ready: T) -> Tensor | Callable[[], Tensor]:
-            if self._is_void():
-                raise DtypeError(f"{self.folder}: another dtype comes")
             return encode(ready, bar.update)
 
         def keep(keys: Rows, states: Tensor | Callable[[], Tensor]) -> None:

@@ -70,9 +70,7 @@ def compare_layers(request: RerankRequest) -> Mapping[str, Any]:
         )
     whole = replace(args, lm_layer="last")
     context = request.context
-    encoder = PromptedEncoder.open(
-        whole, request.prompt, context.device, artifacts=context.artifacts
-    )
+    encoder = PromptedEncoder.open(whole, request.prompt, context.device)
     depth = int(encoder.lm.config.num_hidden_layers)
     depths = sorted({layer_at(share, depth) for share in SHARES})
     fingerprint: Mapping[str, Json] = {

@@ -62,11 +62,9 @@ class NeighborReranker(PairReranker):
                 "a NearestExemplars, or use other exemplars"
             )
         context = request.context
-        encoder = PromptedEncoder.open(
-            args, exemplars.prompt(()), context.device, artifacts=context.artifacts
-        )
+        encoder = PromptedEncoder.open(args, exemplars.prompt(()), context.device)
         fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
-        super().__init__(request, args.lm, encoder.lm.device, fields, is_void=encoder.lm.is_void)
+        super().__init__(request, args.lm, encoder.lm.device, fields)
         self.encoder = self.counter = encoder
         self.exemplars, self.similarity = exemplars, args.similarity
         self.column = KEPT.index(args.similarity)

@@ -17,7 +17,7 @@ import xxhash
 from torch import Tensor
 
 from pgra.artifacts import artifact_dir, canonical_json
-from pgra.core import MISSING_ROW, Example, Json, Rows, Scores, never
+from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
 from pgra.lm.cost import Reading, Trial
 from pgra.lm.load import batch_budget
 from pgra.rerank.bank import Advance, Bank, bank_name, query_key
@@ -81,8 +81,6 @@ class PairReranker(ScoringReranker):
         model: str,
         device: torch.device,
         fields: Mapping[str, Json],
-        *,
-        is_void: Callable[[], bool] = never,
     ) -> None:
         """Open the bank.
 
@@ -91,7 +89,6 @@ class PairReranker(ScoringReranker):
             model: What reads, as the user wrote it.
             device: Where it runs.
             fields: What scores depend on, besides corpus, query and passage.
-            is_void: As the bank takes it.
 
         Raises:
             ArtifactError: If the bank is damaged.
@@ -102,7 +99,7 @@ class PairReranker(ScoringReranker):
         fields = {**fields, **self.corpus.fingerprint}
         root = self.context.artifacts / "banks"
         folder = artifact_dir(root, f"{bank_name(model)}-pairs", fields)
-        self.bank = Bank(folder, fields, is_void=is_void)
+        self.bank = Bank(folder, fields)
 
     @abstractmethod
     def identify(self, example: Example) -> Mapping[str, Json]:

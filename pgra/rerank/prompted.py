@@ -78,10 +78,9 @@ class PromptedReranker(ScoringReranker):
         self._dtype = "auto" if as_they_come else args.bank_dtype
         fields = {**encoder.fingerprint, **self.corpus.fingerprint, "bank_dtype": self._dtype}
         home = self.context.artifacts / "banks"
-        void = encoder.lm.is_void
-        self.bank = Bank(artifact_dir(home, name, fields), fields, dtype=self._dtype, is_void=void)
+        self.bank = Bank(artifact_dir(home, name, fields), fields, dtype=self._dtype)
         fields = {**encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
-        self.query_bank = Bank(artifact_dir(home, f"{name}-queries", fields), fields, is_void=void)
+        self.query_bank = Bank(artifact_dir(home, f"{name}-queries", fields), fields)
         self.fitting = Fitting(
             args.similarity,
             encoder,
@@ -107,13 +106,7 @@ class PromptedReranker(ScoringReranker):
         with_head = find_similarity(args.similarity).reads_words
         if args.lm_layer == "auto" and not with_head:
             args = replace(args, lm_layer=choose_layer(request))
-        first = PromptedEncoder.open(
-            args,
-            prompt,
-            request.context.device,
-            with_head=with_head,
-            artifacts=request.context.artifacts,
-        )
+        first = PromptedEncoder.open(args, prompt, request.context.device, with_head=with_head)
         encoders = [first, *map(first.under, prompt.others)]
         members = []
         for index, encoder in enumerate(encoders):

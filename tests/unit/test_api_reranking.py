@@ -9,7 +9,6 @@ import torch
 from conftest import SENTENCES
 from datasets import ClassLabel, Dataset, Features, Value
 from small_reranking import TRAIN, TWO
-from tiny_models import build_half_lm
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import pgra
@@ -368,35 +367,3 @@ def test_a_real_lm_puts_a_like_text_first(two_threads):
     reranker = pgra.Reranker("bundled:smollm2-135m", task="sst2", examples=shots)
     texts = ["I hated every minute.", "A funny, warm film.", "The bus leaves at noon."]
     assert reranker.rank("a warm, funny film", texts, top_k=1)[0].index == 1
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_state_that_float16_does_not_hold_makes_all_of_them_bfloat16(make, tmp_path):
-    rare = AutoTokenizer.from_pretrained(build_half_lm(tmp_path / "lm", too_large=[]))("中")
-    half = make(build_half_lm(tmp_path / "lm", too_large=rare["input_ids"][-1:]))
-    first = half.score(QUERIES, SENTENCES)
-    assert half.encoder.lm.dtype == torch.float16  # the control: it holds these
-    documents = [*SENTENCES, "a 中"]
-    whole = make(tmp_path / "lm", dtype="bfloat16").score(QUERIES, documents)
-    np.testing.assert_array_equal(half.score(QUERIES, documents), whole)
-    assert half.encoder.lm.dtype == torch.bfloat16
-    assert (half.score(QUERIES, SENTENCES) != first).any()
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_fitted_similarity_is_fitted_anew_to_states_in_bfloat16(make, tmp_path):
-    rare = AutoTokenizer.from_pretrained(build_half_lm(tmp_path / "lm", too_large=[]))("中")
-    build_half_lm(tmp_path / "lm", too_large=rare["input_ids"][-1:])
-    documents = [*SENTENCES, "a 中"]
-    fitted = make(tmp_path / "lm", similarity="whitened").fit(SENTENCES, TRAIN)
-    first = fitted.score(QUERIES, SENTENCES)
-    assert fitted.encoder.lm.dtype == torch.float16  # the control: it holds these
-    whole = make(tmp_path / "lm", similarity="whitened", dtype="bfloat16").fit(SENTENCES, TRAIN)
-    np.testing.assert_array_equal(fitted.score(QUERIES, documents), whole.score(QUERIES, documents))
-    assert (fitted.score(QUERIES, SENTENCES) != first).any()
-    # What it is fitted to may be what float16 does not hold.
-    both = [
-        make(tmp_path / "lm", similarity="whitened", **how) for how in ({}, {"dtype": "bfloat16"})
-    ]
-    both = [one.fit(documents, TRAIN).score(QUERIES, SENTENCES) for one in both]
-    np.testing.assert_array_equal(*both)

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Meeting
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -24,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pgra.artifacts import lock_folder
 from pgra.cli import run
 from pgra.core import Context, Example, Worker, run_overlapped
-from pgra.errors import ArtifactError, ConfigError, DtypeError, ModelError
+from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.rerank.bank import Bank, Shard, query_key, write_shard
 
 FIELDS = {"model": "m", "dtype": "float32"}
@@ -205,37 +204,6 @@ def test_every_process_gets_as_many_shards_of_like_size(tmp_path, count, world):
     alone = fill(tmp_path / "alone", range(count), shard_rows=8)
     assert [len(alone.states(range(count)))] == [count]
     assert len(list((tmp_path / "alone").glob("*.keys.npy"))) == -(-count // 8)
-
-
-def test_a_void_bank_ends_in_all_processes_at_once_and_keeps_its_whole_shards(tmp_path):
-    both, is_void = Meeting(2), threading.Event()
-    is_third = threading.Event()
-
-    def work(rank):
-        context = Context(Worker(rank, 2), both.wait, progress=False)
-        bank = Bank(tmp_path / "bank", FIELDS, is_void=is_void.is_set)
-
-        def encode(keys, advance):
-            asked[rank].append(keys)
-            if (rank, len(asked[rank])) == (1, 2):
-                assert is_third.wait(PATIENCE)
-                is_void.set()
-                raise DtypeError("not finite")
-            if (rank, len(asked[rank])) == (0, 3):
-                is_third.set()
-                assert is_void.wait(PATIENCE)
-            return slopes(keys, advance)
-
-        with pytest.raises(DtypeError) as raised:
-            bank.fill(range(40), same, encode, shard_rows=4, context=context)
-        if not raised.value.is_told:
-            both.tell()
-
-    asked = ([], [])
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(work, range(2)))
-    assert len(asked[0]) == 3  # the fourth and fifth are not begun
-    assert len(Bank(tmp_path / "bank", FIELDS)) == 4 * (3 + 1)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import math
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Barrier
 
 import pytest
-from conftest import Meeting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.core import Context, Worker
-from pgra.errors import ArtifactError, DtypeError
+from pgra.errors import ArtifactError
 from pgra.lm import cache as answers_cache
 from pgra.lm.base import Completion
 from pgra.lm.cache import ANSWERS, Answer, AnswersCache, CachedLM
@@ -183,7 +183,7 @@ def test_another_word_lm_or_parameter_is_asked_and_equal_prompts_once(answers):
 
 
 def all_ask(lms, caches, prompts, told):
-    meeting = Meeting(len(lms))
+    meeting = Barrier(len(lms), timeout=60)
 
     def ask(rank):
         context = Context(Worker(rank, len(lms)), meeting.wait)
@@ -210,26 +210,3 @@ def test_processes_that_do_not_see_one_folder_are_told(tmp_path):
     caches = [AnswersCache(tmp_path / name) for name in ("one", "two")]
     with pytest.raises(ArtifactError, match="lacks 100 answers that other processes were given"):
         all_ask([Counted(), Counted()], caches, PROMPTS, [])
-
-
-@pytest.mark.parametrize("is_void", [True, False])
-def test_processes_whose_lm_needs_another_dtype_end_together(answers, is_void):
-    meeting = Meeting(2)
-
-    class Overflowing(Counted):
-        def score(self, prompts, words, *, advance=int):
-            raise DtypeError("not finite")
-
-    def ask(rank):
-        lm = Overflowing() if rank and is_void else Counted()
-        lm = CachedLM(lm, answers, Context(Worker(rank, 2), meeting.wait))
-        try:
-            return len(lm.score(PROMPTS, [" x"]))
-        except DtypeError as error:
-            if not error.is_told:
-                meeting.tell()
-            return error.is_told
-
-    with ThreadPoolExecutor(2) as pool:
-        ended = list(pool.map(ask, range(2)))
-    assert ended == ([True, False] if is_void else [len(PROMPTS)] * 2)

@@ -1,6 +1,5 @@
 """Both retrieval stages on a task: what they find, share, store and refuse."""
 
-import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,7 +8,7 @@ from threading import Barrier
 
 import numpy as np
 import pytest
-from conftest import SENTENCES, Meeting, with_rerank, with_retriever, write_jsonl
+from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 from method_runs import run_of
 from tiny_models import build_half_lm
 from transformers import AutoTokenizer
@@ -17,7 +16,7 @@ from transformers import AutoTokenizer
 from pgra.artifacts import write_sealed
 from pgra.config import RuntimeArguments
 from pgra.core import ALONE, MISSING_ROW, Context, Worker
-from pgra.errors import ArtifactError, ConfigError, ModelError, retry_in_bfloat16
+from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods import pgra as methods
 from pgra.methods.base import SPLITS
@@ -28,13 +27,10 @@ from pgra.run_folder import check_same_run
 from pgra.runs import run
 
 
-def found_for(args, splits=SPLITS, context=ALONE, tell=gc.collect):
-    def find():
-        stages = Stages.read(args, context)
-        stages.find(splits)
-        return stages
-
-    return retry_in_bfloat16(find, tell=tell)
+def found_for(args, splits=SPLITS, context=ALONE):
+    stages = Stages.read(args, context)
+    stages.find(splits)
+    return stages
 
 
 def test_exemplars_stand_in_the_prompt_and_no_method_trains_on_them(args):
@@ -206,68 +202,11 @@ def dtype_of(stages):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("num_prefixes", [1, 2])
-def test_a_state_that_float16_does_not_hold_makes_all_of_them_bfloat16(
-    half_args, num_prefixes, caplog
-):
-    args = half_args(num_prefixes=num_prefixes)
-    found = found_for(args)
-    assert caplog.text.count("it is loaded anew in bfloat16, which is coarser") == 1
-    assert [r.levelname for r in caplog.records if "loaded anew" in r.message] == ["WARNING"]
-    assert dtype_of(found) == "bfloat16"
-    plain = found_for(half_args("plain", num_prefixes=num_prefixes, lm_dtype="bfloat16"))
-    assert found.fingerprints == plain.fingerprints
-    for split in SPLITS:
-        ours, theirs = (stages.evidence[split].candidates for stages in (found, plain))
-        np.testing.assert_array_equal(ours.rows, theirs.rows)
-        np.testing.assert_array_equal(ours.scores, theirs.scores)
-    kinds = {"float16": np.float16, "bfloat16": np.uint16}  # the latter's bits
-    banks = [read_object(path) for path in args.artifacts.glob("banks/*/manifest.json")]
-    assert {bank["fingerprint"]["dtype"] for bank in banks} == {*kinds}
-    for path in args.artifacts.glob("banks/*/manifest.json"):
-        kind = kinds[read_object(path)["fingerprint"]["dtype"]]
-        assert {np.load(part).dtype for part in path.parent.glob("*.states.npy")} <= {
-            np.dtype(kind)
-        }
-    # The same command again begins in bfloat16, and the LM reads nothing.
-    caplog.clear()
-    caplog.set_level("INFO")
-    again = Stages.read(args, ALONE)
-    again.open()
-    assert dtype_of(again) == "bfloat16"
-    again.find()
-    assert again.fingerprints == found.fingerprints
-    assert ("loaded anew" in caplog.text, "0 LM forwards" in caplog.text) == (False, True)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_float16_stays_where_it_holds_and_where_it_was_asked_for(half_args, caplog):
+def test_a_state_that_float16_does_not_hold_is_an_error_that_names_bfloat16(half_args):
     assert dtype_of(found_for(half_args("small", too_large=False))) == "float16"
-    assert "loaded anew" not in caplog.text
-    asked = half_args(lm_dtype="float16")
-    with pytest.raises(
-        ModelError, match="no finite state in torch.float16 .*: use --lm_dtype bfloa"
-    ):
-        found_for(asked)
-    assert dtype_of(found_for(half_args())) == "bfloat16"  # in the same folder
-    with pytest.raises(ModelError, match="no finite state in torch.float16"):
-        found_for(asked)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_two_processes_fall_back_together(half_args):
-    everything = {"retriever": "exhaustive"}
-    alone = found_for(with_retriever(half_args("alone"), **everything))
-    both = Meeting(2)
-
-    def work(rank):
-        args, context = half_args("both"), Context(Worker(rank, 2), both.wait)
-        return found_for(with_retriever(args, **everything), context=context, tell=both.tell)
-
-    with ThreadPoolExecutor(2) as pool:
-        for found in pool.map(work, range(2)):
-            assert dtype_of(found) == "bfloat16"
-            assert found.fingerprints == alone.fingerprints
+    with pytest.raises(ModelError, match=r"no finite state in torch.float16 .*: use --lm_dtype b"):
+        found_for(half_args())
+    assert dtype_of(found_for(half_args(lm_dtype="bfloat16"))) == "bfloat16"  # in the same folder
 
 
 # The LM's memory.
