@@ -38,10 +38,11 @@ $(STAMP): requirements.txt requirements-bundled.txt pyproject.toml
 demo: $(STAMP)  ## See it at work on real models and real text (3 minutes on two quiet cores)
 	@$(BIN)/pgra demo
 
-check: $(STAMP)  ## ruff, ruff format and mypy --strict
+check: $(STAMP)  ## ruff, ruff format, mypy --strict, and the limits on sizes
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+	$(BIN)/python tests/sizes.py
 
 test: check test-quick  ## All checks and all tests but those that need a GPU
 	$(PYTEST) -m "slow and not gpu" --numprocesses 2 --dist loadfile --durations=20

@@ -1,6 +1,7 @@
-"""Counts files and code lines: `python tests/sizes.py [FOLDER ...]`.
+"""The gate on sizes: `python tests/sizes.py` fails above LIMITS; `--table` shows them by package.
 
-A code line holds code: docstrings, comments and blank lines do not count.
+A code line holds code: docstrings, comments and blank lines do not count. A commit may lower a
+limit, never raise one: a feature lands with its own weight in deletions.
 """
 
 import ast
@@ -11,6 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+LIMITS = {
+    "pgra: code lines": 31_400,
+    "pgra: files": 151,
+    "pgra: docstring lines": 11_510,
+    "tests: code lines": 24_900,
+    "benchmarks: code lines": 3_760,
+    "docs: words": 41_800,
+}
 _SPACE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
@@ -25,6 +34,7 @@ class Size:
     code: int = 0
     lines: int = 0
     functions: int = 0
+    docstrings: int = 0
 
     def add(self, source: str) -> None:
         """Count one more file."""
@@ -34,18 +44,24 @@ class Size:
         self.code += len(code_lines(source))
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
         self.functions += sum(isinstance(node, kinds) for node in ast.walk(tree))
+        self.docstrings += len(docstring_lines(tree))
 
 
 def code_lines(source: str) -> set[int]:
-    """Give the numbers of the lines that hold code."""
+    """Return the numbers of the lines that hold code."""
     found: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _SPACE:
             found.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
-        # a docstring, or a string below a name that it explains
+    return found - docstring_lines(ast.parse(source))
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    """Return the lines of docstrings, and of strings below a name that they explain."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
-            found -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            found |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return found
 
 
@@ -58,16 +74,45 @@ def count(folder: Path) -> dict[str, Size]:
     return sizes
 
 
-def main(folders: list[str]) -> int:
-    """Print a table for each folder."""
-    for name in folders or ["pgra", "tests"]:
+def total(folder: str) -> Size:
+    """Return the size of all of a folder's Python files."""
+    sizes = count(ROOT / folder).values()
+    return Size(*(sum(getattr(size, key) for size in sizes) for key in vars(Size())))
+
+
+def measured() -> dict[str, int]:
+    """Return what LIMITS limits, as it is."""
+    package = total("pgra")
+    return {
+        "pgra: code lines": package.code,
+        "pgra: files": package.files,
+        "pgra: docstring lines": package.docstrings,
+        "tests: code lines": total("tests").code,
+        "benchmarks: code lines": total("benchmarks").code,
+        "docs: words": sum(len(path.read_text().split()) for path in ROOT.glob("docs/**/*.md")),
+    }
+
+
+def show_table() -> None:
+    """Print the sizes of each package."""
+    for name in ("pgra", "tests", "benchmarks"):
         sizes = count(ROOT / name)
-        total = Size(*(sum(getattr(s, key) for s in sizes.values()) for key in vars(Size())))
         sys.stdout.write(f"{name:<16}{'files':>7}{'code':>9}{'lines':>9}{'functions':>11}\n")
-        for package, size in [*sizes.items(), ("together", total)]:
+        for package, size in [*sizes.items(), ("together", total(name))]:
             row = f"{size.files:>7}{size.code:>9,}{size.lines:>9,}{size.functions:>11,}"
             sys.stdout.write(f"  {package:<14}{row}\n")
-    return 0
+
+
+def main(words: list[str]) -> int:
+    """Compare the sizes with their limits."""
+    if "--table" in words:
+        show_table()
+    too_large = 0
+    for name, value in measured().items():
+        too_large += value > LIMITS[name]
+        mark = "  TOO LARGE: take out as much as you add" * (value > LIMITS[name])
+        sys.stdout.write(f"{name:<24}{value:>8,} of {LIMITS[name]:,}{mark}\n")
+    return int(too_large > 0)
 
 
 if __name__ == "__main__":
