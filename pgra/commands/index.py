@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_QUERIES = 1000
+_NO_WORD = "no passage shares a word with it that fewer than half of the passages have"
 
 
 @dataclass(kw_only=True)
@@ -523,5 +524,6 @@ def describe_hits(texts: Sequence[str], candidates: "Candidates", corpus: "Corpu
             f"  {rank:>4}  {score:9.4f}  row {row:<9} {corpus[row]}"
             for rank, (row, score) in enumerate(found, 1)
         ]
-        lines += [] if found else ["  nothing found: no passage shares a word with it"]
+        if not found:
+            lines.append(f"  nothing found: {_NO_WORD}")
     return "\n".join(lines)

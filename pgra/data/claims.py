@@ -18,6 +18,7 @@ from pgra.config import LEAK_JACCARD, Arguments, RuntimeArguments, arg
 from pgra.core import Json
 from pgra.data.corpus import Corpus
 from pgra.data.tasks import LABEL
+from pgra.data.text import split_words
 from pgra.errors import ArtifactError, DataError
 
 KINDS = ("year", "number", "entity")
@@ -234,7 +235,7 @@ class _Copies:
 
 
 def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", text.lower()))
+    return frozenset(split_words(text))
 
 
 # Claims, and the folder of them.

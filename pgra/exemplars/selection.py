@@ -22,11 +22,12 @@ import numpy.typing as npt
 from pgra.artifacts import at_home, digest
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
 from pgra.data.read import read_lines, whole_number
+from pgra.data.text import text_key
 from pgra.errors import ConfigError, DataError, show
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.similarity import Similarity
 from pgra.retrieval.base import examples_digest, store_candidates
-from pgra.retrieval.neighbors import Counts, LeakGuard, text_key
+from pgra.retrieval.neighbors import Counts, LeakGuard
 
 logger = logging.getLogger(__name__)
 

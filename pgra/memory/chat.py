@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pgra.config import arg, choose
 from pgra.data.read import is_utf8, whole_number
+from pgra.data.text import copy_key
 from pgra.errors import DataError, PgraError, visible
 from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
@@ -223,9 +224,9 @@ class Conversation:
         Args:
             search: A text that must stand in question or feedback, in letters of any case.
         """
-        text = search.casefold()
+        text = copy_key(search)
         own = (entry for entry in self.system.log.entries() if self._owns(entry))
-        return [e for e in own if text in e.key.casefold() or text in e.feedback.casefold()]
+        return [e for e in own if text in copy_key(e.key) or text in copy_key(e.feedback)]
 
     def _owns(self, event: Event) -> bool:
         return (event.task, event.scope) == (self.part.task, self.part.scope)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pgra.config import config_root, find_yaml, from_yaml
+from pgra.data.text import copy_key, strip_marks
 from pgra.errors import ConfigError
 
 SITUATION = "situation"
 """The one type of a family whose situations have no categories."""
 QUESTION = "question"
 """The one type of a family of answers."""
-_OUTER = " .,;:!?\"'"
 _OUTPUT = re.compile(
     r"about\s*:?(?P<about>.*?)\.?\s*(?:\bthe answer is\b(?P<label>.*)|\Z)", re.I | re.S
 )
@@ -153,7 +153,7 @@ class Family:
         wanted = self.understood_by[kind]
         if as_released:
             wanted = self.released_check.get(kind, wanted)
-        return all(word.lower() in output.lower() for word in wanted)
+        return all(copy_key(word) in copy_key(output) for word in wanted)
 
 
 def load_family(name: str) -> Family:
@@ -177,7 +177,7 @@ def read_verdict(output: str) -> tuple[str, str]:
     found = _OUTPUT.search(output)
     if found is None:
         return "", ""
-    label = (found["label"] or "").strip(_OUTER).split()[:1]
+    label = strip_marks(found["label"] or "").split()[:1]
     return plain(found["about"]), plain("".join(label))
 
 
@@ -192,4 +192,4 @@ def judge_situation(output: str, expected: str) -> tuple[bool, bool]:
 
 def plain(text: str) -> str:
     """Return a text in lower case, with single spaces and no punctuation at its ends."""
-    return " ".join(text.lower().split()).strip(_OUTER)
+    return strip_marks(copy_key(text))

@@ -19,6 +19,7 @@ from pathlib import Path
 from pgra.artifacts import digest
 from pgra.config import Arguments, arg
 from pgra.core import Context, Example, Json, Prediction
+from pgra.data.text import text_key
 from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.memory.log import Event, FeedbackLog, Part
 from pgra.memory.lookup import (
@@ -28,7 +29,6 @@ from pgra.memory.lookup import (
     load_lookup,
     passing,
 )
-from pgra.retrieval.neighbors import text_key
 
 MEMORY_WEIGHT = 0.6
 """Above a half, so that what a user said of a text decides when that text comes again."""

@@ -13,7 +13,6 @@ The combiner C(x, M(x)) is a gate: a threshold on the score lets no far-off feed
 
 import math
 import re
-import string
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
@@ -31,6 +30,7 @@ from rapidfuzz.distance import Indel, Levenshtein
 from pgra.artifacts import artifact_dir
 from pgra.config import Arguments, arg, find_class
 from pgra.core import Context, Json
+from pgra.data.text import WORDS, copy_key, drop_punctuation, split_words, strip_marks
 from pgra.errors import ConfigError
 from pgra.memory.families import Family
 from pgra.memory.log import SHARED, Event, FeedbackLog, Part
@@ -50,9 +50,7 @@ MAX_QUESTION_TOKENS = 512
 """Of a question so many are read by GUD-IR's generator, its beginning."""
 MAX_FEEDBACK_TOKENS = 64
 """Most tokens of a feedback that the generator writes."""
-_END_MARKS = " ?.!"
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
-_DROPPED = str.maketrans("", "", string.punctuation)
 _FORMS = {"slotless": {}, "whole": {"key_form": "whole"}, "feedback": {"of": "feedback"}}
 _K1, _B = 1.5, 0.75  # as BM25 of the first stage has them
 _FIRST_ASKED = 8
@@ -76,20 +74,20 @@ def in_form(question: str, form: str) -> str:
 def normalize_key(question: str, *, is_whole: bool = False) -> str:
     """Return a question as edit distance compares it (Madaan et al. 2022, the release's memory).
 
-    What stands in <...> and punctuation are dropped, letters are lower-cased, spaces collapse.
+    What stands in <...> and punctuation are dropped, letters are lower-cased, spaces collapse, and
+    how accents are coded does not count.
 
     Args:
         question: As it was asked.
         is_whole: Whether what stands in <...> stays: a review's <br> opens no slot.
     """
     text = question if is_whole else _SLOT.sub(" ", question)
-    return " ".join(text.lower().translate(_DROPPED).split())
+    return drop_punctuation(copy_key(text))
 
 
 def plain_key(question: str) -> str:
-    """Return a question as people may ask it again: any case, other spaces, no mark at its end."""
-    text = " ".join(question.casefold().split())
-    return text.rstrip(_END_MARKS) or text
+    """Return a question as people may ask it again: any case, other spaces, no marks around it."""
+    return strip_marks(copy_key(question))
 
 
 @dataclass(kw_only=True)
@@ -395,7 +393,7 @@ class RelativeEditLookup(EditLookup):
 
 
 class Bm25Lookup(_KeyLookup):
-    """By BM25 over the words of normalised keys, with an idf that is above 0 in a small memory too.
+    """By BM25 over the words of keys, with an idf that is above 0 in a small memory too.
 
     tf / (tf + k1 (1 - b + b length / mean length)) times ln(1 + (N - n + 0.5) / (n + 0.5)), as
     Lucene has it. Words, lengths and counts are kept, and weighed when a question comes, so that a
@@ -415,14 +413,24 @@ class Bm25Lookup(_KeyLookup):
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """See `Lookup`."""
-        return {"lookup": "bm25", "k1": _K1, "b": _B, "idf": "lucene", **_FORMS[self._form]}
+        return {
+            "lookup": "bm25",
+            "k1": _K1,
+            "b": _B,
+            "idf": "lucene",
+            "words": WORDS,
+            **_FORMS[self._form],
+        }
+
+    def _normalize(self, text: str) -> str:
+        return text if self._form == "whole" else _SLOT.sub(" ", text)
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return the best k entries that share a word with a question; see `Lookup`."""
         self._follow()
         scores, ids = np.zeros(len(self._ids)), np.array(self._ids)
         mean = self._num_words / max(1, self._num_entries)
-        for word in self._normalize(question).split():
+        for word in split_words(self._normalize(question)):
             if count := self._counts.get(word):
                 rows, often = (np.array(values) for values in self._found[word])
                 sizes = np.frombuffer(self._sizes)[rows]
@@ -436,7 +444,7 @@ class Bm25Lookup(_KeyLookup):
         return [Match(entry, nearest[entry.id]) for entry in self._log.get(list(nearest))]
 
     def _put(self, slot: _Slot, entry_id: int, text: str, *, is_there: bool) -> None:
-        words = text.split()
+        words = split_words(text, singles=True)
         if (row := self._rows.get(slot)) is None:
             row = self._rows[slot] = len(self._ids)
             self._ids.append(0)

@@ -25,6 +25,7 @@ from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.data.examples import held_out_rule, load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
+from pgra.data.text import text_key
 from pgra.errors import ConfigError
 from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
@@ -52,7 +53,7 @@ from pgra.prompts.template import PromptTemplate
 from pgra.report import metrics as measures
 from pgra.report.metrics import RIGHT, WRONG
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
-from pgra.retrieval.neighbors import LEAK_RULE, text_key
+from pgra.retrieval.neighbors import LEAK_RULE
 
 logger = logging.getLogger(__name__)
 

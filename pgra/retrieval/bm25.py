@@ -1,7 +1,6 @@
 """First stage by words: Okapi BM25, with `bm25s` (scores stored at build time, memory-mapped)."""
 
 import logging
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from pgra.artifacts import artifact_dir, build_once, digest, is_finished, read_manifest
 from pgra.core import MISSING_ROW, Candidates, Json, Rows
+from pgra.data.text import WORDS, split_words
 from pgra.progress import Bar
 from pgra.retrieval.base import (
     BuiltIndex,
@@ -31,23 +31,17 @@ _SETTINGS: dict[str, Json] = {
     "b": 0.75,
     "tf": "atire",
     "idf": "robertson",
-    "words": r"lower-case \w+",
+    "words": WORDS,
 }
-_WORD = re.compile(r"\w+")
 _CHUNK = 8192
-
-
-def split_words(text: str) -> list[str]:
-    """Split a text into lower-case words: runs of letters, digits and underscores."""
-    return _WORD.findall(text.lower())
 
 
 class BM25Retriever(Retriever):
     """Okapi BM25 with the constants of the paper's code (k1 1.5, b 0.75), no stop words.
 
     Term weights and idf are those of `rank_bm25.BM25Okapi`, which the paper's code uses, with two
-    differences: words are lower-cased and stripped of punctuation, and a word in at least half of
-    the passages counts 0, where `BM25Okapi` gives it a quarter of the mean idf.
+    differences: words are those of `pgra.data.text.split_words`, and a word in at least half of the
+    passages counts 0, where `BM25Okapi` gives it a quarter of the mean idf.
 
     Passages that share no counting word with a query are missing, not listed with score 0.
 
@@ -65,9 +59,7 @@ class BM25Retriever(Retriever):
     @classmethod
     def of_texts(cls, texts: Sequence[str]) -> Self:
         """Search texts that are in memory, such as a task's training examples; nothing is kept."""
-        return cls(
-            index_words(map(split_words, texts)), {**_SETTINGS, "texts": digest(list(texts))}
-        )
+        return cls(index_texts(texts), {**_SETTINGS, "texts": digest(list(texts))})
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
@@ -140,7 +132,7 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     is_quiet = not request.context.shows_progress
     texts = (text for batch in corpus.batched(_CHUNK) for text in batch)
     bar = Bar(texts, total=len(corpus), desc="bm25", unit="text", disable=is_quiet)
-    index = index_words(map(split_words, bar))
+    index = index_texts(bar)
     index.save(folder, show_progress=False)
     seconds = time.monotonic() - began
     return {
@@ -152,10 +144,13 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     }
 
 
-def index_words(texts: Iterable[Sequence[str]]) -> Any:
-    """Build the index of texts that are cut into words."""
+def index_texts(texts: Iterable[str]) -> Any:
+    """Build the index of the words of texts."""
     vocabulary: dict[str, int] = {}
-    ids = [[vocabulary.setdefault(word, len(vocabulary)) for word in words] for words in texts]
+    ids = [
+        [vocabulary.setdefault(word, len(vocabulary)) for word in split_words(text, singles=True)]
+        for text in texts
+    ]
     vocabulary.setdefault("", len(vocabulary))  # bm25s wants a word even of a corpus without any
     settings: Any = _SETTINGS
     index = _quiet_bm25s().BM25(

@@ -6,8 +6,6 @@ encoder; Liu et al. 2022 (KATE, section 2.3) choose exemplars with a sentence en
 """
 
 import logging
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -20,6 +18,7 @@ import numpy.typing as npt
 from pgra.artifacts import artifact_dir, build_once, digest, read_array, write_array
 from pgra.config import LEAK_JACCARD, RetrieverArguments
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
+from pgra.data.text import copy_key, text_key
 from pgra.encoders.encoder import Encoder, load_encoder, load_t5_encoder
 from pgra.errors import ConfigError
 from pgra.retrieval.base import examples_digest
@@ -43,51 +42,12 @@ Counts = npt.NDArray[np.int64]
 Search = Callable[[int], Candidates]
 """Returns each query's so many nearest, (B, depth): rows of the collection, each text once."""
 
-LEAK_RULE = 2
+LEAK_RULE = 3
 """Of fingerprints: what an older rule let pass is not taken for this one's."""
 
 _DEEPER = 4
 _FILLERS = frozenset({"a", "an", "the", "kindly", "please", "pls", "thanks"})
 _LONG_WORD = 5  # in shorter ones a letter makes another word: Iran, Iraq
-_SIGNS = (  # that change what a text says, written as one symbol
-    (re.compile(r"(?<!\w)-(?=\.?\d)"), "\N{MINUS SIGN}"),
-    (re.compile(r"[:;=]-?\)"), "\N{SLIGHTLY SMILING FACE}"),
-    (re.compile(r"[:;=]-?\("), "\N{SLIGHTLY FROWNING FACE}"),
-)
-
-
-class _Marks(dict[int, str]):
-    """What `str.translate` makes of each character: a word's own, a word by itself, or a space."""
-
-    def __missing__(self, code: int) -> str:
-        char = chr(code)
-        kind = unicodedata.category(char)
-        if kind[0] in "LMN":  # Devanagari's vowels are marks (M)
-            self[code] = char
-        else:
-            self[code] = f" {char} " if kind in ("Sc", "Sm", "So") or char in "#%" else " "
-        return self[code]
-
-
-_MARKS = _Marks()
-
-
-def copy_key(text: str) -> str:
-    """Return a text as copies are found: case, spaces and how accents are coded do not count."""
-    return " ".join(unicodedata.normalize("NFC", text.casefold()).split())
-
-
-def text_key(text: str) -> str:
-    """Return the words of a text, case and punctuation aside.
-
-    Symbols count, "#", "%", a minus sign and smileys among them: C++ is not C#.
-    """
-    folded = copy_key(text)
-    said = folded
-    for pattern, sign in _SIGNS:
-        said = pattern.sub(sign, said)
-    # Of a text without words its marks must count, or "?!" would be the same as "...".
-    return " ".join(said.translate(_MARKS).split()) or folded
 
 
 class LeakGuard:

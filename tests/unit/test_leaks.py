@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from pgra.core import MISSING_ROW, Candidates
-from pgra.retrieval.neighbors import LeakGuard, text_key
+from pgra.data.text import text_key
+from pgra.retrieval.neighbors import LeakGuard
 
 POOL = [
     "A great film, by the sea!",

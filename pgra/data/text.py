@@ -1,0 +1,120 @@
+"""What a word, a mark and an equal text is, in any script: one answer for all who compare texts."""
+
+import re
+import unicodedata
+from itertools import pairwise
+
+import regex
+
+WORDS = "NFC, case-folded; letters, digits and their marks; pairs of characters without spaces"
+"""Of fingerprints: how `split_words` cuts."""
+
+_WIDE = re.compile("[\uff01-\uffee]+")  # full-width Latin, half-width Kana
+_UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\p{Cf}]+")
+_NO_SPACES = (
+    r"[[\p{Han}\p{Bopomofo}\p{scx=Hira}\p{scx=Kana}\p{Yi}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+    r"\p{Tibetan}\p{Javanese}\p{Balinese}\p{Tai_Le}\p{New_Tai_Lue}\p{Tai_Tham}\p{Tai_Viet}]"
+    r"&&[\p{L}\p{N}]]"
+)
+_WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}]*")
+_ASCII_WORD = re.compile("[a-z0-9]+")
+_RUN = regex.compile(rf"((?:{_NO_SPACES}\p{{M}}*)+)", regex.VERSION1)
+_CHARACTER = regex.compile(r"\P{M}\p{M}*")
+_PUNCTUATION = regex.compile(r"[\p{P}$+<=>^`|~]")
+_NUMBER = re.compile(r"-?\.?\d")
+_NAMING_MARKS = "#%&@"  # part of what they stand beside: C#, 5%
+_SIGNS = (  # that change what a text says, written as one symbol
+    (re.compile(r"(?<!\w)-(?=\.?\d)"), "\N{MINUS SIGN}"),
+    (re.compile(r"[:;=]-?\)"), "\N{SLIGHTLY SMILING FACE}"),
+    (re.compile(r"[:;=]-?\("), "\N{SLIGHTLY FROWNING FACE}"),
+)
+
+
+def copy_key(text: str) -> str:
+    """Return a text as copies are found: case, spaces and how characters are coded do not count."""
+    folded = unicodedata.normalize("NFC", text).casefold().replace("i\u0307", "i")  # Turkish İ
+    narrow = _WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), folded)
+    return " ".join(unicodedata.normalize("NFC", narrow).split())
+
+
+class _Marks(dict[int, str]):
+    """What `str.translate` makes of each character: a word's own, a word by itself, or a space."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        kind = unicodedata.category(char)
+        if kind[0] in "LMN":
+            self[code] = char
+        else:
+            self[code] = f" {char} " if kind in ("Sc", "Sm", "So") or char in "#%" else " "
+        return self[code]
+
+
+_MARKS = _Marks()
+
+
+def text_key(text: str) -> str:
+    """Return the words of a text, case and punctuation aside.
+
+    Symbols count, "#", "%", a minus sign and smileys among them: C++ is not C#.
+    """
+    folded = copy_key(text)
+    said = folded
+    for pattern, sign in _SIGNS:
+        said = pattern.sub(sign, said)
+    # Of a text without words its marks must count, or "?!" would be the same as "...".
+    return " ".join(said.translate(_MARKS).split()) or folded
+
+
+def split_words(text: str, *, singles: bool = False) -> list[str]:
+    """Split a text into words: case-folded runs of letters and digits with their marks.
+
+    Scripts that put no spaces between words (Chinese, Japanese, Thai, ...) are cut into pairs of
+    neighboring characters, and a character that stands alone is a word. Korean has spaces.
+
+    Args:
+        text: Any text.
+        singles: Whether each character of such scripts is a word too. A searched text needs them,
+            so that a query of one character finds it; a query does not.
+    """
+    if text.isascii():  # the same, and much faster
+        return _ASCII_WORD.findall(text.lower())
+    words: list[str] = []
+    seen = _UNSEEN.sub("", copy_key(text.replace("\u200b", " ")))
+    for word in _WORD.findall(seen):
+        if word.isascii():
+            words.append(word)
+            continue
+        # Every second part is a run without spaces, those between are words or empty.
+        for number, part in enumerate(_RUN.split(word)):
+            if number % 2 == 0:
+                words += [part] if part else []
+                continue
+            characters = _CHARACTER.findall(part)
+            if singles or len(characters) == 1:
+                words += characters
+            words += map("".join, pairwise(characters))
+    return words
+
+
+def drop_punctuation(text: str) -> str:
+    """Return a text without punctuation of any script, and without ASCII's symbols."""
+    return " ".join(_PUNCTUATION.sub("", text).split())
+
+
+def strip_marks(text: str) -> str:
+    """Return a text without the spaces and punctuation around it, of any script.
+
+    What belongs to a name or number stays (C#, 5%, -5), and so does a text of marks alone.
+    """
+    start, end = 0, len(text)
+    while start < end and _is_mark(text[end - 1]):
+        end -= 1
+    while start < end and _is_mark(text[start]) and not _NUMBER.match(text, start):
+        start += 1
+    return text[start:end] or text.strip()
+
+
+def _is_mark(char: str) -> bool:
+    kind = unicodedata.category(char)
+    return char == "`" or ((kind[0] in "PZ" or kind in ("Cc", "Cf")) and char not in _NAMING_MARKS)
