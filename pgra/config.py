@@ -914,6 +914,12 @@ class CorpusArguments(Arguments):
         None, "Cut each line, a document, into passages of so many words (DPR: 100).", least=1
     )
     max_passages: int | None = arg(None, "Keep the first so many passages.", least=1)
+    passage_seed: int | None = arg(
+        None,
+        "Draw max_passages over all of the corpus by this seed, instead of keeping the first.",
+        least=0,
+        needs={"max_passages": True},
+    )
     drop_duplicates: bool = arg(
         True,
         "Keep only the first of equal passages (their number is reported either way).",

@@ -566,8 +566,9 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
         "drop_duplicates": args.drop_duplicates,
         "block_rows": _BLOCK_ROWS,
     }
-    if args.passage_words is not None:  # folders of corpora made without it keep their names
-        fields["passage_words"] = args.passage_words
+    for part in ("passage_words", "passage_seed"):
+        if getattr(args, part) is not None:  # folders of corpora made without it keep their names
+            fields[part] = getattr(args, part)
     name = Path(args.sources[0].removeprefix(BUNDLED)).name.split(".")[0].replace(":", "-")
     folder = artifact_dir(artifacts / "corpora", name, fields)
     build_once(
@@ -654,7 +655,10 @@ def _write_corpus(
 ) -> Mapping[str, Json]:
     """Stream sources into an Arrow file, in memory that does not grow with them."""
     counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, "cut"), 0))
-    passages = _kept(args, _passages(args, sources, counts), folder, counts)
+    found = _passages(args, sources, counts)
+    if args.passage_seed is not None:
+        found = _drawn(args, found)
+    passages = _kept(args, found, folder, counts)
     sha256, total = hashlib.sha256(), sum(source.size for source in sources)
     ends: list[int] = []
     bar = Bar(desc="read", total=total, unit="", unit_scale=True, delay=2, disable=is_quiet)
@@ -687,6 +691,17 @@ def _kept(
         kept = list(compress(batch, is_new)) if args.drop_duplicates else batch
         rest -= len(kept)
         yield from kept
+
+
+def _drawn(args: CorpusArguments, passages: Iterator[str]) -> Iterator[str]:
+    """Yield as many passages as are wanted, drawn over all of them, in their order."""
+    again = [find_source(name) for name in args.sources]
+    total = sum(1 for _ in _passages(args, again, Counter()))
+    size = min(total, args.max_passages or total)
+    is_drawn = np.zeros(total, dtype=np.bool_)
+    is_drawn[np.random.default_rng(args.passage_seed).choice(total, size, replace=False)] = True
+    logger.info("corpus: %d of %d passages are drawn", size, total)
+    return compress(passages, is_drawn)
 
 
 def _passages(

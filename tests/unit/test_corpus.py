@@ -232,6 +232,23 @@ def texts(path, column="text"):
     return list(find_source(str(path)).texts(column))
 
 
+def test_passages_are_drawn_by_a_seed_over_all_of_the_corpus_in_its_order(tmp_path):
+    path = tmp_path / "many.txt"
+    path.write_text("".join(f"passage {row}\n" for row in range(1000)))
+
+    def rows(**how):
+        texts = everything(read(path, tmp_path, max_passages=50, **how))
+        return [int(text.split()[1]) for text in texts]
+
+    drawn = rows(passage_seed=0)
+    assert drawn == sorted({*drawn})
+    assert len(drawn) == 50
+    assert max(drawn) > 900
+    assert rows(passage_seed=0) == drawn
+    assert rows(passage_seed=1) != drawn  # the controls: another seed, and none
+    assert rows() == list(range(50))
+
+
 def test_a_bad_value_is_refused_with_its_row(tmp_path):
     path = table(tmp_path / "t.parquet", text=["a", "b", "c\0d"])
     with pytest.raises(DataError, match="row 3: 'text' holds a NUL"):
