@@ -14,7 +14,7 @@ __version__ = "0.2.0"
 
 _HOME_OF = {
     alias.name: node.module or ""
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8")).body
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
 }

@@ -392,7 +392,7 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
         way = "" if stage is None else f": run the '{stage}' stage"
         raise ArtifactError(f"{folder} {why}: it has no {MANIFEST}{way}")
     try:
-        values = json.loads((folder / MANIFEST).read_text())
+        values = json.loads((folder / MANIFEST).read_text("utf-8"))
         made_as = values["format"]  # before the fields: another format may have others
         if made_as != FORMAT:
             raise ArtifactError(

@@ -151,7 +151,8 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    is_text = isinstance(sys.stdout, io.TextIOWrapper)
+    if is_text and sys.stdout.errors in ("strict", "surrogateescape"):  # the latter in the C locale
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

@@ -295,7 +295,8 @@ class Rule:
             value.encode()
         except UnicodeEncodeError:  # records are UTF-8, and could not name it
             raise ConfigError(
-                f"{name} is {show(os.fsencode(value))}, which is not UTF-8: give another name"
+                f"{name} is {show(os.fsencode(value))}, which is not UTF-8 in this locale: give "
+                "another name, or set PYTHONUTF8=1"
             ) from None
 
 

@@ -646,7 +646,7 @@ def load_corpus(folder: Path) -> Corpus:
     check_files(folder, {_BLOCKS: manifest.files[_BLOCKS]})
     counts = {name: manifest.counts.get(name, 0) for name in COUNTS}
     fingerprint = {"corpus_sha256": manifest.counts["sha256"], "rows": counts["rows"]}
-    store = _Store(folder, counts["rows"], json.loads((folder / _BLOCKS).read_text()))
+    store = _Store(folder, counts["rows"], json.loads((folder / _BLOCKS).read_text("utf-8")))
     return Corpus(folder, fingerprint, counts, store)
 
 

@@ -85,7 +85,7 @@ class _State:
             ValueError: If it is not what was written.
             TypeError: If it is of another layout.
         """
-        values = json.loads((folder / _STATE).read_text())
+        values = json.loads((folder / _STATE).read_text("utf-8"))
         if not isinstance(values, dict) or not is_sealed(values):
             raise ValueError("it is not what was written")
         del values[SEAL]

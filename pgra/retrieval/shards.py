@@ -64,7 +64,7 @@ class Shard:
     def read_record(self) -> dict[str, Any]:
         """Return the record, empty where there is none that can be read."""
         try:
-            record = json.loads(self.record_path.read_text())
+            record = json.loads(self.record_path.read_text("utf-8"))
         except (OSError, ValueError):
             return {}
         return record if isinstance(record, dict) else {}

@@ -382,6 +382,16 @@ def test_every_shell_gets_its_completion(shell, capsys):
     assert "%%" not in told
 
 
+@pytest.mark.parametrize("asked", ["strict", "surrogateescape", "xmlcharrefreplace"])
+def test_what_standard_output_cannot_encode_is_written_as_a_sign(monkeypatch, asked):
+    kept = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(kept, encoding="ascii", errors=asked))
+    assert run(lambda _: sys.stdout.write("good 👍 naïve"), []) == 12
+    sign = rb"good \U0001f44d na\xefve"
+    other = b"good &#128077; na&#239;ve"  # what was asked for stays
+    assert kept.getvalue().strip() == (other if asked == "xmlcharrefreplace" else sign)
+
+
 @pytest.mark.slow
 def test_closed_streams_an_odd_encoding_and_a_folder_that_went_are_no_mistake(tmp_path):
     gone = tmp_path / "gone"
