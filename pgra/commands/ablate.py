@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wants_help(rest):
         return _explain(rest, grid)
     context, root = join_run(rest), _root(grid, how, rest)
-    seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
+    seeds = SeriesArguments(seeds=how.seeds).seed_list()
     runs = make_runs(
         grid, seeds, root, lambda task, point: resolve_point(grid, task, point, rest, root)
     )
@@ -88,7 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if context.is_main:
             write_grid(grid, runs, root)
         context.barrier()
-        failures = run_grid(runs, context, drop_readers=how.drop_readers)
+        failures = run_grid(
+            runs,
+            context,
+            drop_readers=how.drop_readers,
+            keep_plain=grid.show == "consistency",
+        )
     if not context.is_main:
         return 1 if failures else 0
     return show_results(grid, runs, failures, root)
@@ -108,18 +113,25 @@ def show_results(
     Returns:
         The exit code: 1 where a run or the table failed.
     """
+    from pgra.commands.consistency import main as consistency
     from pgra.commands.report import main as report
 
     code = 1 if failures else 0
     done = [run for run in runs if run.is_finished]
-    if done:
+    tables = [(report, [str(root)])] if done else []
+    if done and grid.show == "consistency":  # the paper's definition
+        folder = str(root / "consistency")
+        tables.append((consistency, ["--runs", str(root), "--output_dir", folder, "--no_centre"]))
+    for command, words in tables:
         try:
-            report([str(root)])
+            command(words)
         except PgraError as error:  # runs that it cannot put into one table stay where they are
             say(f"no table: {error}")
             code = 1
     if grid.show == "seconds":
         say(_describe_seconds(done))
+    if grid.show == "dev":
+        say(_describe_best(done))
     for name, reason in failures.items():
         say(f"failed: {name}: {reason}")
     if failures:
@@ -140,6 +152,26 @@ def _describe_seconds(runs: "Sequence[GridRun]") -> str:
         for own in ({**seconds, "all": sum(seconds.values())},)
     ]
     return Table("Wall-clock seconds of each stage", ["run", *stages, "all"], rows).to_text()
+
+
+def _describe_best(runs: "Sequence[GridRun]") -> str:
+    """List each task's best point on the dev set, beside what the paper chose (table 7)."""
+    from pgra.report.compare import load_reference
+    from pgra.report.results import read_object
+    from pgra.report.tables import Cell, Table
+    from pgra.run_folder import TRAINING_FILE
+
+    paper = load_reference("T7").rows
+    values = {run.folder: float(read_object(run.folder / TRAINING_FILE)["value"]) for run in runs}
+    rows = []
+    for task in dict.fromkeys(str(run.args.data.task) for run in runs):
+        own = [run for run in runs if run.args.data.task == task]
+        best = max(own, key=lambda run: values[run.folder])  # the first of equals
+        chosen = [best.point.name, f"{values[best.folder]:.4f}"]
+        printed = [f"{row[task]:g}" if task in row else "" for row in paper.values()]
+        rows.append([Cell(text) for text in (task, *chosen, *printed)])
+    columns = ["task", "best point", "dev", *(f"{name} (paper)" for name in paper)]
+    return Table("Best on the dev set", columns, rows).to_text()
 
 
 def describe_costs(grid: "Grid", runs: "Sequence[GridRun]", context: "Context") -> str:

@@ -58,7 +58,7 @@ from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
 from pgra.exemplars.selection import vote
 from pgra.methods.stages import Stages
 from pgra.reader.record import RECORD_FILE, Reader, ReaderRecord, find_reader, read_record
-from pgra.report.compare import Study, compare_runs, load_reference
+from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference
 from pgra.report.figures import plain_text, save_figure
 from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_95
 from pgra.report.results import (
@@ -261,7 +261,7 @@ def score_table(
     Args:
         runs: Of any tasks.
         baseline: Name of the run that others of its task are compared with.
-        paper: What the paper prints, by task and name; may be empty.
+        paper: What the paper prints, by task (or `AVERAGE`) and name; may be empty.
         notes: Of these runs.
     """
     columns = ["run", "task", "seeds", "d", "queries", "consistency", "95 % interval"]
@@ -287,6 +287,13 @@ def score_table(
             cells += [_percent(gap.difference, "+.1f"), Cell.interval(ends, "+.1f")]
             cells.append(Cell.of(gap.p, ".3f"))
         rows.append(cells)
+    for name in dict.fromkeys(run.name for run in runs):
+        own = [run.score for run in runs if run.name == name]
+        if len(own) > 1:  # table 10's last column
+            told = {"run": Cell(name), "task": Cell(AVERAGE)}
+            told["consistency"] = _percent(float(np.mean(own)))
+            told["paper"] = Cell.of(paper.get((AVERAGE, name)), ".1f")
+            rows.append([told.get(column, Cell("")) for column in columns])
     return Table("Label consistency of evidence", columns, rows, [*_MEANING, *notes])
 
 
@@ -675,11 +682,11 @@ def report_consistency(
         notes.append(note_labels(task, described[task]))
         num_read += pseudo.num_read
     printed = load_reference(_REFERENCE)
-    paper = {
-        (task, name): value
-        for (task, name), own_runs in rows.items()
-        for value in printed.beside(own_runs[0], [], [task]).values()
-    }
+    paper: dict[Row, float] = {}
+    for name in names:
+        tasks = [task for task, other in rows if other == name]
+        numbers = printed.beside(rows[tasks[0], name][0], tasks, [*tasks, AVERAGE])
+        paper |= {(column, name): value for column, value in numbers.items()}
     notes += _notes(study, rows, by_task, is_centred=centre, has_paper=bool(paper))
     scores = score_table(measured, baseline=base, paper=paper, notes=notes)
     counts = {task: count_table([r for r in measured if r.task == task]) for task in by_task}

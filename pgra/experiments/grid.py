@@ -6,7 +6,8 @@ base: {...}             arguments that all points share, `method` and `profile` 
 tasks: [...]            one run a task and point
 by_task: {trec: {...}}  arguments of one task
 grid: {num_candidates: [150, 50]}       axes: all combinations
-points: [{name: BM25, retriever: bm25}] values that go together; crossed with the axes
+points: [{name: BM25, retriever: bm25}] values that go together; crossed with the axes; `seeds` of
+                        its own, which --seeds replaces
 baseline: {...}         the point that others are compared with
 labels: {num_candidates: k}             short names of axes; "" shows the value alone
 reference: T5           the paper's table
@@ -63,6 +64,7 @@ logger = logging.getLogger(__name__)
 
 PROFILE = "profile"
 _LONGEST_STEM = 200
+_OF_POINTS = ("by_task", "name", "seeds")
 _NO_AXES = ("artifacts_dir", "output_dir", "seed", "task")
 
 
@@ -74,11 +76,13 @@ class Point:
         name: As tables show it.
         values: By argument name; `profile` names defaults beneath them.
         by_task: Values that differ for one task.
+        seeds: Its own; empty for the grid's.
     """
 
     name: str
     values: Mapping[str, Any]
     by_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    seeds: Sequence[int] = ()
 
     @property
     def folder(self) -> str:
@@ -95,7 +99,8 @@ class Grid:
         origin: The YAML.
         about: What it shows.
         share: Whether points take up each other's products.
-        show: "seconds" to show what each stage took.
+        show: What stands below the table: "seconds" of each stage, "dev" (the point that is best on
+            the dev set), or the "consistency" of the evidence, labelled by the task's plain run.
         asked: The command line's tasks, in place of the file's; None without any.
     """
 
@@ -123,12 +128,13 @@ class Grid:
         """The points in the order of the table: all of the file's, with all values of the axes."""
         cells = []
         for given in self.points:
-            own = {name: value for name, value in given.items() if name not in ("by_task", "name")}
+            own = {name: value for name, value in given.items() if name not in _OF_POINTS}
             for combination in product(*self.grid.values()):
                 crossed = dict(zip(self.grid, combination, strict=True))
                 words = [str(given["name"])] if "name" in given else self._words(own)
                 name = ", ".join([*words, *self._words(crossed)]) or self.name
-                cells.append(Point(name, {**own, **crossed}, given.get("by_task", {})))
+                by_task, seeds = given.get("by_task", {}), given.get("seeds", ())
+                cells.append(Point(name, {**own, **crossed}, by_task, seeds))
         return cells
 
     def _words(self, values: Mapping[str, Any]) -> list[str]:
@@ -272,7 +278,8 @@ def short(value: Json) -> str:
 
 
 def _check(grid: Grid) -> None:
-    SeriesArguments(seeds=[str(seed) for seed in grid.seeds])
+    for seeds in (grid.seeds, *(point.seeds for point in grid.cells)):
+        SeriesArguments(seeds=[str(seed) for seed in seeds])
     known = [PROFILE, *argument_names(grid)]
     kinds = dict.fromkeys(grid.baseline or {}, "argument of the baseline")
     for name, kind in {**kinds, **dict.fromkeys(grid.axes, "axis")}.items():
@@ -373,7 +380,7 @@ def make_runs(
 
     Args:
         grid: The grid.
-        seeds: One run each.
+        seeds: One run each; empty for those of each point, else the grid's.
         root: Folder of all of them.
         resolve: Gives the arguments of a task and point.
 
@@ -391,7 +398,8 @@ def make_runs(
             is_drawn = find_method(args.runtime.method).uses_seed(args)
         except ConfigError as error:
             raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
-        for seed in seeds if is_drawn else seeds[:1]:
+        own_seeds = seeds or point.seeds or grid.seeds
+        for seed in own_seeds if is_drawn else own_seeds[:1]:
             mine = variant(args, folder / f"seed-{seed}", seed=seed)
             runs.append(GridRun(point, task, mine))
     return runs
@@ -408,7 +416,11 @@ def in_order(runs: Sequence[GridRun]) -> list[GridRun]:
 
 
 def run_grid(
-    runs: Sequence[GridRun], context: Context = ALONE, *, drop_readers: bool = False
+    runs: Sequence[GridRun],
+    context: Context = ALONE,
+    *,
+    drop_readers: bool = False,
+    keep_plain: bool = False,
 ) -> dict[str, str]:
     """Make all runs; one that fails does not stop the others.
 
@@ -420,6 +432,7 @@ def run_grid(
         context: Who shares the work.
         drop_readers: Whether to delete readers and checkpoints of measured runs: a grid may have a
             hundred.
+        keep_plain: Whether plain readers stay all the same, to label evidence.
 
     Returns:
         Why, by the name of each run that failed.
@@ -438,7 +451,8 @@ def run_grid(
             logger.error("ablate: %s failed: %s", run.name, error)
             failures[run.name] = " ".join(str(error).split())
             continue
-        if drop_readers and context.is_main and run.is_finished:
+        is_kept = keep_plain and run.args.runtime.method == "plain"
+        if drop_readers and not is_kept and context.is_main and run.is_finished:
             for checkpoint in run.folder.glob("checkpoint-*"):
                 shutil.rmtree(checkpoint)
             (run.folder / READER_FOLDER / WEIGHTS_FILE).unlink(missing_ok=True)

@@ -128,6 +128,18 @@ def test_a_grid_goes_on_in_its_folder_and_in_no_other(write, tmp_path):
         write_grid(grid, runs, tmp_path)
 
 
+def test_a_point_may_have_seeds_of_its_own_which_the_command_line_replaces(write, tmp_path):
+    points = [{"name": "a", "num_evidence": 1, "seeds": [13, 21]}, {"name": "b", "num_evidence": 2}]
+    path = write(points=points)
+
+    def seeds_of(**how):
+        runs = runs_of(path, tmp_path, **how)[1]
+        return {name: [run.seed for run in runs if run.point.name == name] for name in "ab"}
+
+    assert seeds_of(seeds=()) == {"a": [13, 21], "b": [0]}
+    assert seeds_of(seeds=(5, 6)) == {"a": [5, 6], "b": [5, 6]}  # the control
+
+
 def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_path):
     path = write(
         tasks=["sst2", "mr"],

@@ -97,6 +97,15 @@ def test_tables_show_both_lines_the_paper_the_baseline_and_what_is_missing():
     assert (fid[7], fid[-3:], few[-3]) == ("", ["", "", ""], "other queries")
 
 
+def test_several_tasks_have_a_mean_beside_the_papers():
+    other = measure_consistency("pgra", "mr", [RUN[:2]], PSEUDO, labels=["neg", "pos"])
+    paper = {("average", "pgra"): 60.5}
+    mean = texts_of(score_table([measure(), other], baseline="pgra", paper=paper))[-1]
+    assert (mean[:2], mean[5], mean[7]) == (["pgra", "average"], "53.1", "60.5")  # 56.25 and 50
+    alone = texts_of(score_table([measure()], baseline="pgra", paper=paper))
+    assert [row[1] for row in alone] == ["sst2"]  # the control: of one there is none
+
+
 def test_seeds_are_put_together_by_query():
     wrong = [{**one, "prediction": "pos"} for one in RUN]
     both = measure(RUN, wrong)

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pgra.config import RerankArguments, RetrieverArguments, parse_arguments
+from pgra.config import (
+    RerankArguments,
+    RetrieverArguments,
+    config_root,
+    parse_arguments,
+    read_yaml,
+)
 from pgra.errors import ConfigError
 from pgra.experiments.grid import Point, grid_names, read_axes, read_grid, short
 
@@ -132,6 +138,17 @@ def test_a_point_may_differ_for_one_task(write):
     assert [value["similarity"] for value in values] == ["cosine", "dot"]
 
 
+@pytest.mark.parametrize("name", ["main", "large"])
+def test_the_row_of_lm_bff_is_its_experiment(name):
+    """The paper ran it in "the same configuration as Gao et al.", by their five seeds."""
+    path = config_root() / "experiments/lm-bff.yaml"
+    seeds = re.findall(r"--seeds ([\d ]+)", path.read_text())[0].split()
+    point = next(cell for cell in read_grid(name).cells if cell.name == "LM-BFF")
+    assert {**read_yaml(path), **point.values} == {**point.values, **read_yaml(path)}
+    assert point.values["max_steps"] == 1000
+    assert list(map(str, point.seeds)) == seeds
+
+
 def test_axes_of_the_command_line_replace_the_yamls(write):
     assert read_axes(["num-candidates=9,5", "similarity=dot", "learning_rate=1.0e-4,null"]) == {
         "num_candidates": [9, 5],
@@ -161,6 +178,7 @@ def test_axes_of_the_command_line_replace_the_yamls(write):
         ({"points": [{"profile": "offical"}]}, "unknown profile 'offical'. Did you mean 'offici"),
         ({"grid": {"lm": ["a/x", "b/x"]}}, "points 'lm=x' and 'lm=x' would share the folder"),
         ({"seeds": [0, 0]}, "seeds holds 0 twice"),
+        ({"points": [{"seeds": [-1]}]}, "seeds"),
     ],
 )
 def test_what_is_no_grid_is_refused_with_the_file(write, values, message):

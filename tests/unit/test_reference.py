@@ -48,6 +48,27 @@ def test_a_run_stands_beside_the_row_that_matches_most_of_it(tmp_path):
     assert [load_reference("T5").find_row(run) for run in (k, base, fid)] == ["k=50", "k=150", None]
 
 
+@pytest.mark.parametrize(
+    ("table", "row", "method", "papers", "other"),
+    [
+        ("T2a", "k-NN", "knn", {"neighbor_encoder": "reader"}, {"neighbor_encoder": "encoder"}),
+        ("T2a", "RAG", "rag", {"normalize": False}, {"normalize": True}),
+        ("T2b", "k-NN", "knn", {"neighbor_encoder": "reader"}, {"neighbor_encoder": "encoder"}),
+        *[
+            (table, "kNN (roberta)", "vote-knn", {"encoder": "FacebookAI/roberta-large"}, other)
+            for table, other in (("kate_t3", {"encoder": "a/b"}), ("kate_t6", {"encoder": "bm25"}))
+        ],
+    ],
+)
+def test_a_row_that_is_made_otherwise_has_no_number_of_the_papers_beside_it(
+    tmp_path, table, row, method, papers, other
+):
+    reference = load_reference(table)
+    for folder, values, expected in (("a", papers, row), ("b", other, None)):
+        run = load_run(plant(tmp_path / folder, method=method, arguments={"retriever": values}))
+        assert reference.find_row(run) == expected
+
+
 def test_notes_of_a_task_are_told_where_it_is_in_the_table():
     table = load_reference("T2a")
     assert any("81.2 is the ceiling" in note for note in table.notes_on(["sst2", "trec"]))
