@@ -18,11 +18,19 @@ from pgra.artifacts import at_home
 from pgra.config import choose, find_class, from_values
 from pgra.core import Example, Hit, check_device
 from pgra.data.bundled import BUNDLED, bundled_task_files
-from pgra.data.examples import open_rows
-from pgra.data.read import Record, check_file, clean_text, read_lines, read_records, table_rows
+from pgra.data.examples import class_names, find_classes, open_rows
+from pgra.data.read import (
+    Record,
+    check_file,
+    clean_text,
+    read_label,
+    read_lines,
+    read_records,
+    table_rows,
+)
 from pgra.data.tasks import GenerationTask, Task, check_slots, load_any_task
 from pgra.encoders.encoder import Encoder
-from pgra.errors import ConfigError, DataError, show, unknown_name
+from pgra.errors import ConfigError, DataError, show
 from pgra.exemplars import BM25, PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, Selector, arrange
 from pgra.exemplars.similarity import open_similarity
@@ -44,12 +52,12 @@ class _Columns:
     Attributes:
         texts: Its texts' columns by the names of inputs, in the order in which they are read.
         label: Its label's; None where the pool has none.
-        names: Labels by their number, where a data set or task names them.
+        classes: Labels by their number, where a data set's column holds numbers of classes.
     """
 
     texts: Mapping[str, str]
     label: str | None
-    names: Sequence[str] = ()
+    classes: Sequence[str] | None = None
 
 
 class ExemplarSelector:
@@ -269,7 +277,7 @@ class ExemplarSelector:
         items = _list_items(pool)
         if not items:
             return
-        columns = self._columns or self._find_columns(items[0], pool)
+        columns = self._with_classes(self._columns or self._find_columns(items[0], pool), pool)
         first = len(self.items)
         read = [
             self._read(item, columns, f"pool[{first + n}]", f"pool-{first + n}")
@@ -290,13 +298,13 @@ class ExemplarSelector:
         own = tuple(item.fields) if isinstance(item, Example) else (_TEXT,)
         inputs = task.inputs if task else asked or own
         columns = dict(zip(inputs, inputs, strict=True))
-        usual, names = _LABEL, getattr(task, "labels", ())
+        usual = _LABEL
         if task is not None:
             usual = task.target
             if isinstance(item, Mapping):  # they may have the names of its hub's or its files
                 is_set = hasattr(pool, "features") and hasattr(pool, "select")
                 raw = open_rows(task, pool.select([0]) if is_set else [item], "pool")
-                columns, names = {n: raw.columns[n] for n in inputs}, raw.labels or names
+                columns = {n: raw.columns[n] for n in inputs}
                 usual = raw.columns[usual]
         if asked is not None:
             if len(asked) != len(inputs):
@@ -314,8 +322,17 @@ class ExemplarSelector:
         label = self._asked_label or (usual if has_label else None)
         if label in columns.values():
             raise ConfigError(f"'{label}' is a text column and the label: name different ones")
-        feature = (getattr(pool, "features", None) or {}).get(label)
-        return _Columns(columns, label, names or getattr(feature, "names", None) or ())
+        return _Columns(columns, label)
+
+    def _with_classes(self, columns: _Columns, pool: Any) -> _Columns:
+        """Add what a data set's column of classes says; single rows have its numbers too."""
+        if not hasattr(pool, "features") or columns.label is None:
+            return columns
+        if isinstance(self._task, Task):
+            classes = find_classes(self._task, pool, columns.label)
+        else:
+            classes = class_names(pool, columns.label)
+        return replace(columns, classes=classes)
 
     def _read(self, item: Any, columns: _Columns, place: str, name: str) -> Example:
         """Return an item of the pool as an example."""
@@ -335,21 +352,12 @@ class ExemplarSelector:
         return Example(name, fields, self._label(found, columns, place))
 
     def _label(self, value: Any, columns: _Columns, place: str) -> str:
-        """Return a label's text: of a number its name, of several answers the first."""
-        if isinstance(value, list | tuple) and value:
-            value = value[0]
-        value = value.item() if isinstance(value, np.generic) else value
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        if is_number and columns.names and 0 <= value < len(columns.names):
-            value = columns.names[value]
-        if value is None or not isinstance(value, str | int | float):
-            raise DataError(f"{place}: '{columns.label}' is {show(value)}, no label: give a text")
-        text = clean_text(place, str(columns.label), str(value))
-        if not text:
-            raise DataError(f"{place} has no label: '{columns.label}' is empty")
-        if isinstance(self._task, Task) and text not in self._task.labels:
-            raise DataError(f"{place}: {unknown_name('label', text, self._task.labels)}")
-        return text
+        """Return a label's name, of several answers the first."""
+        column = str(columns.label)
+        value = value[0] if isinstance(value, list | tuple) and value else value
+        known = self._task.labels if isinstance(self._task, Task) else ()
+        row = Record(0, {column: value}, place)
+        return read_label(row, column, labels=known, classes=columns.classes)
 
     def _query(self, query: Any, number: int) -> Example:
         own = self._task.inputs if self._task else self._asked_text or (_TEXT,)

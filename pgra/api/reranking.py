@@ -18,7 +18,8 @@ from pgra.api.searching import as_texts, check_count, check_kinds
 from pgra.artifacts import TemporaryFolder
 from pgra.config import RerankArguments
 from pgra.core import Candidates, Example, Hit, check_device
-from pgra.data.examples import given_split, read_split
+from pgra.data.examples import class_names, open_rows, read_split
+from pgra.data.read import Record, read_label
 from pgra.data.tasks import LABEL, Task
 from pgra.errors import ConfigError
 from pgra.exemplars.prompt import build_prompt
@@ -299,8 +300,11 @@ class Reranker:
     def _examples(self, given: Iterable[Any], name: str) -> list[Example]:
         if self._task is None:
             return []
-        raw = given_split(self._task, given, name)
-        return read_split(self._task, raw, name).examples if raw.rows else []
+        listed = _listed(name, given)
+        if not listed:
+            return []
+        rows = given if hasattr(given, "features") else listed
+        return read_split(self._task, open_rows(self._task, rows, name), name).examples
 
     def _queries(self, given: Iterable[Any]) -> list[Example]:
         listed = _listed("examples", given)
@@ -400,8 +404,7 @@ def _find_task(
 
 def _labels_of(examples: Iterable[Any]) -> tuple[str, ...]:
     """Return the different labels of examples, in order, or as their data set names them."""
-    feature = (getattr(examples, "features", None) or {}).get(LABEL)
-    if names := getattr(feature, "names", None):
+    if names := class_names(examples, LABEL):
         return tuple(names)
     labels: dict[str, None] = {}
     for place, one in enumerate(_listed("examples", examples)):
@@ -410,11 +413,7 @@ def _labels_of(examples: Iterable[Any]) -> tuple[str, ...]:
         else:
             is_pair = isinstance(one, list | tuple) and len(one) == 2
             label = one.label if isinstance(one, Example) else one[1] if is_pair else None
-        if not isinstance(label, str):
-            raise ValueError(
-                f"examples[{place}] is {one!r:.80}: its label is no text; give words=, or task="
-            )
-        labels[label] = None
+        labels[read_label(Record(0, {LABEL: label}, f"examples, row {place}"), LABEL)] = None
     return tuple(labels)
 
 

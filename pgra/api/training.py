@@ -333,8 +333,8 @@ def _as_jsonl(task: Task | GenerationTask, raw: RawSplit, split: str) -> str:
             }
         target = task.local.columns.get(task.target, task.target)
         label = values.get(target)
-        if raw.labels and isinstance(label, int):
-            values[target] = raw.labels[label]
+        if raw.classes and isinstance(label, int) and 0 <= label < len(raw.classes):
+            values[target] = raw.classes[label]
         try:
             lines.append(canonical_json(values))
         except TypeError as error:

@@ -24,15 +24,14 @@ from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.read import (
     Record,
     check_file,
-    clean_text,
     load_data_set,
     look_at_data_set,
+    read_label,
     read_records,
     table_rows,
-    whole_number,
 )
 from pgra.data.tasks import LABEL, SPLITS, GenerationTask, HubSource, Task
-from pgra.errors import ConfigError, DataError, show, unknown_name
+from pgra.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +47,14 @@ class RawSplit:
         rows: Its rows.
         columns: Column by field of the task, and by "label" or "answers".
         where: The source, in words.
-        labels: Label names in the order of the source's integers; None: the task's.
+        classes: Label names in the order of the source's numbers; None: it has names.
         is_standard: Whether it stands where the task's own split stands, so that its size is known.
     """
 
     rows: Iterable[Record]
     columns: Mapping[str, str]
     where: str
-    labels: Sequence[str] | None = None
+    classes: Sequence[str] | None = None
     is_standard: bool = False
 
 
@@ -106,11 +105,11 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
         )
     table, where = tables[name], f"data set '{source}', split '{name}'"
     columns = _columns(task, hub.columns)
-    names = hub.labels
-    if names is None and isinstance(task, Task):
-        names = _class_names(table, columns[LABEL], task.labels)
+    classes = None
+    if isinstance(task, Task):
+        classes = find_classes(task, table, columns[LABEL], is_own=is_own)
     rows = (Record(i, row, f"{where}, row {i}") for i, row in enumerate(table))
-    return RawSplit(rows, columns, where, names, is_own)
+    return RawSplit(rows, columns, where, classes, is_own)
 
 
 Rows = Iterable[Any]
@@ -130,7 +129,6 @@ def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) 
     """
     if isinstance(rows, str | Path):
         return open_file(task, at_home(rows))
-    features = getattr(rows, "features", None)
     if isinstance(rows, bytes | Mapping) or not isinstance(rows, Iterable):
         splits = f" of {', '.join(map(str, rows))}" if isinstance(rows, Mapping) else ""
         hint = ": give one of its splits" if splits else ""
@@ -138,7 +136,9 @@ def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) 
     found = []
     for number, row in enumerate(rows):
         place = f"{where}, row {number}"
-        if isinstance(row, tuple | list) and len(row) == 2 and len(task.inputs) == 1:
+        if isinstance(row, Example):
+            row = {**row.fields, task.target: row.label}
+        elif isinstance(row, tuple | list) and len(row) == 2 and len(task.inputs) == 1:
             row = dict(zip((task.inputs[0], task.target), row, strict=True))
         if not isinstance(row, Mapping):
             raise DataError(f"{place} is a {type(row).__name__} ({row!r:.60}){_KINDS_OF_ROWS}")
@@ -149,17 +149,17 @@ def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) 
         found.append(Record(number, values, place))
     if not found:
         raise DataError(f"{where} is empty: give at least one row")
-    columns, names = _columns(task, task.local.columns), None
-    is_files = {*columns.values()} <= {*found[0].fields}
-    if task.hub and (features or not is_files):  # a Dataset is the hub's where it can be
-        of_hub = _columns(task, task.hub.columns)
-        if {*of_hub.values()} <= {*found[0].fields}:
-            columns, names, is_files = of_hub, task.hub.labels, True
-    if not is_files:
-        columns = _columns(task, {})
-    if names is None and isinstance(task, Task):
-        names = _class_names(rows, columns[task.target], task.labels)
-    return RawSplit(found, columns, where, names)
+    hub, files = task.hub, task.local.columns
+    fitting = [  # the hub's first: a file may have its columns and others
+        named
+        for named in (hub.columns if hub else {}, files)
+        if {*_columns(task, named).values()} <= {*found[0].fields}
+    ]
+    named = fitting[0] if fitting else {}
+    columns, classes = _columns(task, named), None
+    if isinstance(task, Task):
+        classes = find_classes(task, rows, columns[LABEL])
+    return RawSplit(found, columns, where, classes)
 
 
 _KINDS_OF_ROWS = (
@@ -214,54 +214,46 @@ def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
     return RawSplit(rows, columns, str(path))
 
 
-def given_split(task: Task, rows: object, name: str) -> RawSplit:
-    """Take a split from memory.
-
-    Args:
-        task: Whose fields the rows have.
-        rows: Mappings, such as the rows of a `datasets.Dataset`, by the task's names or by its hub
-            data set's; `Example`s; or, of a task of one text, (text, label) pairs.
-        name: Of the split, for messages.
-
-    Raises:
-        ValueError: If there are no rows of such a kind.
-    """
-    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
-        raise ValueError(f"{name} are of type {type(rows).__name__}: give a list of examples")
-    named = task.hub.columns if task.hub else {}
-    records = [_given_row(task, row, f"{name}[{at}]", at) for at, row in enumerate(rows)]
-    is_hubs = bool(records) and all(column in records[0].fields for column in named.values())
-    columns = _columns(task, named if is_hubs else {})
-    labels = _class_names(rows, columns[LABEL], task.labels)
-    return RawSplit(records, columns, name, labels or (task.hub.labels if task.hub else None))
-
-
-def _given_row(task: Task, row: object, place: str, number: int) -> Record:
-    if isinstance(row, Example):
-        return Record(number, {**row.fields, LABEL: row.label}, place)
-    if isinstance(row, Mapping):
-        return Record(number, row, place)
-    if isinstance(row, list | tuple) and len(row) == 2 and len(task.inputs) == 1:
-        return Record(number, {task.inputs[0]: row[0], LABEL: row[1]}, place)
-    wanted = "a (text, label) pair" if len(task.inputs) == 1 else "a mapping"
-    names = ", ".join((*task.inputs, LABEL))
-    raise ValueError(f"{place} is {row!r:.80}: give {wanted} of {names}, or a pgra.Example")
-
-
 def _columns(task: Task | GenerationTask, named: Mapping[str, str]) -> dict[str, str]:
     return {name: named.get(name, name) for name in (*task.inputs, task.target)}
 
 
-def _class_names(table: object, column: str, labels: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the names behind a hub column's integers, where the data set states ours."""
-    feature = (getattr(table, "features", None) or {}).get(column)
-    names = getattr(feature, "names", None)
-    if names is not None and set(names) != set(labels):
+def find_classes(
+    task: Task, table: object, column: str, *, is_own: bool | None = None
+) -> Sequence[str] | None:
+    """Return the labels that a column's numbers stand for; None where it holds names.
+
+    The classes of a ClassLabel are matched by their names. Where these are not the task's labels,
+    the task's YAML may say what stands for what in its own data set (`hub.labels`).
+
+    Args:
+        task: Whose labels they are.
+        table: A `datasets.Dataset`, or other rows.
+        column: Of its labels.
+        is_own: Whether it is the task's own data set; None: whether its name says so.
+
+    Raises:
+        DataError: If its classes are not the task's labels, and nothing is said of them.
+    """
+    names, hub = class_names(table, column), task.hub
+    if names is not None and {*task.labels} <= {*names} <= {*task.labels, *task.ignored_labels}:
+        return names
+    if is_own is None:
+        name = str(getattr(getattr(table, "info", None), "dataset_name", None))
+        is_own = hub is not None and hub.id.lower().rpartition("/")[2] == name.lower()
+    stated = hub.labels if hub and is_own and column == hub.columns.get(LABEL, LABEL) else None
+    if names is not None and stated is None:
         raise DataError(
             f"column '{column}' has the classes {', '.join(names)}, the task has "
-            f"{', '.join(labels)}: state the order in the task's YAML (hub.labels)"
+            f"{', '.join(task.labels)}: rename the classes, or give labels by name"
         )
-    return names and tuple(names)
+    return stated
+
+
+def class_names(table: object, column: str | None) -> Sequence[str] | None:
+    """Return the names of a data set's column of type ClassLabel; None of any other."""
+    features = getattr(table, "features", None)
+    return getattr(features.get(column), "names", None) if isinstance(features, Mapping) else None
 
 
 def _find_split_file(folder: Path, split: str, task: Task | GenerationTask) -> Path | None:
@@ -317,22 +309,17 @@ def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False)
         DataError: If it is not readable or empty, or lacks a column or known label.
     """
     examples, blank, ignored = [], 0, 0
-    column = raw.columns[LABEL]
+    column, known = raw.columns[LABEL], (*task.labels, *task.ignored_labels)
     for number, row in enumerate(raw.rows):
         fields = {name: row.text(raw.columns[name]) for name in task.inputs}
-        value = row.fields.get(column)
-        value = value.strip() if isinstance(value, str) else value
         if not any(fields.values()):
             blank += 1
-        elif value in task.ignored_labels:
+            continue
+        label = read_label(row, column, labels=known, classes=raw.classes)
+        if label in task.ignored_labels:
             ignored += 1
-        elif value not in (None, "", -1):  # -1 is what hidden labels are on the hub
-            label = _label(value, task.labels, raw.labels or task.labels, row, column)
-            examples.append(Example(f"{split}-{number}", fields, label))
-        elif column in row.fields:
-            raise DataError(f"{row.place}: has no label")
         else:
-            raise row.lacks(column)
+            examples.append(Example(f"{split}-{number}", fields, label))
     if not examples:
         more = f", {ignored} with a label that the task does without" if ignored else ""
         raise DataError(f"{raw.where} holds no example ({blank} blank rows{more})")
@@ -342,24 +329,6 @@ def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False)
         names = ", ".join(task.ignored_labels)
         logger.info("%s: %d rows labelled %s were left out", raw.where, ignored, names)
     return SplitRows(examples, blank, ignored, raw)
-
-
-def _label(
-    value: object, labels: Sequence[str], by_number: Sequence[str], row: Record, column: str
-) -> str:
-    if not isinstance(value, str) and type(value) is not int:
-        raise DataError(
-            f"{row.place}: '{column}' is {show(value)}, a {type(value).__name__}, not a label's "
-            "name or number"
-        )
-    text = clean_text(row.place, column, str(value))
-    if isinstance(value, str) and text in labels:
-        return text
-    number = whole_number(text)
-    if number is not None and number < len(by_number):
-        return by_number[number]
-    message = unknown_name("label", text, labels)
-    raise DataError(f"{row.place}: {message} Numbers 0 to {len(by_number) - 1} are read too.")
 
 
 @dataclass(frozen=True)

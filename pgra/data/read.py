@@ -4,17 +4,19 @@ import csv
 import io
 import json
 import logging
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
+import numpy as np
 import pyarrow as pa
 
-from pgra.errors import ConfigError, DataError, cut, near_files, nearest, show
+from pgra.errors import ConfigError, DataError, cut, near_files, nearest, show, unknown_name
 
 LINE_LIMIT = "PGRA_MAX_LINE_MB"
 """The environment's word for `--max_line_mb`."""
@@ -295,6 +297,61 @@ def clean_text(place: str, name: str, value: object) -> str:
     if not is_utf8(value):
         raise DataError(f"{place}: '{name}' holds a NUL or half a surrogate pair")
     return value.strip()
+
+
+def read_label(
+    row: Record,
+    column: str,
+    *,
+    labels: Collection[str] = (),
+    classes: Sequence[str] | None = None,
+) -> str:
+    """Return a row's label, by its name: of a number its digits.
+
+    Args:
+        row: Of any source.
+        column: Where its label is.
+        labels: Those that are known; none: any text is one.
+        classes: Names by number, where the column holds classes by their numbers: then a number is
+            a place among these, and -1 a label that is hidden.
+
+    Raises:
+        DataError: If it has no label (nothing, NaN or a blank text), or one that is not known.
+    """
+    if column not in row.fields:
+        raise row.lacks(column)
+    value = row.fields[column]
+    value = value.item() if isinstance(value, np.generic) else value
+    is_place = classes is not None and type(value) is int
+    if _is_missing(value) or (is_place and value == -1):
+        raise DataError(f"{row.place} has no label")
+    if classes is not None and type(value) is int:
+        if not 0 <= value < len(classes):
+            raise DataError(
+                f"{row.place}: '{column}' is {show(value)}, and its classes are numbered 0 to "
+                f"{len(classes) - 1} ({cut(', '.join(classes))})"
+            )
+        value = classes[value]
+    if not isinstance(value, str) and type(value) is not int:
+        raise DataError(
+            f"{row.place}: '{column}' is {show(value)}, a {type(value).__name__}, not a label's "
+            "name: write it as text"
+        )
+    text = clean_text(row.place, column, str(value))
+    if labels and text not in labels:
+        hint = " A number is a class's place only in a data set's ClassLabel column: write names."
+        is_number = whole_number(text.removeprefix("-")) is not None
+        message = unknown_name("label", text, labels)
+        raise DataError(f"{row.place}: {message}{hint if is_number else ''}")
+    return text
+
+
+def _is_missing(value: object) -> bool:
+    """Whether a value stands for none: None, NaN, pandas' NA and NaT, a blank text."""
+    if isinstance(value, str):
+        return not value.strip()
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record]:

@@ -569,6 +569,8 @@ def read_events(path: Path) -> list[Event]:
     events = []
     for record in read_records(path):
         values = {k: v for k, v in record.fields.items() if k != "id" and v != ""}
+        if type(values.get("feedback")) is int:  # a label of digits
+            values["feedback"] = str(values["feedback"])
         try:
             event = from_values(Event, values, id=0)
             events.append(replace(event, source=str(record.fields.get("source", event.source))))

@@ -210,9 +210,10 @@ def _parquet() -> bytes:
 
 _TEXTS = _rows("A film about a town.", "The plot: « dull » at best.", "", "Warm and funny.")
 _LABELLED = _rows(
-    '{"text": "A warm film.", "label": "positive"}', '{"text": "A dull one.", "label": 0, "n": 1e3}'
+    '{"text": "A warm film.", "label": "positive"}',
+    '{"text": "A dull one.", "label": "negative", "n": 1e3}',
 )
-_TABLE = _rows("text,label", '"A ""warm"", long film.",positive', "A dull one.,0")
+_TABLE = _rows("text,label", '"A ""warm"", long film.",positive', "A dull one.,negative")
 _MODULES = _rows(
     '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},',
     '{"idx": 1, "name": "1", "path": "1", "type": "sentence_transformers.models.Pooling"}]',

@@ -63,13 +63,13 @@ def test_all_shapes_of_rows_are_one_run_that_is_taken_up(bench, ours):
     coded = {split: rows.cast_column("label", names) for split, rows in sets.items()}
     files = {"train": bench.train_file, "test": str(bench.test_file)}
     texts = datasets.Dataset.from_dict({"text": SENTENCES})
-    for data in (pairs, coded, files):
+    for data in (pairs, coded, files):  # numbers are places in a column of classes
         again = make(bench, "ours", **data, corpus=texts if data is coded else bench.corpus)
         assert again.metrics == ours.metrics
-    numbered = make(bench, "ours", **numbers)  # numbers stand for the task's labels in order
-    assert numbered.metrics == ours.metrics
+    with pytest.raises(PgraError, match="unknown label '[01]'"):  # and of others names
+        make(bench, "ours", **numbers)
     assert contents(ours.folder) == before
-    turned = [{**row, "label": 1 - row["label"]} for row in numbers["train"]]
+    turned = [{**row, "label": names.int2str(1 - row["label"])} for row in numbers["train"]]
     with pytest.raises(PgraError, match="choose another"):  # other rows are another run
         make(bench, "ours", train=turned)
 
@@ -99,7 +99,7 @@ def test_a_loaded_run_gives_new_texts_what_the_command_gives(bench, ours):
     assert [e.text for e in found[0].evidence] == [e["text"] for e in told[0]["evidence"]]
     one = ours.predict(TEXTS[0])
     assert one.label == found[0].label
-    rows = datasets.Dataset.from_list([{"text": text, "label": 0} for text in TEXTS])
+    rows = datasets.Dataset.from_list([{"text": text, "label": "negative"} for text in TEXTS])
     assert [answer.scores for answer in ours.predict(rows)] == [a.scores for a in found]
     assert pgra.Predictor.open(str(ours.folder)).answer(TEXTS)[0].scores == found[0].scores
     again = pgra.Run.open(str(ours.folder))

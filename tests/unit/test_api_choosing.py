@@ -24,7 +24,7 @@ def icl(tmp_path_factory, encoder_dir, lm_dirs):
     """Runs of `pgra icl` on the same examples, which choose and decide nothing by an LM."""
     root = tmp_path_factory.mktemp("icl")
     train = write_jsonl(root / "train.jsonl", ROWS)
-    test = write_jsonl(root / "test.jsonl", [{"text": text, "label": 0} for text in QUERIES])
+    test = write_jsonl(root / "test.jsonl", [{"text": t, "label": "negative"} for t in QUERIES])
     data = DataArguments(task="sst2", train_file=str(train), test_file=str(test))
     base = kate_run(data, root, lm=lm_dirs["gpt2"], encoder=str(encoder_dir), num_exemplars=3)
 
@@ -150,7 +150,7 @@ def test_columns_are_named_and_a_template_writes_them(encoder):
     assert selector.prompt(query, 0) == "Bo asks: is it a bug?\n"
 
 
-def test_a_task_reads_the_columns_of_its_hub_and_labels_by_their_number(encoder):
+def test_a_task_reads_the_columns_of_its_hub(encoder):
     from datasets import Dataset
 
     hub = Dataset.from_list(
@@ -159,7 +159,7 @@ def test_a_task_reads_the_columns_of_its_hub_and_labels_by_their_number(encoder)
             {"text": "so bad", "label": 0, "label_text": "negative"},
         ]
     )
-    rows = [{"text": "so good", "label": 1}, {"text": "so bad", "label": 0}]
+    rows = [{"text": "so good", "label": "positive"}, {"text": "so bad", "label": "negative"}]
     named = [{"said": "so good", "is": "positive"}, {"said": "so bad", "is": "negative"}]
     prompts = {
         pgra.ExemplarSelector(hub, encoder=encoder, task="sst2").prompt("so nice"),
@@ -234,7 +234,7 @@ BAD = [
     ([{"txt": "a"}], {}, "pool[0]: no column 'text'. Did you mean 'txt'?"),
     ([{"text": 3}], {}, "pool[0]: 'text' is 3, not text"),
     ([{"text": "a", "label": "x"}, {"text": "b"}], {}, "pool[1]: no column 'label'"),
-    ([{"text": "a", "label": None}], {}, "'label' is None, no label"),
+    ([{"text": "a", "label": None}], {}, "pool[0] has no label"),
     (["a", ("b", "c")], {}, "pool[1] has a label, and the items before it have none"),
     ([("a", "b", "c")], {}, "pool[0] has 3 parts"),
     ({"train": TALK}, {}, "pool is a dict of train: give a list of items, or one split"),
@@ -288,7 +288,7 @@ def test_a_wrong_query_is_refused(encoder, query, k, told):
 
 def test_a_refused_addition_leaves_the_pool_as_it_was(encoder):
     selector = pgra.ExemplarSelector(TALK, encoder=encoder)
-    with pytest.raises(pgra.DataError, match=r"pool\[4\]: 'label' is None"):
+    with pytest.raises(pgra.DataError, match=r"pool\[4\] has no label"):
         selector.add([("new", "bug"), ("newer", None)])
     assert len(selector) == len(selector.select("pay", 9)) == len(TALK)
 

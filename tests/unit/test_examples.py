@@ -3,18 +3,21 @@
 import csv
 import gzip
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import write_jsonl
 from datasets import ClassLabel, Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pgra.api.choosing import ExemplarSelector
 from pgra.config import DataArguments
 from pgra.core import Example
 from pgra.data.examples import draw_shots, load_pool, load_splits, open_split, read_split
@@ -24,6 +27,7 @@ from pgra.errors import ConfigError, DataError
 TASK = Task.load("mr")
 LABELS = TASK.labels
 MINE = "labels: [n, y]\nprompt: '{text}'\nreader_template: '{text}'\nverbalizer: {n: b, y: g}\n"
+TWO = [{"text": "a", "label": "n"}, {"text": "b", "label": "y"}]
 few = settings(derandomize=True, deadline=None, max_examples=15)
 
 
@@ -72,25 +76,25 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
         assert read(folder / name) == expected, name
 
 
-def test_quote_marks_of_a_tsv_stay_and_labels_may_be_numbers(tmp_path):
-    rows = ['"fine" and "warm"\thuman\t"x ""y"" z"', '"all of it"\t3\t-', "a\t number \t-"]
+def test_quote_marks_of_a_tsv_stay(tmp_path):
+    rows = ['"fine" and "warm"\thuman\t"x ""y"" z"', '"all of it"\tentity\t-', "a\t number \t-"]
     (tmp_path / "x.tsv").write_text("\n".join(["text\tlabel\tnote", *rows]))
     found = read(tmp_path / "x.tsv", task=Task.load("trec"))
     assert [e.text for e in found] == ['"fine" and "warm"', '"all of it"', "a"]
-    assert labels_of(found) == ["human", "human", "number"]
+    assert labels_of(found) == ["human", "entity", "number"]
 
 
-GOOD = {"text": "a", "label": 0}
+GOOD = {"text": "a", "label": "negative"}
 BAD_ROWS = [
     ({"text": "x", "label": "postive"}, r"unknown label 'postive'\. Did you mean 'positive'"),
-    ({"text": "x", "label": True}, "'label' is True, a bool, not a label's name or number"),
-    ({"text": "x", "label": None}, "has no label"),
+    ({"text": "x", "label": True}, "'label' is True, a bool, not a label's name"),
+    ({"text": "x", "label": None}, "has no label$"),
     ({"text": "x", "lable": 1}, r"no column 'label'\. Did you mean 'lable'\? Found: text, lable"),
     ({"text": "\ud800", "label": 1}, "'text' holds a NUL or half a surrogate pair"),
 ]
 BAD_FILES = [
     *(
-        ("row.jsonl", f"{json.dumps(GOOD)}\n{json.dumps(row)}\n", rf"row\.jsonl, line 2: .*{told}")
+        ("row.jsonl", f"{json.dumps(GOOD)}\n{json.dumps(row)}\n", rf"row\.jsonl, line 2.*{told}")
         for row, told in BAD_ROWS
     ),
     ("no.csv", "good,1\nbad,0\n", "no column 'text'.*Found: good, 1. Is the first line a h"),
@@ -113,7 +117,7 @@ def test_bad_files_are_refused_with_their_line(name, text, message, tmp_path):
 def test_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
     home = tmp_path / "sst2"
     home.mkdir()
-    rows = [{"text": f"t{i}", "label": i % 2} for i in range(10)]
+    rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(10)]
     write_jsonl(home / "train.jsonl", rows)
     write_jsonl(home / "validation.jsonl", rows[:4])
     for folder in (tmp_path, home):
@@ -126,14 +130,14 @@ def test_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
 def test_a_task_of_ones_own_uses_a_folders_validation_split_as_dev(tmp_path):
     (tmp_path / "mine.yaml").write_text(MINE)
     for split, count in {"train": 6, "validation": 3, "test": 2}.items():
-        write_jsonl(tmp_path / f"{split}.jsonl", [GOOD, {"text": "b", "label": 1}] * count)
+        write_jsonl(tmp_path / f"{split}.jsonl", TWO * count)
     mine, args = Task.load(str(tmp_path / "mine.yaml")), DataArguments(dataset_name=str(tmp_path))
     splits = load_splits(mine, args)
     assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [12, 6, 4]
     one = DataArguments(test_file=str(tmp_path / "test.jsonl"))
     with pytest.raises(DataError, match="there is no train set: give --train_file$"):
         load_splits(mine, one)
-    (tmp_path / "test.csv").write_text("text,label\na,1\n")
+    (tmp_path / "test.csv").write_text("text,label\na,y\n")
     with pytest.raises(DataError, match=r"2 files for the test split .*--test_file"):
         load_splits(mine, args)
 
@@ -151,10 +155,11 @@ def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["positive", "negative"]))
     assert labels_of(read("some/reviews")) == ["positive", "negative"]
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["good", "bad"]))
-    with pytest.raises(DataError, match=r"has the classes good, bad, the task has .*hub\.labels"):
+    with pytest.raises(DataError, match="has the classes good, bad, the task has .*: rename"):
         read("some/reviews")
-    data["test"] = Dataset.from_dict({"text": ["a"], "label": [-1]})
-    with pytest.raises(DataError, match="split 'test', row 0: has no label"):
+    hidden = Dataset.from_dict({"text": ["a"], "label": [-1]})
+    data["test"] = hidden.cast_column("label", ClassLabel(names=[*LABELS]))
+    with pytest.raises(DataError, match="split 'test', row 0 has no label"):
         read("some/reviews")
     with pytest.raises(DataError, match=r"has no split 'train' \(it has test\).*--train_file"):
         read("some/reviews", "train")
@@ -219,7 +224,7 @@ def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tm
 def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted(load, tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)
-    test = write_jsonl(tmp_path / "test.jsonl", [*rows[:3], {"text": "new", "label": 1}])
+    test = write_jsonl(tmp_path / "test.jsonl", [*rows[:3], {"text": "new", "label": LABELS[1]}])
     splits = load(TASK, files(train, test))
     assert (splits.notes["test_rows_in_train"], len(splits.test)) == (3, 4)  # and not dropped
     splits = load(TASK, files(train, train, max_train_samples=10, max_test_samples=5))
@@ -258,10 +263,10 @@ def test_the_draw_is_numpys_shuffle_and_each_labels_first():
 
 def test_rows_in_memory_are_what_their_file_is(tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 2], "more": i} for i in range(40)]
-    test = [{"text": "new", "label": 1}]
+    test = [{"text": "new", "label": LABELS[1]}]
     args = files(*(write_jsonl(tmp_path / f"{n}.jsonl", r) for n, r in (("a", rows), ("b", test))))
     asked = load_splits(TASK, args)
-    pairs = [(row["text"], np.int64(LABELS.index(row["label"]))) for row in rows]
+    pairs = [(row["text"], row["label"]) for row in rows]
     sets = datasets.DatasetDict(
         {
             "train": datasets.Dataset.from_list(rows),
@@ -292,16 +297,87 @@ def test_a_hubs_integers_in_memory_are_its_own():
         }
     )
     rows = [{"sentence": "a", "code": 0}, {"sentence": "b", "code": 1}] * 9
-    for some in (rows, datasets.Dataset.from_list(rows)):
-        found = load_splits(task, {"train": some, "test": rows})
-        assert labels_of(found.test)[:2] == [LABELS[1], LABELS[0]]
-    own = [{"text": "a", "label": 0}, {"text": "b", "label": 1}] * 9
-    assert labels_of(load_splits(task, {"train": own, "test": own}).test)[:2] == [*LABELS]
-    named = datasets.Dataset.from_list(own).cast_column(
-        "label", datasets.ClassLabel(names=["pos", "neg"])
-    )
-    with pytest.raises(DataError, match="column 'label' has the classes pos, neg, the task has"):
-        load_splits(task, {"train": named})
+    own = Dataset.from_list(rows, info=datasets.DatasetInfo(dataset_name="b"))
+    coded = own.cast_column("code", ClassLabel(names=["zero", "one"]))
+    for some in (own, coded):
+        found = load_splits(task, {"train": some, "test": some}).test
+        assert labels_of(found)[:2] == [LABELS[1], LABELS[0]]
+    for some in (rows, Dataset.from_list(rows)):  # nothing says that these are the hub's
+        with pytest.raises(DataError, match="row 0: unknown label '0'.*a class's place only in"):
+            load_splits(task, {"train": some})
+    with pytest.raises(DataError, match="column 'code' has the classes zero, one, the task has"):
+        load_splits(task, {"train": Dataset.from_list([*coded], coded.features)})
+
+
+STARS = Task(name="stars", labels=("-1", "1", "2", "0"), prompt="{text}")
+NOT_READ = [None, math.nan, pd.NA, pd.NaT, np.float64("nan"), "", " ", True, np.True_, 1.0, 3, "3"]
+
+
+def by_file(rows, folder):
+    return read(write_jsonl(folder / "x.jsonl", rows), task=STARS)
+
+
+def by_table(rows, folder):
+    pd.DataFrame(rows).to_csv(folder / "x.csv", index=False)
+    return read(folder / "x.csv", task=STARS)
+
+
+def by_training(rows, folder):
+    return load_splits(STARS, {"train": rows, "test": rows}).test
+
+
+def by_numpy(rows, folder):
+    return by_training([(row["text"], np.int16(row["label"])) for row in rows], folder)
+
+
+def by_data_set(rows, folder):
+    return by_training(Dataset.from_list(rows), folder)
+
+
+def by_selector(rows, folder):
+    return ExemplarSelector(pd.DataFrame(rows), task=STARS, selection="fixed")._examples
+
+
+def by_selector_alone(rows, folder):
+    return ExemplarSelector(rows, selection="fixed")._examples
+
+
+READ_BY = [
+    by_file, by_table, by_training, by_numpy, by_data_set, by_selector, by_selector_alone
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("read_rows", READ_BY, ids=lambda each: each.__name__)
+def test_a_number_is_the_label_of_its_digits_for_every_reader(read_rows, tmp_path):
+    rows = [{"text": f"t{i}", "label": [1, 2, 0, -1][i % 4]} for i in range(16)]
+    assert labels_of(read_rows(rows, tmp_path)) == [str(row["label"]) for row in rows]
+
+
+@pytest.mark.parametrize("read_rows", [by_training, by_selector])
+@pytest.mark.parametrize("names", [("1", "2", "0", "-1"), ("0", "1", "2", "-1")])
+def test_numbers_of_a_column_of_classes_are_places_among_its_names(read_rows, names, tmp_path):
+    rows = Dataset.from_list([{"text": f"t{i}", "label": i % 4} for i in range(16)])
+    rows = rows.cast_column("label", ClassLabel(names=list(names)))
+    if read_rows is by_selector:
+        found = ExemplarSelector(rows, task=STARS, selection="fixed")._examples
+    else:
+        found = by_training(rows, tmp_path)
+    assert labels_of(found) == [names[i % 4] for i in range(16)]  # neither digits nor the task's
+    hidden = Dataset.from_list([*rows, {"text": "a", "label": -1}], rows.features)
+    with pytest.raises(DataError, match="has no label"):  # and no label '-1'
+        by_training(hidden, tmp_path)
+
+
+@pytest.mark.parametrize("value", NOT_READ, ids=repr)
+@pytest.mark.parametrize("read_rows", [by_training, by_selector])
+def test_what_is_no_label_is_refused_with_its_place(read_rows, value, tmp_path):
+    rows = [{"text": "a", "label": "1"}, {"text": "b", "label": value}]
+    with pytest.raises(DataError, match=r"(train, row 1|pool\[1\])(: .*label| has no label$)"):
+        read_rows(rows, tmp_path)
+    if not isinstance(value, str):
+        rows = [{"text": "a", "label": "1"}, {"text": value, "label": "1"}]
+        with pytest.raises(DataError, match=r"(train, row 1|pool\[1\]): 'text' is .*, not text"):
+            read_rows(rows, tmp_path)
 
 
 @pytest.mark.parametrize(

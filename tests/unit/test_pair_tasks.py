@@ -39,7 +39,10 @@ def test_a_pair_is_shown_in_two_lines_and_a_passage_alone():
 @pytest.fixture
 def pair_args(args, tmp_path):
     pairs = [(SENTENCES[i % 12], f"{SENTENCES[(i * 5 + 1) % 12]} Number {i}.") for i in range(37)]
-    rows = [{"sentence1": a, "sentence2": b, "label": i % 2} for i, (a, b) in enumerate(pairs)]
+    rows = [
+        {"sentence1": a, "sentence2": b, "label": Task.load("rte").labels[i % 2]}
+        for i, (a, b) in enumerate(pairs)
+    ]
     train = write_jsonl(tmp_path / "pairs.jsonl", rows[:30])
     test = write_jsonl(tmp_path / "pairs-test.jsonl", rows[30:])
     data = DataArguments(task="rte", train_file=str(train), test_file=str(test))
