@@ -129,7 +129,7 @@ class Memory(AbstractContextManager["Memory"]):
             load = load_lookup(args, context, task=part.task, scope=part.scope)
         else:
             _check_unit_length(encoder)
-            load = lambda log: EncoderLookup.of_encoder(log, encoder, part, name="given")  # noqa: E731
+            load = lambda log: EncoderLookup(log, encoder, part)  # noqa: E731
         self._lock, self._is_open = threading.RLock(), True
         self._log = FeedbackLog.open(self.path)
         self._lookup: Lookup = load(self._log)

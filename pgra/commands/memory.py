@@ -5,6 +5,7 @@ loads none.
 """
 
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -268,8 +269,9 @@ def _lookup(parse: Parse) -> None:
     settled = args.settle(family)
     most = family.num_remembered if family is not None and family.is_of_answers else 1
     quiet_libraries()
-    # Vectors are written beside it, so that it must be writable for an encoder's look-up only.
-    with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
+    path = Path(memory.memory)
+    keeps_vectors = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
+    with FeedbackLog.open(path, is_writable=keeps_vectors, may_make=False) as log:
         lookup = load_lookup(
             settled, Context(device=args.device), task=args.task, scope=args.scope
         )(log)

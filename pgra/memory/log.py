@@ -2,7 +2,7 @@
 
 `event` is the log; nothing there is changed, but that `erase` takes texts out of it. `entry` says
 which events are in force: it is what `replay` makes of the log, kept with each write in one
-transaction.
+transaction. `vector` keeps what encoders made of entries; it is made again where it is missing.
 
 The file has a write-ahead log and `synchronous=FULL`: a write is on the disk when it returns,
 readers do not wait for writers, and writers wait for each other. A record is the checksum of its
@@ -23,11 +23,13 @@ import mmap
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from pgra.artifacts import canonical_json, write_aside, write_lines
@@ -42,7 +44,9 @@ MEMORY = DatabaseKind(
     schema="""
 CREATE TABLE event (id INTEGER PRIMARY KEY, record BLOB NOT NULL);
 CREATE TABLE entry (event INTEGER PRIMARY KEY, slot BLOB NOT NULL UNIQUE);
+CREATE TABLE vector (event INTEGER, encoder TEXT, data BLOB NOT NULL, PRIMARY KEY (event, encoder));
 """,
+    version=2,
     # A page holds the longest record whole, so that what is left of a damaged file can be read.
     page_bytes=65_536,
     if_damaged="pgra memory salvage {path} --output NEW.sqlite reads what is left",
@@ -65,6 +69,8 @@ _LIMITS = {
 }
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and line breaks
 _CHECKSUM_CHARS = 32
+_VECTOR_CHECKSUM = 8  # bytes
+Vector = npt.NDArray[np.float32]
 _RECORD = re.compile(rb"[0-9a-f]{32}\{[^\n]{1,65536}\}\n")
 _ROWS_A_READ = 1024
 _ENTRIES = "SELECT event, record FROM entry LEFT JOIN event ON event.id = entry.event"
@@ -188,8 +194,8 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         path: The file.
     """
 
-    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
-        self.path, self._db = path, db
+    def __init__(self, path: Path, db: sqlite3.Connection, *, is_writable: bool = True) -> None:
+        self.path, self._db, self._is_writable = path, db, is_writable
         self._place = path.absolute()  # SQLite's, wherever the process goes
         self._inode = self._place.stat().st_ino
 
@@ -208,9 +214,11 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         db = open_database(path, MEMORY, writable=is_writable, create=may_make)
         if is_writable:
             db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-        log = cls(path, db)
+        log = cls(path, db, is_writable=is_writable)
         # SQLite reads on over much damage, and leaves out entries then: 0.3 s for 100,000 of them.
         verdict = str(log._value("PRAGMA integrity_check(1)"))
+        if verdict == "ok" and log._value("SELECT count(*) <> max(id) FROM event"):
+            verdict = "an event has another number than was written"
         if verdict != "ok":
             db.close()
             why = " ".join(verdict.split()).removeprefix("*** in database main *** ")
@@ -324,13 +332,18 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             ArtifactError: If the file cannot be written; or if another process reads it for so
                 long that bytes of the texts stay until the memory is opened next.
         """
-        found = {event_id: self.event(event_id) for event_id in event_ids}
-        for event_id, event in found.items():
-            if event is None or event.kind == "erase":
-                what = "was erased already" if event else "is not in the log"
-                raise DataError(f"{self.path}: entry {event_id} {what}: list --log shows what is")
-        slots = {event.slot for event in found.values() if event is not None}
-        return self._erase(lambda event: event.slot in slots, source)
+        with self._transaction():
+            slots = set()
+            for event_id in event_ids:
+                event = self.event(event_id)
+                if event is None or event.kind == "erase":
+                    what = "was erased already" if event else "is not in the log"
+                    raise DataError(
+                        f"{self.path}: entry {event_id} {what}: list --log shows what is"
+                    )
+                slots.add(event.slot)
+            count = self._blank(lambda event: event.slot in slots, source)
+        return self._end_erasing(count)
 
     def erase_scope(self, scope: str, *, source: str = "user") -> int:
         """Erase all that was ever written in a scope; see `erase`.
@@ -339,31 +352,33 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             DataError: If nothing in the log is of that scope.
             ArtifactError: As `erase`.
         """
-        count = self._erase(lambda event: event.scope == scope, source)
-        if not count:
-            raise DataError(f"{self.path} has nothing of scope '{scope}'")
-        return count
+        with self._transaction():
+            count = self._blank(lambda event: event.scope == scope, source)
+            if not count:
+                raise DataError(f"{self.path} has nothing of scope '{scope}'")
+        return self._end_erasing(count)
 
-    def _erase(self, is_meant: Callable[[Event], bool], source: str) -> int:
+    def _blank(self, is_meant: Callable[[Event], bool], source: str) -> int:
+        """Put records without texts in the place of events', within a transaction; count them."""
         run = self._db.execute
         gone = Event(kind="erase", time=_now(), source=source)
-        with self._transaction():
-            # What else was said of a slot, and what was written meanwhile, is read here.
-            ids = [e.id for e in self.events() if e.kind != "erase" and is_meant(e)]
-            if not ids:
-                return 0
-            for event_id in ids:
-                record = replace(gone, id=event_id).pack()
-                run("UPDATE event SET record = ? WHERE id = ?", (record, event_id))
-                run("DELETE FROM entry WHERE event = ?", (event_id,))
+        ids = [e.id for e in self.events() if e.kind != "erase" and is_meant(e)]
+        for event_id in ids:
+            record = replace(gone, id=event_id).pack()
+            run("UPDATE event SET record = ? WHERE id = ?", (record, event_id))
+            self._take_out(event_id)
+        if ids:
             last = self._insert(gone)
             run("CREATE TABLE IF NOT EXISTS erasing (event INTEGER)")
             run("INSERT INTO erasing VALUES (?)", (last.id,))
+        return len(ids)
+
+    def _end_erasing(self, count: int) -> int:
         if not self._write_anew():
             raise ArtifactError(
                 f"{self.path}: erased, but bytes of the texts are still in its files: {_HELD}"
             )
-        return len(ids)
+        return count
 
     def _write_anew(self, patience: float = MEMORY.timeout) -> bool:
         """Leave no byte of what was erased in the memory's files.
@@ -374,9 +389,6 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         Returns:
             Whether it was done.
         """
-        from pgra.memory.vectors import erase_vectors
-
-        erase_vectors(self)
         last = self.last_id  # what another process erases behind it, that one writes anew
         # A connection of its own, for VACUUM runs beside no reading of the same one.
         db, deadline = open_database(self.path, MEMORY, create=False), time.monotonic() + patience
@@ -405,8 +417,12 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         changed = replace(found[0], kind=kind, feedback=feedback, source=source, time=_now())
         return self._insert(changed)
 
-    def extend(self, events: Iterable[Event]) -> int:
+    def extend(self, events: Iterable[Event], *, skip_known: bool = False) -> int:
         """Append many events, all or none, in one transaction; their ids are given anew.
+
+        Args:
+            events: In their order.
+            skip_known: Whether those that the log has already (all fields but the id) are left out.
 
         Returns:
             How many.
@@ -415,7 +431,8 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             ArtifactError: If the file cannot be written.
         """
         with self._transaction():
-            return sum(1 for _ in map(self._insert, events))
+            known = {replace(event, id=0) for event in self.events()} if skip_known else set()
+            return len([self._insert(event) for event in events if event not in known])
 
     def events(self, *, after: int = 0) -> Iterator[Event]:
         """Read the log's events with larger ids than `after`, in order.
@@ -447,16 +464,43 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         """Read one event; None if there is none."""
         return next(self._read("SELECT id, record FROM event WHERE id = ?", event_id), None)
 
-    def erased_ids(self) -> list[int]:
-        """Return the ids of events that were erased."""
-        return [event.id for event in self.events() if event.kind == "erase"]
+    def vectors(self, encoder: str, ids: Sequence[int]) -> dict[int, Vector]:
+        """Read the vectors that were kept of entries.
 
-    def checksum_of(self, event_id: int) -> str:
-        """Read the checksum of an event's record; "" if there is no such event."""
-        record = self._value("SELECT record FROM event WHERE id = ?", event_id)
-        return (
-            record[:_CHECKSUM_CHARS].decode(errors="replace") if isinstance(record, bytes) else ""
+        Args:
+            encoder: A digest of all that they depend on, besides the texts.
+            ids: Entries.
+
+        Returns:
+            By entry; those that are missing or damaged are left out.
+        """
+        sql = (
+            "SELECT event, data FROM vector "
+            "WHERE encoder = ? AND event IN (SELECT value FROM json_each(?))"
         )
+        with MEMORY.errors_of(self.path):
+            rows = self._db.execute(sql, (encoder, json.dumps(list(ids)))).fetchall()
+        found = {event_id: _unpack_vector(encoder, event_id, data) for event_id, data in rows}
+        whole = {event_id: vector for event_id, vector in found.items() if vector is not None}
+        if num_damaged := len(found) - len(whole):
+            logger.warning("%s: %d damaged vectors are made again", self.path, num_damaged)
+        return whole
+
+    def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
+        """Keep vectors of entries, where the file may be written; what left meanwhile has none.
+
+        Raises:
+            ArtifactError: If the file cannot be written.
+        """
+        if not self._is_writable:
+            return
+        sql = "INSERT OR REPLACE INTO vector SELECT event, ?, ? FROM entry WHERE event = ?"
+        rows = [
+            (encoder, _pack_vector(encoder, event_id, vector), event_id)
+            for event_id, vector in vectors.items()
+        ]
+        with self._transaction():
+            self._db.executemany(sql, rows)
 
     def verify(self) -> None:
         """Read everything, and compare what is in force with the log.
@@ -472,10 +516,15 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         run = self._db.execute
         run("INSERT INTO event (id, record) VALUES (?, ?)", (event.id, event.pack()))
         if event.kind != "erase":
-            run("DELETE FROM entry WHERE slot = ?", (event.slot,))
+            self._take_out(self._value("SELECT event FROM entry WHERE slot = ?", event.slot))
         if event.kind in ("write", "correct"):
             run("INSERT INTO entry (event, slot) VALUES (?, ?)", (event.id, event.slot))
         return event
+
+    def _take_out(self, event_id: int | None) -> None:
+        """Remove an entry, if there is one, and its vectors."""
+        for table in ("entry", "vector"):
+            self._db.execute(f"DELETE FROM {table} WHERE event = ?", (event_id,))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -509,6 +558,20 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
                     if event is None or event.id != event_id:
                         raise MEMORY.damaged(self.path, f"event {event_id} is not what was written")
                     yield event
+
+
+def _pack_vector(encoder: str, event_id: int, vector: Vector) -> bytes:
+    """Return a vector's bytes after a checksum of them and of what they are of."""
+    body = vector.astype(np.float32).tobytes()
+    return xxhash.xxh3_64_digest(f"{encoder} {event_id} ".encode() + body) + body
+
+
+def _unpack_vector(encoder: str, event_id: int, data: object) -> Vector | None:
+    """Read a vector back; None if it is damaged."""
+    if not isinstance(data, bytes) or len(data) % 4:
+        return None
+    vector = np.frombuffer(data[_VECTOR_CHECKSUM:], np.float32)
+    return vector if _pack_vector(encoder, event_id, vector) == data else None
 
 
 _HELD = "another process reads them; close it, and open the memory again"
@@ -596,8 +659,7 @@ def import_events(log: FeedbackLog, events: Sequence[Event], *, scope: str | Non
     """
     if scope is not None:
         events = [replace(event, scope=scope) for event in events]
-    known = {replace(event, id=0) for event in log.events()}
-    return log.extend(e for e in events if e not in known and e.kind != "erase")
+    return log.extend((e for e in events if e.kind != "erase"), skip_known=True)
 
 
 # What is left of a damaged memory, read into a new one; and what is not.

@@ -1,10 +1,9 @@
 """Look-ups M(x) and their gate (Madaan et al. 2022): the nearest stored feedback for a question.
 
 Each follows the log: what another process wrote, corrected or forgot counts at the next question.
-Scores are higher for nearer keys, and of equals the newest wins, so that a key that was written
-again gives its last feedback; the release's semantic memory gave that of another key then. A
-question of a scope is looked up among its entries and those that all share, and of equals its own
-win.
+Scores are higher for nearer keys. A question of a scope is looked up among its entries and those
+that all share; of equal scores its own come first, then the newest (`nearest_first`). The release
+gives the oldest of equally near keys, and its semantic memory that of another key.
 
 The combiner C(x, M(x)) is a gate: a threshold on the score lets no far-off feedback through
 (section 3.4). Questions are compared by their keys: `normalize_key` as the paper's release does it,
@@ -20,16 +19,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
+import numpy.typing as npt
 from rapidfuzz import process
 from rapidfuzz.distance import Indel, Levenshtein
 
-from pgra.artifacts import artifact_dir
+from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
-from pgra.core import Context, Json
+from pgra.core import Context, Json, Rows
 from pgra.data.text import WORDS, copy_key, drop_punctuation, split_words, strip_marks
 from pgra.errors import ConfigError
 from pgra.memory.families import Family
@@ -53,9 +52,10 @@ MAX_FEEDBACK_TOKENS = 64
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
 _FORMS = {"slotless": {}, "whole": {"key_form": "whole"}, "feedback": {"of": "feedback"}}
 _K1, _B = 1.5, 0.75  # as BM25 of the first stage has them
-_FIRST_ASKED = 8
-_DEEPER = 8  # times as many are asked for, where those found were forgotten or of other tasks
+_CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
+_DIGITS = 5  # of a cosine
 _MOST_WRITTEN = 65_536  # generated feedback kept by question
+Floats = npt.NDArray[np.float64]
 _Slot = tuple[str, str]
 """Scope and key: what an entry is of, in a task."""
 _COMPARED = 10_000  # entries; of larger memories `pgra memory list --collisions` tells
@@ -274,8 +274,19 @@ def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
     return [match for match in matches if threshold is None or match.score >= threshold]
 
 
-class _KeyLookup(ABC):
-    """What look-ups by a log's texts share: nothing to load, and how they follow the log."""
+def nearest_first(scores: Floats, is_own: npt.ArrayLike, ids: npt.ArrayLike) -> Rows:
+    """Return the rows in the order that all look-ups have: by score, own scope, and newest first.
+
+    Args:
+        scores: Higher is nearer.
+        is_own: Whether an entry is of a scope, and not one that all share.
+        ids: Entries; later ones are newer.
+    """
+    return np.lexsort((-np.asarray(ids), -np.asarray(is_own, np.int8), -scores))
+
+
+class LogLookup(ABC):
+    """What look-ups by a log's texts share: a row an entry, how they follow the log, the order."""
 
     def __init__(self, log: FeedbackLog, part: Part = SHARED, *, form: str = "slotless") -> None:
         """Follow a log.
@@ -286,7 +297,6 @@ class _KeyLookup(ABC):
             form: What is compared: keys "slotless" or "whole", or the "feedback" of them.
         """
         self._log, self._part, self._form = log, part, form
-        self._through = 0
         self._clear()
 
     @classmethod
@@ -295,8 +305,36 @@ class _KeyLookup(ABC):
         form = str(args.key_form)
         return cast(OpenLookup, lambda log: cls(log, part, form=form))
 
+    def find(self, question: str, k: int = 1) -> list[Match]:
+        """Return the nearest k entries; see `Lookup`."""
+        self._follow()
+        scores, ids = self._score(question), np.array(self._ids, np.int64)
+        scores[ids == 0] = -np.inf
+        nearest: dict[str | int, int] = {}
+        for row in nearest_first(scores, self._is_own, ids).tolist():
+            if len(nearest) == k or scores[row] == -np.inf:
+                break
+            nearest.setdefault(self._name(row), row)
+        found = {int(ids[row]): float(scores[row]) for row in nearest.values()}
+        return [Match(entry, found[entry.id]) for entry in self._log.get(list(found))]
+
+    @abstractmethod
+    def _score(self, question: str) -> Floats:
+        """Return each row's score; minus infinity where it is not found."""
+
+    def _name(self, row: int) -> str | int:
+        """Return what is found once."""
+        return row
+
     def _normalize(self, text: str) -> str:
         return normalize_key(text, is_whole=self._form == "whole")
+
+    def _clear(self) -> None:
+        """Forget all that was taken in."""
+        self._through = 0
+        self._rows: dict[_Slot, int] = {}
+        # By row; the id of what is no longer there is 0.
+        self._ids, self._is_own, self._texts = array("q"), array("b"), list[str]()
 
     def _follow(self) -> None:
         """Take in what was written since; all of it again where something was erased."""
@@ -305,70 +343,51 @@ class _KeyLookup(ABC):
             news = list(news)
             if any(event.kind == "erase" for event in news):
                 self._clear()
-                self._through, news = 0, self._log.events()
+                news = self._log.events()
         for event in news:
             self._through = event.id
             if event.kind == "erase" or not self._part.holds(event):
                 continue
-            text = event.feedback if self._form == "feedback" else event.key
-            is_there = event.kind != "forget"
-            self._put((event.scope, event.key), event.id, self._normalize(text), is_there=is_there)
+            slot = (event.scope, event.key)
+            if (old := self._rows.pop(slot, None)) is not None:
+                self._drop(old)
+            if event.kind != "forget":
+                self._rows[slot] = len(self._ids)
+                self._take(event)
 
-    @abstractmethod
-    def _clear(self) -> None:
-        """Forget all that was taken in."""
+    def _take(self, event: Event) -> None:
+        self._ids.append(event.id)
+        self._is_own.append(event.scope != "")
+        text = event.feedback if self._form == "feedback" else event.key
+        self._texts.append(self._normalize(text))
 
-    @abstractmethod
-    def _put(self, slot: _Slot, entry_id: int, text: str, *, is_there: bool) -> None:
-        """Take in that a slot has this entry now, or none."""
+    def _drop(self, row: int) -> None:
+        self._ids[row], self._texts[row] = 0, ""
 
 
-class EditLookup(_KeyLookup):
+class EditLookup(LogLookup):
     """By the edit distance of normalised keys (the paper's closest memory; App. E).
 
-    Keys that are the same once normalised are one key, whose newest feedback counts. Of keys at the
-    same distance the one that was written first is taken, as the release does. It can look among
-    the stored feedback instead, whose texts then are what is called a key here (GUD-IR).
+    Keys that are the same once normalised are one key, found once. It can look among the stored
+    feedback instead, whose texts then are what is called a key here (GUD-IR).
     """
 
     scores: ClassVar = ScoreRange(-MAX_DISTANCE, -math.inf, 0.0)
     _equal: ClassVar[float] = 0.0  # the score of equal keys
     _scorer: ClassVar[Any] = staticmethod(Levenshtein.distance)
 
-    def _clear(self) -> None:
-        self._compared: dict[_Slot, str] = {}
-        # By compared key, the first written first: entries' ids by slot.
-        self._ids: dict[str, dict[_Slot, int]] = {}
-
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """See `Lookup`."""
         return {"lookup": "edit", **_FORMS[self._form]}
 
-    def find(self, question: str, k: int = 1) -> list[Match]:
-        """Return the nearest k keys' newest entries; see `Lookup`."""
-        self._follow()
-        key, names = self._normalize(question), list(self._ids)
-        most = min(k, len(names))
-        nearest = process.extract(key, names, scorer=self._scorer, limit=most)  # ties in order
-        scores = {_chosen(self._ids[name]): self._equal - d for name, d, _ in nearest}
-        return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
+    def _score(self, question: str) -> Floats:
+        key = self._normalize(question)
+        distances = process.cdist([key], self._texts, scorer=self._scorer, dtype=np.float64)[0]
+        return np.asarray(self._equal - distances)
 
-    def _put(self, slot: _Slot, entry_id: int, text: str, *, is_there: bool) -> None:
-        old = self._compared.pop(slot, None)
-        if old is not None and not (is_there and old == text):
-            ids = self._ids[old]
-            del ids[slot]
-            if not ids:
-                del self._ids[old]
-        if is_there:
-            self._compared[slot] = text
-            self._ids.setdefault(text, {})[slot] = entry_id
-
-
-def _chosen(ids: Mapping[_Slot, int]) -> int:
-    """Return the newest entry of a scope's own, else the newest that all share."""
-    return max((slot[0] != "", entry_id) for slot, entry_id in ids.items())[1]
+    def _name(self, row: int) -> str:
+        return self._texts[row]
 
 
 class RelativeEditLookup(EditLookup):
@@ -392,7 +411,7 @@ class RelativeEditLookup(EditLookup):
         return plain_key(text)
 
 
-class Bm25Lookup(_KeyLookup):
+class Bm25Lookup(LogLookup):
     """By BM25 over the words of keys, with an idf that is above 0 in a small memory too.
 
     tf / (tf + k1 (1 - b + b length / mean length)) times ln(1 + (N - n + 0.5) / (n + 0.5)), as
@@ -401,14 +420,6 @@ class Bm25Lookup(_KeyLookup):
     """
 
     scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
-
-    def _clear(self) -> None:
-        self._rows: dict[_Slot, int] = {}
-        self._ids, self._sizes = array("q"), array("d")  # by row; 0: nothing is there now
-        self._owned = array("b")
-        self._found: dict[str, tuple[array[int], array[float]]] = {}  # by word: rows, how often
-        self._counts: Counter[str] = Counter()  # by word: entries now
-        self._num_entries, self._num_words = 0, 0
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -425,52 +436,61 @@ class Bm25Lookup(_KeyLookup):
     def _normalize(self, text: str) -> str:
         return text if self._form == "whole" else _SLOT.sub(" ", text)
 
-    def find(self, question: str, k: int = 1) -> list[Match]:
-        """Return the best k entries that share a word with a question; see `Lookup`."""
-        self._follow()
-        scores, ids = np.zeros(len(self._ids)), np.array(self._ids)
-        mean = self._num_words / max(1, self._num_entries)
+    def _score(self, question: str) -> Floats:
+        scores = np.zeros(len(self._ids))
+        num_entries = len(self._rows)
+        mean = self._num_words / max(1, num_entries)
         for word in split_words(self._normalize(question)):
             if count := self._counts.get(word):
                 rows, often = (np.array(values) for values in self._found[word])
                 sizes = np.frombuffer(self._sizes)[rows]
-                idf = math.log(1 + (self._num_entries - count + 0.5) / (count + 0.5))
+                idf = math.log(1 + (num_entries - count + 0.5) / (count + 0.5))
                 scores[rows] += idf * often / (often + _K1 * (1 - _B + _B * sizes / mean))
-        rows = np.flatnonzero((scores > 0) & (ids > 0))
-        if len(rows) > k:  # all that tie with the k-th stay, so that the newest can win
-            rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
-        best = rows[np.lexsort((-ids[rows], -np.array(self._owned)[rows], -scores[rows]))][:k]
-        nearest = {int(ids[row]): float(scores[row]) for row in best}
-        return [Match(entry, nearest[entry.id]) for entry in self._log.get(list(nearest))]
+        return np.where(scores > 0, scores, -np.inf)
 
-    def _put(self, slot: _Slot, entry_id: int, text: str, *, is_there: bool) -> None:
-        words = split_words(text, singles=True)
-        if (row := self._rows.get(slot)) is None:
-            row = self._rows[slot] = len(self._ids)
-            self._ids.append(0)
-            self._sizes.append(len(words))
-            self._owned.append(slot[0] != "")
-            for word, count in Counter(words).items():
-                rows, often = self._found.setdefault(word, (array("q"), array("d")))
-                rows.append(row)
-                often.append(count)
-        change = is_there - (self._ids[row] != 0)
-        self._ids[row] = entry_id if is_there else 0
-        if change:  # a slot's key, and so its words, stay
-            self._num_entries += change
-            self._num_words += change * len(words)
-            for word in set(words):
-                self._counts[word] += change
+    def _clear(self) -> None:
+        super()._clear()
+        self._sizes = array("d")  # words, by row
+        self._found: dict[str, tuple[array[int], array[float]]] = {}  # by word: rows, how often
+        self._counts: Counter[str] = Counter()  # by word: entries now
+        self._num_words = 0
+
+    def _take(self, event: Event) -> None:
+        super()._take(event)
+        words = Counter(split_words(self._texts[-1], singles=True))
+        for word, count in words.items():
+            rows, often = self._found.setdefault(word, (array("q"), array("d")))
+            rows.append(len(self._ids) - 1)
+            often.append(count)
+        self._counts.update(words.keys())
+        self._sizes.append(words.total())
+        self._num_words += words.total()
+
+    def _drop(self, row: int) -> None:
+        words = split_words(self._texts[row], singles=True)
+        self._counts.subtract(set(words))
+        self._num_words -= len(words)
+        super()._drop(row)
 
 
-class EncoderLookup:
-    """By the cosine of a sentence encoder's vectors: of keys, or of what the vectors are of."""
+class EncoderLookup(LogLookup):
+    """By the cosine of a sentence encoder's vectors, which are kept in the memory's file."""
 
     scores: ClassVar = ScoreRange(0.9, -1.0, 1.0)
 
-    def __init__(self, log: FeedbackLog, vectors: Any, part: Part = SHARED) -> None:
-        """Join a log and its vectors, a `pgra.memory.vectors.KeyVectors`."""
-        self._log, self._vectors, self._part = log, vectors, part
+    def __init__(
+        self, log: FeedbackLog, encoder: Any, part: Part = SHARED, *, form: str = "whole"
+    ) -> None:
+        """Follow a log by a `pgra.Encoder` whose vectors are of unit length; see `LogLookup`."""
+        self._encoder = encoder
+        self.fingerprint: Mapping[str, Json] = {
+            "lookup": "encoder",
+            **encoder.query_fingerprint,
+            "key_form": form,
+        }
+        self._kept_as = digest(dict(self.fingerprint))
+        self._vectors: npt.NDArray[np.float32]
+        super().__init__(log, part, form=form)
 
     @classmethod
     def load(
@@ -481,48 +501,37 @@ class EncoderLookup:
 
         form = "feedback" if of_feedback else str(args.key_form)
         encoder = Encoder.from_name(args.encoder, device=context.device)
-        short = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
-        return lambda log: cls.of_encoder(log, encoder, part, form=form, name=short)
+        return lambda log: cls(log, encoder, part, form=form)
 
-    @classmethod
-    def of_encoder(
-        cls, log: FeedbackLog, encoder: Any, part: Part, *, form: str = "whole", name: str
-    ) -> Lookup:
-        """Open the look-up of a log by an encoder that is loaded.
+    def _score(self, question: str) -> Floats:
+        if not self._ids:
+            return np.empty(0)
+        self._encode_new()
+        query = self._encoder.encode([self._normalize(question)], is_query=True)[0]
+        cosines: Floats = (self._vectors @ query).astype(np.float64)
+        # Another batch moves the last digits of a vector: equal texts must stay equal.
+        return np.round(cosines, _DIGITS)
 
-        Vectors lie beside the log, a folder for each encoder: one that was made by another is never
-        read.
+    def _encode_new(self) -> None:
+        while (start := len(self._vectors)) < len(self._ids):
+            rows = slice(start, start + _CHUNK)
+            texts = dict(zip(self._ids[rows], self._texts[rows], strict=True))
+            vectors = self._log.vectors(self._kept_as, list(texts))
+            new = [entry_id for entry_id in texts if entry_id and entry_id not in vectors]
+            if new:
+                made = self._encoder.encode([texts[entry_id] for entry_id in new])
+                vectors |= dict(zip(new, made, strict=True))
+                self._log.keep_vectors(self._kept_as, {n: vectors[n] for n in new})
+            gone = np.zeros(self._encoder.width, np.float32)
+            block = [vectors.get(entry_id, gone) for entry_id in self._ids[rows]]
+            self._vectors = np.concatenate([self._vectors, np.stack(block)])
 
-        Args:
-            log: The memory.
-            encoder: A `pgra.Encoder`.
-            part: Which entries count.
-            form: What is compared; see `KeyVectors`.
-            name: Begins the folder's name.
-        """
-        from pgra.memory.vectors import KeyVectors, vectors_of
+    def _normalize(self, text: str) -> str:
+        return in_form(text, self._form)
 
-        fingerprint = {**encoder.query_fingerprint, "key_form": form}
-        folder = artifact_dir(vectors_of(log.path), name, fingerprint)
-        return cls(log, KeyVectors(folder, encoder, form), part)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """See `Lookup`."""
-        return {"lookup": "encoder", **self._vectors.fingerprint}
-
-    def find(self, question: str, k: int = 1) -> list[Match]:
-        """Return the nearest k entries; see `Lookup`."""
-        self._vectors.follow(self._log)
-        depth = max(k, _FIRST_ASKED)
-        while True:
-            scores = self._vectors.search(question, depth)
-            entries = [e for e in self._log.get(list(scores)) if self._part.holds(e)]
-            if len(entries) >= k or depth >= len(self._vectors):
-                # Of equals a scope's own first; the sort keeps the order of the rest.
-                entries.sort(key=lambda entry: (-scores[entry.id], entry.scope == ""))
-                return [Match(entry, scores[entry.id]) for entry in entries[:k]]
-            depth *= _DEEPER
+    def _clear(self) -> None:
+        super()._clear()
+        self._vectors = np.empty((0, self._encoder.width), np.float32)
 
 
 class GeneratingLookup:
@@ -671,4 +680,7 @@ def find_near(log: FeedbackLog, entry: Event, *, is_relative: bool, most: int = 
             keys = compared(other.key), compared(entry.key)
             distance = _near_distance(*keys, is_relative=is_relative)
             near += [] if distance is None else [Match(other, -distance)]
-    return sorted(near, key=lambda match: (-match.score, -match.entry.id))[:most]
+    scores = np.array([match.score for match in near])
+    is_own = [match.entry.scope != "" for match in near]
+    order = nearest_first(scores, is_own, [match.entry.id for match in near])
+    return [near[row] for row in order[:most]]
