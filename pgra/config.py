@@ -1784,14 +1784,19 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], where: str = "", **giv
     for name, f in known.items():
         if name not in values and f.default is f.default_factory is dataclasses.MISSING:
             raise ConfigError(f"'{where}{name}' is missing")
-    # What is empty by default may be empty.
-    typed = {
-        name: known[name].default
-        if value in ("", []) and known[name].default in ("", ())
-        else typed_value(where + name, value, hints[name])
-        for name, value in values.items()
-    }
+    typed = {}
+    for name, value in values.items():
+        is_empty = value == [] if known[name].default == () else value == ""
+        if is_empty and may_be_empty(known[name]):
+            typed[name] = type(known[name].default)()
+        else:
+            typed[name] = typed_value(where + name, value, hints[name])
     return cls(**given, **typed)
+
+
+def may_be_empty(f: Any) -> bool:
+    """Whether a dataclass's field of a text or a tuple may be empty: by default, or as it says."""
+    return f.default in ("", ()) or f.metadata.get("may_be_empty", False)
 
 
 def typed_value(name: str, value: Any, kind: Any) -> Any:

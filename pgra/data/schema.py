@@ -8,6 +8,7 @@ import typing
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pgra.config import may_be_empty
 from pgra.core import Json
 from pgra.data.tasks import GenerationTask, Task
 
@@ -41,7 +42,7 @@ def object_schema(cls: type, *, without: Collection[str] = ()) -> dict[str, Json
         if field.name in without:
             continue
         is_needed = field.default is field.default_factory is dataclasses.MISSING
-        schema = _schema(hints[field.name], may_be_empty=field.default in ("", ()))
+        schema = _schema(hints[field.name], is_optional=may_be_empty(field))
         if field.name in told:
             schema["description"] = told[field.name]
         if isinstance(field.default, str | int | float | bool) and field.default != "":
@@ -57,11 +58,11 @@ def object_schema(cls: type, *, without: Collection[str] = ()) -> dict[str, Json
     }
 
 
-def _schema(kind: Any, *, may_be_empty: bool = False) -> dict[str, Json]:
+def _schema(kind: Any, *, is_optional: bool = False) -> dict[str, Json]:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if kind in _PLAIN:
         plain: dict[str, Json] = {"type": _PLAIN[kind]}
-        return plain | ({"minLength": 1} if kind is str and not may_be_empty else {})
+        return plain | ({"minLength": 1} if kind is str and not is_optional else {})
     if kind is type(None):
         return {"type": "null"}
     if origin in (typing.Union, types.UnionType):
@@ -70,7 +71,7 @@ def _schema(kind: Any, *, may_be_empty: bool = False) -> dict[str, Json]:
         return {"enum": list(parts)}
     if origin is tuple:
         items: dict[str, Json] = {"type": "array", "items": _schema(parts[0])}
-        return items | ({} if may_be_empty else {"minItems": 1})
+        return items | ({} if is_optional else {"minItems": 1})
     if origin is Mapping:
         return {"type": "object", "additionalProperties": _schema(parts[1])}
     return object_schema(kind)

@@ -24,6 +24,7 @@ from pgra.config import (
     read_yaml,
     typed_value,
 )
+from pgra.data.text import word_key
 from pgra.errors import ConfigError
 
 WrittenMetric = Literal["exact_match", "bleu", "parent"]
@@ -165,7 +166,7 @@ class _Sourced:
         """Return the YAML that `load` and `--task` take, in a file of the task's name."""
         made = asdict(self)
         kept = {f.name: made[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
-        plain = {name: _plain(value) for name, value in kept.items() if name != "name" and value}
+        plain = {name: _plain(value) for name, value in kept.items() if name != "name"}
         return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
@@ -176,7 +177,7 @@ class Task(_Sourced):
     Attributes:
         labels: Names; their order is that of ids.
         prompt: P(x) of the second stage, with the inputs in braces.
-        answer: What follows P(x), on a line of its own, before the word.
+        answer: What follows P(x), on a line of its own, before the word; "" for none.
         prompt_words: Word by label, in the second stage's exemplars; default: the labels.
         reader_template: How a trained reader sees an example; "" where there is none.
         verbalizer: Word by label, which a trained reader writes; empty where there is none.
@@ -192,7 +193,7 @@ class Task(_Sourced):
     prompt: str
     reader_template: str = ""
     verbalizer: Mapping[str, str] = field(default_factory=dict)
-    answer: str = "The answer is"
+    answer: str = field(default="The answer is", metadata={"may_be_empty": True})
     prompt_words: Mapping[str, str] = field(default_factory=dict)
     metric: str = "accuracy"
     ignored_labels: tuple[str, ...] = ()
@@ -258,15 +259,9 @@ class Task(_Sourced):
         """Return the words in the order of labels."""
         for label in given:
             choose(f"key of {key}", label, self.labels)
-        owner: dict[str, str] = {}
-        for label in self.labels:
-            word = given.get(label, "").strip()
-            if not word:
-                raise ConfigError(f"{key} has no word for '{label}'")
-            if word in owner:
-                raise ConfigError(f"{key} has '{word}' for both '{owner[word]}' and '{label}'")
-            owner[word] = label
-        return {label: word for word, label in owner.items()}
+        words = {label: given.get(label, "").strip() for label in self.labels}
+        check_words(key, words)
+        return words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,6 +327,21 @@ def load_any_task(name: str) -> Task | GenerationTask:
         choose("task", name, [*Task.names(), *GenerationTask.names()])
         is_written = name in GenerationTask.names()
     return GenerationTask.load(name) if is_written else Task.load(name)
+
+
+def check_words(key: str, words: Mapping[str, str]) -> None:
+    """Refuse labels without a word, and two whose words an answer cannot tell apart."""
+    owner: dict[str, str] = {}
+    for label, word in words.items():
+        if not word.strip():
+            raise ConfigError(f"{key} has no word for '{label}'")
+        other = owner.setdefault(word_key(word), label)
+        if other != label:
+            raise ConfigError(
+                f"{key} has '{words[other]}' for '{other}' and '{word}' for '{label}', which are "
+                "one word but for case and marks around it: choose another in prompt_words or "
+                "verbalizer"
+            )
 
 
 def check_distinct(key: str, names: Sequence[str]) -> None:

@@ -115,6 +115,14 @@ def strip_marks(text: str) -> str:
     return text[start:end] or text.strip()
 
 
+def word_key(text: str) -> str:
+    """Return a label's word, or an answer, as the two are compared: marks around it do not count.
+
+    "Yes.", "「yes」" and "YES" are one, C++ and C# are two, and an article is a word.
+    """
+    return strip_marks(_UNSEEN.sub("", copy_key(text)))
+
+
 def _is_mark(char: str) -> bool:
     kind = unicodedata.category(char)
     return char == "`" or ((kind[0] in "PZ" or kind in ("Cc", "Cf")) and char not in _NAMING_MARKS)

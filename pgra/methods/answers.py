@@ -168,6 +168,13 @@ class TextWriter(Answerer):
     max_new_tokens: int
     stop: str = "\n"
 
+    def __post_init__(self) -> None:
+        self._verbalizer  # refuses words that cannot be told apart, before anything  # noqa: B018
+
+    @cached_property
+    def _verbalizer(self) -> Verbalizer:
+        return Verbalizer(self.format.words, template="")
+
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """Format, words and how much is written."""
@@ -197,7 +204,7 @@ class TextWriter(Answerer):
         words = self.format.words
         if not words:
             return Answer(Prediction(query.id, text, {}), {})
-        label = Verbalizer(words, template="").label_of_word(text)
+        label = self._verbalizer.label_of_word(text)
         scores = {name: float(name == label) for name in words}
         return Answer(Prediction(query.id, label or UNDECIDED, scores), {"written": text})
 

@@ -576,7 +576,7 @@ def reader_template(task: Task, args: ReaderArguments) -> str:
         ConfigError: If what was asked for has other fields than the task (`--profile official` has
             one text, a pair has two); the task's own is named.
     """
-    if not args.reader_template:
+    if args.reader_template is None:
         return task.reader_text
     try:
         check_template(args.reader_template, task.inputs)

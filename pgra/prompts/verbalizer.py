@@ -5,13 +5,14 @@ section 3.1.4): `<extra_id_0> WORD <extra_id_1>`. Without one it is the word alo
 """
 
 import logging
-import re
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pgra.config import choose
+from pgra.data.tasks import check_words
+from pgra.data.text import word_key
 from pgra.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,6 @@ logger = logging.getLogger(__name__)
 SLOT = "<extra_id_0>"
 SLOT_END = "<extra_id_1>"
 DECODES = ("official", "verbalizer")
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class Verbalizer:
 
     words: Mapping[str, str]
     template: str
+
+    def __post_init__(self) -> None:
+        check_words("words", self.words)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -57,11 +60,18 @@ class Verbalizer:
     def label_of_word(self, text: str) -> str | None:
         """Find the label whose word equals a generated text, None if there is none.
 
-        Both are compared as SQuAD does (Rajpurkar et al. 2016): without case, punctuation, articles
-        and surplus spaces.
+        Case, surplus spaces and the marks around a text do not count (`pgra.data.text.word_key`).
         """
-        words = {_normalise(word): label for label, word in reversed([*self.words.items()])}
-        return words.get(_normalise(text))
+        said = word_key(text)
+        if said in self._labels or any(map(str.isalnum, said)):
+            return self._labels.get(said)
+        # Marks alone: "-." says "-", if that is a word.
+        found = [label for word, label in self._labels.items() if word in said]
+        return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def _labels(self) -> Mapping[str, str]:
+        return {word_key(word): label for label, word in self.words.items()}
 
     def audit(self, tokenizer: Any, *, decode: str = "verbalizer") -> tuple[str, ...]:
         """Check that a tokenizer tells the words apart.
@@ -127,8 +137,3 @@ class Verbalizer:
                     f"({label}) {what} to the reader: choose another word for one of them"
                 )
             seen[ids] = label
-
-
-def _normalise(text: str) -> str:
-    text = "".join(c for c in text.lower() if c not in string.punctuation)
-    return " ".join(_ARTICLES.sub(" ", text).split())

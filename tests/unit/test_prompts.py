@@ -1,5 +1,7 @@
 """Prompts as they are written: which exemplars, in what order and words, and within the window."""
 
+import unicodedata
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -178,8 +180,54 @@ def test_a_word_is_found_in_an_answer_and_fills_the_slot_only_if_there_is_one():
     verbalizer = Verbalizer({"bad": "terrible", "good": "great"}, SLOTTED)
     assert verbalizer.target_text("bad") == "<extra_id_0> terrible <extra_id_1>"
     assert Verbalizer(verbalizer.words, "{text} Answer:").target_text("bad") == "terrible"
-    assert verbalizer.label_of_word(" A Great! ") == "good"
+    assert verbalizer.label_of_word(" Great! ") == "good"
     assert verbalizer.label_of_word("greatest") is None
+
+
+PAIRS = [
+    ("肯定", "否定"), ("はい", "いいえ"), ("예", "아니요"), ("نعم", "لا"), ("כן", "לא"),
+    ("हाँ", "नहीं"), ("ใช่", "ไม่"), ("да", "нет"), ("კი", "არა"), ("sí", "no"), ("C++", "C#"),
+    ("C", "C++"), ("A", "B"), ("+", "-"), ("5", "-5"), ("👍", "👎"), ("5%", "5"),
+]  # fmt: skip
+MARKS = [
+    "{}.",
+    "{}。",
+    "{}؟",
+    "「{}」",
+    "«{}»",
+    "„{}“",
+    "¡{}!",
+    "**{}**",
+    "({})",
+    "{}।",
+    "\ufeff{}",
+]
+NO_WORDS = ["", " ", ".", "...", "。", "「」", "the", "an", "* *", "\u200b"]
+
+
+@pytest.mark.parametrize("words", PAIRS, ids=" ".join)
+def test_case_coding_and_marks_of_any_script_around_a_word_do_not_count(words):
+    verbalizer = Verbalizer(dict(zip(("one", "two"), words, strict=True)), "")
+    for label, word in verbalizer.words.items():
+        for mark in ("{}", " {} \n", *MARKS):
+            for form in ("NFC", "NFD"):
+                written = unicodedata.normalize(form, mark.format(word.upper()))
+                assert verbalizer.label_of_word(written) == label, written
+    for nothing in NO_WORDS:
+        assert verbalizer.label_of_word(nothing) is None, nothing
+
+
+@pytest.mark.parametrize(
+    "pair", [("yes", "Yes!"), ("sí", "si\u0301"), ("Straße", "STRASSE"), ("ja", "„ja“")]
+)
+def test_words_that_no_answer_tells_apart_are_refused_when_the_task_is_read(pair):
+    words = dict(zip(("one", "two"), pair, strict=True))
+    about = {"name": "mine", "labels": ("one", "two"), "prompt": "{text}"}
+    with pytest.raises(ConfigError, match="prompt_words has"):
+        Task(**about, prompt_words=words)
+    with pytest.raises(ConfigError, match="words has"):
+        Verbalizer(words, "")
+    assert Task(**about, prompt_words={**words, "one": "another"})  # the control
 
 
 def test_target_tokens_are_sentinel_word_sentinel_end(reader_dir):

@@ -57,7 +57,9 @@ BAD = {
     "a task has at least two": {"labels": ["no"], "verbalizer": {"no": "a"}},
     "unknown metric 'acc'": {"metric": "acc"},
     "verbalizer has no word for 'yes'": {"verbalizer": {"no": "wrong"}},
-    "verbalizer has 'right' for both": {"verbalizer": {"no": "right ", "yes": "right"}},
+    "verbalizer has 'right' for 'no' and 'right' for 'yes'": {
+        "verbalizer": {"no": "right ", "yes": "right"}
+    },
     "prompt does not hold {question}, the first input": {"inputs": ["question", "text"]},
     "'no' is in labels and in ignored_labels too": {"ignored_labels": ["no"]},
     "hub.labels are no, maybe": {"hub": {"id": "a/b", "labels": ["no", "maybe"]}},
@@ -176,6 +178,16 @@ def test_every_task_comes_back_from_what_it_writes(kind, tmp_path):
         path = tmp_path / f"{name}.yaml"
         path.write_text(kind.load(name).to_yaml())
         assert kind.load(path) == kind.load(name)
+
+
+@pytest.mark.parametrize("answer", ["", "Mood:", "The answer is"])
+def test_a_line_before_the_answer_is_kept_though_it_is_empty(answer, tmp_path):
+    made = Task(name="mine", **PLAIN, answer=answer)
+    assert Task.from_dict({**PLAIN, "answer": answer}, name="mine") == made
+    (tmp_path / "mine.yaml").write_text(made.to_yaml())
+    assert Task.load(tmp_path / "mine.yaml").answer == answer
+    with pytest.raises(ConfigError, match="metric is ''"):  # the control: that cannot be empty
+        Task.from_dict({**PLAIN, "metric": ""})
 
 
 def test_a_task_needs_no_file():
