@@ -151,9 +151,9 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
-    is_text = isinstance(sys.stdout, io.TextIOWrapper)
-    if is_text and sys.stdout.errors in ("strict", "surrogateescape"):  # the latter in the C locale
-        sys.stdout.reconfigure(errors="backslashreplace")
+    stream = sys.stdout  # its errors are surrogateescape in the C locale
+    if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _call(main: Main, argv: Sequence[str]) -> int:
