@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pgra.runs import Answer, Predictor
 
 
+logger = logging.getLogger(__name__)
+
 # How `pgra predict` shows an answer: as JSON, or laid out for a person.
 
 
@@ -102,7 +104,9 @@ class PredictArguments(KernelArguments):
         "Load the run once and decide each line as it is typed, or comes through a pipe; Ctrl-D or "
         "'exit' ends. Of a task with several inputs a line may be a JSON object.",
     )
-    json: bool = arg(False, "One JSON object a query, as in predictions.jsonl.")
+    json: bool = arg(
+        False, "One JSON object a query, as in predictions.jsonl; null for a row without text."
+    )
     num_shown: int = arg(5, "Evidence shown for a text; --json gives all.", least=0)
     attention: bool = arg(
         False, "Say what share of the reader's cross-attention each evidence gets."
@@ -173,9 +177,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.interactive:
         return answer_lines(predictor, args)
     inputs = predictor.decider.data.task.inputs
-    answers = predictor.answer(texts.text or read_queries_file(Path(args.file), inputs))
+    queries = texts.text or read_queries_file(Path(args.file), inputs)
+    answers = predictor.answer([query for query in queries if query is not None])
     if args.json:
-        say("\n".join(json.dumps(as_json(answer), ensure_ascii=False) for answer in answers))
+        found = iter(answers)
+        rows = [None if query is None else as_json(next(found)) for query in queries]
+        say("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
     else:
         say(visible("\n\n".join(show(answer, args.num_shown) for answer in answers)))
     return 0
@@ -222,8 +229,8 @@ def _read_line(text: str, inputs: Sequence[str]) -> str | Mapping[str, str]:
     return found
 
 
-def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[str, str]]:
-    """Read queries from a file; blank lines are passed over.
+def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[str, str] | None]:
+    """Read queries from a file; None is a row without text, and blank lines are passed over.
 
     Args:
         path: .txt with a text a line, or .jsonl, .csv or .tsv with the inputs by name (other fields
@@ -236,12 +243,21 @@ def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[s
     kind = check_file(path, ("txt", "jsonl", "csv", "tsv"))
     if kind == "txt":
         texts = [line.text.strip() for line in read_lines(path)]
-        queries: list[str | Mapping[str, str]] = [text for text in texts if text]
+        queries: list[str | Mapping[str, str] | None] = [text for text in texts if text]
     else:
-        queries = []
+        queries, blank = [], []
         is_json = kind == "jsonl"
         for record in read_records(path) if is_json else table_rows(path, kind, inputs):
-            queries.append({name: record.text(name) for name in inputs})
-    if not queries:
+            fields = {name: record.text(name) for name in inputs}
+            queries.append(fields if any(fields.values()) else None)
+            blank += [] if any(fields.values()) else [record.line]
+        if blank:
+            logger.warning(
+                "%s: %d rows without text are not decided, the first is line %d",
+                path,
+                len(blank),
+                blank[0],
+            )
+    if not any(queries):
         raise DataError(f"{path} holds no text")
     return queries

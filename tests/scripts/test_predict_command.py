@@ -199,6 +199,14 @@ def test_a_table_gives_what_its_texts_give(run, tmp_path):
     assert asked[0]["scores"] != asked[1]["scores"]
     for name in ("x.csv", "x.tsv"):
         assert answers(run, "--file", tmp_path / name) == asked
+    rows = ["A warm film, by the sea.", " ", "A dull story.", ""]
+    blank = write_jsonl(tmp_path / "blank.jsonl", [{"text": text} for text in rows])
+    assert answers(run, "--file", blank) == [asked[0], None, asked[1], None]
+    told = ask(run, "--file", blank)
+    assert "blank.jsonl: 2 rows without text are not decided, the first is line 2" in told.err
+    assert told.out.count("query: ") == 2
+    only = write_jsonl(tmp_path / "only.jsonl", [{"text": ""}])
+    assert "only.jsonl holds no text" in ask(run, "--file", only).error
     (tmp_path / "y.csv").write_text("sentence\nA dull story.\n")
     assert (
         "y.csv, line 2: no column 'text'. Found: sentence."
