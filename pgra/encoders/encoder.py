@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from torch.nn.functional import normalize as unit_length
 from pgra.artifacts import TemporaryFolder, file_checksum
 from pgra.config import POOLINGS, RetrieverArguments, choose
 from pgra.core import Example, Json, check_device, run_overlapped
-from pgra.data.read import read_json
 from pgra.errors import ConfigError, ModelError, device_failures, show
 from pgra.lm import load
 from pgra.lm.base import Advance
@@ -46,8 +45,24 @@ _GPU_TIMES = 32
 _STRIDE = 31  # from one token id to the next, where texts are made up
 _MOST_HALF = 65504  # that float16 holds
 _NO_LENGTH = 1 << 31  # what tokenizers say that know of none is larger still
-_POOLING_FILE = "1_Pooling/config.json"
 _MODULES = "modules.json"
+_LIMITS = tuple(  # of a transformer; the first is today's, and all are still read
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_LIMIT_DEFAULTS = {
+    "config_args": None,
+    "config_kwargs": None,
+    "document_length": None,
+    "method": "forward",
+    "method_output_name": "last_hidden_state",
+    "module_output_name": "token_embeddings",
+    "processing_kwargs": None,
+    "query_expansion": None,
+    "query_length": None,
+    "tokenizer_name_or_path": None,
+    "transformer_task": "feature-extraction",
+}
 _MODES = {
     "lasttoken": "last",
     "pooling_mode_cls_token": "cls",
@@ -57,7 +72,11 @@ _MODES = {
 }
 _KNOWN = ("Dense", "Dropout", "Normalize", "Pooling", "Transformer")
 _ACTIVATIONS = ("GELU", "Identity", "ReLU", "Sigmoid", "Tanh")
-_DENSE_DEFAULTS = {"module_input_name": "sentence_embedding", "use_residual": False}
+_LAYER_DEFAULTS = {
+    "module_input_name": "sentence_embedding",
+    "module_output_name": "sentence_embedding",
+    "use_residual": False,
+}
 
 
 def pool(output: Any, mask: Tensor, pooling: str) -> Tensor:
@@ -89,10 +108,12 @@ def pool(output: Any, mask: Tensor, pooling: str) -> Tensor:
     return hidden[:, 0]
 
 
-def choose_pooling(source: ModelSource, asked: str) -> tuple[str, bool]:
+def choose_pooling(
+    source: ModelSource, modes: Mapping[str, Any] | None, asked: str
+) -> tuple[str, bool]:
     """Return the pooling to use, and whether it is the one a model was made with.
 
-    A sentence-transformers model says its own in `1_Pooling/config.json`. SimCSE (Gao et al. 2021)
+    A sentence-transformers model has a file that says its own. SimCSE (Gao et al. 2021)
     says it nowhere: its own tool takes the pooler for supervised models, and the first token before
     the pooler for unsupervised ones. Everything else gets the mean.
 
@@ -101,12 +122,12 @@ def choose_pooling(source: ModelSource, asked: str) -> tuple[str, bool]:
 
     Args:
         source: The model.
+        modes: What that file says; None: it is no sentence-transformers model.
         asked: One of `POOLINGS`.
 
     Raises:
         ModelError: If "auto" is asked of a model whose pooling there is not here.
     """
-    modes = _read_json(source, _POOLING_FILE, dict)
     if modes is None:
         name, own = Path(source.name).name.lower(), "mean"  # not the folders above it
         if "simcse" in name:
@@ -116,6 +137,7 @@ def choose_pooling(source: ModelSource, asked: str) -> tuple[str, bool]:
         told = modes.get("pooling_mode") or [
             key for key, value in modes.items() if key.startswith("pooling_mode") and value
         ]
+        told = told or "mean"  # as the library reads a file without any
         names = [told] if isinstance(told, str) else [str(name) for name in told]
         own = _MODES.get(names[0], names[0]) if len(names) == 1 else " + ".join(names)
     if asked != "auto":
@@ -171,7 +193,9 @@ class SentenceModel:
         is_lower: Whether texts are put into lower case first.
         query_prompt: What a query begins with.
         passage_prompt: What a passage begins with.
+        pooling: What its pooling's file says; None for a plain transformer.
         layers: What comes behind the pooling, in order; None stands for unit length.
+        truncate_dim: How many dimensions of a vector are kept, the first ones; None: all.
     """
 
     is_one: bool = False
@@ -179,7 +203,9 @@ class SentenceModel:
     is_lower: bool = False
     query_prompt: str = ""
     passage_prompt: str = ""
+    pooling: Mapping[str, Any] | None = None
     layers: Sequence[DenseLayer | None] = ()
+    truncate_dim: int | None = None
 
     @property
     def is_normalized(self) -> bool:
@@ -193,26 +219,61 @@ def read_sentence_model(source: ModelSource) -> SentenceModel:
     Raises:
         ModelError: If a file is damaged, or it has a part that is not known here.
     """
-    modules = _read_json(source, _MODULES, list)
-    if modules is None:
+    parts = load.read_parts(source)
+    if not parts:
         return SentenceModel()
-    limits = _read_json(source, "sentence_bert_config.json", dict) or {}
-    told = _read_json(source, "config_sentence_transformers.json", dict) or {}
-    prompts = told.get("prompts") or {}
+    layers = _read_layers(source, parts)
+    limits = _read_limits(source, parts[0].path)
+    about = load.read_model_json(source, "config_sentence_transformers.json", dict) or {}
+    prompts = about.get("prompts") or {}
     if not isinstance(prompts, dict):
         raise ModelError(f"the prompts of '{source.name}' are {show(prompts)}, not texts by name")
     texts = {name: text for name, text in prompts.items() if isinstance(text, str)}
-    longest = limits.get("max_seq_length")
+    longest, kept = limits.get("max_seq_length"), about.get("truncate_dim")
+    if kept is not None and (type(kept) is not int or kept < 1):
+        raise ModelError(f"truncate_dim of '{source.name}' is {show(kept)}, not a number above 0")
+    pooling = _read_config(source, parts[1])
+    if not pooling:
+        raise ModelError(
+            f"'{source.name}' has a Pooling without {parts[1].path}/config.json, which says which: "
+            "save it again with sentence-transformers"
+        )
     return SentenceModel(
         is_one=True,
         max_tokens=longest if isinstance(longest, int) else None,
         is_lower=bool(limits.get("do_lower_case")),
         query_prompt=texts.get("query", ""),
-        passage_prompt=next(
-            (texts[name] for name in ("document", "passage", "corpus") if texts.get(name)), ""
-        ),
-        layers=_read_layers(source, modules),
+        passage_prompt=texts.get("document", ""),  # the library has one, "", where no file does
+        pooling=pooling,
+        layers=layers,
+        truncate_dim=kept,
     )
+
+
+def _read_limits(source: ModelSource, folder: str) -> Mapping[str, Any]:
+    """Read what a transformer reads of a text, by any of the names that its file had."""
+    names = [PurePosixPath(folder, name).as_posix() for name in _LIMITS]
+    found = (load.read_model_json(source, name, dict) for name in names)
+    limits: dict[str, Any] = next(filter(None, found), {})
+    for place in ("tokenizer_args", "processor_kwargs"):
+        tokens = limits.get(place)
+        if isinstance(tokens, dict) and "model_max_length" in tokens:
+            limits["max_seq_length"] = tokens["model_max_length"]
+    modalities = limits.get("modality_config")
+    texts = modalities.get("text") if isinstance(modalities, dict) else None
+    limits |= texts if isinstance(texts, dict) else {}
+    for name, plain in _LIMIT_DEFAULTS.items():
+        if limits.get(name) not in (plain, None, {}):
+            raise ModelError(
+                f"'{source.name}' has {name} {show(limits[name])} (in {_LIMITS[0]}), which is not "
+                "done here: choose another encoder"
+            )
+    return limits
+
+
+def _read_config(source: ModelSource, part: load.Part) -> Mapping[str, Any]:
+    name = PurePosixPath(part.path, "config.json").as_posix()
+    return load.read_model_json(source, name, dict) or {}
 
 
 def choose_max_tokens(source: ModelSource, asked: int | None) -> int:
@@ -220,26 +281,18 @@ def choose_max_tokens(source: ModelSource, asked: int | None) -> int:
     return asked or read_sentence_model(source).max_tokens or DEFAULT_MAX_TOKENS
 
 
-def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLayer | None, ...]:
-    layers: list[DenseLayer | None] = []
-    kinds = []
-    for module in modules:
-        kind = module.get("type") if isinstance(module, dict) else None
-        if not isinstance(kind, str):
-            raise ModelError(f"{_MODULES} of '{source.name}' cannot be read: a part without a type")
-        if not kind.startswith("sentence_transformers."):
+def _read_layers(source: ModelSource, parts: Sequence[load.Part]) -> tuple[DenseLayer | None, ...]:
+    """Read what comes behind the pooling; refuse what is not known, or stands elsewhere."""
+    kinds = [part.kind.rpartition(".")[2] for part in parts]
+    for part, kind in zip(parts, kinds, strict=True):
+        if not part.kind.startswith("sentence_transformers."):
             raise ModelError(
-                f"'{source.name}' needs code of its own ({show(kind)} in {_MODULES}), which is "
-                "never run: choose another encoder"
+                f"'{source.name}' needs code of its own ({show(part.kind)} in {_MODULES}), which "
+                "is never run: choose another encoder"
             )
-        kinds.append(kind.rpartition(".")[2])
-        if kinds[-1] == "Dense":
-            layers.append(_read_dense(source, str(module.get("path", ""))))
-        elif kinds[-1] == "Normalize":
-            layers.append(None)
-        elif kinds[-1] not in _KNOWN:
+        if kind not in _KNOWN:
             raise ModelError(
-                f"'{source.name}' has a part {show(kinds[-1])} (in {_MODULES}), and only "
+                f"'{source.name}' has a part {show(kind)} (in {_MODULES}), and only "
                 f"{', '.join(_KNOWN)} are known here: choose another encoder"
             )
     if "Pooling" not in kinds:
@@ -247,29 +300,47 @@ def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLaye
             f"'{source.name}' has no Pooling (in {_MODULES}), so it gives no single vector of a "
             "text: choose another encoder"
         )
+    if kinds[:2] != ["Transformer", "Pooling"] or {*kinds[2:]} & {*kinds[:2]}:
+        raise ModelError(
+            f"'{source.name}' has the parts {', '.join(kinds)} (in {_MODULES}), and here a "
+            "Transformer comes first, a Pooling second and neither again: choose another encoder"
+        )
+    if source.revision is not None and parts[0].path:
+        raise ModelError(
+            f"'{source.name}' has its Transformer in the folder {parts[0].path} (in {_MODULES}), "
+            "which is read of a local folder alone: download it, and give the folder"
+        )
+    layers: list[DenseLayer | None] = []
+    for part, kind in zip(parts[2:], kinds[2:], strict=True):
+        config = _read_config(source, part)
+        for name, plain in _LAYER_DEFAULTS.items():
+            if config.get(name) not in (plain, None):
+                raise ModelError(
+                    f"{part.path} of '{source.name}' has {name} {show(config[name])}, which is not "
+                    "done here: choose another encoder"
+                )
+        if kind == "Dense":
+            layers.append(_read_dense(source, part.path, config))
+        elif kind == "Normalize":
+            layers.append(None)
     return tuple(layers)
 
 
-def _read_dense(source: ModelSource, folder: str) -> DenseLayer:
-    config = _read_json(source, f"{folder}/config.json", dict)
+def _read_dense(source: ModelSource, folder: str, config: Mapping[str, Any]) -> DenseLayer:
     weights = load.find_model_file(source, f"{folder}/model.safetensors")
     if not config or weights is None:
         raise ModelError(
             f"'{source.name}' has a Dense part without {folder}/config.json or model.safetensors, "
             "the only weights that are loaded: save it again with sentence-transformers"
         )
-    activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
+    activation = str(config.get("activation_function", "torch.nn.Tanh"))
+    if activation.startswith("torch."):  # another's is code of its own
+        activation = activation.rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         raise ModelError(
             f"{folder} of '{source.name}' has activation {show(activation)}, and only "
             f"{', '.join(_ACTIVATIONS)} are known here: choose another encoder"
         )
-    for name, plain in _DENSE_DEFAULTS.items():
-        if config.get(name, plain) != plain:
-            raise ModelError(
-                f"{folder} of '{source.name}' has {name} {show(config[name])}, which is not done "
-                "here: choose another encoder"
-            )
     try:
         tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
         weight = tensors["linear.weight"]
@@ -279,18 +350,9 @@ def _read_dense(source: ModelSource, folder: str) -> DenseLayer:
     return DenseLayer(weight, tensors.get("linear.bias"), activation, identity)
 
 
-def _read_json(source: ModelSource, name: str, kind: type) -> Any:
-    """Read a file that a model may have; None where it has none."""
-    path = load.find_model_file(source, name)
-    if path is None:
-        return None
-    try:
-        value = read_json(path)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{name} of '{source.name}' cannot be read: {error}") from None
-    if not isinstance(value, kind):
-        raise ModelError(f"{name} of '{source.name}' cannot be read: it is no {kind.__name__}")
-    return value
+def _first_dimensions(kept: int, width: int) -> DenseLayer:
+    """Keep the first dimensions of a vector: a layer, so that it is saved and named like others."""
+    return DenseLayer(torch.eye(kept, width), None, "Identity", f"first {kept}")
 
 
 def _count_positions(model: Any) -> int | None:
@@ -387,11 +449,13 @@ class Encoder:
         if isinstance(encoder, EncoderParts):
             parts = encoder
         else:
+            kept: int | None = None
             if not isinstance(encoder, str | Path):
+                kept = getattr(encoder, "truncate_dim", None)  # before 6.2 it is not saved
                 self.copied = load.save_loaded(encoder, tokenizer, "an encoder")
                 device = str(encoder.device) if device == "auto" else device
                 encoder = self.copied.path
-            parts = _read_parts(_encoder_arguments(str(encoder), options), device)
+            parts = _read_parts(_encoder_arguments(str(encoder), options), device, kept)
         self.args, self.batch_tokens = parts.args, parts.args.encoder_batch_tokens
         self.model, self.tokenizer, self.device = parts.model, parts.tokenizer, parts.device
         self.fingerprint, self.query_prompt = parts.fingerprint, parts.query_prompt
@@ -682,18 +746,26 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
     return Encoder(_read_parts(args, device))
 
 
-def _read_parts(args: RetrieverArguments, device: str) -> EncoderParts:
+def _read_parts(args: RetrieverArguments, device: str, kept: int | None = None) -> EncoderParts:
+    """Read an encoder; `kept` is its truncate_dim, where no file says it."""
     place, source = load.choose_device(device), load.find_model(args.encoder)
     sentence, pooling = read_sentence_model(source), args.pooling
-    if pooling == "auto" or sentence.layers:
-        pooling, is_own = choose_pooling(source, pooling)
-        sentence = sentence if is_own else replace(sentence, layers=())
+    kept = sentence.truncate_dim or kept
+    if pooling == "auto" or sentence.layers or kept:
+        pooling, is_own = choose_pooling(source, sentence.pooling, pooling)
+        if not is_own:
+            sentence, kept = replace(sentence, layers=()), None
     dtype = load.choose_dtype(args.encoder_dtype, place)
     config = load.load_config(source)
     tokenizer = load.load_tokenizer(source, config)  # before weights, which take longer
     if tokenizer.pad_token_id is None:
         raise ModelError(f"'{source.name}' has no padding token: it is no text encoder")
     model = _load_model(source, config, pooling, dtype).to(place).eval()
+    dense = [layer for layer in sentence.layers if layer]
+    width = len(dense[-1].weight) if dense else config.hidden_size
+    if kept is not None and kept < width:
+        layers = (*sentence.layers, _first_dimensions(kept, width))
+        sentence = replace(sentence, layers=layers)
     window = _count_positions(model)
     length = args.max_encoder_tokens or DEFAULT_MAX_TOKENS
     if args.max_encoder_tokens is None and sentence.is_one:  # what sentence-transformers reads
@@ -711,8 +783,8 @@ def _read_parts(args: RetrieverArguments, device: str) -> EncoderParts:
         "dtype": load.dtype_name(dtype),
     }
     if any(sentence.layers):
-        layers = [layer.identity if layer else "normalize" for layer in sentence.layers]
-        fingerprint["layers"] = layers
+        names: Json = [layer.identity if layer else "normalize" for layer in sentence.layers]
+        fingerprint["layers"] = names
     prompt = sentence.passage_prompt if args.passage_prompt is None else args.passage_prompt
     # Only where there is one: indexes that were made before keep their fingerprints.
     fingerprint |= {"passage_prompt": prompt} if prompt else {}
@@ -737,19 +809,12 @@ def _load_model(source: ModelSource, config: Any, pooling: str, dtype: torch.dty
             f"'{source.name}' is an encoder-decoder ({config.model_type}), not a text encoder: "
             "choose a BERT-like model"
         )
-    model, report = load.load_pretrained(
-        AutoModel.from_pretrained, source, config=config, dtype=dtype, output_loading_info=True
+    unused = () if pooling == "pooler" else ("pooler",)
+    model = load.load_pretrained(
+        AutoModel.from_pretrained, source, unused=unused, config=config, dtype=dtype
     )
-    # transformers fills weights that a checkpoint lacks with random numbers, and only logs it.
-    missing = sorted(report["missing_keys"])
-    lost = [key for key in missing if "pooler" not in key]
-    if lost:
-        raise ModelError(f"'{source.name}' lacks {len(lost)} weights, such as {lost[0]}")
-    if pooling == "pooler" and (missing or getattr(model, "pooler", None) is None):
-        raise ModelError(
-            f"'{source.name}' has no pooler weights, so pooling 'pooler' would be random: "
-            "use cls or mean"
-        )
+    if pooling == "pooler" and getattr(model, "pooler", None) is None:
+        raise ModelError(f"'{source.name}' has no pooler: use --pooling cls or mean")
     return model
 
 
@@ -771,18 +836,11 @@ def load_t5_encoder(args: RetrieverArguments, name: str, device: str) -> Encoder
 
     place, source = load.choose_device(device), load.find_model(name)
     # float32: a T5 overflows in float16, and the texts are few.
-    model, report = load.load_pretrained(
-        AutoModelForTextEncoding.from_pretrained,
-        source,
-        dtype=torch.float32,
-        output_loading_info=True,
+    model = load.load_pretrained(
+        AutoModelForTextEncoding.from_pretrained, source, dtype=torch.float32
     )
-    missing = sorted(report["missing_keys"])
-    if missing or not hasattr(model.config, "relative_attention_num_buckets"):
-        lacks = f"it lacks weights, such as {missing[0]}" if missing else "it is no T5"
-        raise ModelError(
-            f"'{name}' gives no T5 encoder ({lacks}): use --neighbor_encoder encoder, or a T5"
-        )
+    if not hasattr(model.config, "relative_attention_num_buckets"):
+        raise ModelError(f"'{name}' is no T5: use --neighbor_encoder encoder, or a T5")
     fingerprint = {
         "encoder": source.identity,
         "part": "encoder of a T5",

@@ -135,6 +135,8 @@ class CausalLM:
         self._check_kind()
         if tokenizer is None:
             tokenizer = load.load_tokenizer(self.source, self.config)
+        else:
+            load.check_tokens(tokenizer, self.config, self.source.name)
         self.tokenizer = tokenizer
         limit = getattr(self.config, "max_position_embeddings", None)
         self.window = int(limit or min(tokenizer.model_max_length, _NO_LIMIT))
@@ -254,7 +256,7 @@ class CausalLM:
         """Load what there is to load: the base model, or the one around it that has the head.
 
         Raises:
-            ModelError: As `model`; also if the head's weights are missing.
+            ModelError: As `model`.
         """
         model = self._load()
         if self.how.lm_device_map != "none":
@@ -278,13 +280,12 @@ class CausalLM:
             needed = LmShape.of(self.config).weight_bytes(self.dtype.itemsize, self.quantization)
             load.check_room(self.source, needed, self.dtype, self.device)
         try:
-            model, report = load.load_pretrained(
+            return load.load_pretrained(
                 kind.from_pretrained,
                 self.source,
                 config=self.config,
                 dtype=self.dtype,
                 device_map=load.placement(self.device, self.how.lm_device_map),
-                output_loading_info=True,
                 **load.quantization_kwargs(self.quantization, self.dtype),
             )
         except torch.OutOfMemoryError as error:
@@ -301,13 +302,6 @@ class CausalLM:
                 "GPUs whole: where it does not fit, use more (--lm_device_map auto), or a smaller "
                 "LM"
             ) from error
-        missing = sorted(report["missing_keys"]) if self.with_head else []
-        if missing:  # transformers fills them with random numbers
-            raise ModelError(
-                f"'{self.source.name}' lacks {len(missing)} weights, such as {missing[0]}: it "
-                "cannot write words. Give an LM with its head"
-            )
-        return model
 
     def _share(self) -> Any:
         """Return a copy of the loaded model that has its very weights, and ends where we do."""

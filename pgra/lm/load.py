@@ -12,11 +12,12 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from pgra.artifacts import (
 )
 from pgra.core import Json, check_device, machine_memory
 from pgra.data.bundled import bundled_model_dir
-from pgra.data.read import hub_errors, hub_reason
+from pgra.data.read import hub_errors, hub_reason, read_json
 from pgra.errors import ConfigError, ModelError, cut, device_fault, show
 from pgra.progress import quiet_transformers
 
@@ -46,6 +47,9 @@ _MAIN = "main"
 _PULL_REQUESTS = "refs/pr/"
 _BOT = "SFconvertbot"  # only its requests are read: anyone may open one
 _CONFIG = "config.json"
+_MODULES = "modules.json"
+_ADAPTER = "adapter_config.json"
+_ADAPTER_WEIGHTS = ("lora_", "ia3_")  # in names of weights that peft adds to a model's own
 _SHORTEST = 7  # characters of a commit
 _LONGEST_REASON = 200  # characters of what a library says of a file: it may list all it knows
 _LARGE = 13e9  # weights of an LM for which a batch is 16 times a CPU's
@@ -67,6 +71,7 @@ class ModelSource:
         revision: The hub's commit, None for a folder.
         identity: What fingerprints hold of it: the hub's id and commit, or a digest of the files.
         is_only_cached: Whether the hub cannot be asked, so that all must come from the cache.
+        subfolder: Where in it the transformer is; "" for most.
     """
 
     name: str
@@ -74,12 +79,13 @@ class ModelSource:
     revision: str | None
     identity: str
     is_only_cached: bool = False
+    subfolder: str = ""
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """Arguments that every `from_pretrained` gets."""
         if self.revision is None:
-            return {}
+            return {"subfolder": self.subfolder} if self.subfolder else {}
         return {"revision": self.revision, "local_files_only": self.is_only_cached}
 
 
@@ -88,26 +94,57 @@ def find_model(name: str) -> ModelSource:
 
     Raises:
         ModelError: If a bundled name is unknown or its package absent, a folder holds no
-            safetensors, or the hub has no such model or cannot be reached.
+            safetensors or only adapters, or the hub has no such model or cannot be reached.
     """
+    subfolder = ""
     if name.startswith(BUNDLED):
         folder = bundled_model_dir(name.removeprefix(BUNDLED))
     else:
         folder = at_home(name)
         if not folder.is_dir():
             return _find_on_hub(name)
-        if not (folder / _CONFIG).is_file():
-            raise ModelError(f"{folder} is not a model folder: it has no config.json")
-        if not any(folder.glob("*.safetensors")):
-            raise ModelError(
-                f"{folder} has no .safetensors weights, the only kind that is loaded: "
-                "load it once with transformers and write it again with save_pretrained"
-            )
+        subfolder = _find_transformer(name, folder)
+    home = folder / subfolder
     files = sorted(
-        p for p in folder.iterdir() if p.suffix in _IDENTITY and p.name != "manifest.json"
+        file
+        for place in {folder, home}
+        for file in place.iterdir()
+        if file.suffix in _IDENTITY and file.name != "manifest.json"
     )
-    stamps = tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files)
-    return ModelSource(name, str(folder), None, _files_digest(folder, stamps))
+    stamps = tuple(
+        (p.relative_to(folder).as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in files
+    )
+    identity = _files_digest(folder, stamps)
+    return ModelSource(name, str(folder), None, identity, subfolder=subfolder)
+
+
+def _find_transformer(name: str, folder: Path) -> str:
+    """Return where in a folder the transformer is, "" for the top; refuse what is no model."""
+    parts = read_parts(ModelSource(name, str(folder), None, ""))
+    first = parts[0] if parts else Part("Transformer", "")
+    kind = first.kind.rpartition(".")[2]
+    subfolder = first.path if kind == "Transformer" else ""
+    home = folder / subfolder
+    if (home / _ADAPTER).is_file():
+        raise ModelError(_adapter_problem(str(home)))
+    if not (home / _CONFIG).is_file():
+        lacks = "it has no config.json"
+        if kind != "Transformer":
+            lacks = f"its first part is {show(kind)} (in {_MODULES}), not a Transformer"
+        raise ModelError(f"{home} is not a model folder: {lacks}")
+    if not any(home.glob("*.safetensors")):
+        raise ModelError(
+            f"{home} has no .safetensors weights, the only kind that is loaded: "
+            "load it once with transformers and write it again with save_pretrained"
+        )
+    return subfolder
+
+
+def _adapter_problem(name: str) -> str:
+    return (
+        f"'{name}' holds adapters of peft (LoRA), not a whole model: load it with peft, merge the "
+        "adapters (merge_and_unload), and save that model and its tokenizer with save_pretrained"
+    )
 
 
 @lru_cache(maxsize=32)
@@ -157,7 +194,10 @@ def _ask_hub(repo: str, revision: str) -> str:
     first, timeout = revision or _MAIN, constants.HF_HUB_ETAG_TIMEOUT
     for reference in chain([first], () if revision else _bot_requests(repo)):
         info = HfApi().model_info(repo, revision=reference, timeout=timeout)
-        if _has_weights(file.rfilename for file in info.siblings or []):
+        files = [file.rfilename for file in info.siblings or []]
+        if _ADAPTER in files:
+            raise ModelError(_adapter_problem(repo))
+        if _has_weights(files):
             break
     else:
         beside = "" if revision else f", nor has an open pull request of {_BOT}"
@@ -227,7 +267,8 @@ def _find_cached(repo: str, revision: str) -> str | None:
 
 
 def _has_weights(files: Iterable[str]) -> bool:
-    return any(file in _WEIGHTS for file in files)
+    names = set(files)
+    return _ADAPTER not in names and not names.isdisjoint(_WEIGHTS)
 
 
 def find_model_file(source: ModelSource, name: str) -> Path | None:
@@ -259,15 +300,117 @@ def find_model_file(source: ModelSource, name: str) -> Path | None:
     return None
 
 
-def load_pretrained(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any:
-    """Call a model's `from_pretrained` on a found model, safetensors only.
+@dataclass(frozen=True)
+class Part:
+    """A part of a sentence-transformers model: its class, and the folder of its files."""
+
+    kind: str
+    path: str
+
+
+def read_parts(source: ModelSource) -> list[Part]:
+    """Return the parts that a model's `modules.json` lists, in order; none where it has no such.
 
     Raises:
-        ModelError: If the weights are missing, damaged or of another architecture.
+        ModelError: If the file is damaged, or a part's folder lies outside the model's.
+    """
+    parts = []
+    for module in read_model_json(source, _MODULES, list) or []:
+        kind = module.get("type") if isinstance(module, dict) else None
+        if not isinstance(kind, str):
+            raise ModelError(f"{_MODULES} of '{source.name}' cannot be read: a part without a type")
+        path = PurePosixPath(str(module.get("path") or ""))
+        if path.is_absolute() or ".." in path.parts:
+            raise ModelError(f"{_MODULES} of '{source.name}' has a path outside it: {show(path)}")
+        parts.append(Part(kind, "" if path == PurePosixPath() else str(path)))
+    return parts
+
+
+def read_model_json(source: ModelSource, name: str, kind: type) -> Any:
+    """Read a JSON file that a model may have; None where it has none.
+
+    Raises:
+        ModelError: If it is damaged, or holds something else than a `kind`.
+    """
+    path = find_model_file(source, name)
+    if path is None:
+        return None
+    try:
+        value = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name} of '{source.name}' cannot be read: {error}") from None
+    if not isinstance(value, kind):
+        raise ModelError(f"{name} of '{source.name}' cannot be read: it is no {kind.__name__}")
+    return value
+
+
+def load_pretrained(
+    loader: Callable[..., Any], source: ModelSource, *, unused: Collection[str] = (), **kwargs: Any
+) -> Any:
+    """Call a model's `from_pretrained` on a found model, safetensors only.
+
+    transformers fills weights that a file lacks with random numbers, and only logs it: they are
+    refused here. Names with a prefix of their own, as torch.compile, DDP and peft write them, are
+    read without it, and a warning says so.
+
+    Args:
+        loader: Such as `AutoModel.from_pretrained`.
+        source: The model.
+        unused: Parts at the top of the model whose weights may be missing, for nobody reads them.
+        **kwargs: For the loader.
+
+    Raises:
+        ModelError: If weights are missing, damaged or of another architecture, or hold adapters.
     """
     if "config" not in kwargs:
         kwargs["config"] = load_config(source)
-    return _load(loader, source, use_safetensors=True, **kwargs)
+    kwargs |= {"use_safetensors": True, "output_loading_info": True}
+    model, report = _load(loader, source, **kwargs)
+    prefix = _find_prefix(model, report)
+    if prefix:
+        del model
+        model, report = _load(loader, source, key_mapping={f"^{re.escape(prefix)}": ""}, **kwargs)
+    missing = [key for key in report["missing_keys"] if key.partition(".")[0] not in unused]
+    missing += _find_lost_head(model, source)
+    if any(mark in key for key in report["unexpected_keys"] for mark in _ADAPTER_WEIGHTS):
+        raise ModelError(_adapter_problem(source.name))
+    if missing:
+        raise ModelError(
+            f"'{source.name}' lacks {len(missing)} weights of a {type(model).__name__}, such as "
+            f"{min(missing)}: they would be random. Save the whole model again with "
+            "save_pretrained, or choose another one"
+        )
+    if prefix:
+        logger.warning(
+            "the weights of '%s' are read without their prefix '%s'", source.name, prefix
+        )
+    return model
+
+
+def _find_lost_head(model: Any, source: ModelSource) -> list[str]:
+    """Name the head that a T5's file lacks: transformers takes the embeddings then, unasked."""
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if weight is None or weight is not model.get_input_embeddings().weight:
+        return []
+    name = PurePosixPath(source.subfolder, _CONFIG).as_posix()
+    is_own = read_model_json(source, name, dict).get("tie_word_embeddings") is False
+    return ["lm_head.weight"] if is_own else []
+
+
+def _find_prefix(model: Any, report: Mapping[str, Any]) -> str:
+    """Return what stands before the names of weights that a model lacks, all alike; "" if none."""
+    names, lacks = sorted(report["unexpected_keys"]), report["missing_keys"]
+    words = names[0].split(".") if names else []
+    prefixes = [".".join([*words[:depth], ""]) for depth in range(1, len(words))]
+    base = f"{model.base_model_prefix}."  # a file may have it where the model has not, or not
+    other = {key.removeprefix(base) if key.startswith(base) else base + key for key in lacks}
+    for wanted in (lacks, other):
+        for prefix in prefixes:
+            are_alike = all(name.startswith(prefix) for name in names)
+            if are_alike and any(name.removeprefix(prefix) in wanted for name in names):
+                return prefix
+    return ""
 
 
 def _load(
@@ -415,14 +558,43 @@ def layer_at(share: float, depth: int) -> int:
 
 
 def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
-    """Load a model's tokenizer.
+    """Load the tokenizer of a model that is used with it.
 
     Args:
         source: The model.
         config: Its configuration, where it was read already; None: it is read once more.
 
     Raises:
-        ModelError: If it has none that works.
+        ModelError: If it has none that works, or one with tokens that the model does not have.
+    """
+    config = config or load_config(source)
+    tokenizer = read_tokenizer(source, config)
+    check_tokens(tokenizer, config, source.name)
+    return tokenizer
+
+
+def check_tokens(tokenizer: Any, config: Any, name: str) -> None:
+    """Refuse a tokenizer with an id beyond a model's embeddings; a model may well have more.
+
+    Raises:
+        ModelError: If it has such a token: a text that holds it would end the process on a GPU.
+    """
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    vocabulary = tokenizer.get_vocab()
+    last = max(vocabulary, key=vocabulary.__getitem__)
+    if isinstance(rows, int) and vocabulary[last] >= rows:
+        raise ModelError(
+            f"'{name}': its tokenizer has {vocabulary[last] + 1} tokens, the model {rows}, so that "
+            f"{show(last)} has no embedding. Give the model its own tokenizer, or enlarge it "
+            "(resize_token_embeddings), train it and save it"
+        )
+
+
+def read_tokenizer(source: ModelSource, config: Any = None) -> Any:
+    """Load a tokenizer to count with; the model's weights and configuration are not needed.
+
+    Raises:
+        ModelError: If there is none that works.
     """
     from transformers import AutoTokenizer
 

@@ -1039,11 +1039,11 @@ def open_counter(name: str | None) -> tuple[str, Callable[[Sequence[str]], list[
     """
     if name is None:
         return "estimate", estimate_tokens
-    from pgra.lm.load import ModelSource, find_model, load_tokenizer, tokenizer_identity
+    from pgra.lm.load import ModelSource, find_model, read_tokenizer, tokenizer_identity
 
     folder = at_home(name)
     source = ModelSource(name, str(folder), None, "") if folder.is_dir() else find_model(name)
-    tokenizer = load_tokenizer(source)
+    tokenizer = read_tokenizer(source)
 
     def count(texts: Sequence[str]) -> list[int]:
         return (

@@ -2,10 +2,12 @@
 
 Nogueira and Cho 2019, "Passage Re-ranking with BERT". Any Hugging Face sequence classifier, the
 folders of sentence-transformers' `CrossEncoder` among them. With one logit, that is the score; with
-several, the log-probability of the class named "relevant", or else of the last one.
+several, the log-probability of the class named "relevant" or "entailment"; of two without names, of
+the second.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -38,7 +40,8 @@ from pgra.rerank.pairs import PairReranker, Pairs
 from pgra.retrieval.survey import FirstStage
 
 _SAMPLE = 2000  # pairs that are tokenised to foresee all
-_RELEVANT = "relevant"
+_RELEVANT = ("relevant", "entailment")  # names of the class that counts, the first known one
+_UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls classes
 _NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number
 
 
@@ -87,6 +90,7 @@ class CrossEncoderReranker(PairReranker):
         self.source, self.device = find_model(name), choose_device(request.context.device)
         self.dtype = choose_dtype(args.lm_dtype, self.device)
         self.config = load_config(self.source)
+        self._class = _find_class(self.config, name)
         self.tokenizer = load_tokenizer(self.source, self.config)
         window = int(min(self.tokenizer.model_max_length, _window(self.config)))
         if most is None and window >= _NO_WINDOW:
@@ -101,12 +105,19 @@ class CrossEncoderReranker(PairReranker):
             raise ModelError(
                 f"the tokenizer of '{name}' has no padding token: choose another model"
             )
+        parts = self.tokenizer("a", "b").get("token_type_ids") or [0]
+        if 0 < (getattr(self.config, "type_vocab_size", None) or 0) <= max(parts):
+            raise ModelError(
+                f"'{name}': its tokenizer counts the parts of a text up to {max(parts) + 1}, the "
+                f"model {self.config.type_vocab_size}. Give the model its own tokenizer"
+            )
         self.max_tokens, self.batch_tokens = most or window, args.lm_batch_tokens
         self.counter, self.num_tokens, self.num_cut = self, 0, 0
         advice = f"{self.device}: lower --cross_encoder_tokens, or choose a smaller cross-encoder"
         self._back_off = BackOff(batch_budget(self.batch_tokens, self.device), advice)
         self._takes_added_mask: bool | None = None  # found out with the first batch
         fields = {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
+        fields |= {} if self._class is None else {"class": self._class}
         super().__init__(request, name, self.device, {**fields, "reranker": "cross-encoder"})
 
     @classmethod
@@ -130,18 +141,8 @@ class CrossEncoderReranker(PairReranker):
         """
         from transformers import AutoModelForSequenceClassification
 
-        model, info = load_pretrained(
-            AutoModelForSequenceClassification.from_pretrained,
-            self.source,
-            dtype=self.dtype,
-            output_loading_info=True,
-        )
-        if info["missing_keys"]:
-            raise ModelError(
-                f"'{self.source.name}' is no cross-encoder: it has no weights for "
-                f"{sorted(info['missing_keys'])[0]}. Name a sequence classifier, such as "
-                "cross-encoder/ms-marco-MiniLM-L6-v2"
-            )
+        loader = AutoModelForSequenceClassification.from_pretrained
+        model = load_pretrained(loader, self.source, dtype=self.dtype)
         return model.to(self.device).eval()
 
     def release(self) -> None:
@@ -236,10 +237,9 @@ class CrossEncoderReranker(PairReranker):
         )
 
     def _relevance(self, logits: Tensor) -> Tensor:
-        if logits.shape[1] == 1:
+        if self._class is None:
             return logits[:, 0]
-        names = {str(name).lower(): i for i, name in self.config.id2label.items()}
-        return logits.log_softmax(dim=1)[:, names.get(_RELEVANT, logits.shape[1] - 1)]
+        return logits.log_softmax(dim=1)[:, self._class]
 
     def estimate(
         self,
@@ -270,6 +270,25 @@ class CrossEncoderReranker(PairReranker):
             batch_tokens=self.batch_tokens,
             is_cpu=self.device.type == "cpu",
         )
+
+
+def _find_class(config: Any, name: str) -> int | None:
+    """Return the class whose probability is a pair's score; None for a model with one logit."""
+    if config.num_labels == 1:
+        return None
+    labels = [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)]
+    known = [label.lower() for label in labels]
+    for relevant in _RELEVANT:
+        if relevant in known:
+            return known.index(relevant)
+    is_named = not all(_UNNAMED.fullmatch(label) for label in labels)
+    if len(labels) > 2 or is_named:
+        raise ModelError(
+            f"'{name}' has the classes {', '.join(labels)}, and none is named relevant or "
+            "entailment: call the one that counts 'relevant' in its config.json (id2label and "
+            "label2id), or choose another cross-encoder"
+        )
+    return len(labels) - 1
 
 
 def _window(config: Any) -> float:

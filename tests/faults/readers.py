@@ -141,6 +141,9 @@ def _answer(path: Path) -> object:
 
 
 def _folder(path: Path) -> object:
+    pooling = path.parent / "1" / "config.json"
+    pooling.parent.mkdir(exist_ok=True)
+    pooling.write_text('{"pooling_mode": "mean"}')
     return read_sentence_model(ModelSource("model", str(path.parent), None, "x"))
 
 

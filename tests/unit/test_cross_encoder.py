@@ -1,6 +1,7 @@
 """A cross-encoder's scores against stock calls of transformers and sentence-transformers."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_a_gpu_gives_the_same_scores(start, cross_encoder_dir):
     np.testing.assert_allclose(scores, by_hand(cross_encoder_dir)[:, 0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.parametrize("num_labels", [1, 2])
 def test_a_mask_that_no_device_is_asked_about_gives_the_stock_scores(start, tmp_path, num_labels):
     model = start(build_cross_encoder(tmp_path / "model", num_labels=num_labels))
     stock = score(model)
@@ -114,7 +115,7 @@ def test_scores_are_those_of_sentence_transformers(start, cross_encoder_dir):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.parametrize("num_labels", [1, 2])
 def test_a_folder_that_sentence_transformers_saved_gives_its_scores(start, tmp_path, num_labels):
     from sentence_transformers import CrossEncoder as Stock
 
@@ -127,7 +128,7 @@ def test_a_folder_that_sentence_transformers_saved_gives_its_scores(start, tmp_p
     if num_labels == 1:  # the library's own is behind a sigmoid, which keeps the order
         torch.testing.assert_close(found.sigmoid(), expected, rtol=1e-4, atol=1e-5)
     else:  # logits of each class
-        torch.testing.assert_close(found, expected.log_softmax(1)[:, 2], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found, expected.log_softmax(1)[:, 1], rtol=1e-4, atol=1e-5)
     whole = score(start(folder), pairs)
     assert abs(whole[-1] - found[-1]) > 1e-4  # the control: its length is the saved one's
 
@@ -135,14 +136,32 @@ def test_a_folder_that_sentence_transformers_saved_gives_its_scores(start, tmp_p
 def test_of_several_classes_it_is_the_log_probability_of_the_relevant_one(start, tmp_path):
     folder = build_cross_encoder(tmp_path / "three", num_labels=3)
     expected = by_hand(folder).log_softmax(1)
-    last = score(start(folder))
-    np.testing.assert_allclose(last, expected[:, 2], rtol=1e-4, atol=1e-5)
+    for names in (["no", "Relevant", "other"], ["contradiction", "ENTAILMENT", "neutral"]):
+        found = score(start(named(folder, names)))
+        np.testing.assert_allclose(found, expected[:, 1], rtol=1e-4, atol=1e-5)
+    turned = score(start(named(folder, ["other", "no", "relevant"])))
+    np.testing.assert_allclose(turned, expected[:, 2], rtol=1e-4, atol=1e-5)  # in a bank of its own
+    for names in (["LABEL_0", "LABEL_1", "LABEL_2"], ["bad", "fair", "good"]):
+        with pytest.raises(ModelError, match=rf"has the classes {', '.join(names)}, .*'relevant'"):
+            start(named(folder, names))
+
+
+def test_of_two_classes_it_is_the_named_one_or_without_names_the_second(start, tmp_path):
+    folder = build_cross_encoder(tmp_path / "two", num_labels=2)
+    expected = by_hand(folder).log_softmax(1)
+    for names, column in ((["LABEL_0", "LABEL_1"], 1), (["entailment", "not_entailment"], 0)):
+        found = score(start(named(folder, names)))
+        np.testing.assert_allclose(found, expected[:, column], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ModelError, match="has the classes yes, no, and none is named relevant"):
+        start(named(folder, ["yes", "no"]))
+
+
+def named(folder, names):
     config = json.loads((folder / "config.json").read_text())
-    config["id2label"] = {"0": "no", "1": "Relevant", "2": "other"}
-    config["label2id"] = {name: int(i) for i, name in config["id2label"].items()}
+    config["id2label"] = dict(enumerate(names))
+    config["label2id"] = {name: number for number, name in enumerate(names)}
     (folder / "config.json").write_text(json.dumps(config))
-    named = score(start(folder))
-    np.testing.assert_allclose(named, expected[:, 1], rtol=1e-4, atol=1e-5)
+    return folder
 
 
 def test_a_long_pair_loses_the_end_of_its_longer_text_and_is_counted(start, cross_encoder_dir):
@@ -183,8 +202,29 @@ def test_another_model_length_or_dtype_scores_anew(start, tmp_path):
 
 
 def test_a_model_without_a_trained_head_is_refused(encoder_dir, start):
-    with pytest.raises(ModelError, match="is no cross-encoder: it has no weights for classifier"):
+    with pytest.raises(
+        ModelError, match="lacks 2 weights of a BertForSeq.*such as classifier.bias"
+    ):
         run(start(folder=encoder_dir))
+
+
+def test_ids_beyond_the_embeddings_are_refused_when_it_is_opened(
+    cross_encoder_dir, start, tmp_path
+):
+    folder = shutil.copytree(cross_encoder_dir, tmp_path / "copy")
+    start(folder)  # the control
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    AutoTokenizer.from_pretrained(folder, model_input_names=names).save_pretrained(folder)
+    start(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "type_vocab_size": 1}))
+    with pytest.raises(ModelError, match="counts the parts of a text up to 2, the model 1"):
+        start(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["[NEW]"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelError, match="its tokenizer has .* has no embedding"):
+        start(folder)
 
 
 def test_more_tokens_than_it_reads_are_refused(start):

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertM
 from pgra.artifacts import write_json
 from pgra.config import POOLINGS, RetrieverArguments
 from pgra.data.bundled import bundled_model_dir
-from pgra.encoders.encoder import Encoder, load_t5_encoder
+from pgra.encoders.encoder import _LIMITS, Encoder, load_t5_encoder
 from pgra.errors import LONGEST_MESSAGE, ConfigError, ModelError
 from pgra.retrieval.shards import encode_shards, plan_shards
 
@@ -96,7 +96,7 @@ def test_what_is_no_encoder_is_refused(encoder_dir, t5_dir, tmp_path):
     bare = BertModel(BertConfig.from_pretrained(encoder_dir), add_pooling_layer=False)
     bare.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(encoder_dir).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="has no pooler weights.*use cls or mean"):
+    with pytest.raises(ModelError, match="lacks 2 weights of a BertModel, such as pooler"):
         make(tmp_path, pooling="pooler")
     assert make(tmp_path, pooling="mean").encode(["sea"]).shape == (1, 16)
     with pytest.raises(ModelError, match=r"encoder-decoder \(t5\)"):
@@ -351,6 +351,89 @@ def test_prompts_stand_before_queries_and_passages(encoder_dir, tmp_path):
     close(asked.encode(SENTENCES, is_query=True), told.encode(SENTENCES, is_query=True))
 
 
+def moved(folder, **places):
+    """Give parts other folders, as modules.json says."""
+    modules = json.loads((folder / "modules.json").read_text())
+    for module in modules:
+        place = places.get(module["type"].rpartition(".")[2])
+        if place and module["path"]:
+            (folder / module["path"]).rename(folder / place)
+        elif place:
+            files = [path for path in folder.iterdir() if path.is_file()]
+            (folder / place).mkdir()
+            for file in files:
+                if file.name not in ("modules.json", "config_sentence_transformers.json"):
+                    file.rename(folder / place / file.name)
+        module["path"] = place or module["path"]
+    write_json(folder / "modules.json", modules)
+    return folder
+
+
+def test_parts_are_read_where_modules_json_says(encoder_dirs, tmp_path):
+    files = {"pooling": {"pooling_mode": "cls"}, "limits": {"max_seq_length": 9}}
+    plain = make(sentence_dir(encoder_dirs["bert"], tmp_path / "a", "Dense", **files))
+    folder = sentence_dir(encoder_dirs["bert"], tmp_path / "b", "Dense", **files)
+    folder = moved(folder, Transformer="0_BERT", Pooling="pool", Dense="head")
+    other = make(folder)
+    close(other.encode(SENTENCES), plain.encode(SENTENCES))
+    assert other.fingerprint["layers"] == plain.fingerprint["layers"]
+    assert other.fingerprint["pooling"] == "cls"
+    shutil.copytree(encoder_dirs["roberta"], folder, dirs_exist_ok=True)  # a model at the top too
+    close(make(folder).encode(SENTENCES), plain.encode(SENTENCES))
+    for name, value in (("vocab_size", 600), ("layer_norm_eps", 0.5)):
+        config = json.loads((folder / "0_BERT" / "config.json").read_text())
+        write_json(folder / "0_BERT" / "config.json", {**config, name: value})
+    with pytest.raises(ModelError, match="cannot load model"):  # and it is what is read
+        make(folder)
+    (folder / "pool" / "config.json").unlink()
+    with pytest.raises(ModelError, match="has a Pooling without pool/config.json"):
+        make(folder)
+
+
+@pytest.mark.parametrize("name", _LIMITS)
+def test_a_length_is_read_by_each_name_that_its_file_had(encoder_dir, tmp_path, name):
+    folder = sentence_dir(encoder_dir, tmp_path / "s", limits={"max_seq_length": 12})
+    (folder / "sentence_bert_config.json").rename(folder / name)
+    assert make(folder).fingerprint["max_tokens"] == 12
+    write_json(folder / name, {"tokenizer_args": {"model_max_length": 11}})
+    assert make(folder).fingerprint["max_tokens"] == 11
+    (folder / name).unlink()
+    assert make(folder).fingerprint["max_tokens"] == 160  # the control: all that it reads
+
+
+def test_of_a_vector_the_first_dimensions_are_kept_where_a_model_says_so(encoder_dir, tmp_path):
+    folder = sentence_dir(encoder_dir, tmp_path / "m", "Normalize")
+    whole, about = make(folder, normalize=False), folder / "config_sentence_transformers.json"
+    write_json(about, {"truncate_dim": 5})
+    cut, unit = make(folder, normalize=False), make(folder)
+    assert (cut.width, unit.width) == (5, 5)
+    close(cut.encode(SENTENCES), whole.encode(SENTENCES)[:, :5])
+    close(np.linalg.norm(unit.encode(SENTENCES), axis=1), np.ones(len(SENTENCES)))
+    assert cut.fingerprint["layers"] == ["normalize", "first 5"]
+    assert make(folder, pooling="cls").width == 16  # of another pooling's vector nothing is known
+    write_json(about, {"truncate_dim": 99})
+    assert make(folder).width == 16
+    for value in (0, -1, "8", True):
+        write_json(about, {"truncate_dim": value})
+        with pytest.raises(ModelError, match="truncate_dim of .* not a number above 0"):
+            make(folder)
+
+
+@pytest.mark.parametrize(
+    ("first", "has_transformer"), [("Router", False), ("StaticEmbedding", False), ("BoW", True)]
+)
+def test_a_model_that_begins_with_another_part_is_refused_by_its_name(
+    encoder_dir, tmp_path, first, has_transformer
+):
+    folder = sentence_dir(encoder_dir, tmp_path / "s")
+    modules = [{"type": f"{MODELS}.{first}", "path": f"0_{first}"}]
+    write_json(folder / "modules.json", modules)
+    if not has_transformer:
+        (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=f"part .*'{first}'"):
+        make(folder)
+
+
 def more(kind):
     return {"modules": lambda named: [*named, {"idx": 9, "name": "9", "path": "", "type": kind}]}
 
@@ -363,6 +446,19 @@ BAD = {
     "use_residual True, which is not done here": {"dense": {"use_residual": True}},
     r"asks for pooling 'cls \+ mean', which": {"pooling": {"pooling_mode": ["cls", "mean"]}},
     "leaves its prompt out of the pooling": {"pooling": {"include_prompt": False}},
+    "parts Transformer, Dense, Pooling .*a Pooling second": {
+        "modules": lambda named: [named[0], named[2], named[1]]
+    },
+    "parts Transformer, Pooling, Dense, Pooling .*neither again": more(f"{MODELS}.Pooling"),
+    "has module_input_name 'token_embeddings'": {
+        "dense": {"module_input_name": "token_embeddings"}
+    },
+    "has activation 'own.ReLU'": {"dense": {"activation_function": "own.ReLU"}},
+    "has transformer_task 'fill-mask'": {"limits": {"transformer_task": "fill-mask"}},
+    "has method_output_name 'pooler_output'": {
+        "limits": {"modality_config": {"text": {"method_output_name": "pooler_output"}}}
+    },
+    "has a path outside it": {"modules": lambda named: [{**named[0], "path": "../x"}, *named[1:]]},
     "2_Dense/model.safetensors.*cannot be read": {"damaged": "2_Dense/model.safetensors"},
 }
 
@@ -386,6 +482,9 @@ def test_what_is_not_known_is_refused_by_name(encoder_dir, tmp_path, message):
         ("roberta", ["Dense"], {"limits": {"max_seq_length": 9, "do_lower_case": True}}),
         ("roberta", [], {"pooling": {"pooling_mode": "max"}}),
         ("bert", ["Normalize"], {"pooling": {"pooling_mode": "lasttoken"}, "limits": {}}),
+        ("bert", [], {"pooling": {"pooling_mode_mean_tokens": False}}),
+        ("bert", [], {"limits": {"tokenizer_args": {"model_max_length": 9}, "max_seq_length": 20}}),
+        ("bert", ["Normalize"], {"prompts": {"passage": "a film: ", "other": "x "}}),
     ],
 )
 def test_vectors_are_those_of_the_library(encoder_dirs, tmp_path, kind, parts, files):
@@ -398,14 +497,16 @@ def test_vectors_are_those_of_the_library(encoder_dirs, tmp_path, kind, parts, f
     close(raw.encode(texts), expected)
     close(raw.encode(texts, is_query=True), theirs.encode_query(texts))
     close(ours.encode(texts), expected / np.linalg.norm(expected, axis=1, keepdims=True))
-    if "prompts" in files:  # the control: the library's own prompts matter
+    if files.get("prompts") == PROMPTS:  # the control: the library's own prompts matter
         assert not np.allclose(theirs.encode(texts), expected, atol=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
-def test_a_folder_that_the_library_saved_gives_its_vectors(encoder_dir, tmp_path, mode):
+@pytest.mark.parametrize(
+    ("mode", "cut"), [("mean", None), ("cls", 3), ("max", None), ("lasttoken", None)]
+)
+def test_a_folder_that_the_library_saved_gives_its_vectors(encoder_dir, tmp_path, mode, cut):
     library = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer import modules
 
@@ -415,13 +516,19 @@ def test_a_folder_that_the_library_saved_gives_its_vectors(encoder_dir, tmp_path
         modules.Dense(16, WIDE, activation_function=torch.nn.Tanh()),
         modules.Normalize(),
     ]
-    model = library.SentenceTransformer(modules=parts, prompts=PROMPTS, device="cpu")
+    model = library.SentenceTransformer(
+        modules=parts, prompts=PROMPTS, device="cpu", truncate_dim=cut
+    )
     model.save(str(tmp_path / "saved"))
     ours, texts = make(tmp_path / "saved"), [*SENTENCES, SENTENCES[3] * 3]
     assert ours.fingerprint["max_tokens"] == 12
-    close(ours.encode(texts), model.encode_document(texts))
-    close(ours.encode(texts, is_query=True), model.encode_query(texts))
-    assert not np.allclose(ours.encode(texts), model.encode(texts), atol=1e-3)  # prompts matter
+    documents = model.encode_document(texts, normalize_embeddings=True)
+    close(ours.encode(texts), documents)
+    close(ours.encode(texts, is_query=True), model.encode_query(texts, normalize_embeddings=True))
+    assert not np.allclose(documents, model.encode(texts), atol=1e-3)  # prompts matter
+    close(Encoder(model, normalize=False).encode(texts), model.encode_document(texts))
+    moved(tmp_path / "saved", Transformer="0_T", Pooling="pool", Dense="head")
+    close(make(tmp_path / "saved").encode(texts), documents)
 
 
 @pytest.mark.slow

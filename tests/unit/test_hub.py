@@ -165,7 +165,13 @@ def whole_hub(lm_dirs, encoder_dirs):
     bert, opt = contents(encoder_dirs["bert"]), contents(lm_dirs["opt"])
     old = {name: data for name, data in opt.items() if name != "model.safetensors"}
     old["pytorch_model.bin"] = b"never read"
-    cls = {"1_Pooling/config.json": json.dumps({"pooling_mode_cls_token": True}).encode()}
+    parts = [("Transformer", ""), ("Pooling", "pool")]
+    modules = [{"type": f"sentence_transformers.models.{k}", "path": path} for k, path in parts]
+    pooling = {"pooling_mode_cls_token": True}
+    cls = {
+        name: json.dumps(value).encode()
+        for name, value in {"modules.json": modules, "pool/config.json": pooling}.items()
+    }
     asked = parquet("Question 0 ?", "Question 1 ?", coarse_label=[3, 2])
     trec = {f"default/{split}/0000.parquet": asked for split in ("train", "test")}
     reviews = {f"{name}.jsonl": REVIEW % name.encode() for name in ("train", "dev", "test")}

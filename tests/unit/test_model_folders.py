@@ -1,0 +1,189 @@
+"""What a model's folder must hold, whoever loads it: all weights, and an embedding for each token.
+
+Each is tried for all kinds of models, beside the same folder in order.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
+
+from pgra.config import RetrieverArguments
+from pgra.encoders.encoder import Encoder, load_t5_encoder
+from pgra.errors import ModelError
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import find_model, load_tokenizer
+from pgra.memory.lookup import load_generator
+from pgra.reader.causal import CausalModule
+from pgra.reader.fid import FusionReader
+
+TEXT = "The sea was red."
+WEIGHTS = "model.safetensors"
+
+
+def states(folder):
+    lm = CausalLM.from_name(folder, device="cpu")
+    return lm.states_of(lm.tokenize([TEXT]))
+
+
+def words(folder):
+    return torch.tensor(
+        CausalLM.from_name(folder, device="cpu", with_head=True).score([TEXT], [" a"])
+    )
+
+
+def encode(folder, **how):
+    return torch.tensor(Encoder.from_name(folder, device="cpu", **how).encode([TEXT]))
+
+
+def by_t5(folder):
+    args = RetrieverArguments(encoder=folder)
+    return torch.tensor(load_t5_encoder(args, folder, "cpu").encode([TEXT]))
+
+
+def written(folder):
+    return torch.tensor([*map(ord, load_generator(folder, device="cpu")[0](TEXT))])
+
+
+def norms(module):
+    return torch.stack([weight.norm() for weight in module.state_dict().values()])
+
+
+LOADERS = {  # what is built, who loads it, and a name in all layers that are taken away
+    "gpt2 states": ("gpt2", states, ".h.1."),
+    "gpt2 words": ("gpt2", words, ".h.1."),
+    "opt states": ("opt", states, ".layers.1."),
+    "opt-350m words": ("opt-350m", words, ".layers.1."),
+    "llama states": ("llama", states, ".layers.1."),
+    "llama words": ("llama", words, "lm_head"),
+    "llama reader": ("llama", lambda folder: norms(CausalModule.from_name(folder)), ".layers.1."),
+    "t5 reader": ("t5", lambda folder: norms(FusionReader.from_name(folder)), "decoder.block.1."),
+    "flan-t5 reader": ("flan-t5", lambda folder: norms(FusionReader.from_name(folder)), "lm_head"),
+    "t5 shared": ("t5", lambda folder: norms(FusionReader.from_name(folder)), "shared"),
+    "t5 generator": ("t5", written, "encoder"),
+    "t5 encoder": ("t5", by_t5, "encoder.block.1."),
+    "bert encoder": ("bert", encode, "layer.1."),
+    "bert pooler": ("bert", lambda folder: encode(folder, pooling="pooler"), "pooler"),
+    "roberta encoder": ("roberta", encode, "word_embeddings"),
+}
+PREFIXES = ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "net.encoder.")
+
+
+@pytest.fixture
+def built(lm_dirs, t5_dirs, encoder_dirs, tmp_path):
+    def copy(kind, rename=lambda name: name):
+        """Copy a folder, its weights renamed; None leaves one out."""
+        folder = tmp_path / kind
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree({**lm_dirs, **t5_dirs, **encoder_dirs}[kind], folder)
+        weights = load_file(folder / WEIGHTS)
+        kept = {new: weight for name, weight in weights.items() if (new := rename(name))}
+        save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
+        return str(folder)
+
+    return copy
+
+
+@pytest.mark.parametrize(("number", "loader"), [*enumerate(LOADERS)])
+def test_a_prefix_of_all_weights_is_taken_off_and_missing_weights_are_refused(
+    built, number, loader, caplog
+):
+    kind, load, part = LOADERS[loader]
+    prefix = PREFIXES[number % len(PREFIXES)]
+    expected = load(built(kind))
+    assert not caplog.records  # the control
+    found = load(built(kind, lambda name: prefix + name))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert f"without their prefix '{prefix}" in caplog.records[0].getMessage()
+    for before in ("", prefix):
+        with pytest.raises(ModelError, match=r"lacks \d+ weights of a \w+, such as \w+"):
+            load(
+                built(
+                    kind,
+                    lambda name, before=before: before + name if part not in f".{name}" else None,
+                )
+            )
+    assert len(caplog.records) == 1
+
+
+def test_weights_of_two_models_in_a_file_are_no_prefix(built):
+    with pytest.raises(ModelError, match=r"lacks \d+ weights of a GPT2Model"):
+        states(built("gpt2", lambda name: f"{'a' if '.0.' in name else 'b'}.{name}"))
+
+
+def test_in_shards_weights_may_be_missing_or_prefixed_too(lm_dirs, tmp_path):
+    folder = tmp_path / "shards"
+    shutil.copytree(lm_dirs["opt"], folder)
+    (folder / WEIGHTS).unlink()
+    model = AutoModelForCausalLM.from_pretrained(lm_dirs["opt"])
+    model.save_pretrained(folder, max_shard_size="40KB")
+    torch.testing.assert_close(states(str(folder)), states(str(lm_dirs["opt"])))
+    index = folder / f"{WEIGHTS}.index.json"
+    told = json.loads(index.read_text())
+    for shard in set(told["weight_map"].values()):
+        weights = {f"module.{name}": weight for name, weight in load_file(folder / shard).items()}
+        save_file(weights, folder / shard, metadata={"format": "pt"})
+    places = {f"module.{name}": shard for name, shard in told["weight_map"].items()}
+    index.write_text(json.dumps({**told, "weight_map": places}))
+    torch.testing.assert_close(states(str(folder)), states(str(lm_dirs["opt"])))
+    gone = places["module.model.decoder.layers.1.fc1.weight"]
+    places = {name: shard for name, shard in places.items() if shard != gone}
+    index.write_text(json.dumps({**told, "weight_map": places}))
+    with pytest.raises(ModelError, match=r"lacks \d+ weights of a OPTModel"):
+        states(str(folder))
+
+
+@pytest.mark.parametrize("form", ["folder", "beside the model", "in its weights"])
+def test_adapters_that_are_not_merged_are_refused(built, form):
+    folder = Path(built("gpt2"))
+    if form == "in its weights":
+        weights = load_file(folder / WEIGHTS)
+        more = {"transformer.h.0.attn.c_attn.lora_A.default.weight": torch.ones(4, 32)}
+        weights = {f"base_model.model.{name}": value for name, value in (weights | more).items()}
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    else:
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    if form == "folder":
+        (folder / "config.json").unlink()
+        (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match="holds adapters of peft .*merge_and_unload"):
+        states(str(folder))
+
+
+OPENERS = {
+    "gpt2": states,
+    "bert": encode,
+    "t5": written,
+    "flan-t5": by_t5,
+    "mt5": lambda folder: load_tokenizer(find_model(folder)),  # as a reader is opened
+}
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+@pytest.mark.parametrize("kind", OPENERS)
+def test_a_token_beyond_the_embeddings_is_refused_when_a_model_is_opened(built, kind, is_special):
+    folder = built(kind)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    number = len(tokenizer)
+    tokenizer.add_tokens(["[NEW]"], special_tokens=is_special)
+    tokenizer.save_pretrained(folder)
+    message = rf"its tokenizer has {number + 1} tokens, the model {number}, so that '\[NEW\]'"
+    with pytest.raises(ModelError, match=message):
+        OPENERS[kind](folder)
+    model = {"gpt2": AutoModelForCausalLM, "bert": AutoModel}.get(kind, AutoModelForSeq2SeqLM)
+    model = model.from_pretrained(folder)
+    if kind == "gpt2":
+        with pytest.raises(ModelError, match=message):
+            CausalLM(model, tokenizer)
+    model.resize_token_embeddings(number + 8)  # the control: more embeddings are usual
+    model.save_pretrained(folder)
+    OPENERS[kind](folder)
