@@ -87,7 +87,6 @@ COMMANDS: Mapping[str, Command] = {
         },
         _COMPARE: {
             "plan": ("commands.plan", "foresee texts, tokens, memory and time of a task"),
-            "worth": ("commands.worth", "tell before training whether evidence will help"),
             "consistency": (
                 "commands.consistency",
                 "measure how often evidence has the label of its query",
@@ -111,7 +110,7 @@ COMMANDS: Mapping[str, Command] = {
     }.items()
     for name, (target, about) in commands.items()
 }
-_SHARED = ("ablate", "demo", "evaluate", "icl", "index", "rerank", "train", "worth")
+_SHARED = ("ablate", "demo", "evaluate", "icl", "index", "rerank", "train")
 """Commands whose work several processes share; of `index`, building alone."""
 _LEVELS = {
     "debug": logging.DEBUG,

@@ -596,7 +596,7 @@ class LMArguments(KernelArguments):
     lm_quantization: str = arg(
         "none",
         "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
-        "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
+        "needs pip install 'pgra[int8]'.",
         choices=QUANTIZATIONS,
     )
     lm_device_map: str = arg(
@@ -645,13 +645,6 @@ class RerankArguments(LMArguments):
         "keeps evidence to the query's topic.",
         least=0,
         below=math.inf,
-    )
-    evidence: str = arg(
-        "passages",
-        "What the reader is given beside a query: passages, or hint (a control without any: the "
-        "opinion of --similarity head in words; nothing is searched).",
-        choices=("hint", "passages"),
-        needs={"similarity": "head", "reranker": "prompted"},
     )
     num_exemplars: int = arg(
         8, "Labelled examples in the prompt's prefix (the paper's m).", least=0, is_common=True
@@ -756,11 +749,6 @@ class RerankArguments(LMArguments):
                 f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
                 f"'{self.exemplars}' each query has its own: use --similarity dot or cosine"
             )
-
-    @property
-    def gives_hint(self) -> bool:
-        """Whether the reader is given an opinion in words, and no passages."""
-        return self.evidence == "hint" and self.num_evidence > 0
 
     @property
     def per_query(self) -> bool:

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "only: use pgra train, or another --retriever"
         )
     base = run_args.folder
-    from pgra.experiments.consistency import FIRST_STAGE, compare_evidence
+    from pgra.experiments.consistency import compare_evidence
     from pgra.report.results import load_run
     from pgra.runs import run
 
@@ -85,14 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(
         f"\n[{len(readers) + 1}/{len(readers) + 1}] what each stage picks, labelled by the T5 alone"
     )
-    found = compare_evidence(
-        args,
-        base / _FOLDERS[NO_EVIDENCE],
-        base / "evidence",
-        baseline=FIRST_STAGE,
-        similarities=[args.rerank.similarity],
-        context=context,
-    )
+    found = compare_evidence(args, base / _FOLDERS[NO_EVIDENCE], base / "evidence", context=context)
     seconds = f"{time.perf_counter() - start:.0f} s" + ("" if is_new else ", all of it reused")
     say("\n" + _report(args, runs, found, base, seconds))
     return 0

@@ -124,8 +124,6 @@ def _rows(plan: "Plan", reranker: str) -> Iterator[Row]:
     is_whole = first.basis == "whole corpus"
     if is_whole:
         yield "first stage: none, the LM's own states are searched", "", ""
-    elif not first.num_candidates:
-        yield "first stage: none, the reader is given a hint", "", ""
     else:
         yield "first stage", "", ""
         yield "candidates", f"{first.num_candidates:,}", "a query"
@@ -146,8 +144,7 @@ def _rows(plan: "Plan", reranker: str) -> Iterator[Row]:
     splits = ", ".join(f"{split} {count:,}" for split, count in plan.queries.items())
     yield "queries", f"{queries:,}", splits
     yield "pairs", f"{queries * k:,}", f"queries x {k:,}"
-    basis = _BASES[cost.basis] if k else "counted: what the head is fitted to"
-    yield texts, f"{about}{cost.passages:,}", basis
+    yield texts, f"{about}{cost.passages:,}", _BASES[cost.basis]
     yield "  at most", f"{cost.most_passages:,}", "pairs, or the corpus"
     yield "distinct queries", f"{cost.queries:,}", ""
     yield "in the bank", f"{about}{cost.banked:,}", "read before"

@@ -1,4 +1,4 @@
-"""Runs both retrieval stages: `pgra rerank`; compares what each way finds: `ablations/evidence.py`.
+"""Runs both retrieval stages: `pgra rerank`.
 
 `pgra rerank` is for a task's splits or for texts of one's own; neither trains a reader.
 """
@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import about, given_names, parse_stages, quiet_libraries, say
@@ -35,24 +34,6 @@ class ShowArguments(Arguments):
         ReaderArguments.model_name_or_path,
         "T5 by whose encoder a query's exemplars are found, with --exemplars knn "
         "--neighbor_encoder reader: hub id, folder or bundled:NAME.",
-    )
-
-
-@dataclass(kw_only=True)
-class EvidenceArguments(Arguments):
-    """Who labels the evidence, and how much of it is looked at."""
-
-    labeler: str = arg("", "A finished run of --num_evidence 0 on this task.", must_be_given=True)
-    output_dir: str = arg("", "Where labels and tables go.", must_be_given=True)
-    depths: list[int] = arg(
-        [], "Look at each query's best so many evidence; default: --num_evidence."
-    )
-    baseline: str = arg("first stage", "Way to compare with, as tables name it.")
-    centre: bool = arg(
-        True,
-        "Centre the labeler at its medians over 1,000 passages of the corpus, so that it does not "
-        "call nearly all of it one label; --no_centre: the paper's labels.",
-        off="The paper's labels.",
     )
 
 
@@ -97,8 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = PgraArguments(**parts, reader=reader)
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
-    if args.rerank.gives_hint:
-        raise ConfigError("evidence 'hint' is without passages: there is nothing to rerank")
     quiet_libraries()
     context = join_context(args.runtime.device)
     if queries is not None and own.is_run:
@@ -112,45 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = _rerank_splits(args, context)
     if context.is_main:
         say(message)
-    return 0
-
-
-def evidence(argv: Sequence[str] | None = None) -> int:
-    r"""Measure how often the evidence of each way has the label of its query.
-
-    Example:
-      pgra train --task sst2 --method plain --output_dir runs/plain
-      python ablations/evidence.py --task sst2 --labeler runs/plain --output_dir runs/evidence \
-          --bank full --num_evidence 16 --depths 2 16
-
-    Evidence by chance, of the first stage, and by each similarity of the LM's states; with --bank
-    full also the best of the whole corpus. The plain reader gives each text its pseudo-label;
-    evidence is consistent with a query whose label that is.
-    """
-    from pgra.core import join_context
-
-    sections, (how,) = parse_stages(
-        argv,
-        [EvidenceArguments],
-        without=["reader"],
-        prog="ablations/evidence.py",
-        **about(evidence),
-    )
-    args = PgraArguments(**sections, reader=ReaderArguments())
-    quiet_libraries()
-    from pgra.experiments.consistency import compare_evidence
-
-    context = join_context(args.runtime.device)
-    study = compare_evidence(
-        args,
-        Path(how.labeler),
-        Path(how.output_dir),
-        depths=how.depths,
-        baseline=how.baseline,
-        centre=how.centre,
-        context=context,
-    )
-    say(study.tables[0].to_text())
     return 0
 
 

@@ -51,7 +51,7 @@ from pgra.artifacts import (
     write_sealed,
     write_text,
 )
-from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments, choose
+from pgra.config import CorpusArguments, PgraArguments
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
@@ -70,7 +70,6 @@ from pgra.report.results import (
     read_object,
 )
 from pgra.report.tables import Cell, Table
-from pgra.rerank.similarity import SIMILARITIES, find_similarity
 
 logger = logging.getLogger(__name__)
 
@@ -796,56 +795,28 @@ def _notes(
 
 # Label consistency of what each way finds (Guo et al. 2023, section 4.1), with no reader trained.
 #
-# Similarities, prompts and corpora can so be compared in minutes: the LM's states are in the bank,
-# and a plain reader that is there already labels each text once.
+# A plain reader that is there already labels each text once.
 
 
-def ways_of(
-    args: PgraArguments, similarities: Sequence[str] = tuple(SIMILARITIES)
-) -> dict[str, PgraArguments]:
-    """Return the arguments of each way, by name: chance, the first stage, and each similarity.
-
-    A similarity orders the k candidates, and with a bank of the whole corpus all of it too (but
-    not by several prefixes, whose scores are averaged for candidates only). With a prefix a query
-    only the similarities of two states alone are ways.
-
-    Args:
-        args: What the ways have in common.
-        similarities: Those that are compared.
+def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
+    """Return the arguments of each way, by name: chance, the first stage, and the second.
 
     Raises:
         ConfigError: If there is nothing to compare.
     """
     rerank = args.rerank
-    has_none = rerank.reranker == "none" or not rerank.num_evidence or rerank.gives_hint
-    if args.is_exhaustive or has_none:
+    if args.is_exhaustive or rerank.reranker == "none" or not rerank.num_evidence:
         raise ConfigError(
             "the ways are compared with a first stage, a reranker and evidence: leave out "
-            "--retriever exhaustive, --reranker none, --num_evidence 0 and --evidence hint (--bank "
-            "full adds the exhaustive search)"
+            "--retriever exhaustive, --reranker none and --num_evidence 0"
         )
-    first = replace(args, rerank=replace(args.rerank, reranker="none"), rerank_options=None)
+    first = replace(args, rerank=replace(rerank, reranker="none"), rerank_options=None)
     chance = replace(args.retriever, retriever="random")
-    everything = replace(args.retriever, retriever="exhaustive")
-    ways = {
+    return {
         RANDOM: replace(first, retriever=chance, retriever_options=None),
         FIRST_STAGE: first,
+        rerank.similarity if rerank.reranker == "prompted" else rerank.reranker: args,
     }
-    if args.rerank.reranker != "prompted":  # it has no states to compare in several ways
-        return {**ways, args.rerank.reranker: args}
-    for name in PAIR_SIMILARITIES if args.rerank.per_query else similarities:
-        keeps_last = find_similarity(name).reads_words  # an earlier layer has no words
-        layer = "last" if keeps_last else args.rerank.lm_layer
-        rerank = replace(args.rerank, similarity=name, lm_layer=layer)
-        ways[name] = replace(args, rerank=rerank)
-        if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
-            ways[f"exhaustive {name}"] = replace(
-                ways[name],
-                retriever=everything,
-                rerank=replace(ways[name].rerank, topic_weight=0.0),
-                retriever_options=None,
-            )
-    return ways
 
 
 def find_lines(stages: Stages) -> Lines:
@@ -863,63 +834,37 @@ def find_lines(stages: Stages) -> Lines:
 
 
 def compare_evidence(
-    args: PgraArguments,
-    labeler: Path,
-    output_dir: Path,
-    *,
-    depths: Sequence[int] = (),
-    baseline: str = FIRST_STAGE,
-    similarities: Sequence[str] = tuple(SIMILARITIES),
-    centre: bool = True,
-    context: Context = ALONE,
+    args: PgraArguments, labeler: Path, output_dir: Path, *, context: Context = ALONE
 ) -> ConsistencyReport:
-    """Measure on the test split how consistent the evidence of each way is.
+    """Measure on the test split how consistent the evidence of chance and of each stage is.
 
     Args:
-        args: The task, corpus and models; d is the largest depth.
-        labeler: A finished run of `--num_evidence 0`.
+        args: The task, corpus and models.
+        labeler: A finished run of `--num_evidence 0`; it is centred at the corpus.
         output_dir: Gets `evidence.json` and `evidence.md`, and the pseudo-labels.
-        depths: How many of a query's best are looked at; none means d alone.
-        baseline: The way that others are compared with.
-        similarities: Ways to order beside chance and the first stage.
-        centre: Whether the labeler is centred at its medians over the corpus; else labels are the
-            paper's.
         context: Who shares the LM's work.
 
     Raises:
-        ConfigError: If a depth exceeds d, or no way has the baseline's name.
         DataError: If the labeler has other labels than the task.
         PgraError: As the stages and `open_labeler` say.
     """
     reader = open_labeler(labeler)
-    most = args.rerank.num_evidence
-    for depth in depths:
-        if not 1 <= depth <= most:
-            raise ConfigError(f"depth is {depth}: it must lie between 1 and num_evidence, {most}")
     lines: dict[str, Lines] = {}
-    ways = ways_of(args, similarities)
-    choose("baseline", baseline, list(ways))
-    for way, own in ways.items():
+    for way, own in ways_of(args).items():
         stages = Stages.read(own, context)
         lines[way] = find_lines(stages)
         task, labels = stages.data.task.name, list(stages.data.labels)
     _check_labels(task, labels, reader)
     texts = distinct_evidence(list(lines.values()))
-    corpora = [open_corpus(args.corpus, args.artifacts, is_quiet=True)] if centre else []
-    kept, sample = output_dir / "pseudo_labels", sample_corpora(corpora)
+    sample = sample_corpora([open_corpus(args.corpus, args.artifacts, is_quiet=True)])
+    kept = output_dir / "pseudo_labels"
     known = label_texts(reader, texts, kept, sample=sample, device=args.runtime.device)
-    parts = [
-        [
-            measure_consistency(way, task, [x], known.labels, labels=labels, depth=depth)
-            for way, x in lines.items()
-        ]
-        for depth in depths or (most,)
+    runs = [
+        measure_consistency(way, task, [x], known.labels, labels=labels) for way, x in lines.items()
     ]
-    runs = [run for part in parts for run in part]
-    tables = [score_table(part, baseline=baseline, paper={}) for part in parts]
+    table = score_table(runs, baseline=FIRST_STAGE, paper={})
     facts = known.describe(reader, texts)
-    notes = [*tables[0].notes, reader.note(), note_labels(task, facts)]
-    table = replace(tables[0], rows=[row for part in tables for row in part.rows], notes=notes)
+    table = replace(table, notes=[*table.notes, reader.note(), note_labels(task, facts)])
     write_text(output_dir / "evidence.md", table.to_markdown() + "\n")
     # No reader decided anything.
     rows = [{k: v for k, v in run.as_json().items() if k != "by_count"} for run in runs]

@@ -501,7 +501,7 @@ def _open_recorded(
     asked = dict(stages.reranker.fingerprint)
     _check(home, "reranker", made.get("reranker"), asked)
     stages.reranker.check()  # before an index would be built
-    if args.is_exhaustive or args.rerank.gives_hint:
+    if args.is_exhaustive:
         return stages
     encoder = _index_encoder(made)
     if encoder:  # its folder's digest tells before an index would be built with it
@@ -593,7 +593,6 @@ def evidence_models(args: PgraArguments) -> list[str]:
     if args.rerank.num_evidence == 0:
         return []
     encodes = args.retriever.retriever in ("dense", "hybrid")
-    encodes &= not args.rerank.gives_hint
     models = [args.retriever.encoder] if encodes else []
     reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
     if reads and args.rerank.per_query:

@@ -5,9 +5,8 @@
     evidence   = top d by state product                                         (eq. 3)
 
 With `--retriever exhaustive` there is no first stage: all passages have states, and evidence is the
-top d of the whole corpus. With `--evidence hint` there is no evidence: the reader is told in words
-what the reranker's head says of the query's label. What is found for a split lies under the
-artifacts folder by fingerprint and is made once.
+top d of the whole corpus. What is found for a split lies under the artifacts folder by fingerprint
+and is made once.
 """
 
 import logging
@@ -46,11 +45,6 @@ from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 from pgra.retrieval.survey import Survey
 
 logger = logging.getLogger(__name__)
-
-HINT = "Another reader says {word}, {percent:.0f} percent sure."
-"""What `--evidence hint` gives the reader, with the word that the reader itself writes."""
-
-_NO_ROWS = np.empty((0, 0), np.int64)
 
 Found = tuple[Candidates, Candidates]
 """Of B queries: what the first stage found, and the second stage's order of it."""
@@ -122,9 +116,8 @@ class Stages(Timed):
 
     @property
     def depth(self) -> int:
-        """How much evidence a query gets, the paper's d; a hint is one."""
-        rerank = self.args.rerank
-        return 1 if rerank.gives_hint else rerank.num_evidence
+        """How much evidence a query gets, the paper's d."""
+        return self.args.rerank.num_evidence
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -177,9 +170,7 @@ class Stages(Timed):
         if not self.depth:
             return
         count = len(self.corpus)
-        if self.args.rerank.gives_hint:
-            pass  # nothing is searched
-        elif not self.args.is_exhaustive:
+        if not self.args.is_exhaustive:
             check_num_candidates(self.args.retriever.num_candidates, count)
         elif self.depth > count:
             raise ConfigError(
@@ -206,7 +197,6 @@ class Stages(Timed):
             task=self.data.task.name,
             splits={split: self.data.examples(split) for split in SPLITS},
             seconds=seconds,
-            searches=not self.args.rerank.gives_hint,
         )
         search = self.exhaustive if self.args.is_exhaustive else None
         return make_plan(survey, self.reranker, search)
@@ -231,9 +221,6 @@ class Stages(Timed):
         self.open()
         if not self.depth or not splits:
             return
-        if self.args.rerank.gives_hint:
-            self._ask_for_hints(splits)
-            return
         if self.args.is_exhaustive:
             self._find_in_all(splits)
             return
@@ -248,7 +235,7 @@ class Stages(Timed):
                     retriever.fingerprint, self.args.retriever.retriever, k, examples=examples
                 )
                 self.candidates[split] = self._store(
-                    "candidates", split, fields, partial(retriever.for_examples, examples, k)
+                    "candidates", split, fields, partial(_retrieve, retriever, examples, k)
                 )
         self._log_found(f"{self.args.retriever.retriever}: {k} candidates", self.candidates, splits)
         del retriever, self.retriever  # the LM may need the memory of index and encoder
@@ -290,7 +277,7 @@ class Stages(Timed):
             most = min(self.depth if depth is None else depth, search.num_rows)
             best = search.search(queries, most)
             return best, best
-        first = self.retriever.for_examples(queries, self.args.retriever.num_candidates)
+        first = _retrieve(self.retriever, queries, self.args.retriever.num_candidates)
         self.reranker.prepare(queries, first.rows)
         return first, self.reranker.rerank(queries, first)
 
@@ -302,40 +289,13 @@ class Stages(Timed):
         """Return the evidence of a split's examples; none where none is read."""
         if not self.depth:
             return [[] for _ in self.data.examples(split)]
-        if self.args.rerank.gives_hint:
-            return self._hints(self.data.examples(split))
         return self.lines(self.candidates[split].candidates, self.evidence[split].candidates)
 
     def new_lines(self, examples: Sequence[Example]) -> list[list[EvidenceLine]]:
         """Find the evidence of new examples; none where none is read."""
         if not self.depth or not examples:
             return [[] for _ in examples]
-        if self.args.rerank.gives_hint:
-            self.reranker.prepare(examples, _NO_ROWS)
-            return self._hints(examples)
         return self.lines(*self.search(examples))
-
-    def _ask_for_hints(self, splits: Sequence[str]) -> None:
-        """Let the LM read queries and what the head is fitted to; no passage is searched."""
-        with self.timed("states"):
-            examples = [example for split in splits for example in self.data.examples(split)]
-            work = self.reranker.prepare(examples, _NO_ROWS)
-            logger.info("hints for %d queries; %s", len(examples), describe_work(work))
-        for split in splits:
-            queries = examples_digest(self.data.examples(split))
-            fields = {**self.reranker.fingerprint, "hint": HINT, "queries": queries}
-            self.fingerprints[f"evidence/{split}"] = digest(fields)
-
-    def _hints(self, examples: Sequence[Example]) -> list[list[EvidenceLine]]:
-        """Return what the head says of each example, as its one evidence; it is of no row."""
-        words = list(self.data.choice.reader_words.values())
-        lines = []
-        for chances in self.reranker.opinions(examples):
-            best = int(chances.argmax())
-            sure = float(chances[best])
-            text = HINT.format(word=words[best], percent=100 * sure)
-            lines.append([EvidenceLine(MISSING_ROW, text, 0, 0.0, sure)])
-        return lines
 
     def _store(
         self,
@@ -389,6 +349,10 @@ class Stages(Timed):
         count = sum(len(self.data.examples(split)) for split in splits)
         reused = " (reused)" if all(stored[split].reused for split in splits) else ""
         logger.info("%s for each of %d queries%s", found, count, reused)
+
+
+def _retrieve(retriever: Retriever, examples: Sequence[Example], k: int) -> Candidates:
+    return retriever.retrieve([example.text for example in examples], k)
 
 
 def prompt_template(task: Task | str | Path) -> PromptTemplate:

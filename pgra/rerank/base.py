@@ -31,7 +31,6 @@ import numpy.typing as npt
 from pgra.config import Arguments as _Arguments
 from pgra.config import RerankArguments
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
-from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
@@ -208,19 +207,6 @@ class BaseReranker(ABC):
     def prompts(self, query: Example) -> list[str]:  # noqa: ARG002
         """Return the whole prompts that a query is read in, one a prefix; none without prompts."""
         return []
-
-    def opinions(self, examples: Sequence[Example]) -> Scores:  # noqa: ARG002
-        """Return the chance of each label of examples that `prepare` has seen, (B, C).
-
-        Labels are in the task's order.
-
-        Raises:
-            ConfigError: If it has no opinion: it knows no labels.
-        """
-        raise ConfigError(
-            "this reranker says nothing of a query's label: use --reranker prompted with "
-            "--similarity head"
-        )
 
 
 def draw_texts(corpus: "Corpus", rows: Rows, count: int, seed: int) -> list[str]:

@@ -33,7 +33,7 @@ from pgra.rerank.base import (
 )
 from pgra.rerank.layer import choose_layer
 from pgra.rerank.neighbors import NeighborReranker
-from pgra.rerank.similarity import Fitting, LabelHead, find_similarity, score_candidates
+from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
 from pgra.retrieval.survey import WHOLE, FirstStage
 
 logger = logging.getLogger(__name__)
@@ -200,20 +200,6 @@ class PromptedReranker(ScoringReranker):
             similarity=self.fitting.similarity,
         )
 
-    def opinions(self, examples: Sequence[Example]) -> Scores:
-        """Return what the head says of examples' labels, (B, C) float32.
-
-        An example that it was fitted to is judged by the head that has not seen it.
-
-        Raises:
-            ConfigError: If the similarity has no head.
-            KeyError: If `prepare` has not seen an example.
-        """
-        if not issubclass(find_similarity(self.fitting.name), LabelHead):
-            return super().opinions(examples)
-        keys, bank = _keys(examples), self.query_bank
-        return self.fitting.similarity.of_queries(bank.states(keys), bank.norms(keys), keys)
-
     def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
         """Count what the LM has yet to read, and tokenise a sample of it."""
         encoder, num_rows, size = self.encoder, len(self.corpus), self.shard_rows
@@ -314,11 +300,6 @@ class AveragedReranker(BaseReranker):
         scores = np.mean([member.score(examples, rows) for member in self.members], axis=0)
         scores = add_topic(scores, candidates, self.members[0].topic_weight)
         return Candidates.best(rows, scores, rows.shape[1])
-
-    def opinions(self, examples: Sequence[Example]) -> Scores:
-        """Return the mean of what the prefixes' heads say, (B, C) float32."""
-        found: Scores = np.mean([member.opinions(examples) for member in self.members], axis=0)
-        return found
 
     def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
         """Add up the prefixes' costs; queries and passages count once."""

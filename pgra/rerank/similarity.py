@@ -52,7 +52,7 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
-from pgra.rerank.head import Head, affine, column_stats, fit_head, log_softmax
+from pgra.rerank.head import affine, column_stats, fit_head, log_softmax
 
 logger = logging.getLogger(__name__)
 
@@ -332,17 +332,15 @@ class LabelHead(Similarity):
         head = fit_head(sample.queries, targets, len(labels))
         share, count = 100 * head.accuracy, len(targets)
         logger.info("head: decides %.1f %% of %d held-out training queries rightly", share, count)
-        return cls.of_head(head, keys, sample.passages)
-
-    @classmethod
-    def of_head(cls, head: Head, keys: Rows, passages: Floats) -> Self:
-        """Take up a head of queries with these keys (rising), and what it says of passages."""
-        prior = np.zeros(len(head.weights), np.float32)
-        parts = {
-            name: getattr(head, name) for name in ("stats", "weights", "fold_weights", "folds")
-        }
-        fitted = cls(**parts, keys=keys, prior=prior)
-        logits = fitted.logits(passages, head.weights)
+        fitted = cls(
+            stats=head.stats,
+            weights=head.weights,
+            fold_weights=head.fold_weights,
+            folds=head.folds,
+            keys=keys,
+            prior=np.zeros(len(labels), np.float32),
+        )
+        logits = fitted.logits(sample.passages, head.weights)
         return replace(fitted, prior=logits.mean(axis=0, dtype=np.float64).astype(np.float32))
 
     def logits(self, states: Floats, weights: Floats) -> Floats:

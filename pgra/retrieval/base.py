@@ -125,10 +125,6 @@ class Retriever(ABC):
             ConfigError: If k exceeds the corpus.
         """
 
-    def for_examples(self, examples: Sequence[Example], k: int) -> Candidates:
-        """Find candidates of a task's examples: of their texts, as by default."""
-        return self.retrieve([example.text for example in examples], k)
-
     @classmethod
     def identify(cls, request: IndexRequest) -> IndexIdentity | None:  # noqa: ARG003
         """Tell what `open` would load, before it is built; refuse what could not be built.

@@ -84,14 +84,12 @@ class Survey:
         task: The task's name.
         splits: The queries, by split.
         seconds: About how long looking may take; 0: no model is run.
-        searches: Whether there is a first stage at all.
     """
 
     request: IndexRequest
     task: str
     splits: Mapping[str, Sequence[Example]]
     seconds: float = 10.0
-    searches: bool = True
 
     def run(self) -> FirstStage:
         """Find out; see the module.
@@ -101,8 +99,6 @@ class Survey:
         """
         request, args = self.request, self.request.args
         corpus, encoder = request.corpus, None
-        if not self.searches:
-            return FirstStage(np.empty(0, np.int64), 0, SEARCHED, 0)
         if args.retriever == "exhaustive":  # there is no first stage: all are read
             return FirstStage(np.arange(len(corpus)), len(corpus), WHOLE, len(corpus))
         cls = find_retriever(args.retriever)

@@ -32,7 +32,7 @@ from world import (
 KINDS = ("flip", "cut", "empty", "swap", "field", "version", "delete")
 STATE = (
     *("index", "bm25", "train", "plain", "rag", "icl", "knn", "predict", "memory", "lookup"),
-    *("ablate", "similar", "gud-ir", "worth", "consistency", "stream", "finetune"),
+    *("ablate", "similar", "gud-ir", "consistency", "stream", "finetune"),
     *BESIDE,
 )
 _REPORT = [
@@ -70,7 +70,6 @@ READERS: Mapping[str, list[str]] = {
     "search bm25": ["search", "film town", "--corpus", "corpus.txt", "--retriever", "bm25"],
     "search grown": ["index", "search", "grown/indexes/*", "film town"],
     "verify grown": ["index", "verify", "grown/indexes/*"],
-    "worth": list(JOBS["worth"].words),
     "consistency": list(JOBS["consistency"].words),
     "stream": list(JOBS["stream"].words),
     "chat": [w.replace(f"{MODELS}lm", "runs/lm/lm") for w in JOBS["chat"].words],
@@ -88,7 +87,6 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "artifacts/answers/*": ("icl anew",),
     "artifacts/neighbors/*": ("icl anew", "knn anew"),
     "artifacts/banks/*": ("train anew", "train otherwise", "predict"),
-    "artifacts/similarities/*": ("worth",),
     "artifacts/*": ("train anew", "predict"),
     "grown/*": ("search grown", "verify grown"),
     "runs/pgra/reader/*": ("predict", "evaluate", "train again"),

@@ -13,7 +13,7 @@ from world import JOBS, MODELS, World, differing
 
 # Commands that read a model, by the model.
 READ_BY: Mapping[str, tuple[str, ...]] = {
-    "lm": ("train", "icl", "rerank", "worth"),
+    "lm": ("train", "icl", "rerank"),
     "encoder": ("index", "train", "icl", "knn", "lookup", "similar"),
     "t5": ("train", "plain", "gud-ir"),
 }

@@ -42,7 +42,7 @@ DONE = (
 )
 SHARED = (
     *("index", "bm25", "hybrid", "rerank", "train", "plain", "rag", "icl", "knn"),
-    *("evaluate", "ablate", "worth", "demo"),
+    *("evaluate", "ablate", "demo"),
 )
 """Commands whose work several processes share; the others refuse to be several."""
 _FOR_MESSAGES = 1500  # bytes that what a command says takes, for its files have that limit too

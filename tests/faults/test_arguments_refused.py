@@ -52,8 +52,8 @@ WRITERS = {  # by the file that it would replace, which it reads
     "corpus.txt": ["search", "--queries", "q.tsv", "--corpus", "corpus.txt", "--trec"],
     "q.tsv": ["rerank", *TRAIN[1:], "--queries", "q.tsv", "--trec"],
     "train.jsonl": ["plan", *TRAIN[1:], "--train_file", "train.jsonl", "--json"],
-    "test.jsonl": ["worth", *TRAIN[1:], "--test_file", "test.jsonl", "--json"],
-    "c.yaml": ["worth", *TRAIN[1:], "--config", "c.yaml", "--json"],
+    "test.jsonl": ["plan", *TRAIN[1:], "--test_file", "test.jsonl", "--json"],
+    "c.yaml": ["plan", *TRAIN[1:], "--config", "c.yaml", "--json"],
     "memory.sqlite": ["memory", "export"],
 }
 

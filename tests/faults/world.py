@@ -534,7 +534,6 @@ JOBS: Mapping[str, Job] = {
         ["train", "plain"],
     ),
     "ablate": Job(["ablate", "grid.yaml", *DATA, *_STEPS, *_GRID, "--output_dir", "runs/grid"]),
-    "worth": Job(["worth", *_STAGES, *_flags(num_evidence=2, json="worth.json")]),
     "memory": Job(["memory", "add", QUESTION, "I want a synonym"]),
     "import": Job(
         ["memory", "import", "log.jsonl", "--memory", "other.sqlite"], ["memory", "export"]

@@ -43,7 +43,6 @@ OWN = {
     "search": {"max_steps": 8, "total_train_batch_size": None},
     "granularity": {"max_segment_tokens": 224, "axis": "max_passages=60,20", "max_passages": None},
     "two_cores_claims": {"max_steps": None, "num_evidence": None},  # its points differ in them
-    "two_cores_dose": {"max_steps": None},
     "two_cores_d": {"axis": "num_evidence=0,1", "num_evidence": None},
     "two_cores_k": {"axis": "num_candidates=2,4", "num_candidates": None},
 }
@@ -83,16 +82,7 @@ def data_flags(root, name, models):
             assert call(main, ["data", "claims", *words]).code == 0
         return {"tasks": "claims"}
     if name.startswith("two_cores"):
-        flags = {"tasks": "rotten-tomatoes", "corpus": "bundled:wikipedia-19k"}
-        if name == "two_cores_dose":
-            labeler = root / "labeler"
-            given = {**SIZES, "model_name_or_path": models["model_name_or_path"]}
-            given |= {"task": "rotten-tomatoes", "dataset_name": "bundled:rotten-tomatoes"}
-            given |= {"num_evidence": 0, "method": "plain", "output_dir": labeler}
-            words = [word for k, v in given.items() for word in (f"--{k}", str(v))]
-            assert call(main, ["train", *words]).code == 0
-            flags["dose_labeler"] = labeler
-        return flags
+        return {"tasks": "rotten-tomatoes", "corpus": "bundled:wikipedia-19k"}
     if name not in LABELS:
         return {"tasks": "mr"}
     texts = [f"{SENTENCES[i % 12]} Year {i}." for i in range(20)]

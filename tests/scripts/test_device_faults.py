@@ -65,13 +65,6 @@ PLACES = {
         "Bert",
         lambda b: ["index", *words_of(b, *SEARCH), "--artifacts_dir", str(b.root / "index")],
     ),
-    "worth": (
-        "OPT",
-        lambda b: [
-            *("worth", *words_of(b, *FIND, "corpus", "num_candidates", "num_evidence")),
-            *("--artifacts_dir", str(b.root / "worth")),
-        ],
-    ),
     "labels of evidence": (
         "T5",
         lambda b: [

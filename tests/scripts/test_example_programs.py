@@ -181,16 +181,11 @@ def test_a_wrong_input_ends_in_one_line(name, words, told, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_cells_of_a_notebook_run(notebook, two_threads, capsys):
+def test_the_cells_of_a_notebook_run(notebook, two_threads):
     names = {"__name__": "__main__"}
     for number, cell in enumerate(cells_of(notebook, "code")):
         exec(compile(cell, f"{notebook.name}, code cell {number}", "exec"), names)
-    if notebook.stem == "rerank":
-        assert names["hits"][0].text == "A funny and gentle picture."
-        assert names["states"].shape == (6, 576)
-    else:
-        assert Path("evidence.png").stat().st_size > 1000
-        assert [way.name for way in names["worth"].ways] == ["first stage", "dot", "head"]
-        assert names["worth"].conclude() in capsys.readouterr().out
-        with pytest.raises(NameError):  # the control: cells need those before them
-            exec(cells_of(notebook, "code")[1], {})
+    assert names["hits"][0].text == "A funny and gentle picture."
+    assert names["states"].shape == (6, 576)
+    with pytest.raises(NameError):  # the control: cells need those before them
+        exec(cells_of(notebook, "code")[-1], {})

@@ -9,7 +9,6 @@ import yaml
 from scripted import call, contents, read_json
 
 from pgra.cli import main
-from pgra.commands.rerank import evidence as evidence_main
 
 OUTSIDE = Path(__file__).parents[1] / "outside"
 TASK = """
@@ -210,17 +209,6 @@ def test_a_grids_dry_run_says_what_each_reranker_reads(bench, cross_encoder_dir,
     assert f"what reranker {own} reads is not known" in lines["own"]
     assert "the LM reads nothing" in lines["chance"]
     assert not (tmp_path / "grid").exists()
-
-
-@pytest.mark.slow
-def test_its_evidence_is_measured_beside_chance_and_the_first_stages(bench, tmp_path):
-    bench.make("plain", num_evidence=0)
-    words = ["--labeler", str(bench.run("plain")), "--output_dir", str(tmp_path / "evidence")]
-    words += words_of(bench, *STAGES, reranker="toys:ByLength")
-    done = call(evidence_main, words)
-    assert done.code == 0, done.err
-    rows = {line.split("  ")[0].strip() for line in done.out.splitlines()}
-    assert {"random", "first stage", "toys:ByLength"} <= rows
 
 
 @pytest.mark.parametrize(

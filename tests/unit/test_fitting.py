@@ -123,7 +123,10 @@ def test_a_head_judges_training_queries_by_the_folds_without_them(start):
     whole = np.exp(log_softmax(logits(asked, head.weights)))
     heads = [head.fold_weights[folds[q.id]] if q.id in folds else head.weights for q in queries]
     lines = [logits(state[None], own) for state, own in zip(asked, heads, strict=True)]
-    truth, opinions = np.exp(log_softmax(np.concatenate(lines))), reranker.opinions(queries)
+    truth = np.exp(log_softmax(np.concatenate(lines)))
+    keys = np.array([query_key(query) for query in queries])
+    states = reranker.query_bank.states(keys), reranker.query_bank.norms(keys)
+    opinions = reranker.fitting.similarity.of_queries(*states, keys)
     np.testing.assert_allclose(opinions, truth, atol=2e-4)
     seen = [query.id in folds for query in queries]
     assert sum(seen) == 5
@@ -145,8 +148,6 @@ def test_a_head_depends_on_labels_and_refuses_what_none_has(start, tmp_path):
     one_label = [example for example in TRAIN if example.label == "positive"]
     with pytest.raises(ConfigError, match="'head' learns each .* none of 5 has label 'negative'"):
         start("head", train=one_label)
-    with pytest.raises(ConfigError, match="use --reranker prompted with --similarity head"):
-        start("whitened").opinions(TWO)
     assert not list(tmp_path.glob("banks/similarities/*"))
 
 

@@ -65,56 +65,6 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
         assert [each.row for each in answer.evidence] == [e["row"] for e in line["evidence"]]
 
 
-@pytest.mark.parametrize("num_prefixes", [1, 2])
-def test_a_hint_is_given_in_place_of_evidence(args, tmp_path, num_prefixes):
-    """Nothing is searched, and a stopped run goes on to the same one."""
-    args = with_rerank(args, similarity="head", evidence="hint", num_prefixes=num_prefixes)
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    more = {"max_steps": 4, "eval_steps": 2}
-    done = run(run_of(args, "pgra", whole, **more))
-    assert {path.name for path in args.artifacts.iterdir()} == {
-        *("banks", "corpora", "inputs", "similarities")
-    }
-    lines = lines_of(whole)
-    words = {"terrible", "great"}
-    for line in lines:
-        (hint,) = line["evidence"]
-        assert (hint["row"], hint["stage1_rank"]) == (-1, 0)
-        assert 0.5 <= hint["score"] <= 1
-        (word,) = [word for word in words if word in hint["text"]]
-        sure = f"{100 * hint['score']:.0f}"
-        assert hint["text"] == f"Another reader says {word}, {sure} percent sure."
-    assert len({hint["text"] for line in lines for hint in line["evidence"]}) > 1
-    stages = Stages.read(args, ALONE)
-    stages.find(("test",))
-    chances = stages.reranker.opinions(stages.data.test).max(axis=1)
-    assert chances == pytest.approx([line["evidence"][0]["score"] for line in lines])
-
-    again = evaluate_run(whole, output_dir=tmp_path / "again")
-    assert (again.metrics["metrics"], lines_of(tmp_path / "again")) == (
-        done.metrics["metrics"],
-        lines,
-    )
-    (answer,) = Predictor.open(whole, device="cpu").answer([lines[0]["text"]])
-    assert [each.text for each in answer.evidence] == [e["text"] for e in lines[0]["evidence"]]
-    assert dict(answer.prediction.scores) == pytest.approx(lines[0]["scores"], abs=1e-4)
-    with at_batch(3, signal_self(signal.SIGTERM), kind=FusionReader), pytest.raises(Stopped):
-        run(run_of(args, "pgra", stopped, **more))
-    run(run_of(args, "pgra", stopped, **more))
-    assert run_files(stopped) == run_files(whole)
-    with pytest.raises(ArtifactError, match="was made with"):
-        run(run_of(with_rerank(args, evidence="passages"), "pgra", whole, **more))
-
-
-def test_a_hint_needs_a_head(args):
-    for changes, message in (
-        ({}, "evidence is hint, and similarity is dot: add --similarity head"),
-        ({"similarity": "head", "reranker": "none"}, "add --reranker prompted"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            with_rerank(args, evidence="hint", **changes)
-
-
 RALM = {"lora_rank": 2, "lora_target_modules": ["c_attn"]}
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from conftest import with_rerank, with_retriever
 
-from pgra.commands.plan import describe_plan
 from pgra.core import ALONE
 from pgra.errors import ConfigError
 from pgra.lm.cost import Speed
@@ -98,16 +97,6 @@ def test_so_it_does_with_what_a_similarity_is_fitted_to(plain, way, monkeypatch)
     assert (cost.to_read, cost.passages) == (work.num_new, work.num_passages)
     assert (cost.to_read > 0) == ("num_candidates" in way)  # of all passages none was left
     assert make_plan(fitted, seconds=0).cost.to_read == 0
-
-
-def test_so_it_does_with_a_hint(plain, monkeypatch):
-    monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 5)
-    hint = with_rerank(plain, similarity="head", evidence="hint")
-    plan = make_plan(hint, seconds=0)
-    assert (plan.first.num_candidates, plan.cost.passages) == (0, 5)
-    assert "the reader is given a hint" in describe_plan(plan, "prompted")
-    assert run(hint).num_new == plan.cost.to_read == plan.cost.queries + 5
-    assert make_plan(hint, seconds=0).cost.to_read == 0
 
 
 def test_so_it_does_with_a_cross_encoder(args, cross_encoder_dir):

@@ -4,18 +4,16 @@ import json
 import math
 import shutil
 from dataclasses import asdict, replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from conftest import with_rerank
 from planted_runs import edit, plant
-from small_index import World
 
 from pgra.artifacts import write_sealed
 from pgra.config import CorpusArguments
-from pgra.core import ALONE, Example
+from pgra.core import ALONE
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.experiments.consistency import (
     PseudoLabels,
@@ -23,9 +21,7 @@ from pgra.experiments.consistency import (
     label_texts,
     open_labeler,
     report_consistency,
-    ways_of,
 )
-from pgra.experiments.dose import DoseArguments, DoseRetriever
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.methods.stages import Stages
 from pgra.reader.calibrate import Calibration
@@ -34,7 +30,6 @@ from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, write_record
 from pgra.report.results import load_run
-from pgra.rerank.similarity import SIMILARITIES
 
 LABELS = ("negative", "positive")
 RECORD = ReaderRecord(
@@ -178,33 +173,33 @@ def test_runs_and_labelers_that_cannot_be_used_are_named(labeler, runs, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def evidence_by_hand(args, labeler, depth):
+def evidence_by_hand(args, labeler):
+    """Return the consistency of a run's evidence with a labeler centred at the corpus."""
     stages = Stages.read(args, ALONE)
     stages.find(("test",))
-    texts = [[line.text for line in own[:depth]] for own in stages.evidence_lines("test")]
-    reader = Reader.load(labeler)
+    texts = [[line.text for line in own] for own in stages.evidence_lines("test")]
+    reader, passages = Reader.load(labeler), stages.corpus.texts(range(len(stages.corpus)))
+    middle = np.median([one.scores["positive"] for one in reader.predict(passages)])
     pairs = zip(stages.data.examples("test"), texts, strict=True)
-    return np.mean([[one.label == e.label for one in reader.predict(own)] for e, own in pairs])
+    return np.mean(
+        [
+            [(one.scores["positive"] > middle) == (e.label == "positive") for one in said]
+            for e, said in ((e, reader.predict(own)) for e, own in pairs)
+        ]
+    )
 
 
 def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_path):
-    args = with_rerank(args, num_evidence=2)
-    study = compare_evidence(args, labeler, tmp_path / "out", depths=[1, 2], centre=False)
-    names = ["random", "first stage", *SIMILARITIES]
-    assert [(run.depth, run.name) for run in study.runs] == [(d, n) for d in (1, 2) for n in names]
-    scores = {(run.name, run.depth): run.score for run in study.runs}
-    cosine = with_rerank(args, similarity="cosine")
-    for depth in (1, 2):
-        assert scores["cosine", depth] == pytest.approx(evidence_by_hand(cosine, labeler, depth))
-    assert len(set(scores.values())) > 2  # the control
+    args = with_rerank(args, num_evidence=2, similarity="cosine")
+    study = compare_evidence(args, labeler, tmp_path / "out")
+    scores = {run.name: run.score for run in study.runs}
+    assert [*scores] == ["random", "first stage", "cosine"]
+    assert scores["cosine"] == pytest.approx(evidence_by_hand(args, labeler))
+    assert len(set(scores.values())) > 1  # the control
     values = json.loads((tmp_path / "out" / "evidence.json").read_text())
-    assert [way["score"] for way in values["ways"]] == [run.score for run in study.runs]
-    whole = ways_of(with_rerank(args, bank="full"))
-    assert whole["exhaustive cosine"].is_exhaustive
-    beside = compare_evidence(args, labeler, tmp_path / "out", baseline="cosine", centre=False)
-    assert "difference to cosine" in beside.tables[0].columns
-    with pytest.raises(ConfigError, match="unknown baseline 'dott'.*'dot'"):
-        compare_evidence(args, labeler, tmp_path / "none", baseline="dott")
+    assert [way["score"] for way in values["ways"]] == [*scores.values()]
+    with pytest.raises(ConfigError, match="with a first stage, a reranker and evidence: leave out"):
+        compare_evidence(with_rerank(args, reranker="none"), labeler, tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -269,36 +264,3 @@ def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone_centred_at_the
     assert [r.score for r in centred.runs] != [r.score for r in plain.runs]  # the control
     written = json.loads((tmp_path / "out" / "consistency.json").read_text())["labelers"]["reviews"]
     assert abs(written["corpus_labels"]["positive"] - 0.5) <= 0.5 / len(passages) + 1e-9
-
-
-# Evidence of a wanted label consistency.
-
-
-def test_a_dose_is_the_chance_that_evidence_has_its_querys_label(labeler, tmp_path):
-    world = World(tmp_path, tmp_path, texts=TEXTS)
-    examples = [Example(str(i), {"text": f"film {i}"}, LABELS[i % 2]) for i in range(60)]
-    reader = Reader.load(labeler, device="cpu")
-    middle = np.median([one.scores["positive"] for one in reader.predict(TEXTS)])
-    is_positive = np.array([one.scores["positive"] > middle for one in reader.predict(TEXTS)])
-
-    def rows(dose, given=examples, k=1):
-        options = DoseArguments(dose=dose, dose_labeler=str(labeler))
-        request = replace(world.request("random"), options=options)
-        return DoseRetriever.open(request).for_examples(given, k).rows
-
-    def has_label(dose):
-        return is_positive[rows(dose)[:, 0]] == [e.label == "positive" for e in examples]
-
-    doses = [has_label(dose) for dose in (0, 0.25, 0.75, 1)]
-    assert (doses[0].any(), doses[-1].all()) == (False, True)
-    assert 0.1 < doses[1].mean() < 0.4 < 0.6 < doses[2].mean() < 0.9
-    for less, more in pairwise(doses):
-        assert (less <= more).all()
-    assert len(np.unique(rows(1.0))) == len(TEXTS)
-    three = rows(0.5, k=3)
-    assert all(len(set(own)) == 3 for own in three.tolist())
-    np.testing.assert_array_equal(rows(0.5, examples[::-1], 3), three[::-1])  # by text alone
-    with pytest.raises(DataError, match="lower --num_candidates"):
-        rows(0.5, k=4)
-    with pytest.raises(ConfigError, match="have no label"):
-        rows(0.5, [Example("new", {"text": "a film"})])
