@@ -9,32 +9,21 @@ neither network nor weights: models of the paper's shapes are made at random on 
 they compute means nothing; how fast they do it is how fast the real ones would.
 
     env        the device, its matrix products of 8192 x 8192 and its copies
-    tests      the tests marked gpu
-    agreement  the ways of sharing a prompt's prefix, against whole prompts; and how much evidence
-               16 bits keep of what 32 bits choose (of random states: a check of the kernels)
     rerank     OPT-13b reads candidates behind a real prompt: pgra's way, and whole prompts
     encode     BERT-base encodes sentences: pgra's way, and a loop as sentence-transformers has it
     search     9,600 queries in 1,000,000 vectors of 768: pgra's way, and torch's product and top-k
     reader     T5-base trains on 16 passages a query: pgra's way, and Fusion-in-Decoder as usual
-    compiled   the same by pgra with compiled blocks, without and with CUDA graphs
-    profile    in which share of the time the GPU computes, and the kernels that take longest
 
 Usual ways have the dtype of pgra's. A share of the product is the operations of real tokens (no
 padding) a second, over those of an 8192 x 8192 product of the same dtype in the same process.
 
-Each piece runs in a process of its own, which is ended after 3 minutes; one that fails is named,
-and the others go on. Each figure is printed and written as it comes. Given again, `run` does what
-is not done yet. `--tiny` runs all of it on a CPU, on small models, to see that it works.
+Each figure is printed and written as it comes; a piece that fails is named, and the others go on.
+`--tiny` runs all of it on a CPU, on small models, to see that it works.
 """
 
 import argparse
-import contextlib
-import os
-import signal
-import subprocess
+import gc
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -44,14 +33,14 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # pgra need not be
 
 import reader
 import torch
-from gpu_pieces import DEPTH, PIECES, SHARD, TINY, TOKENIZERS, Bench, Record, Sizes
+from gpu_pieces import DEPTH, PIECES, SHARD, TINY, TOKENIZERS, Bench, Sizes
 from measuring import FlagParser, parse_flags
 from rerank import find_texts
 
 from pgra.artifacts import read_manifest, write_json, write_manifest
 from pgra.cli import run
 from pgra.commands.common import say
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, PgraError
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 
 STAGE = "pack"
@@ -64,13 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     packer = verbs.add_parser("pack", help="write what a GPU needs into a folder")
     packer.add_argument("folder", type=Path, metavar="DIR")
     packer.add_argument("--corpus", default="bundled:wikipedia-19k")
-    runner = verbs.add_parser("run", help="measure what is not measured yet")
+    runner = verbs.add_parser("run", help="measure")
     runner.add_argument("folder", type=Path, metavar="DIR", help="what pack wrote")
     runner.add_argument("--json", type=Path, required=True, help="where the figures are written")
     runner.add_argument("--only", nargs="+", choices=PIECES, default=list(PIECES))
     runner.add_argument("--device", default="cuda")
     runner.add_argument("--tiny", action="store_true", help="small models on a CPU")
-    runner.add_argument("--piece", choices=PIECES, help=argparse.SUPPRESS)
     packer.set_defaults(json=None)
     args = parse_flags(parser, argv)
     if args.verb == "pack":
@@ -81,12 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"torch {torch.__version__} finds no GPU here: run it where there is one, or see with "
             "--tiny that it works"
         )
-    if args.piece:
-        return measure_piece(args)
-    return measure_pieces(args)
-
-
-# What travels.
+    return measure(args)
 
 
 def pack(folder: Path, corpus: str) -> int:
@@ -118,83 +101,27 @@ def pack(folder: Path, corpus: str) -> int:
     return 0
 
 
-# The pieces, one after another.
-
-
-def measure_pieces(args: argparse.Namespace) -> int:
-    """Measure each piece in a process of its own; name those that fail."""
-    manifest = read_manifest(args.folder, stage=STAGE)
-    place = torch.device(args.device)
-    device = torch.cuda.get_device_name(place) if place.type == "cuda" else "CPU"
-    machine = {"device": device, "packed": manifest.created, "is_tiny": args.tiny}
-    record = Record.open(args.json, machine)
-    record.write()
-    say(f"{device}, torch {torch.__version__}; the weights are random: speed, not meaning")
-    for name in args.only:
-        if record.is_done(name):
-            say(f"{name}: {record.pieces[name]['state']} before; remove {args.json} to do it again")
-            continue
+def measure(args: argparse.Namespace) -> int:
+    """Measure each piece; name those that fail."""
+    read_manifest(args.folder, stage=STAGE)
+    device, figures, failed = choose_device(args.device), dict[str, float](), []
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    say(f"{name}, torch {torch.__version__}; the weights are random: speed, not meaning")
+    for piece in args.only:
         begun = time.perf_counter()
-        why = run_apart(args, name)
-        record = Record.open(args.json, machine)
-        if why is not None:
-            record.end(name, f"failed: {why}")
-        record.pieces[name]["seconds"] = round(time.perf_counter() - begun, 1)
-        record.write()
-        say(f"{name}: {record.pieces[name]['state']}, {record.pieces[name]['seconds']} s\n")
-    failed = [name for name in args.only if not record.is_done(name)]
+        sizes = TINY if args.tiny else Sizes()
+        bench = Bench(piece, args.folder, device, sizes, args.json, figures)
+        try:
+            PIECES[piece](bench)
+        except (PgraError, RuntimeError, OSError) as error:
+            failed.append(piece)
+            say(f"{piece}: failed: {error}")
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        say(f"{piece}: {time.perf_counter() - begun:.1f} s\n")
     say(f"figures: {args.json}; " + (f"failed: {', '.join(failed)}" if failed else "all is done"))
     return 1 if failed else 0
-
-
-def run_apart(args: argparse.Namespace, name: str) -> str | None:
-    """Run one piece in a process of its own; give the reason why it failed, or None."""
-    words = ["run", args.folder, "--json", args.json, "--device", args.device, "--piece", name]
-    words += ["--tiny"] if args.tiny else []
-    limit = sizes_of(args).limit
-    with (
-        tempfile.TemporaryFile() as told,
-        subprocess.Popen(
-            [sys.executable, "-u", __file__, *map(str, words)],
-            stdin=subprocess.PIPE,  # it ends with this process, which holds the other end
-            stderr=told,
-            start_new_session=True,  # it is ended with all that it started
-        ) as child,
-    ):
-        try:
-            code = child.wait(limit)
-        except subprocess.TimeoutExpired:
-            return f"it took more than {limit} s; its figures until then are kept"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        told.seek(0)
-        errors = told.read().decode(errors="replace").strip()
-    if code == 0:
-        return None
-    sys.stderr.write(f"{errors}\n")
-    return errors.splitlines()[-1] if errors else f"it ended with code {code}"
-
-
-def sizes_of(args: argparse.Namespace) -> Sizes:
-    """Give how much is measured."""
-    return TINY if args.tiny else Sizes()
-
-
-def measure_piece(args: argparse.Namespace) -> int:
-    """Measure one piece in this process, as long as the one that began it lives."""
-
-    def end_with_parent() -> None:
-        os.read(0, 1)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    record = Record.open(args.json, None)
-    bench = Bench(args.piece, args.folder, choose_device(args.device), sizes_of(args), record)
-    skipped = PIECES[args.piece](bench)
-    record.end(args.piece, "done" if skipped is None else f"skipped: {skipped}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,28 +1,21 @@
 """The pieces of benchmarks/gpu.py: what each measures, and how its figures are told."""
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import reader
 import torch
 from measuring import Cost, copy_rate, matrix_rate, measured, wait_for, write_figures
-from quantized import kept_share
 from rerank import RELEASED_BATCH, read_shared, read_whole
 from subjects import (
     BERT_TOKENIZER,
@@ -36,18 +29,16 @@ from subjects import (
     open_reader,
 )
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
-from transformers import TrainerCallback
 from usual import Reading, batches, encode_usual, train_usual
 
 from pgra.artifacts import package_versions
 from pgra.commands.common import say
 from pgra.core import Example
-from pgra.errors import ConfigError, ModelError, PgraError
+from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import LmShape
 from pgra.lm.load import dtype_name
-from pgra.lm.prefix import WAYS, PromptedEncoder
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.retrieval.half_search import HalfSearch
@@ -65,116 +56,47 @@ class Sizes:
 
     Attributes:
         planned: Seconds that a piece plans for.
-        limit: Seconds after which it is ended.
         product: Rows and columns of the matrices.
         copied: Bytes.
         lms: Shapes that read candidates; the first that fits.
-        agreeing: Shape of the LM that ways are compared with.
         encoder: Shape.
         reader: Shape.
         candidates: Most that the LM reads.
-        queries: Of the agreement.
-        passages: Of the agreement, for each query.
-        evidence: Kept of them.
         texts: That are encoded.
         search: Queries, vectors, width, hits.
         depth: Passages that a query is read with.
         batch: Queries of a training step.
         steps: Of training.
-        profiled: Texts that the LM and the encoder read, and steps, under the profiler.
     """
 
     planned: int = 130
-    limit: int = 180
     product: int = 8192
     copied: int = 4 << 30
     lms: Sequence[str] = ("opt-13b", "opt-6.7b", "opt-2.7b", "opt-1.3b")
-    agreeing: str = "opt-1.3b"
     encoder: str = "bert-base"
     reader: str = "t5-base"
     candidates: int = 40_000
-    queries: int = 16
-    passages: int = 100
-    evidence: int = 16
     texts: int = 200_000
     search: tuple[int, int, int, int] = (9600, 1_000_000, 768, 150)
     depth: int = DEPTH
     batch: int = 8
     steps: int = 30
-    profiled: tuple[int, int, int] = (1000, 20_000, 5)
 
 
 TINY = Sizes(
     planned=1300,  # a CPU may be busy otherwise
-    limit=1800,
     product=256,
     copied=1 << 20,
     lms=("opt-tiny",),
-    agreeing="opt-tiny",
     encoder="bert-tiny",
     reader="t5-tiny",
     candidates=32,
-    queries=4,
-    passages=12,
-    evidence=4,
     texts=64,
     search=(96, 2000, 32, 10),
     depth=2,
     batch=2,
     steps=2,
-    profiled=(8, 16, 2),
 )
-
-
-@dataclass
-class Record:
-    """What is measured, as it stands in a file.
-
-    Attributes:
-        path: The file.
-        machine: What all of it was measured with.
-        figures: By name, the piece's before it.
-        pieces: The state of each, its seconds and what it has to say beside figures.
-    """
-
-    path: Path
-    machine: Mapping[str, Any]
-    figures: dict[str, float] = field(default_factory=dict)
-    pieces: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @classmethod
-    def open(cls, path: Path, machine: Mapping[str, Any] | None) -> "Record":
-        """Go on with a file, or begin one.
-
-        Raises:
-            ConfigError: If it is of something else.
-        """
-        machine = machine and {**machine, "torch": torch.__version__}
-        if not path.is_file():
-            return cls(path, machine or {})
-        try:
-            told = json.loads(path.read_text())
-            found = cls(path, told["machine"], told["figures"], told["pieces"])
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} holds no figures of this benchmark: name another") from None
-        if machine is not None and found.machine != machine:
-            raise ConfigError(
-                f"{path} was measured with {dict(found.machine)}, this is {machine}: name another"
-            )
-        return found
-
-    def is_done(self, piece: str) -> bool:
-        """Say whether a piece is measured, or was skipped."""
-        return not self.pieces.get(piece, {"state": "failed"})["state"].startswith("failed")
-
-    def end(self, piece: str, state: str) -> None:
-        """Note how a piece ended."""
-        self.pieces.setdefault(piece, {})["state"] = state
-        self.write()
-
-    def write(self) -> None:
-        """Write the file anew."""
-        write_figures(self.path, self.figures, machine=dict(self.machine), pieces=self.pieces)
 
 
 @dataclass
@@ -186,18 +108,19 @@ class Bench:
         folder: What was packed.
         device: Where.
         sizes: How much.
-        record: Where the figures go.
+        path: Where the figures go.
+        figures: All so far, each named after its piece.
     """
 
     name: str
     folder: Path
     device: torch.device
     sizes: Sizes
-    record: Record
+    path: Path
+    figures: dict[str, float]
 
     def __post_init__(self) -> None:
         self._begun = time.perf_counter()
-        self.record.pieces[self.name] = {"state": "failed: stopped", "notes": []}
 
     @property
     def left(self) -> float:
@@ -207,16 +130,14 @@ class Bench:
     def tell(self, prefix: str = "", **figures: float) -> None:
         """Write and print figures, named after the piece and what they have in common."""
         named = {f"{self.name}/{prefix}{end}": float(value) for end, value in figures.items()}
-        self.record.figures |= named
-        self.record.write()  # what is printed stays
+        self.figures |= named
+        write_figures(self.path, self.figures)  # what is printed stays
         for name, value in named.items():
             say(f"{name:<56}{value:>14.6g}")
 
     def note(self, text: str) -> None:
-        """Print and write what no number says."""
-        self.record.pieces[self.name]["notes"].append(text)
+        """Print what no number says."""
         say(f"{self.name}: {text}")
-        self.record.write()
 
     def timed(
         self, what: str, work: Callable[[int], object], *, first: int, most: int, seconds: float
@@ -308,7 +229,6 @@ def measure_env(bench: Bench) -> None:
         facts |= {"capability": f"{about.major}.{about.minor}"}
         bench.tell(memory_gb=about.total_memory / 1e9)
     bench.note(", ".join(f"{name} {value}" for name, value in facts.items()))
-    bench.tell("idle_", **read_clocks(device))
     bench.tell(product_size=size)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         bench.tell("product_tflops_", **{dtype_name(dtype): bench.product_rate(dtype) / 1e12})
@@ -317,102 +237,7 @@ def measure_env(bench: Bench) -> None:
         torch.set_float32_matmul_precision("high")
         bench.tell("product_tflops_", tf32=bench.product_rate(torch.float32) / 1e12)
         torch.set_float32_matmul_precision(before)
-    bench.tell("busy_", **read_clocks(device))
     bench.tell(copy_gb_per_second=copy_rate(device, num_bytes=bench.sizes.copied) / 1e9)
-
-
-def read_clocks(device: torch.device) -> dict[str, float]:
-    """Give a GPU's clocks, power and temperature, as far as they can be read."""
-    names = {
-        "clocks.sm": "sm_mhz",
-        "clocks.max.sm": "highest_sm_mhz",
-        "clocks.mem": "memory_mhz",
-        "power.draw": "watts",
-        "power.limit": "watts_limit",
-        "temperature.gpu": "celsius",
-    }
-    tool = shutil.which("nvidia-smi")
-    if device.type != "cuda" or tool is None:
-        return {}
-    place = device.index if device.index is not None else torch.cuda.current_device()
-    uuid = torch.cuda.get_device_properties(place).uuid
-    words = [f"--id=GPU-{uuid}", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run([tool, *words], capture_output=True, text=True, timeout=30, check=False)
-    found = {}
-    for name, value in zip(names.values(), done.stdout.split(","), strict=False):
-        with contextlib.suppress(ValueError):  # "[N/A]"
-            found[name] = float(value)
-    return found
-
-
-def run_tests(bench: Bench) -> str | None:
-    """Run the tests marked gpu; on a CPU a file of others."""
-    missing = [name for name in ("pytest", "hypothesis") if find_spec(name) is None]
-    if missing:
-        return f"not installed: {', '.join(missing)}"
-    marked = sorted(p for p in ROOT.glob("tests/*/test_*.py") if "pytest.mark.gpu" in p.read_text())
-    files = marked if bench.device.type == "cuda" else [ROOT / "tests/unit/test_batching.py"]
-    if not files:
-        return "there are no tests beside this file"
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "--tb=short"),
-                *("-m", "gpu" if files is marked else "not gpu and not slow"),
-                *("-p", "no:cacheprovider", "--continue-on-collection-errors", *map(str, files)),
-            ],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])},
-            check=False,
-        )
-        if not report.is_file():
-            raise PgraError("pytest wrote no report: its lines above say why")
-        suite = ElementTree.parse(report).getroot().find("testsuite")
-    counts = {} if suite is None else {name: int(suite.get(name, 0)) for name in TOLD_BY_PYTEST}
-    bad = counts.get("failures", 0) + counts.get("errors", 0)
-    bench.tell(**counts)
-    if bad or not counts.get("tests"):
-        raise PgraError(f"{bad} of {counts.get('tests', 0)} tests failed")
-    return None
-
-
-TOLD_BY_PYTEST = ("tests", "failures", "errors", "skipped")
-
-
-def measure_agreement(bench: Bench) -> None:
-    """Compare ways of sharing a prefix, and precisions."""
-    sizes = bench.sizes
-    queries = [example.text for example in bench.reading.examples[: sizes.queries]]
-    texts = [*queries, *bench.texts[: sizes.passages]]
-    name, device = bench.model(sizes.agreeing, "lm"), str(bench.device)
-    exact = open_lm(name, dtype="float32", device=device)
-    truth = PromptedEncoder(exact, bench.prompt, "none").encode(texts)
-    own = (truth - truth.mean(dim=0)).norm(dim=1)
-    for dtype in ("float32", "float16", "bfloat16"):
-        kind = getattr(torch, dtype)
-        lm = CausalLM(open_lm(name, device=device, dtype="float32").model.to(kind), exact.tokenizer)
-        whole = PromptedEncoder(lm, bench.prompt, "none").encode(texts).float()
-        for way in ("none", *WAYS):
-            try:
-                found = PromptedEncoder(lm, bench.prompt, way).encode(texts).float()
-            except ModelError as error:
-                bench.note(f"{dtype}, {way}: {error}")
-                continue
-            scores, exactly = (
-                states[: len(queries)] @ states[len(queries) :].T for states in (found, truth)
-            )
-            bench.tell(
-                f"{dtype}_{way}_",
-                from_whole=_largest(found - whole, own),
-                from_float32=_largest(found - truth, own),
-                kept_of_float32=kept_share(scores, exactly, sizes.evidence),
-            )
-
-
-def _largest(difference: Tensor, own: Tensor) -> float:
-    """Give the largest difference, relative to what sets a text apart from the mean of all."""
-    return float((difference.norm(dim=1) / own).max())
 
 
 def measure_rerank(bench: Bench) -> None:
@@ -441,7 +266,7 @@ def measure_rerank(bench: Bench) -> None:
             share_of_product=shape.flops(lengths, behind=skip) / (cost.seconds * product),
             peak_mib=cost.peak_mib,
         )
-    tokens = bench.record.figures[f"{bench.name}/pgra_tokens_per_second"]
+    tokens = bench.figures[f"{bench.name}/pgra_tokens_per_second"]
     bench.tell(
         speedup=rates["pgra"] / rates["usual"],
         own_tokens_per_text=sum(whole) / len(whole) - shared,
@@ -570,34 +395,10 @@ def measure_reader(bench: Bench) -> None:
             bench.tell(f"{dtype}_", speedup=rates["pgra"] / rates["usual"])
 
 
-def measure_compiled(bench: Bench) -> None:
-    """Train with compiled blocks, without and with CUDA graphs; the second half of steps counts.
-
-    The first half compiles, and captures the shapes of the batches. On a CPU nothing is compiled.
-    """
-    on_gpu = bench.device.type == "cuda"
-    for title, mode in (("bfloat16", None), ("bfloat16_graphs", "reduce-overhead")):
-        if bench.left < 45:
-            bench.note(f"{title}: left out, no time is left")
-            continue
-        args = reader_arguments(bench, "bfloat16", steps=2 * bench.sizes.steps)
-        args.torch_compile = True
-        args.torch_compile_backend = None if on_gpu else "eager"
-        args.torch_compile_mode = mode if on_gpu else None
-        clock = reader.Clock(bench.device, first=bench.sizes.steps + 1)
-        try:
-            train(bench, "pgra", args, [clock])
-        except (RuntimeError, PgraError) as error:  # it is no way that pgra takes by itself
-            bench.note(f"{title}: failed, {str(error)[:300]}")
-            continue
-        seconds = clock.times[-1] - clock.times[0]
-        bench.tell(f"{title}_", steps_per_second=bench.sizes.steps / seconds)
-
-
-def reader_arguments(bench: Bench, dtype: str, *, steps: int | None = None) -> argparse.Namespace:
+def reader_arguments(bench: Bench, dtype: str) -> argparse.Namespace:
     """Give what benchmarks/reader.py is asked for."""
     words = ["--model", bench.model(bench.sizes.reader, "t5"), "--device", str(bench.device)]
-    words += ["--steps", str(steps or bench.sizes.steps), "--batch_size", str(bench.sizes.batch)]
+    words += ["--steps", str(bench.sizes.steps), "--batch_size", str(bench.sizes.batch)]
     return reader.parse([*words, *(["--bf16"] if dtype == "bfloat16" else [])])
 
 
@@ -607,119 +408,18 @@ def tokenized(bench: Bench, args: argparse.Namespace) -> Any:
     return reader.tokenize(bench.reading, bench.sizes.depth, tokenizer)
 
 
-def train(
-    bench: Bench, title: str, args: argparse.Namespace, callbacks: Sequence[TrainerCallback] = ()
-) -> Cost:
+def train(bench: Bench, title: str, args: argparse.Namespace) -> Cost:
     """Train in one of two ways."""
     if title == "usual":
         return train_usual(bench.reading, bench.sizes.depth, args)
     with tempfile.TemporaryDirectory() as folder:
-        return reader.train_ours(
-            bench.reading, bench.sizes.depth, args, Path(folder) / "weights", callbacks
-        )
+        return reader.train_ours(bench.reading, bench.sizes.depth, args, Path(folder) / "weights")
 
 
-def measure_profile(bench: Bench) -> None:
-    """Find how long kernels run, and which."""
-    candidates, texts, steps = bench.sizes.profiled
-    watch = Watch(bench.device)
-    args = reader_arguments(bench, "bfloat16", steps=steps)
-    train(bench, "pgra", args, [_Watched(watch)])
-    show_kernels(bench, "reader", watch)
-    encoder = open_encoder(bench.model(bench.sizes.encoder, "encoder"), device=str(bench.device))
-    profiled(bench, "encode", encoder.encode, bench.many_texts(texts))
-    behind = PromptedEncoder(bench.open_lm(), bench.prompt)
-    profiled(bench, "rerank", behind.encode, bench.many_texts(candidates))
-
-
-def profiled(
-    bench: Bench, title: str, work: Callable[[Sequence[str]], object], texts: Sequence[str]
-) -> None:
-    """Profile reading."""
-    watch = Watch(bench.device)
-    work(texts[: len(texts) // 4])
-    with watch.watching():
-        work(texts)
-    show_kernels(bench, title, watch)
-
-
-@dataclass
-class Watch:
-    """A profiler of what a device does.
-
-    Attributes:
-        device: The device; on a CPU operators stand for kernels.
-        seconds: How long it watched.
-        spans: Name, begin and end of each kernel, in microseconds.
-    """
-
-    device: torch.device
-    seconds: float = 0.0
-    spans: list[tuple[str, float, float]] = field(default_factory=list)
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch what is done inside."""
-        is_gpu = self.device.type == "cuda"
-        kind = ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU
-        wait_for(self.device)
-        with profile(activities=[kind], acc_events=True) as profiler:
-            begun = time.perf_counter()
-            yield
-            wait_for(self.device)
-            self.seconds = time.perf_counter() - begun
-        self.spans = [
-            (event.name, event.time_range.start, event.time_range.end)
-            for event in profiler.events() or ()
-            if (event.device_type.name == "CUDA") == is_gpu
-            and not event.is_user_annotation
-            and not event.name.startswith(("Memcpy", "Memset"))
-            and (is_gpu or event.cpu_parent is None)
-        ]
-
-    @property
-    def busy(self) -> float:
-        """The share of the time in which at least one kernel runs."""
-        total, last = 0.0, 0.0
-        for _, start, end in sorted(self.spans, key=lambda span: span[1]):
-            total += max(0.0, end - max(start, last))
-            last = max(last, end)
-        return total / 1e6 / self.seconds
-
-
-class _Watched(TrainerCallback):  # type: ignore[misc]
-    """Watches all steps but the first."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch, self.stack = watch, contextlib.ExitStack()
-
-    def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
-        if state.global_step == 1:
-            self.stack.enter_context(self.watch.watching())
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        self.stack.close()
-
-
-def show_kernels(bench: Bench, title: str, watch: Watch) -> None:
-    """Tell the share of the time in which kernels run, and the ten that run longest."""
-    took: dict[str, float] = {}
-    for name, start, end in watch.spans:
-        took[name] = took.get(name, 0.0) + (end - start) / 1e6
-    bench.tell(f"{title}_", busy_share=watch.busy, kernels=len(watch.spans), seconds=watch.seconds)
-    for name in sorted(took, key=lambda name: -took[name])[:10]:
-        share = took[name] / sum(took.values())
-        bench.note(f"{title}: {share:6.1%} of the kernels' time in {name:.100}")
-
-
-PIECES: dict[str, Callable[[Bench], str | None]] = {
+PIECES: dict[str, Callable[[Bench], None]] = {
     "env": measure_env,
-    "tests": run_tests,
-    "agreement": measure_agreement,
     "rerank": measure_rerank,
     "encode": measure_encode,
     "search": measure_search,
     "reader": measure_reader,
-    "compiled": measure_compiled,
-    "profile": measure_profile,
 }

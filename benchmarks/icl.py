@@ -14,23 +14,17 @@ Two kinds of prompts: `nearest` has each query's own exemplars (BM25, nearest fi
 no prompt shares anything with another; `shared` has one random draw before all queries.
 
 `share_of_matrix_rate` tells what is left: prompts that share nothing must each be read, by whoever
-reads them, and that is bound by the rate of the machine's own matrix products. On a CPU a last line
-compares attention in blocks (`pgra.lm.kernels`), of three such prompts, with that of
-transformers.
+reads them, and that is bound by the rate of the machine's own matrix products.
 """
 
 import argparse
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from operator import eq
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from measuring import (
@@ -40,12 +34,11 @@ from measuring import (
     parse_flags,
     positive,
     shared_parser,
+    show_figures,
     write_figures,
 )
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pgra.cli import run
-from pgra.commands.common import say
 from pgra.config import DTYPES, CorpusArguments, DataArguments, RetrieverArguments
 from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
@@ -54,7 +47,6 @@ from pgra.data.references import load_references
 from pgra.data.tasks import GenerationTask, Task
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import LmShape
-from pgra.lm.kernels import attend_in_blocks
 from pgra.retrieval import open_retriever
 
 STOP = "\n"
@@ -107,21 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     data = read_data(args)
     peak_rate = matrix_rate(completer.device, completer.dtype)
     figures = {"matrix_tflops": peak_rate / 1e12}
-    tables = []
     drawn = random.Random(SEED).sample(data.pool, min(args.num_exemplars, len(data.pool)))
     for kind, prompts in (
         ("nearest", nearest_prompts(data, args.num_exemplars)),
         ("shared", [write_prompt(data, drawn, query) for query in data.queries]),
     ):
-        found, table = measure(kind, prompts, completer, data, peak_rate, args)
+        found = measure(prompts, completer, data, peak_rate, args)
+        show_figures(f"{kind}: {len(prompts)} prompts, {args.lm}, {completer.dtype}", found)
         figures |= {f"{kind}_{name}": value for name, value in found.items()}
-        tables.append(table)
     figures["speedup_vs_loop"] = figures["nearest_speedup_vs_loop"]
-    if completer.device.type == "cpu":
-        gain = attention_speedup(completer, round(figures["nearest_prompt_tokens"]))
-        figures["attention_speedup_vs_stock"] = gain
-        tables.append(f"attention in blocks, of three prompts: {gain:.2f} x the stock one's speed")
-    say("\n\n".join(tables))
     write_figures(args.json, figures)
     return 0
 
@@ -188,14 +174,13 @@ def nearest_prompts(data: Data, num_exemplars: int) -> list[str]:
 
 
 def measure(
-    kind: str,
     prompts: Sequence[str],
     completer: CausalLM,
     data: Data,
     peak_rate: float,
     args: argparse.Namespace,
-) -> tuple[dict[str, float], str]:
-    """Time all ways on one kind of prompts; give the figures and a table."""
+) -> dict[str, float]:
+    """Time all ways on one kind of prompts."""
     most = data.max_new_tokens
     ways = {
         "loop": Way(lambda texts: generate(completer, texts, most, is_stopped=True)),
@@ -216,7 +201,7 @@ def measure(
     figures["read_tokens_per_prompt"] = (
         (completer.reader.num_tokens - before) / args.repeats / len(prompts)
     )
-    return figures, show(kind, ways, figures, len(prompts), completer)
+    return figures
 
 
 def write(completer: CausalLM, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
@@ -268,62 +253,6 @@ def figures_of(
         "speedup_vs_loop": ways["loop"].seconds / ours.seconds,
         "speedup_vs_to_end": ways["to_end"].seconds / ours.seconds,
     }
-
-
-@torch.inference_mode()
-def attention_speedup(lm: CausalLM, tokens: int, *, rows: int = 3, repeats: int = 50) -> float:
-    """Give how many times as fast attention in blocks is as the stock one; the best call of each.
-
-    Args:
-        lm: Whose heads there are.
-        tokens: Of each prompt.
-        rows: Prompts.
-        repeats: Calls of each, in turn.
-    """
-    heads = lm.config.num_attention_heads
-    key_heads = getattr(lm.config, "num_key_value_heads", None) or heads
-    width = getattr(lm.config, "head_dim", None) or lm.config.hidden_size // heads
-    layer = SimpleNamespace(is_causal=True, num_key_value_groups=heads // key_heads)
-    query, key, value = (
-        torch.randn(rows, tokens, n, width, dtype=lm.dtype).transpose(1, 2)
-        for n in (heads, key_heads, key_heads)
-    )
-    ways: list[Callable[[], Any]] = [
-        partial(sdpa_attention_forward, layer, query, key, value, None),
-        partial(attend_in_blocks, query, key, value),
-    ]
-    best = [float("inf")] * len(ways)
-    for _ in range(repeats):
-        for i, way in enumerate(ways):
-            start = time.perf_counter()
-            way()
-            best[i] = min(best[i], time.perf_counter() - start)
-    return best[0] / best[1]
-
-
-def show(
-    kind: str,
-    ways: dict[str, Way],
-    figures: dict[str, float],
-    count: int,
-    completer: CausalLM,
-) -> str:
-    """Word one kind's figures as a table."""
-    lines = [
-        f"{kind}: {count} prompts of {figures['prompt_tokens']:.0f} tokens, "
-        f"{completer.source.name}, {completer.dtype}, {completer.device.type} "
-        f"({torch.get_num_threads()} threads)",
-        f"{'way':<10}{'prompts/s':>11}{'x loop':>9}{'same':>7}{'peak MiB':>10}"
-        f"{'of matrix rate':>16}",
-    ]
-    for title, way in ways.items():
-        lines.append(
-            f"{title:<10}{figures[f'{title}_prompts_per_second']:>11.2f}"
-            f"{ways['loop'].seconds / way.seconds:>9.2f}"
-            f"{figures[f'{title}_same_answers']:>7.0%}{figures[f'{title}_peak_mib']:>10.0f}"
-            f"{figures[f'{title}_share_of_matrix_rate']:>16.0%}"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,7 @@
 """What benchmarks share: flags, figures; seconds, peak memory, the machine's own matrix rate."""
 
 import argparse
-import json
 import logging
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -13,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import psutil
 import torch
 
 from pgra.artifacts import package_versions, write_json
-from pgra.commands.common import quiet_libraries
+from pgra.commands.common import quiet_libraries, say
 from pgra.core import Json
-from pgra.errors import ConfigError, PgraError
+from pgra.errors import ConfigError
 from pgra.lm.kernels import packed_for
 
 MIB = 1 << 20
@@ -89,23 +86,9 @@ def positive(text: str) -> int:
     return value
 
 
-def run_apart_from(script: str, *words: str) -> dict[str, Any]:
-    """Measure in a process of its own, whose peak of memory is its own too.
-
-    Args:
-        script: Prints its figures as JSON in its last line.
-        words: Its flags.
-
-    Raises:
-        PgraError: If it fails; what it says of it is shown.
-    """
-    done = subprocess.run(
-        [sys.executable, script, *words], stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        raise PgraError(f"measuring {' '.join(words)} failed: the lines above say why")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def show_figures(title: str, figures: Mapping[str, float]) -> None:
+    """Print figures, one a line."""
+    say("\n".join([title, *(f"  {name:<48}{value:>14.6g}" for name, value in figures.items())]))
 
 
 def write_figures(path: Path | None, figures: Mapping[str, float], **more: Json) -> None:

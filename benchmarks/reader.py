@@ -37,6 +37,7 @@ from measuring import (
     parse_flags,
     positive,
     shared_parser,
+    show_figures,
     wait_for,
     write_figures,
 )
@@ -46,7 +47,7 @@ from transformers import TrainerCallback
 from usual import PADDED, Reading, batches, decide_usual, train_usual
 
 from pgra.cli import run
-from pgra.commands.common import quiet_libraries, say
+from pgra.commands.common import quiet_libraries
 from pgra.config import CorpusArguments, DataArguments, RetrieverArguments
 from pgra.core import Context
 from pgra.data.corpus import open_corpus
@@ -86,14 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     reading = read_examples(args)
     figures: dict[str, float] = {}
-    tables = []
     for depth in args.num_evidence:
-        found, table = measure(reading, depth, args)
+        found = measure(reading, depth, args)
+        show_figures(f"{args.model}, d = {depth}, {args.device.type}", found)
         figures |= {f"d{depth}/{name}": value for name, value in found.items()}
         if depth == HEADLINE_DEPTH or len(args.num_evidence) == 1:
             figures |= found
-        tables.append(table)
-    say("\n\n".join(tables))
     write_figures(args.json, figures)
     return 0
 
@@ -114,11 +113,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=positive, default=2, help="the best counts")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--bf16", action="store_true", help="both ways' training; else float32")
-    parser.add_argument(
-        "--torch_compile", action="store_true", help="pgra's training, after one step"
-    )
-    parser.add_argument("--torch_compile_backend", help="such as eager; default: inductor")
-    parser.add_argument("--torch_compile_mode", help="reduce-overhead: with CUDA graphs")
     args = parse_flags(parser, argv)
     args.device = choose_device(args.device)
     on_gpu = args.device.type == "cuda"
@@ -149,8 +143,8 @@ def read_examples(args: argparse.Namespace) -> Reading:
     return Reading(task.metric, task.labels, template, dict(task.verbalizer), examples, evidence)
 
 
-def measure(reading: Reading, depth: int, args: argparse.Namespace) -> tuple[dict[str, float], str]:
-    """Time both ways at one depth; give the figures and a table."""
+def measure(reading: Reading, depth: int, args: argparse.Namespace) -> dict[str, float]:
+    """Time both ways at one depth."""
     usual, ours = Way(), Way()
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights"
@@ -168,8 +162,7 @@ def measure(reading: Reading, depth: int, args: argparse.Namespace) -> tuple[dic
         "train": 3.0 * sum(count_operations(reader.model, trained, rows) for rows in steps),
         "infer": count_operations(reader.model, tested, range(len(tested))),
     }
-    figures = summarise(tested, operations, usual, ours, args)
-    return figures, show(depth, figures, args)
+    return summarise(tested, operations, usual, ours, args)
 
 
 def in_a_process(work: Callable[..., T], *parts: Any) -> T:
@@ -192,14 +185,12 @@ def tokenize(reading: Reading, depth: int, tokenizer: Any) -> TokenizedInputs:
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Notes when each step from one on ended, and when the training did."""
+    """Notes when each step ended, and when the training did."""
 
-    def __init__(self, device: torch.device, first: int = 1) -> None:
-        self.device, self.first, self.times = device, first, list[float]()
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.times = device, list[float]()
 
-    def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
-        if state.global_step < self.first:
-            return
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         if not self.times:
             wait_for(self.device)  # the work before must not be counted in the steps after
         self.times.append(time.perf_counter())
@@ -214,7 +205,6 @@ def train_ours(
     depth: int,
     args: argparse.Namespace,
     weights: Path,
-    callbacks: Sequence[TrainerCallback] = (),
 ) -> Cost:
     """Train by what train.py calls, and keep the weights."""
     reader, tokenizer = open_reader(args.model, device=args.device)
@@ -232,9 +222,6 @@ def train_ours(
             disable_tqdm=True,
             bf16=args.bf16,
             tf32=False,  # as usual's float32
-            torch_compile=args.torch_compile,
-            torch_compile_backend=args.torch_compile_backend,
-            torch_compile_mode=args.torch_compile_mode,
             use_cpu=args.device.type == "cpu",
         )
         train_reader(
@@ -246,7 +233,7 @@ def train_ours(
             ),
             metric=reading.metric,
             arguments=training,
-            callbacks=[clock, *callbacks],
+            callbacks=[clock],
         )
     save_file(reader.state_dict(), weights)
     return replace(cost, seconds=clock.times[-1] - clock.times[0])
@@ -328,36 +315,6 @@ def summarise(
     step = args.batch_size / figures["pgra_train_examples_per_second"]
     figures["minutes_for_5000_steps"] = PAPER_STEPS * step / 60
     return figures
-
-
-def show(depth: int, figures: dict[str, float], args: argparse.Namespace) -> str:
-    """Word one depth's figures as a table."""
-    device = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else "CPU"
-    lines = [
-        f"{args.model}, d = {depth}, batches of {args.batch_size}, {device} "
-        f"({torch.get_num_threads()} threads): {figures['tokens_per_segment']:.1f} tokens a "
-        f"segment; matrix products run at {figures['matrix_tflops']:.3g} TFLOP/s",
-        f"{'':<8}{'train ex/s':>11}{'x usual':>9}{'peak MiB':>10}{'of matrix rate':>16}"
-        f"{'infer ex/s':>12}{'x usual':>9}{'peak MiB':>10}{'of matrix rate':>16}",
-    ]
-    for title in ("usual", "pgra"):
-        cells = f"{title:<8}"
-        for stage, width in (("train", 11), ("infer", 12)):
-            rate = figures[f"{title}_{stage}_examples_per_second"]
-            cells += (
-                f"{rate:>{width}.3f}{rate / figures[f'usual_{stage}_examples_per_second']:>9.2f}"
-                f"{figures[f'{title}_{stage}_peak_mib']:>10.0f}"
-                f"{figures[f'{title}_{stage}_share_of_matrix_rate']:>16.0%}"
-            )
-        lines.append(cells)
-    return "\n".join(
-        [
-            *lines,
-            f"{figures['same_predictions']:.1%} of the decisions are the same "
-            f"({figures['no_label_written']:.0f} of usual's texts are no label's word); the "
-            f"paper's {PAPER_STEPS} steps: {figures['minutes_for_5000_steps']:.1f} minutes",
-        ]
-    )
 
 
 if __name__ == "__main__":

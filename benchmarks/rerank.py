@@ -7,7 +7,6 @@ All ways read real sentences behind the same real 8-exemplar prefix with the sam
 and in turn. `random:opt-13b` is an OPT of that shape with random weights, for speed alone (its
 tokens are those of bundled:smollm2-135m).
 
-    literal   each query-candidate pair reads its candidate again: whole prompts, batches of 4
     released  each candidate once: whole prompts, batches of 4 in the order found, right padding
     expanded  the prefix run once, a copy of its keys and values behind each text
     packed    the prefix run once, rows of many texts behind a copy each, one masked call
@@ -16,14 +15,10 @@ tokens are those of bundled:smollm2-135m).
     floor     the whole suffix (template and text) with no prefix at all, by stock calls
 
 `floor` is longer than `own`: the template's words before the text are part of what pgra shares.
-
-With `--lm_layer 0.6` cascade's texts are also read no further than that layer, in turns with the
-whole LM: `layer_time_share` is the median of the times' ratios.
 """
 
 import argparse
 import itertools
-import statistics
 import sys
 import tempfile
 import time
@@ -40,18 +35,18 @@ from measuring import (
     parse_flags,
     positive,
     shared_parser,
+    show_figures,
     write_figures,
 )
 from subjects import open_lm, read_reviews
 
 from pgra.cli import run
-from pgra.commands.common import say
 from pgra.config import DTYPES, CorpusArguments, RetrieverArguments
 from pgra.core import Context, run_overlapped
 from pgra.data.corpus import open_corpus
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.cost import LmShape, measure_speed
+from pgra.lm.cost import LmShape
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.retrieval import open_retriever
@@ -59,7 +54,6 @@ from pgra.retrieval import open_retriever
 ON_CPU = ["bundled:smollm2-135m", "random:opt-125m"]
 ON_GPU = ["random:opt-13b", "random:opt-2.7b", "random:opt-125m", "bundled:smollm2-135m"]
 RELEASED_BATCH = 4
-_TURNS = 9  # of reading to a layer, and whole
 EXEMPLAR_SEED = 10  # draws exemplars of the usual length: 340 tokens with the instruction
 
 
@@ -69,16 +63,10 @@ class Reading:
 
     Attributes:
         texts: Distinct sentences, in the order the first stage found them.
-        pairs: The same sentences as often as queries found them, in that order.
-        repeats: Pairs for each distinct sentence.
-        split_repeats: Sentences distinct in their split for each that is distinct in all.
         prompt: What they stand behind.
     """
 
     texts: list[str]
-    pairs: list[str]
-    repeats: float
-    split_repeats: float
     prompt: FewShotPrompt
 
 
@@ -111,15 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     reading = find_texts(args.corpus, args.num_texts)
     figures: dict[str, float] = {}
-    tables = []
     for place, name in enumerate(args.lm):
         # What the million is told from.
         args.most_read = args.num_texts if args.on_gpu and place == 0 and not args.quick else 0
-        found, table = measure(name, reading, args)
+        found = measure(name, reading, args)
         figures |= {f"{name.split(':')[-1]}/{key}": value for key, value in found.items()}
         figures |= found if place == 0 else {}
-        tables.append(table)
-    say("\n\n".join(tables))
     write_figures(args.json, figures)
     return 0
 
@@ -136,7 +121,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="a way and repetition, about")
     parser.add_argument("--repeats", type=positive, help="the best counts; default 3, on a GPU 1")
     parser.add_argument("--dtype", default="auto", choices=DTYPES)
-    parser.add_argument("--lm_layer", help="a number, or a share of the depth; also reads so far")
     args = parse_flags(parser, argv)
     args.on_gpu = torch.cuda.is_available() and args.device != "cpu"
     args.lm = args.lm or (ON_GPU if args.on_gpu else ON_CPU[:1] if args.quick else ON_CPU)
@@ -154,40 +138,25 @@ def find_texts(corpus_name: str, num_texts: int) -> Reading:
         corpus = open_corpus(CorpusArguments(corpus=corpus_name), Path(folder))
         args = RetrieverArguments(retriever="bm25", num_candidates=min(150, len(corpus)))
         bm25 = open_retriever(args, corpus, Context(artifacts=Path(folder), progress=False))
-        rows = []
-        for examples in (splits.train, splits.dev, splits.test[:200]):
-            found = bm25.retrieve([example.text for example in examples], args.num_candidates)
-            rows.append([row for row in found.rows.ravel().tolist() if row >= 0])
-        pairs = list(itertools.chain(*rows))
-        distinct = list(dict.fromkeys(pairs))
-        texts = dict(zip(distinct, corpus.texts(distinct), strict=True))
-    return Reading(
-        list(itertools.islice(itertools.cycle(texts.values()), num_texts)),
-        [texts[row] for row in pairs],
-        len(pairs) / len(distinct),
-        sum(len(set(part)) for part in rows) / len(distinct),
-        prompt,
-    )
+        queries = [e.text for e in (*splits.train, *splits.dev, *splits.test[:200])]
+        rows = bm25.retrieve(queries, args.num_candidates).rows.ravel().tolist()
+        texts = corpus.texts(list(dict.fromkeys(row for row in rows if row >= 0)))
+    return Reading(list(itertools.islice(itertools.cycle(texts), num_texts)), prompt)
 
 
-def measure(name: str, reading: Reading, args: argparse.Namespace) -> tuple[dict[str, float], str]:
-    """Time all ways with one LM; give the figures and a table."""
+def measure(name: str, reading: Reading, args: argparse.Namespace) -> dict[str, float]:
+    """Time all ways with one LM, and show the figures."""
     lm = open_lm(name, dtype=args.dtype, device=args.device)
     encoder = PromptedEncoder(lm, reading.prompt, sharing="cascade")
     peak_rate = matrix_rate(lm.device, lm.dtype)
     shard = 4096 if lm.device.type == "cuda" else 512
-    speed = measure_speed(
-        encoder,
-        (reading.texts[i : i + shard] for i in range(0, len(reading.texts), shard)),
-        seconds=args.seconds,
-    )
     ways = make_ways(lm, reading, encoder, shard)
     sizes = [len(ids) for ids in _prompts(encoder, reading.texts)]
     shared, head = len(encoder.shared_ids), prefix_tokens(lm, reading.prompt)
-    skipped = {"literal": 0, "released": 0, "floor": head}
+    skipped = {"released": 0, "floor": head}
     for title, way in ways.items():
         # Few texts make ragged batches: the ways that sort them get a shard's worth.
-        least = 0 if title in ("literal", "released") else args.least_texts
+        least = 0 if title == "released" else args.least_texts
         if title in ("cascade", "floor"):
             least = max(least, args.most_read)
         skip = skipped.get(title, shared)
@@ -203,36 +172,17 @@ def measure(name: str, reading: Reading, args: argparse.Namespace) -> tuple[dict
     figures = {
         **rate_figures(ways, shape, peak_rate),
         "matrix_tflops": peak_rate / 1e12,
-        "predicted_over_measured_seconds": rate / speed.tokens_per_second,
         "minutes_for_1m_sentences_of_45_tokens": 45e6 / rate / 60,
         "prefix_tokens": float(shared),
         "own_tokens_per_text": own_tokens,
         "suffix_tokens_per_text": mean(ways["floor"].lengths),
-        "pairs_per_text": reading.repeats,
-        "texts_per_text_over_splits": reading.split_repeats,
     }
-    if args.lm_layer is not None:
-        short = open_lm(name, dtype=args.dtype, device=args.device, layer=args.lm_layer)
-        earlier = PromptedEncoder(short, reading.prompt, sharing="cascade")
-        figures["layer_time_share"] = time_share(earlier, ways["cascade"], shard)
     if has_room_for_float32(lm, shape):
         figures["max_relative_error"] = largest_error(lm, encoder, reading.texts[:16])
-    return figures, show(name, lm, ways, figures)
-
-
-def time_share(earlier: PromptedEncoder, cascade: Way, shard: int) -> float:
-    """Give the time of reading cascade's texts no further than a layer, over the whole LM's."""
-    texts = cascade.texts[: len(cascade.lengths)]
-    earlier.encode(texts)  # weights, prefix, self-check and the first kernels
-    shares = []
-    for _ in range(_TURNS):
-        seconds = []
-        for read in (partial(read_shared, earlier, shard), cascade.run):
-            with measured(earlier.lm.device) as cost:
-                read(texts)
-            seconds.append(cost.seconds)
-        shares.append(seconds[0] / seconds[1])
-    return statistics.median(shares)
+    show_figures(
+        f"{name}, {lm.dtype}, {lm.device.type}, {torch.get_num_threads()} threads", figures
+    )
+    return figures
 
 
 def rate_figures(ways: dict[str, Way], shape: LmShape, peak_rate: float) -> dict[str, float]:
@@ -266,10 +216,7 @@ def make_ways(
 ) -> dict[str, Way]:
     """Give all ways of reading."""
     own, head = len(encoder.shared_ids), prefix_tokens(lm, reading.prompt)
-    ways = {
-        "literal": Way(reading.pairs, partial(read_whole, encoder)),
-        "released": Way(reading.texts, partial(read_whole, encoder)),
-    }
+    ways = {"released": Way(reading.texts, partial(read_whole, encoder))}
     for title in ("expanded", "packed", "cascade"):
         way = encoder if title == encoder.sharing else replace(encoder, sharing=title)
         way.encode(reading.texts[:8])  # the prefix, the self-check and the first kernels
@@ -347,45 +294,6 @@ def largest_error(lm: CausalLM, encoder: PromptedEncoder, texts: Sequence[str]) 
 def mean(values: Sequence[int]) -> float:
     """Give the mean."""
     return sum(values) / len(values)
-
-
-def show(name: str, lm: CausalLM, ways: dict[str, Way], figures: dict[str, float]) -> str:
-    """Word one LM's figures as a table."""
-    device = torch.cuda.get_device_name(lm.device) if lm.device.type == "cuda" else "CPU"
-    lines = [
-        f"{name}, {lm.dtype}, {device} ({torch.get_num_threads()} threads): "
-        f"{figures['prefix_tokens']:.0f} shared tokens, {figures['own_tokens_per_text']:.1f} own "
-        f"tokens a text, {figures['suffix_tokens_per_text']:.1f} with the template's head; "
-        f"matrix products run at {figures['matrix_tflops']:.3g} TFLOP/s",
-        f"{'way':<10}{'read':>7}{'texts/s':>10}{'x released':>12}{'of floor':>10}{'of own':>8}"
-        f"{'peak MiB':>10}{'of matrix rate':>16}",
-    ]
-    for title, way in ways.items():
-        lines.append(
-            f"{title:<10}{len(way.lengths):>7}{way.rate:>10.2f}"
-            f"{way.rate / ways['released'].rate:>12.2f}{way.rate / ways['floor'].rate:>10.0%}"
-            f"{way.rate / ways['own'].rate:>8.0%}{figures[f'{title}_peak_mib']:>10.0f}"
-            f"{figures[f'{title}_share_of_matrix_rate']:>16.0%}"
-        )
-    return "\n".join(
-        [
-            *lines,
-            f"literal reads {figures['pairs_per_text']:.2f} pairs for each distinct text, released "
-            f"{figures['texts_per_text_over_splits']:.2f} texts (distinct in their split only)",
-            f"calibration predicted {figures['predicted_over_measured_seconds']:.2f} of the time "
-            "that cascade took; a million sentences of 45 tokens would take "
-            f"{figures['minutes_for_1m_sentences_of_45_tokens']:.0f} minutes",
-            "largest relative error of cascade against float32 whole prompts: "
-            + (
-                f"{error:.1e}" if (error := figures.get("max_relative_error")) else "no room for it"
-            ),
-            *(
-                f"reading to the layer asked for takes {share:.1%} of the time"
-                for share in [figures.get("layer_time_share")]
-                if share is not None
-            ),
-        ]
-    )
 
 
 if __name__ == "__main__":
