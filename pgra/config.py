@@ -680,8 +680,7 @@ class RerankArguments(LMArguments):
     lm_layer: str = arg(
         "last",
         "Layer whose states are compared; later ones are not run. last, the number of one (from 1 "
-        "on), a share of the depth such as 0.6, or auto: the first layer from which a head tells "
-        "the labels of up to 300 training examples about as well as from the best.",
+        "on), or a share of the depth such as 0.6.",
     )
     prefix_sharing: str = arg(
         "auto",
@@ -715,9 +714,9 @@ class RerankArguments(LMArguments):
         Raises:
             ConfigError: If there is one.
         """
-        if not re.fullmatch(r"auto|last|[1-9]\d*|0?\.0*[1-9]\d*", self.lm_layer):
+        if not re.fullmatch(r"last|[1-9]\d*|0?\.0*[1-9]\d*", self.lm_layer):
             raise ConfigError(
-                f"lm_layer is '{self.lm_layer}': give last, auto, the number of a layer (from 1 "
+                f"lm_layer is '{self.lm_layer}': give last, the number of a layer (from 1 "
                 "on), or a share of the depth between 0 and 1, such as 0.6"
             )
         if self.fast_kernels == "off" and self.prefix_sharing == "cascade":
@@ -738,11 +737,6 @@ class RerankArguments(LMArguments):
             raise ConfigError(
                 "bank 'full' reads the corpus once under one prompt, and with exemplars "
                 f"'{self.exemplars}' each query has its own: use --bank lazy, or other --exemplars"
-            )
-        if self.lm_layer == "auto":
-            raise ConfigError(
-                "lm_layer 'auto' is chosen under one prompt, and with exemplars "
-                f"'{self.exemplars}' each query has its own: give a number, such as --lm_layer 0.6"
             )
         if self.similarity not in PAIR_SIMILARITIES:
             raise ConfigError(

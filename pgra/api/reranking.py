@@ -128,11 +128,6 @@ class Reranker:
             lm_dtype=dtype,
             max_prompt_tokens=max_prompt_tokens,
         )
-        if args.lm_layer == "auto":
-            raise ConfigError(
-                "lm_layer 'auto' is chosen on a run's training data: here give last, a number, or "
-                "a share of the depth such as 0.6"
-            )
         if isinstance(lm, CausalLM):
             for name, value, plain in (
                 ("lm_layer", args.lm_layer, "last"),

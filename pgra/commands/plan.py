@@ -54,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
           --json plan.json
 
     Takes the flags of pgra train but for the reader's training. Nothing is computed for keeps: only
-    the corpus is read into the artifacts folder, as by every command that opens it, and with
-    --lm_layer auto the layer is chosen, as by the run. Numbers are
+    the corpus is read into the artifacts folder, as by every command that opens it. Numbers are
     counts where candidates or an index are there to count on; where it says "about", they are
     estimates: build the index first (pgra index) for better ones.
     """

@@ -62,7 +62,6 @@ class CausalLM:
         how: How many bits its weights take, how they are spread over GPUs, how much it reads in a
             call.
         layer: The layer that states are of, where that is not the last: the LM ends there.
-        depths: Layers whose states are wanted side by side, (n, len(depths) * H); none: the last's.
         window: Most tokens of prompt and answer together.
         busy: Held by the thread that reads with it.
     """
@@ -112,8 +111,7 @@ class CausalLM:
             load.check_loaded(lm, tokenizer, "an LM")
             self._given = lm
             self.how = LMArguments(lm=lm.name_or_path or type(lm).__name__, **named)
-        self.with_head, self.depths = with_head, list[int]()
-        self._is_short = True
+        self.with_head, self._is_short = with_head, True
         self.busy = threading.RLock()
         if self._given is None:
             self.device = load.first_device(device, self.how.lm_device_map)
@@ -129,7 +127,7 @@ class CausalLM:
         if with_head and layer != "last":
             raise ConfigError(
                 f"lm_layer is '{layer}', and an LM has words for its last layer alone, which "
-                "--similarity label_words and kl need: use --lm_layer last, or another --similarity"
+                "--similarity label_words needs: use --lm_layer last, or another --similarity"
             )
         self.layer = load.cut_layers(self.config, layer, self.how.lm)
         self._check_kind()
@@ -247,8 +245,6 @@ class CausalLM:
         """
         model = self.whole.base_model if self.with_head else self.whole
         self._check_causal(model)
-        if self.depths:
-            put_side_by_side(model, self.depths)
         return model
 
     @cached_property
@@ -432,14 +428,13 @@ class CausalLM:
         """Return the states at some of a batch's R * T tokens.
 
         Args:
-            hidden: What the model gave, (R, T, H); with `depths` (len(depths) * R, T, H).
+            hidden: What the model gave, (R, T, H).
             ends: Places of tokens, (n,).
 
         Returns:
-            (n, H), or with `depths` (n, len(depths) * H).
+            (n, H).
         """
-        layers = hidden.reshape(max(1, len(self.depths)), -1, hidden.shape[-1])
-        return layers[:, ends.to(hidden.device)].transpose(0, 1).flatten(1)
+        return hidden.reshape(-1, hidden.shape[-1])[ends.to(hidden.device)]
 
     def _check_causal(self, model: Any) -> None:
         ids = torch.tensor([self.tokenize(["The answer is a question of time"])[0]])
@@ -582,37 +577,6 @@ class CausalLM:
         given = getattr(getattr(self.whole, "generation_config", None), "eos_token_id", None)
         ends = {*given} if isinstance(given, list) else {given}
         return frozenset({*ends, self.tokenizer.eos_token_id} - {None})
-
-
-def put_side_by_side(model: Any, depths: Sequence[int]) -> None:
-    """Let a model give several layers' outputs, each after its final norm, from now on.
-
-    The last layer hands over all of them, one batch behind the other, and what comes after it (a
-    norm, a projection) treats each token alone.
-
-    Args:
-        model: A base model.
-        depths: Numbers of layers, from 1 on.
-
-    Raises:
-        ModelError: If its layers do not stand in one list.
-    """
-    layers = find_layers(model)
-    if not layers:
-        raise ModelError("the LM's layers do not stand in one list: give --lm_layer a number")
-    found: dict[int, Tensor] = {}
-
-    def keep(depth: int, _: Any, __: Any, output: Any) -> None:
-        found[depth] = output if isinstance(output, Tensor) else output[0]
-
-    def hand_over(_: Any, __: Any, output: Any) -> Any:
-        whole = output if isinstance(output, Tensor) else output[0]
-        whole = torch.cat([found.pop(depth).to(whole.device) for depth in depths])
-        return whole if isinstance(output, Tensor) else (whole, *output[1:])
-
-    for depth in depths:
-        layers[depth - 1].register_forward_hook(partial(keep, depth))
-    layers[-1].register_forward_hook(hand_over)
 
 
 def head_logits(head: torch.nn.Linear, states: Tensor) -> Tensor:

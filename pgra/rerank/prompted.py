@@ -31,7 +31,6 @@ from pgra.rerank.base import (
     add_topic,
     draw_texts,
 )
-from pgra.rerank.layer import choose_layer
 from pgra.rerank.neighbors import NeighborReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
 from pgra.retrieval.survey import WHOLE, FirstStage
@@ -96,7 +95,7 @@ class PromptedReranker(ScoringReranker):
 
         Raises:
             ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
-                a layer not chosen, or exemplars for each query are asked for and not given.
+                or exemplars for each query are asked for and not given.
             ArtifactError: If a bank is damaged.
             ModelError: If the LM cannot be used.
         """
@@ -104,8 +103,6 @@ class PromptedReranker(ScoringReranker):
         if args.per_query:
             return NeighborReranker(request)
         with_head = find_similarity(args.similarity).reads_words
-        if args.lm_layer == "auto" and not with_head:
-            args = replace(args, lm_layer=choose_layer(request))
         first = PromptedEncoder.open(args, prompt, request.context.device, with_head=with_head)
         encoders = [first, *map(first.under, prompt.others)]
         members = []

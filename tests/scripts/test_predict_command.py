@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from conftest import write_jsonl
 from scripted import call, read_json, review_rows
-from tiny_models import build_blurred_lm
 
 import pgra
 from pgra.artifacts import write_sealed
@@ -72,24 +71,6 @@ def test_a_moved_reader_gives_new_texts_what_the_test_set_got(bench, run, tmp_pa
         assert sum(each["attention"] for each in answer["evidence"]) == pytest.approx(1, abs=1e-5)
         for ours, theirs in zip(answer["evidence"], row["evidence"], strict=True):
             assert (ours.pop("text"), ours) == (theirs.pop("text"), pytest.approx(theirs, rel=1e-3))
-
-
-def test_the_layer_of_auto_needs_no_training_examples_again(new_bench, tmp_path):
-    kinds = (("great", "positive"), ("dull", "negative"))
-    rows = [
-        {"text": f"{word} {word} {i}", "label": label} for i in range(30) for word, label in kinds
-    ]
-    train = write_jsonl(tmp_path / "words.jsonl", rows)
-    lm = build_blurred_lm(tmp_path / "lm")
-    new_bench.flags |= {"lm": lm, "lm_layer": "auto", "train_file": train}
-    new_bench.make("auto")
-    assert new_bench.train("auto").code == new_bench.evaluate("auto").code == 0  # taken up
-    row = new_bench.predictions("auto")[0]
-    train.unlink()
-    (answer,) = answers(new_bench.run("auto"), row["text"])
-    assert [one["text"] for one in answer["evidence"]] == [one["text"] for one in row["evidence"]]
-    layers = [read_json(path) for path in new_bench.artifacts.glob("layers/*/manifest.json")]
-    assert [each["counts"]["layer"] < 3 for each in layers] == [True]
 
 
 def test_attention_is_added_later(bench, run, tmp_path):

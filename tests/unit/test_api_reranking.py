@@ -315,7 +315,6 @@ BAD = [
     ({"examples": [(3, "positive")]}, DataError, "examples, row 0: 'text' is 3, not text"),
     ({"similarity": "dott"}, ConfigError, "unknown similarity 'dott'"),
     ({"lm_layer": 99}, ConfigError, "lm_layer is 99, and"),
-    ({"lm_layer": "auto"}, ConfigError, "lm_layer 'auto' is chosen on a run's training data"),
     ({"lm_layer": 1.5}, ConfigError, "lm_layer is '1.5'"),
     ({"dtype": "float8"}, ConfigError, "lm_dtype 'float8'"),
     ({"device": "cuda:99"}, PgraError, "cannot use device 'cuda:99'"),

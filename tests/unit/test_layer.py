@@ -1,15 +1,9 @@
-"""An LM that ends with an earlier layer: its states, what they cost, and how one is chosen."""
-
-import gc
-import json
-import logging
-import weakref
-from dataclasses import replace
+"""An LM that ends with an earlier layer: its states, and what they cost."""
 
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
+from conftest import SENTENCES, with_rerank
 from tiny_models import build_blurred_lm, build_lm, build_odd_lm
 from transformers import AutoModel
 
@@ -22,7 +16,6 @@ from pgra.lm.prefix import WAYS, PromptedEncoder
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank.layer import earliest_good
 
 IDS = [list(range(5, 25)), list(range(9, 18)), [7]]
 PROMPT = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), "A plot.\nThe answer is bad")
@@ -75,18 +68,12 @@ def test_later_layers_are_neither_loaded_nor_counted(folder):
     assert shape.matrices == pytest.approx(inner, rel=0.1)  # but for what stands outside layers
 
 
-def test_prefixes_are_shared_at_a_layer_and_all_layers_come_from_one_forward(folder):
-    depths = range(1, open_lm(folder).config.num_hidden_layers + 1)
-    alone = [PromptedEncoder(open_lm(folder, str(layer)), PROMPT, "none") for layer in depths]
-    truth = [encoder.encode(SENTENCES) for encoder in alone]
-    beside = open_lm(folder)
-    beside.depths = depths
+def test_prefixes_are_shared_at_a_layer(folder):
+    truth = PromptedEncoder(open_lm(folder, "1"), PROMPT, "none").encode(SENTENCES)
     ways = WAYS if folder.name != "gemma2" else ()  # it looks back 16 tokens in some layers
     for way in (*ways, "none", "auto"):
         shared = PromptedEncoder(open_lm(folder, "1"), PROMPT, way, 70)
-        torch.testing.assert_close(shared.encode(SENTENCES), truth[0], rtol=1e-3, atol=1e-3)
-        found = PromptedEncoder(beside, PROMPT, way, 70).encode(SENTENCES)
-        torch.testing.assert_close(found, torch.cat(truth, 1), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(shared.encode(SENTENCES), truth, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -99,41 +86,18 @@ def test_a_share_is_the_nearest_layer(tmp_path, asked, depth, number):
     assert open_lm(folder, asked).layer == number
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "0.0", "1e-1", "first", "", "18.0"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "0.0", "1e-1", "auto", "first", "", "18.0"])
 def test_what_is_no_layer_is_refused(value):
-    with pytest.raises(ConfigError, match=r"lm_layer is '.*': give last, auto, the number"):
+    with pytest.raises(ConfigError, match=r"lm_layer is '.*': give last, the number"):
         RerankArguments(lm_layer=value)
 
 
 def test_layers_that_are_not_there_are_refused(args, lm_dirs):
     with pytest.raises(ConfigError, match=r"lm_layer is 3, and .* has 2 layers"):
         open_lm(lm_dirs["gpt2"], "3")
-    with pytest.raises(ConfigError, match="'auto' is chosen under one prompt, and with exem"):
-        with_rerank(args, lm_layer="auto", exemplars="knn")
-    for layer, similarity in (("1", "label_words"), ("auto", "label_words"), ("1", "kl")):
-        stages = Stages.read(with_rerank(args, lm_layer=layer, similarity=similarity), ALONE)
-        with pytest.raises(
-            ConfigError, match="--similarity label_words and kl need: use --lm_layer la"
-        ):
-            stages.open()
-
-
-# Choosing one.
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "count", "index"),
-    [
-        # The best, 0.9, has a standard error of 0.03 on 100 examples, and of 0.015 on 400.
-        ([0.8, 0.865, 0.87, 0.9, 0.88], 100, 2),
-        ([0.8, 0.865, 0.87, 0.9, 0.88], 400, 3),
-        ([0.75, 0.7, 0.76], 300, 0),
-        ([0.5, 0.99, 1.0], 300, 2),  # no error where all are right
-        ([0.9], 10, 0),
-    ],
-)
-def test_the_earliest_within_one_standard_error(accuracies, count, index):
-    assert earliest_good(accuracies, count) == index
+    stages = Stages.read(with_rerank(args, lm_layer="1", similarity="label_words"), ALONE)
+    with pytest.raises(ConfigError, match="--similarity label_words needs: use --lm_layer last"):
+        stages.open()
 
 
 @pytest.fixture
@@ -141,73 +105,10 @@ def blurred(tmp_path):
     return build_blurred_lm(tmp_path / "blurred")
 
 
-@pytest.fixture
-def args(args, tmp_path):
-    """Reviews that even a tiny LM of random weights tells apart: a word, four times."""
-    kinds = (("positive", "great"), ("negative", "dull"))
-    rows = [
-        {"text": f"{word} " * 4 + str(i), "label": label}
-        for i in range(30)
-        for label, word in kinds
-    ]
-    train = write_jsonl(tmp_path / "words.jsonl", rows)
-    args = replace(args, data=replace(args.data, train_file=str(train)))
-    return with_rerank(with_retriever(args, retriever="random"), num_exemplars=2)
-
-
 def find(args):
     stages = Stages.read(args, ALONE)
     stages.find()
     return stages
-
-
-def counts_of(args):
-    (folder,) = (args.artifacts / "layers").iterdir()
-    return json.loads((folder / "manifest.json").read_text())["counts"]
-
-
-def test_auto_leaves_out_a_layer_that_tells_less_and_reads_on_at_its_choice(
-    args, blurred, tmp_path, caplog, monkeypatch
-):
-    caplog.set_level(logging.INFO)
-    auto = with_rerank(args, lm=str(blurred), lm_layer="auto")
-    stages = find(auto)
-    counts = counts_of(auto)
-    layer, told = counts["layer"], counts["accuracy"]
-    assert list(told) == ["1", "2", "3"]
-    assert layer < 3
-    assert told["3"] < told[str(layer)]
-    assert counts["examples"] == len(stages.data.train)
-    assert f"layer {layer} of 3; a head's accuracy on" in caplog.text
-    # The same as the number, by its states and its fingerprint.
-    encoder = stages.reranker.encoder
-    assert (encoder.lm.layer, len(encoder.lm.model.h)) == (layer, layer)
-    there = replace(args.runtime, artifacts_dir=str(tmp_path / "elsewhere"))
-    number = find(with_rerank(replace(auto, runtime=there), lm_layer=str(layer)))
-    assert number.fingerprints == stages.fingerprints
-    np.testing.assert_array_equal(*(s.evidence["test"].candidates.scores for s in (number, stages)))
-    # And again: nothing is read for it, and the order of examples does not matter.
-    monkeypatch.setattr(PromptedEncoder, "encode_prompts", None)
-    assert find(auto).fingerprints == stages.fingerprints
-    stages.data.train.reverse()
-    stages.__dict__.pop("reranker")
-    assert stages.reranker.encoder.lm.layer == layer
-    assert "(reused)" in caplog.text
-
-
-def test_the_whole_lm_is_gone_when_a_layer_is_chosen(args, blurred, monkeypatch):
-    loaded, load = [], CausalLM._load
-
-    def keep_track(lm):
-        model = load(lm)
-        loaded.append((weakref.ref(model), len(model.h)))
-        return model
-
-    monkeypatch.setattr(CausalLM, "_load", keep_track)
-    stages = Stages.read(with_rerank(args, lm=str(blurred), lm_layer="auto"), ALONE)
-    assert stages.reranker.encoder.lm.width == 32  # it reads
-    gc.collect()
-    assert [(count, model() is None) for model, count in loaded] == [(3, True), (1, False)]
 
 
 def test_a_plan_counts_the_layers_that_run(args, blurred):
@@ -229,16 +130,3 @@ def test_a_prefix_a_query_is_read_at_a_layer_too(args, blurred):
         assert stages.reranker.fingerprint.get("lm_layer", 3) == int(layer)
         found[layer] = stages.evidence["test"].candidates.scores
     assert np.ptp(found["3"]) < 1e-3 * np.ptp(found["1"])  # the last layer has nothing to tell
-
-
-def test_the_first_prefix_chooses_for_all(args, blurred):
-    auto = with_rerank(args, lm=str(blurred), lm_layer="auto", num_prefixes=2)
-    stages = Stages.read(auto, ALONE)
-    members = stages.reranker.members
-    assert {member.encoder.lm.layer for member in members} == {counts_of(auto)["layer"]}
-
-
-def test_auto_needs_two_examples_of_two_labels(args):
-    few = replace(args, data=replace(args.data, max_train_samples=4))
-    with pytest.raises(ConfigError, match=r"by label there are .*: give two .*--lm_layer 0\.6"):
-        Stages.read(with_rerank(few, lm_layer="auto"), ALONE).open()
