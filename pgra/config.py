@@ -634,9 +634,8 @@ class RerankArguments(LMArguments):
         "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
         "whitened_cosine; label_words (of the log-chances that the LM gives the label words, "
         "each standardised); head (the chance of one label, by a logistic head learnt from the "
-        "training examples); kl (of the LM's next-token distributions); csls (cosine without "
-        "hubs). All but dot, cosine and kl are fitted to up to 2,000 passages and training "
-        "queries, which the LM then reads. Or module:Class of your own.",
+        "training examples). All but dot and cosine are fitted to up to 2,000 passages and "
+        "training queries, which the LM then reads. Or module:Class of your own.",
         is_open=True,
     )
     topic_weight: float = arg(

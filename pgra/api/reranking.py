@@ -88,8 +88,8 @@ class Reranker:
                 with a "label", a `datasets.Dataset`, or `Example`s. None is zero-shot.
             num_exemplars: Draw so many of them, the same number of each label; None: all.
             seed: Of the draw.
-            similarity: As `--similarity`: dot (the paper's), cosine, kl; those that are fitted
-                (whitened, whitened_cosine, label_words, head, csls) need `fit` first.
+            similarity: As `--similarity`: dot (the paper's), cosine; those that are fitted
+                (whitened, whitened_cosine, label_words, head) need `fit` first.
             lm_layer: Layer whose states are compared: "last", its number, or a share such as 0.6.
             device: Where the LM runs.
             dtype: Of its weights.
@@ -284,12 +284,12 @@ class Reranker:
         if self._class.is_fitted and self._fitted is None:
             raise ValueError(
                 f"similarity '{self.similarity}' is fitted to documents and training queries: "
-                "call fit(documents, examples) first, or use dot, cosine or kl"
+                "call fit(documents, examples) first, or use dot or cosine"
             )
 
     def _similarity(self) -> Similarity:
         if self._fitted is None:
-            self._fitted = self._class.of_lm(self.encoder.lm)
+            self._fitted = self._class()
         return self._fitted
 
     def _examples(self, given: Iterable[Any], name: str) -> list[Example]:

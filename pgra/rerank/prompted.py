@@ -135,9 +135,8 @@ class PromptedReranker(ScoringReranker):
         self.fitting.check()
 
     def release(self) -> None:
-        """Let go of the LM, the prefix's keys and values, and a head that states are read by."""
+        """Let go of the LM and the prefix's keys and values."""
         self.encoder.release()
-        self.fitting.release()
 
     def prompts(self, query: Example) -> list[str]:
         """Return the query's one prompt."""

@@ -7,8 +7,6 @@
     label_words      the LM's own log-chances of the label words, each less its mean, over its
                      standard deviation
     head             the chance that both have one label, by a head learnt from training examples
-    kl               how near the LM's whole next-token distributions are (Xu et al. 2023)
-    csls             cosine, less how near a passage is to all queries (Conneau et al. 2018)
 
 Hidden states have a large part in common, and a few columns far larger than the rest, so that
 products tell little of the texts; mean and standard deviation take both away. And an LM under a few
@@ -20,7 +18,8 @@ of text, and what all queries have in common says nothing of which passage is li
 
 A similarity of your own (`--similarity module:Class`) derives from `Similarity` and overrides
 `change`, or `of_passages` and `of_queries`. One that is fitted is a dataclass, says so by
-`is_fitted`, and overrides `fit`: its fields are arrays, and they are all that is kept of a fit.
+`is_fitted`, and overrides `fit`: its fields are arrays, and they are all that is kept of a fit
+(`examples/own_similarity.py`).
 """
 
 import logging
@@ -34,7 +33,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from pgra.artifacts import (
     artifact_dir,
@@ -55,9 +53,6 @@ from pgra.rerank.base import Reference
 from pgra.rerank.head import affine, column_stats, fit_head, log_softmax
 
 logger = logging.getLogger(__name__)
-
-_HUBNESS = 10  # training queries that a hub is told by
-_HUB_ROWS = 4096  # passages that are compared with them at once
 
 
 def log_chances(states: Floats, words: Floats) -> Floats:
@@ -136,11 +131,6 @@ class Similarity:
     @classmethod
     def fit(cls, sample: Sample) -> Self:  # noqa: ARG003
         """Measure a sample; the fields are kept as arrays."""
-        return cls()
-
-    @classmethod
-    def of_lm(cls, lm: CausalLM) -> Self:  # noqa: ARG003
-        """Return one that is not fitted."""
         return cls()
 
     def of_passages(self, states: Floats, norms: Floats) -> Floats:
@@ -361,109 +351,6 @@ class LabelHead(Similarity):
         return _softmax(logits)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NextTokens(Similarity):
-    """How near the LM's next-token distributions are: -KL(p_x || p_e), but for what e leaves alone.
-
-        score(x, e) = sum_v p_x(v) log p_e(v)
-
-    Xu et al. 2023 ("kNN Prompting", arXiv 2303.13824) so compare a text with labelled examples.
-
-    Attributes:
-        head: The LM's, from states to logits, (V, H).
-    """
-
-    head: torch.nn.Linear
-
-    reads_words = True
-
-    @classmethod
-    def settings(
-        cls,
-        encoder: PromptedEncoder,
-        reference: Reference,  # noqa: ARG003
-        examples: Sequence[Example],  # noqa: ARG003
-    ) -> dict[str, Any]:
-        """Return how many tokens there are."""
-        return {"similarity_fit": {"vocabulary": int(encoder.lm.config.vocab_size)}}
-
-    @classmethod
-    def num_columns(cls, width: int, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
-        """Return one a token."""
-        return int(settings["similarity_fit"]["vocabulary"])
-
-    @classmethod
-    def of_lm(cls, lm: CausalLM) -> Self:
-        """Take the LM's head."""
-        return cls(head=lm.head)
-
-    def of_passages(self, states: Floats, norms: Floats) -> Floats:  # noqa: ARG002
-        """Return log p_e."""
-        return self._log_chances(states).float().cpu().numpy()
-
-    def of_queries(self, states: Floats, norms: Floats, keys: Rows) -> Floats:  # noqa: ARG002
-        """Return p_x."""
-        return self._log_chances(states).exp().float().cpu().numpy()
-
-    @cached_property
-    def _weights(self) -> list[Tensor | None]:
-        return [None if w is None else w.double() for w in (self.head.weight, self.head.bias)]
-
-    def _log_chances(self, states: Floats) -> Tensor:
-        # In float32 the last digits would depend on how many states there are.
-        weight, bias = self._weights
-        assert weight is not None
-        given = torch.from_numpy(states).to(weight)
-        with torch.inference_mode():
-            return torch.nn.functional.linear(given, weight, bias).log_softmax(dim=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Csls(Similarity):
-    """Cosine, less how near a passage is to queries whatever they are: hubs lose.
-
-        score(x, e) = 2 cos(x, e) - r(e)
-        r(e) = mean cosine of e with its 10 nearest training queries
-
-    Cross-domain similarity local scaling (Conneau et al. 2018, "Word Translation Without Parallel
-    Data", arXiv 1710.04087); its other term, r(x), changes no query's order.
-
-    Attributes:
-        queries: States of the training queries, of length 1, (m, H).
-    """
-
-    queries: Floats
-
-    is_fitted = True
-
-    @classmethod
-    def num_columns(cls, width: int, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
-        """Return one more, for r(e)."""
-        return width + 1
-
-    @classmethod
-    def fit(cls, sample: Sample) -> Self:
-        """Keep the training queries."""
-        return cls(queries=unit(sample.queries, np.linalg.norm(sample.queries, axis=1)))
-
-    def of_passages(self, states: Floats, norms: Floats) -> Floats:
-        """Return 2 e / |e|, and -r(e)."""
-        values = unit(states, norms)
-        nearest = min(_HUBNESS, len(self.queries))
-        hub = np.empty((len(values), 1), np.float32)
-        for start in range(0, len(values), _HUB_ROWS):
-            # In float32 the last digits would depend on how many passages there are.
-            some = slice(start, start + _HUB_ROWS)
-            cosines = values[some].astype(np.float64) @ self.queries.T.astype(np.float64)
-            best = np.partition(cosines, -nearest, axis=1)[:, -nearest:]
-            hub[some, 0] = np.sort(best, axis=1).mean(axis=1)
-        return np.concatenate([2 * values, -hub], axis=1)
-
-    def of_queries(self, states: Floats, norms: Floats, keys: Rows) -> Floats:  # noqa: ARG002
-        """Return x / |x|, and 1."""
-        return np.concatenate([unit(states, norms), np.ones((len(states), 1), np.float32)], axis=1)
-
-
 def _softmax(logits: Floats) -> Floats:
     chances: Floats = np.exp(log_softmax(logits))
     return chances
@@ -471,10 +358,8 @@ def _softmax(logits: Floats) -> Floats:
 
 SIMILARITIES = {
     "cosine": "pgra.rerank.similarity:Cosine",
-    "csls": "pgra.rerank.similarity:Csls",
     "dot": "pgra.rerank.similarity:Similarity",
     "head": "pgra.rerank.similarity:LabelHead",
-    "kl": "pgra.rerank.similarity:NextTokens",
     "label_words": "pgra.rerank.similarity:LabelWords",
     "whitened": "pgra.rerank.similarity:Whitened",
     "whitened_cosine": "pgra.rerank.similarity:WhitenedCosine",
@@ -641,11 +526,6 @@ class Fitting:
         )
         return self._class.fit(sample)
 
-    def release(self) -> None:
-        """Let go of the LM's head, where states are compared by it."""
-        if not self._class.is_fitted:
-            vars(self).pop("similarity", None)
-
     @cached_property
     def similarity(self) -> Similarity:
         """Read what `fit` measured.
@@ -654,7 +534,7 @@ class Fitting:
             ArtifactError: If it is not there, or damaged.
         """
         if not self._class.is_fitted:
-            return self._class.of_lm(self._encoder.lm)
+            return self._class()
         read_manifest(self.folder, stage=STAGE, fingerprint=self.fingerprint)
         names = [field.name for field in fields(self._class)]
         return self._class(**{n: np.array(read_array(self.folder / f"{n}.npy")) for n in names})

@@ -8,6 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from loopback import LoopbackEndpoint, Written
 
@@ -153,6 +154,32 @@ def test_a_reranker_of_ones_own_orders_by_shared_words(example):
     first = [float(found) for found in re.findall(r"^ +(-?\d+\.\d{4}) ", out, re.M)]
     assert len(first) == len(scores)
     assert first != scores  # the control: the first stage's are cosines
+
+
+def test_csls_by_hand(monkeypatch):
+    """A passage between all queries loses to one that is near one of them alone."""
+    own = importlib.import_module("own_similarity")
+    monkeypatch.setattr(own, "NEAREST", 2)
+    similarity = own.Csls(queries=np.array([[1, 0], [0, 1], [-1, 0]], np.float32))
+    half = 0.5**0.5
+    passages = np.array([[5, 5], [3, 0], [0, 0]], np.float32)  # a hub, near one, like nothing
+    queries = np.array([[2, 0], [1, 1]], np.float32)
+    norms = [np.linalg.norm(states, axis=1) for states in (passages, queries)]
+    found = similarity.of_queries(queries, norms[1], None) @ (
+        similarity.of_passages(passages, norms[0]).T
+    )
+    cosines = np.array([[half, 1, 0], [1, half, 0]])
+    np.testing.assert_allclose(found, 2 * cosines - [half, 0.5, 0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_similarity_of_ones_own_orders_candidates(example):
+    lines = example("own_similarity")
+    assert "second stage: bundled:smollm2-135m, own_similarity:Csls" in lines[1]
+    second = [line[lines[1].index("second stage") :] for line in lines[2:]]
+    scores = [float(found) for line in second for found in re.findall(r"^ +(-?\d+\.\d{4}) ", line)]
+    assert scores == sorted(scores, reverse=True)
+    assert -1 < scores[-1] < scores[0] < 2
 
 
 @pytest.mark.slow

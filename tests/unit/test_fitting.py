@@ -21,7 +21,7 @@ from pgra.rerank.head import affine, fit_head, log_softmax
 from pgra.rerank.prompted import PromptedReranker
 from pgra.rerank.similarity import SIMILARITIES
 
-FITTED = ["csls", "head", "label_words", "whitened", "whitened_cosine"]
+FITTED = ["head", "label_words", "whitened", "whitened_cosine"]
 CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])
 rerank = partial(run, queries=TWO, rows=CANDIDATES)
 

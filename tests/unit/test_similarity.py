@@ -147,38 +147,3 @@ def test_the_topic_is_added_by_hand():
     np.testing.assert_allclose(add_topic(scores, first, 0.5), expected, atol=1e-6)
     moved = Candidates(rows, first.scores * 7 - 3)
     np.testing.assert_allclose(add_topic(scores * 100 + 1, moved, 0.5), expected, atol=1e-5)
-
-
-def test_kl_is_that_of_the_lms_whole_distributions(lm_dir):
-    """The oracle: stock logits. The scores differ from -KL by a query's entropy, one a query."""
-    encoder = PromptedEncoder.open(RerankArguments(lm=str(lm_dir)), PROMPT, "cpu", with_head=True)
-    similarity = find_similarity("kl").of_lm(encoder.lm)
-    states = encoder.encode(TEXTS).numpy()
-    found = scores(similarity, states, states)
-    lm, tokenizer = (kind.from_pretrained(lm_dir) for kind in (AutoModelForCausalLM, AutoTokenizer))
-    prompts = [PROMPT.prefix + PROMPT.suffix({"text": text}) for text in TEXTS]
-    with torch.no_grad():
-        asked = [tokenizer(prompt, return_tensors="pt")["input_ids"] for prompt in prompts]
-        chances = torch.cat([lm.eval()(ids).logits[:, -1].log_softmax(-1) for ids in asked])
-    kl = torch.nn.functional.kl_div(chances, chances[:, None], log_target=True, reduction="none")
-    entropy = -(chances.exp() * chances).sum(1)
-    np.testing.assert_allclose(found, -(kl.sum(2) + entropy[:, None]), rtol=1e-3, atol=1e-3)
-    assert (found.argmax(axis=1) == np.arange(len(TEXTS))).all()  # nothing is nearer than itself
-    settings = similarity.settings(encoder, None, [])
-    assert similarity.num_columns(7, settings) == chances.shape[1]
-
-
-def test_csls_by_hand(monkeypatch):
-    """A passage between all queries loses to one that is near one of them alone."""
-    monkeypatch.setattr("pgra.rerank.similarity._HUBNESS", 2)
-    monkeypatch.setattr("pgra.rerank.similarity._HUB_ROWS", 2)
-    similarity = find_similarity("csls")(queries=np.array([[1, 0], [0, 1], [-1, 0]], np.float32))
-    half = 0.5**0.5
-    passages = np.array([[5, 5], [3, 0], [0, 0]], np.float32)  # a hub, near one, like nothing
-    found = scores(similarity, passages, np.array([[2, 0], [1, 1]], np.float32))
-    hubs = np.array([half, 0.5, 0])
-    cosines = np.array([[half, 1, 0], [1, half, 0]])
-    np.testing.assert_allclose(found, 2 * cosines - hubs, rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr("pgra.rerank.similarity._HUBNESS", 10)  # of three there are three
-    found = scores(similarity, passages[1:2], passages[1:2])
-    np.testing.assert_allclose(found, 2 - 0, atol=1e-6)

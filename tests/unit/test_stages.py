@@ -112,7 +112,7 @@ def test_a_second_experiment_runs_the_lm_on_nothing(args, caplog):
     assert not any(stored.reused for stored in cosine.evidence.values())
 
 
-@pytest.mark.parametrize("similarity", ["csls", "dot", "head", "label_words"])
+@pytest.mark.parametrize("similarity", ["dot", "head", "label_words"])
 def test_two_processes_search_everything_as_one_does(args, tmp_path, similarity):
     args = with_retriever(with_rerank(args, similarity=similarity), retriever="exhaustive")
     alone = found_for(args)
