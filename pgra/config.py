@@ -658,12 +658,6 @@ class RerankArguments(LMArguments):
         is_open="selector",
     )
     exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
-    num_prefixes: int = arg(
-        1,
-        "Draws of exemplars (seeds exemplar_seed, exemplar_seed + 1, ...): the LM reads every text "
-        "under each, and a candidate's score is the mean.",
-        least=1,
-    )
     lm_batch_tokens: int = arg(
         512,
         "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many for 13 billion weights, "
@@ -722,12 +716,6 @@ class RerankArguments(LMArguments):
             raise ConfigError(
                 "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "
                 "--prefix_sharing auto, or leave --fast_kernels out"
-            )
-        if self.num_prefixes > 1 and (self.per_query or not self.num_exemplars):
-            raise ConfigError(
-                f"num_prefixes is {self.num_prefixes}: several draws need exemplars that are drawn "
-                f"for the task: ask for --num_exemplars of at least 1, and --exemplars of "
-                f"{', '.join(DRAWN_EXEMPLARS)}"
             )
         if not self.per_query:
             return
@@ -1021,11 +1009,10 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
             first stage and something asks for one.
     """
     name = retriever.retriever
-    if name == "exhaustive" and (rerank.per_query or rerank.num_prefixes > 1):
+    if name == "exhaustive" and rerank.per_query:
         raise ConfigError(
             f"exhaustive search compares states of one prompt, and exemplars '{rerank.exemplars}' "
-            f"with num_prefixes {rerank.num_prefixes} make several: use another --retriever (or "
-            "--method pgra), or one draw of exemplars"
+            "make one a query: use another --retriever (or --method pgra), or one draw of exemplars"
         )
     if name in ("exhaustive", "random") and retriever.index_dir is not None:
         raise ConfigError(

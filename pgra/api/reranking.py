@@ -117,8 +117,8 @@ class Reranker:
         )
         pool = self._examples(examples, "examples")
         self.prompt = _write_prompt(shown, pool, self._words, num_exemplars, seed)
-        self._rest = [one for one in pool if one.id not in self.prompt.shown_ids]
-        self._shown = {query_key(one) for one in pool if one.id in self.prompt.shown_ids}
+        self._rest = [one for one in pool if one.id not in self.prompt.exemplar_ids]
+        self._shown = {query_key(one) for one in pool if one.id in self.prompt.exemplar_ids}
         self.similarity, self._class = similarity, find_similarity(similarity)
         if self.similarity == "label_words" and not self._words:
             raise ConfigError("similarity 'label_words' compares label words: give words= or task=")

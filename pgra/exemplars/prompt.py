@@ -8,7 +8,6 @@ has its nearest training examples (KATE, Liu et al. 2022, section 2.3), the near
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from pgra.config import find_class
 from pgra.core import ALONE, Context, Example, Json
@@ -32,9 +31,8 @@ def build_prompt(
     num_exemplars: int,
     method: str = "balanced",
     seed: int = 0,
-    num_prefixes: int = 1,
 ) -> FewShotPrompt:
-    """Draw exemplars from a training set and write the prefix, or several.
+    """Draw exemplars from a training set and write the prefix.
 
     Args:
         template: How a text is shown.
@@ -42,8 +40,7 @@ def build_prompt(
         words: The word that answers, by label, in the task's order of labels.
         num_exemplars: The paper's m. `official` takes its own number, 8 to 11 of 8.
         method: A selector that draws, of `pgra.config.DRAWN_EXEMPLARS`.
-        seed: Seed of choice and order; further prefixes have the seeds after it.
-        num_prefixes: How many draws; those after the first are the prompt's `others`.
+        seed: Seed of choice and order.
 
     Raises:
         ConfigError: If there are fewer training examples than asked for.
@@ -58,14 +55,8 @@ def build_prompt(
     draw = find_class("selector", method, SELECTORS).draw
     rows = range(len(examples))
     groups = group_rows(rows, [e.label for e in examples], list(words))
-    style = PromptFormat(template, words)
-    first, *others = (
-        style.prompt(
-            [examples[row] for row in draw(rows, groups, num_exemplars, random.Random(each))]
-        )
-        for each in range(seed, seed + num_prefixes)
-    )
-    return replace(first, others=tuple(others))
+    drawn = draw(rows, groups, num_exemplars, random.Random(seed))
+    return PromptFormat(template, words).prompt([examples[row] for row in drawn])
 
 
 class NearestExemplars:

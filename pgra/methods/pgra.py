@@ -378,12 +378,10 @@ class Pgra(Method):
         return [*super().notes(), *bundled_notes([], sources)]
 
     def sample_prompt(self) -> str:
-        """Return the LM's prompt of the first test query, under every prefix."""
+        """Return the LM's prompt of the first test query."""
         query, prompt = self.data.test[0], self.stages.prompt
-        texts = self.stages.reranker.prompts(query) if self.stages.depth else []
-        if not texts:
-            texts = [each.prefix + each.suffix(query.fields) for each in (prompt, *prompt.others)]
-        return "\n\n--- the next prefix ---\n\n".join(texts)
+        text = self.stages.reranker.whole_prompt(query) if self.stages.depth else ""
+        return text or prompt.prefix + prompt.suffix(query.fields)
 
     @classmethod
     def restore(cls, folder: Path, args: RunArguments, context: Context) -> Self | None:

@@ -102,7 +102,7 @@ class Stages(Timed):
         data = TaskData.read(args)
         prompt, exemplars = _write_prompt(data, args, context)
         # Readers without a prompt leave the same examples out, so that all train on equal data.
-        shown = prompt.shown_ids
+        shown = prompt.exemplar_ids
         train = [example for example in data.train if example.id not in shown]
         if not train:
             raise ConfigError(
@@ -385,7 +385,6 @@ def _write_prompt(
         num_exemplars=args.rerank.num_exemplars,
         method=args.rerank.exemplars,
         seed=args.rerank.exemplar_seed,
-        num_prefixes=args.rerank.num_prefixes,
     )
     return prompt, None
 

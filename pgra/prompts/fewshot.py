@@ -24,18 +24,11 @@ class FewShotPrompt:
         template: How a text is shown.
         prefix: Instruction and exemplars, without the blank line that ends them; "" for none.
         exemplar_ids: Which training examples stand in it, in its order.
-        others: The same template behind other draws of exemplars, over which scores are averaged.
     """
 
     template: PromptTemplate
     prefix: str = ""
     exemplar_ids: tuple[str, ...] = ()
-    others: tuple["FewShotPrompt", ...] = ()
-
-    @property
-    def shown_ids(self) -> set[str]:
-        """All training examples that stand in any of the prefixes."""
-        return {name for prompt in (self, *self.others) for name in prompt.exemplar_ids}
 
     def suffix(self, fields: Mapping[str, str]) -> str:
         """Render one text; `prefix + suffix` is the whole prompt."""

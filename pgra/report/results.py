@@ -584,9 +584,7 @@ METHOD_ORDER = (
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
-_EXEMPLARS = tuple(
-    f"rerank.{name}" for name in ("num_exemplars", "exemplars", "exemplar_seed", "num_prefixes")
-)
+_EXEMPLARS = ("rerank.num_exemplars", "rerank.exemplars", "rerank.exemplar_seed")
 _STILL_USED = (*_EXEMPLARS, "rerank.num_evidence")
 _OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, and at no evidence
 _FREE = {

@@ -22,8 +22,8 @@ What `BaseReranker` implements has sensible defaults and may be left out.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,13 +54,6 @@ class Reference:
     queries: Sequence[Example] = ()
     words: Mapping[str, str] = field(default_factory=dict)
     made: Mapping[str, Json] | None = None
-
-    def of_prefix(self, index: int, count: int) -> "Reference":
-        """Return the reference of one of several prefixes."""
-        if self.made is None or count == 1:
-            return self
-        made: Any = self.made
-        return replace(self, made=made["prefixes"][index])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,9 +197,9 @@ class BaseReranker(ABC):
     def release(self) -> None:  # noqa: B027 (most hold nothing large)
         """Let go of models, which are loaded again when they are next needed."""
 
-    def prompts(self, query: Example) -> list[str]:  # noqa: ARG002
-        """Return the whole prompts that a query is read in, one a prefix; none without prompts."""
-        return []
+    def whole_prompt(self, query: Example) -> str:  # noqa: ARG002
+        """Return the prompt that a query is read in; "" without prompts."""
+        return ""
 
 
 def draw_texts(corpus: "Corpus", rows: Rows, count: int, seed: int) -> list[str]:

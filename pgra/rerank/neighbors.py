@@ -90,10 +90,10 @@ class NeighborReranker(PairReranker):
         """Let go of the LM."""
         self.encoder.release()
 
-    def prompts(self, query: Example) -> list[str]:
+    def whole_prompt(self, query: Example) -> str:
         """Return the query's prompt as it is read, where not all exemplars fit."""
         prompt = self.exemplars.encoder_for(self.encoder, query).prompt
-        return [prompt.prefix + prompt.suffix(query.fields)]
+        return prompt.prefix + prompt.suffix(query.fields)
 
     def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
         """Name the pairs of queries and candidates, (B, K); finds the queries' exemplars."""

@@ -1,4 +1,4 @@
-"""The prompted reranker: an LM reads query and candidates under one prompt, or several.
+"""The prompted reranker: an LM reads query and candidates under one prompt.
 
 Guo et al. 2023, section 2.2: states by eq. 2, similarity by eq. 3. The softmax of eq. 3 does not
 change the order, so scores are the plain products; others are in `pgra.rerank.similarity`. A prefix
@@ -10,14 +10,13 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from pgra.artifacts import artifact_dir
 from pgra.config import Arguments as _Arguments
 from pgra.config import RerankArguments
-from pgra.core import MISSING_ROW, Candidates, Example, Json, Rows, Scores
+from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
 from pgra.lm.cost import LmShape, foresee_prompts
 from pgra.lm.load import batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder
@@ -27,8 +26,6 @@ from pgra.rerank.base import (
     Cost,
     RerankRequest,
     ScoringReranker,
-    Work,
-    add_topic,
     draw_texts,
 )
 from pgra.rerank.neighbors import NeighborReranker
@@ -91,7 +88,7 @@ class PromptedReranker(ScoringReranker):
 
     @classmethod
     def open(cls, request: RerankRequest) -> BaseReranker:
-        """Open an LM under the task's prompt, its several prompts, or each query's own.
+        """Open an LM under the task's prompt, or each query's own.
 
         Raises:
             ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
@@ -99,17 +96,14 @@ class PromptedReranker(ScoringReranker):
             ArtifactError: If a bank is damaged.
             ModelError: If the LM cannot be used.
         """
-        args, prompt = request.args, request.prompt
+        args = request.args
         if args.per_query:
             return NeighborReranker(request)
         with_head = find_similarity(args.similarity).reads_words
-        first = PromptedEncoder.open(args, prompt, request.context.device, with_head=with_head)
-        encoders = [first, *map(first.under, prompt.others)]
-        members = []
-        for index, encoder in enumerate(encoders):
-            reference = request.reference.of_prefix(index, len(encoders))
-            members.append(cls(replace(request, reference=reference), encoder))
-        return members[0] if len(members) == 1 else AveragedReranker(members)
+        encoder = PromptedEncoder.open(
+            args, request.prompt, request.context.device, with_head=with_head
+        )
+        return cls(request, encoder)
 
     @classmethod
     def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
@@ -138,10 +132,10 @@ class PromptedReranker(ScoringReranker):
         """Let go of the LM and the prefix's keys and values."""
         self.encoder.release()
 
-    def prompts(self, query: Example) -> list[str]:
+    def whole_prompt(self, query: Example) -> str:
         """Return the query's one prompt."""
         prompt = self.encoder.prompt
-        return [prompt.prefix + prompt.suffix(query.fields)]
+        return prompt.prefix + prompt.suffix(query.fields)
 
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
         """Let the LM read queries, candidates and what the similarity is fitted to; fit it.
@@ -247,76 +241,5 @@ class PromptedReranker(ScoringReranker):
         )
 
 
-class AveragedReranker(BaseReranker):
-    """Orders candidates by the mean of their scores under several prefixes of one LM.
-
-    What an LM makes of few shots depends much on which shots they are (Lu et al. 2022,
-    "Fantastically Ordered Prompts"). Each draw of exemplars has banks of its own, so that the LM
-    reads all texts once a prefix.
-
-    Attributes:
-        members: One reranker a prefix.
-    """
-
-    def __init__(self, members: Sequence[PromptedReranker]) -> None:
-        self.members = list(members)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Those of the prefixes."""
-        return {"prefixes": [dict(member.fingerprint) for member in self.members]}
-
-    @property
-    def store(self) -> str:
-        """The folders of all banks."""
-        return " ".join(member.store for member in self.members)
-
-    def check(self) -> None:
-        """Refuse what any prefix refuses."""
-        for member in self.members:
-            member.check()
-
-    def release(self) -> None:
-        """Let go of the one LM, and each prefix's keys and values."""
-        for member in self.members:
-            member.release()
-
-    def prompts(self, query: Example) -> list[str]:
-        """Return the query's prompt under each prefix."""
-        return [prompt for member in self.members for prompt in member.prompts(query)]
-
-    def prepare(self, examples: Sequence[Example], rows: Rows) -> Work:
-        """Let the LM read under each prefix what it has not read yet; passages count once."""
-        done = [member.prepare(examples, rows) for member in self.members]
-        return replace(done[0], **_sums(done, "num_new", "num_tokens", "num_cut", "seconds"))
-
-    def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
-        """Order each query's candidates by the mean score; `prepare` must have seen them."""
-        rows = candidates.rows
-        scores = np.mean([member.score(examples, rows) for member in self.members], axis=0)
-        scores = add_topic(scores, candidates, self.members[0].topic_weight)
-        return Candidates.best(rows, scores, rows.shape[1])
-
-    def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
-        """Add up the prefixes' costs; queries and passages count once."""
-        costs = [member.cost(examples, first) for member in self.members]
-        most = max(costs, key=lambda cost: cost.to_read)
-
-        readings = [cost.reading for cost in costs]
-        return replace(
-            most,
-            **_sums(costs, "banked", "to_read", "shards", "bank_bytes", "for_fit"),
-            reading=replace(
-                most.reading,
-                num_prefixes=len(costs),
-                **_sums(readings, "tokens", "tokens_whole", "flops", "flops_whole"),
-            ),
-        )
-
-
 def _keys(examples: Sequence[Example]) -> Rows:
     return np.array([query_key(example) for example in examples], np.int64)
-
-
-def _sums(values: Sequence[object], *names: str) -> dict[str, Any]:
-    return {name: sum(getattr(value, name) for value in values) for name in names}

@@ -185,7 +185,7 @@ def test_drawn_exemplars_leave_the_others_for_the_fit(make, tmp_path):
     assert len(reranker.prompt.exemplar_ids) == 4
     scores = reranker.fit(SENTENCES).score(QUERIES, SENTENCES)
     rest = [
-        one for at, one in enumerate(TRAIN) if f"examples-{at}" not in reranker.prompt.shown_ids
+        one for at, one in enumerate(TRAIN) if f"examples-{at}" not in reranker.prompt.exemplar_ids
     ]
     again = make(examples=TRAIN, num_exemplars=4, similarity="head").fit(SENTENCES, rest)
     np.testing.assert_array_equal(again.score(QUERIES, SENTENCES), scores)

@@ -78,14 +78,6 @@ def test_so_it_does_with_another_dtype_of_a_full_bank(plain):
     assert cost.shards == -(-cost.to_read // 7) > 1
 
 
-def test_so_it_does_with_several_prefixes(plain):
-    cost, _ = check(with_rerank(plain, num_prefixes=3))
-    assert cost.reading.num_prefixes == 3
-    two = make_plan(with_rerank(plain, num_prefixes=2), seconds=0).cost
-    # Other examples are left out of training with fewer draws, and those alone are new.
-    assert two.to_read < two.banked
-
-
 @pytest.mark.parametrize("way", [{"num_candidates": 1}, {"retriever": "exhaustive"}])
 def test_so_it_does_with_what_a_similarity_is_fitted_to(plain, way, monkeypatch):
     monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 5)

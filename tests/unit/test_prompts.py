@@ -48,14 +48,6 @@ def test_a_prompt_is_exactly_what_the_paper_shows():
     assert prompt.suffix({"text": "new"}) == "\n\nWhich?\nnew\nThe answer is"
 
 
-@pytest.mark.parametrize("method", ["balanced", "official", "random"])
-def test_several_prefixes_are_those_of_several_seeds(method):
-    one, other = (build(method=method, seed=seed) for seed in (0, 1))
-    assert one.prefix != other.prefix
-    several = build(method=method, num_prefixes=2)
-    assert [several.prefix, *(p.prefix for p in several.others)] == [one.prefix, other.prefix]
-
-
 def test_official_takes_the_first_in_the_file_under_a_cap():
     # cap 8 // 3 + 1 = 3: rows 0 to 5 give three a and three b; c appears at 37, 38, and 8 are full
     expected = {f"train-{i}" for i in (0, 1, 2, 3, 4, 5, 37, 38)}

@@ -132,9 +132,7 @@ def test_two_processes_search_everything_as_one_does(args, tmp_path, similarity)
                 np.testing.assert_array_equal(ours.rows, alone.evidence[split].candidates.rows)
 
 
-@pytest.mark.parametrize("num_prefixes", [1, 2])
-def test_a_heavy_topic_weight_gives_the_first_stages_order(args, num_prefixes):
-    args = with_rerank(args, num_prefixes=num_prefixes)
+def test_a_heavy_topic_weight_gives_the_first_stages_order(args):
     plain, light, heavy = (found_for(with_rerank(args, topic_weight=w)) for w in (0.0, 0.5, 1e4))
     first = heavy.candidates["test"].candidates
     np.testing.assert_array_equal(heavy.evidence["test"].candidates.rows, first.rows)
