@@ -41,7 +41,7 @@ from pgra.lm.load import dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.retrieval.half_search import HalfSearch
+from pgra.retrieval.faiss import BlockSearch
 from pgra.retrieval.shards import plan_shards, vector_source
 
 TOKENIZERS = {"lm": TOKENIZER, "encoder": BERT_TOKENIZER, "t5": T5_TOKENIZER}
@@ -332,7 +332,7 @@ def measure_search(bench: Bench) -> None:
             vectors[shard.start : shard.stop] = part
             np.save(shard.path, part.cpu().numpy())
         source = vector_source(plan_shards(Path(folder), rows, SHARD), width)
-        ours = partial(HalfSearch(source, str(bench.device)).search, queries.cpu().numpy())
+        ours = partial(BlockSearch(source, str(bench.device)).search, queries.cpu().numpy())
         wait_for(bench.device)
         with measured(bench.device) as cost:
             found = ours(k)[1]

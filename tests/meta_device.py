@@ -239,28 +239,6 @@ def _count_cross_encoder(num_texts=2048, budget=8192):
         _tell("cross-encoder, now", lambda: reranker.compute(pairs, int)(), model)
 
 
-def _count_search(num_rows=1_000_000, width=768, num_queries=9600):
-    import numpy as np
-
-    from pgra.retrieval.faiss import VectorSource
-    from pgra.retrieval.half_search import HalfSearch
-
-    block = np.ones((8192, width), np.float16)
-
-    def halves():
-        return (block[: num_rows - start] for start in range(0, num_rows, len(block)))
-
-    search = HalfSearch(VectorSource(num_rows, width, None, None, halves), "meta")
-    queries = np.ones((num_queries, width), np.float32)
-    for name in ("first search", "next search"):
-        with MetaDevice() as device:
-            for start in range(0, num_queries, 4096):
-                search.search(queries[start : start + 4096], 150)
-        sizes = {kind: sum(s for s, k in device.sent if k == kind) for _, kind in device.sent}
-        told = f"{device.launches} launches, {dict(device.waits)}, bytes sent {sizes}"
-        print(f"{name}: {told}")  # noqa: T201
-
-
 def _count_reader(num_steps=5000, batch=8, depth=16):
     import numpy as np
     from transformers import T5Config, T5ForConditionalGeneration
@@ -388,6 +366,5 @@ if __name__ == "__main__":
     os.environ["PGRA_FAST_KERNELS"] = "auto"
     _count_lm()
     _count_cross_encoder()
-    _count_search()
     _time_tracing()
     _count_reader()

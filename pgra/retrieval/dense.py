@@ -71,7 +71,6 @@ from pgra.retrieval.faiss import (
     memory_limit,
     most_hits,
 )
-from pgra.retrieval.half_search import HalfSearch
 from pgra.retrieval.ray_engine import encode_by_ray
 from pgra.retrieval.shards import (
     encode_shards,
@@ -290,9 +289,8 @@ def _open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any
     source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
     plan = _plan(args, built.manifest.fingerprint)
     where, fits = choose_device(device), plan.fits(source.num_rows, source.width)
-    if plan.factory == EXACT and where.type == "cuda":
-        return HalfSearch(source, str(where))
-    if plan.factory == EXACT and (not fits or find_faiss(built.folder) is None):
+    has_file = fits and find_faiss(built.folder) is not None
+    if plan.factory == EXACT and (where.type == "cuda" or not has_file):
         return BlockSearch(source, str(where))
     index = load_faiss(built.folder, device)
     return Rescored(index, source.read, factor=plan.rescore_factor) if plan.is_rescored else index

@@ -49,6 +49,28 @@ def test_a_search_in_blocks_is_a_sort_of_all_products_whatever_the_blocks(device
     assert np.isneginf(few.scores[:, 2]).all()
 
 
+@pytest.mark.parametrize("device", [*WAYS[1:], pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("are_kept", [True, False])
+def test_float16_chooses_and_float32_scores(device, are_kept, monkeypatch):
+    """Near neighbours that float16 swaps, and long queries whose products float16 does not hold."""
+    rng = np.random.default_rng(3)
+    vectors = (1 + rng.standard_normal((3000, 64)) / 256).astype(np.float16)
+    queries = np.float32(1e4) * (1 + rng.standard_normal((20, 64)) / 8).astype(np.float32)
+    products = queries.astype(np.float64) @ vectors.T.astype(np.float64)
+    true = -np.sort(-products, axis=1)[:, :9]
+    halves = lambda: iter(np.array_split(vectors, 7))  # noqa: E731
+    source = VectorSource(3000, 64, None, lambda: iter(()), halves)
+    if not are_kept:
+        monkeypatch.setattr(BlockSearch, "_held", [])
+    monkeypatch.setattr("pgra.retrieval.faiss._GPU_ROWS", 1000)
+    monkeypatch.setattr("pgra.retrieval.faiss._GATHERED", 64 * 41 * 3)
+    scores, rows = BlockSearch(source, device).search(queries, 9)
+    np.testing.assert_allclose(scores, true, rtol=1e-6)
+    np.testing.assert_allclose(np.take_along_axis(products, rows, 1), true, rtol=1e-6)
+    monkeypatch.setattr("pgra.retrieval.faiss._SPARE", 0)  # the control
+    assert np.abs(BlockSearch(source, device).search(queries, 9)[0] / true - 1).max() > 1e-6
+
+
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(
     st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=30),

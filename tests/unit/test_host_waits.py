@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from shutil import copytree
 
-import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
@@ -27,12 +26,10 @@ from pgra.reader.fid import FusionReader
 from pgra.reader.predict import Decision
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.cross_encoder import CrossEncoderArguments
-from pgra.retrieval import half_search
-from pgra.retrieval.faiss import VectorSource
 
 META = torch.device("meta")
 LOOPS = ["encoder", "lm", "expanded", "whole", "whole_gpt2", "words", "cross_encoder", "reader"]
-LOOPS += ["official", "attention", "search", "ralm", "reader_steps", "ralm_steps"]
+LOOPS += ["official", "attention", "ralm", "reader_steps", "ralm_steps"]
 
 
 @pytest.fixture
@@ -184,28 +181,6 @@ def ralm_steps(lm_that_trains):
 @pytest.fixture
 def reader_steps(fused):
     return steps_of(*fused)
-
-
-@pytest.fixture
-def search(monkeypatch):
-    def halves():
-        return (np.ones((64, 8), np.float16) for _ in range(30))
-
-    search = half_search.HalfSearch(VectorSource(64 * 30, 8, None, None, halves), "meta")
-    multiplies = torch.nn.Identity()  # what a hook can be put on
-    monkeypatch.setattr(
-        half_search.HalfSearch,
-        "_blocks",
-        lambda self, plain=half_search.HalfSearch._blocks: (
-            (first, multiplies(vectors)) for first, vectors in plain(self)
-        ),
-    )
-
-    def read(texts):
-        monkeypatch.setattr(half_search, "_BLOCK_ROWS", 64 * 30 // len(texts))
-        return search.search(np.ones((4, 8), np.float32), 3)
-
-    return read, multiplies
 
 
 @pytest.mark.parametrize("loop", LOOPS)
