@@ -323,7 +323,7 @@ class BlockSearch:
             return []
         blocks = list(map(torch.from_numpy, map(np.copy, self._source.halves())))
         whole = torch.cat(blocks).to(where)
-        return list(numbered(whole.split(_GPU_ROWS)))
+        return list(numbered(torch.split(whole, _GPU_ROWS)))
 
 
 def numbered(blocks: Iterable[Any]) -> Iterator[tuple[Rows, Any]]:
