@@ -91,7 +91,7 @@ def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
     chosen = selection.selector(selection, pool, DotSimilarity(found.exemplars.neighbors))
     rows = chosen.choose([query]).of(0)
     assert list(found.exemplars.of(query)) == [found.data.train[row] for row in rows]
-    (prompt,) = found.reranker.prompts(query)
+    prompt = found.reranker.whole_prompt(query)
     style = PromptFormat(found.prompt.template, found.data.task.prompt_words)
     assert prompt == style.write([found.data.train[row] for row in rows], query.fields)
     assert found.reranker.fingerprint["exemplars"] == name
