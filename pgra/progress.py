@@ -1,4 +1,8 @@
-"""Bars: on a terminal drawn over, elsewhere (a log file) a line every half minute."""
+"""Bars of work that takes more than two seconds, from Python as on the command line.
+
+On a terminal they are drawn over, elsewhere (a log file) they are a line every half minute. One
+switch hides them: the level of the logger `pgra` at ERROR, which `-q` sets.
+"""
 
 import logging
 import sys
@@ -14,20 +18,21 @@ _LINE_WITHOUT_END = "{desc}: {n_fmt} in {elapsed}, {rate_fmt}{postfix}"
 
 
 class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
-    """A bar with a name and a rate on stderr; `-q` shows none.
-
-    Where stderr is no terminal, what takes less than half a minute says nothing.
+    """A bar with a name and a rate on stderr.
 
     Attributes:
-        seconds: Between two lines in a log.
+        seconds: Between two lines in a log, and before the first.
+        delay: Seconds before it is drawn on a terminal.
     """
 
     seconds = 30.0
+    delay = 2.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what tqdm takes; `desc` is the name, `unit` what the rate counts."""
         self.is_log = not sys.stderr.isatty()
         kwargs["disable"] = bool(kwargs.get("disable")) or _is_quiet()
+        kwargs.setdefault("delay", type(self).delay)
         if self.is_log:
             has_end = kwargs.get("total") is not None or (args and hasattr(args[0], "__len__"))
             kwargs.setdefault("bar_format", _LINE if has_end else _LINE_WITHOUT_END)

@@ -495,7 +495,6 @@ class Predictor:
         attention: bool = False,
         memory: PromptMemoryArguments | None = None,
         memory_weight: float = MEMORY_WEIGHT,
-        progress: bool = True,
     ) -> Self:
         """Load a run.
 
@@ -508,13 +507,12 @@ class Predictor:
             attention: Whether to say what share of the reader's attention each evidence gets.
             memory: Corrections: in the prompts of a method that has some, else mixed into labels.
             memory_weight: The corrections' weight where they are mixed in.
-            progress: Whether to show bars.
 
         Raises:
             ArtifactError: If the run is not whole, or what it was made with is not there any more.
             PgraError: As each stage says.
         """
-        context = Context(device=device, progress=progress)  # refuses a device that is not there
+        context = Context(device=device)  # refuses a device that is not there
         name, is_fetched = str(folder), is_on_hub(folder)
         folder = fetch_reader(folder)
         if is_fetched:

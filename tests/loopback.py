@@ -5,9 +5,8 @@ import hashlib
 import json
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -300,7 +299,6 @@ class LoopbackEndpoint(Loopback):
         seconds: Each answer takes.
         dies_after: Answers, after which every connection is dropped.
         bodies: What was asked, in order, the failed ones too.
-        times: When.
         headers: Of the requests.
         most_at_once: Requests that were under way at a time.
         num_answered: Requests that were answered well.
@@ -308,7 +306,6 @@ class LoopbackEndpoint(Loopback):
         echoes: Whether prompts are echoed with their chances.
         num_top: Most tokens whose chances it tells; more are refused. 0: what asks is ignored.
         unsupported: Parameters of a chat that are refused by name.
-        one_by_one: Whether it answers one request at a time.
     """
 
     path = "/v1"
@@ -319,13 +316,10 @@ class LoopbackEndpoint(Loopback):
         self.seconds = 0.0
         self.dies_after: int | None = None
         self.bodies: list[dict[str, object]] = []
-        self.times: list[float] = []
         self.headers: list[dict[str, str]] = []
         self.most_at_once = self.num_answered = self.at_once = 0
         self.endpoints, self.echoes, self.num_top = ["completions", "chat"], True, 20
         self.unsupported: set[str] = set()
-        self.one_by_one = False
-        self.turn = threading.Lock()
         self.lock, self.over = threading.Lock(), threading.Event()
 
     def stop(self) -> None:
@@ -335,7 +329,6 @@ class LoopbackEndpoint(Loopback):
         """Note a request, and answer it or say how it fails."""
         with self.lock:
             self.bodies.append(body)
-            self.times.append(time.monotonic())
             self.headers.append({name.lower(): value for name, value in headers.items()})
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
@@ -401,8 +394,7 @@ class EndpointHandler(Handler):
 
     def do_POST(self) -> None:
         fault = self.owner.take({"path": self.path, **json.loads(self.read())}, self.headers)
-        with self.owner.turn if self.owner.one_by_one else nullcontext():
-            self.owner.over.wait(fault.seconds)
+        self.owner.over.wait(fault.seconds)
         self.close_connection = not fault.status
         try:
             if fault.status:

@@ -26,6 +26,7 @@ from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import prompt_template
+from pgra.progress import Bar
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.bank import query_key
@@ -337,8 +338,9 @@ class Reranker:
         cut = self.encoder.num_cut
         if new:
             prompts = self.encoder.tokenize(list(new.values()))
-            states = self.encoder.encode_prompts(prompts).float().numpy()
-            self._states.update(zip(new, states, strict=True))
+            with Bar(total=len(new), desc="read", unit="text", leave=False) as bar:
+                states = self.encoder.encode_prompts(prompts, advance=bar.update)
+            self._states.update(zip(new, states.float().numpy(), strict=True))
         if cut := self.encoder.num_cut - cut:
             logger.warning(
                 "%d of %d texts are too long for the %d tokens of a prompt: their ends are not "

@@ -82,7 +82,7 @@ class Index:
         self.args = replace(recipe.retriever, index_dir=str(self.folder))
         self._recipe, self._keeper = recipe, keeper
         device = str(encoder.device)
-        self._context = Context(artifacts=_root_of(recipe), device=device, progress=False)
+        self._context = Context(artifacts=_root_of(recipe), device=device)
         request = IndexRequest(args=self.args, corpus=corpus, context=self._context)
         built = find_or_build(request, encoder)
         self.retriever = DenseRetriever.load(request, encoder, built)
@@ -97,7 +97,6 @@ class Index:
         factory: str = "Flat",
         field: str = "text",
         device: str = "auto",
-        progress: bool = False,
     ) -> Self:
         """Encode passages and build their index; what is finished at `path` is taken up.
 
@@ -112,7 +111,6 @@ class Index:
             factory: FAISS factory string. Flat is exact; auto chooses by size.
             field: Column or field that holds the text, for all but lists and .txt.
             device: Where the encoder runs; a `pgra.Encoder` stays where it is.
-            progress: Whether to show a bar.
 
         Raises:
             PgraError: If what is given cannot be read or used, or `path` holds something else.
@@ -149,7 +147,7 @@ class Index:
                 kept = (root / _ENCODER).resolve()
                 shutil.copytree(own.copied.path, kept, dirs_exist_ok=True)
                 args = replace(args, encoder=str(kept))
-            context = Context(artifacts=root, device=str(own.device), progress=progress)
+            context = Context(artifacts=root, device=str(own.device))
             built = find_or_build(
                 IndexRequest(args=args, corpus=corpus, context=context, output_dir=root / _INDEX),
                 own,

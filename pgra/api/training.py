@@ -11,7 +11,7 @@ so that a stopped run goes on, and `pgra evaluate`, `predict` and `report` read 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
@@ -49,7 +49,6 @@ def train(
     method: str | None = None,
     output_dir: str | Path | None = None,
     artifacts_dir: str | Path | None = None,
-    progress: bool = True,
     **arguments: Any,
 ) -> "Run":
     """Train and measure a method on a task: the run that `pgra train` makes of the same arguments.
@@ -71,7 +70,6 @@ def train(
         output_dir: The run's folder; None: `runs/{task}-{method}-seed{seed}`.
         artifacts_dir: Folder of indexes and banks, shared by runs; None: the user's cache
             (`~/.cache/pgra`).
-        progress: Whether to show bars.
         arguments: All others, by their names on the command line: `num_candidates=20`,
             `lm="bundled:smollm2-135m"`, `max_steps=50`, ... `config="FILE.yaml"` and
             `profile="NAME"` stand beneath them.
@@ -112,13 +110,10 @@ def train(
         file = write_passages(corpus, artifacts / "passages", column)
         args = args.change("corpus", corpus=str(file))
     given.write()
-    if args.trains and not progress:
-        args = args.change("training", disable_tqdm=True)
     folder = series_folder(str(args.folder), [args.seed])
     with quiet_transformers():
-        context = replace(ALONE, progress=progress)
         args_there = args.change(args.home, output_dir=str(folder))
-        outcome = run(args_there, context)
+        outcome = run(args_there, ALONE)
     return Run(outcome.folder, args)
 
 

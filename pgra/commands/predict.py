@@ -172,7 +172,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         attention=args.attention,
         memory=memory,
         memory_weight=args.memory_weight,
-        progress=not args.interactive,
     )
     if args.interactive:
         return answer_lines(predictor, args)

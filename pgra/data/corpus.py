@@ -661,7 +661,7 @@ def _write_corpus(
     passages = _kept(args, found, folder, counts)
     sha256, total = hashlib.sha256(), sum(source.size for source in sources)
     ends: list[int] = []
-    bar = Bar(desc="read", total=total, unit="", unit_scale=True, delay=2, disable=is_quiet)
+    bar = Bar(desc="read", total=total, unit="", unit_scale=True)
     with bar, pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
         while batch := list(islice(passages, _BATCH_ROWS)):
             whole = pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA)

@@ -30,6 +30,7 @@ from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
 from pgra.lm.kernels import added_mask, packed_for, takes_unasked
 from pgra.lm.load import ModelSource
+from pgra.progress import Bar
 
 logger = logging.getLogger(__name__)
 
@@ -502,7 +503,8 @@ class Encoder:
         Args:
             texts: Any number, in any order.
             is_query: Whether they are queries; it is the same but for models with prompts.
-            advance: Called with the number of texts done after each batch (for a caller's bar).
+            advance: Called with the number of texts done after each batch, for a caller's bar;
+                without it there is a bar here.
 
         Returns:
             (n, D) float32, in the order given.
@@ -511,6 +513,9 @@ class Encoder:
             ModelError: If a vector is not finite, one text alone does not fit in memory, or the
                 device fails.
         """
+        if advance is int:
+            with Bar(total=len(texts), desc="encode", unit="text", leave=False) as bar:
+                return self.encode(texts, is_query=is_query, advance=bar.update)
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
 
         def prepare(start: int) -> list[TokenChunk]:

@@ -578,7 +578,7 @@ def label_texts(
         reader = Reader.load(labeler.home, device=device)
     for start in range(0, len(missing), save_every):
         part = missing[start : start + save_every]
-        decided = reader.predict(part, [], progress=True)
+        decided = reader.predict(part, [])
         known |= {text: dict(one.scores) for text, one in zip(part, decided, strict=True)}
         lines = ({"text": text, "scores": scores} for text, scores in known.items())
         write_lines(path, [sealed(line) for line in lines])

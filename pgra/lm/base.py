@@ -105,15 +105,8 @@ class CompleterArguments(LMArguments):
     )
     max_parallel_calls: int = arg(
         8,
-        "Calls to an endpoint that are under way at a time; halved when they time out.",
+        "Calls to an endpoint that are under way at a time.",
         least=1,
-        decides=False,
-    )
-    requests_per_minute: float | None = arg(
-        None,
-        "Most calls a minute, tries included; default: no limit.",
-        above=0,
-        below=math.inf,
         decides=False,
     )
     max_retries: int = arg(
@@ -128,22 +121,6 @@ class CompleterArguments(LMArguments):
         "Seconds without a byte from an endpoint after which a call has failed.",
         above=0,
         below=math.inf,
-        decides=False,
-    )
-    price_per_million_input: float | None = arg(
-        None,
-        "Price of a million prompt tokens, to count the cost; with the next one.",
-        least=0,
-        below=math.inf,
-        needs={"price_per_million_output": True},
-        decides=False,
-    )
-    price_per_million_output: float | None = arg(
-        None,
-        "Price of a million tokens written.",
-        least=0,
-        below=math.inf,
-        needs={"price_per_million_input": True},
         decides=False,
     )
 

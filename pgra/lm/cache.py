@@ -1,11 +1,8 @@
 """An LM's answers on disk, as they come: a stopped run asks nothing twice.
 
-One SQLite file for all endpoints and models. An answer is committed by itself, in the moment it
-comes: a killed process loses none, and what it was writing then is rolled back by whoever opens the
-file next. Several processes and threads may share it. Prompts are not in it, only their digests.
-
-Before an answer stands a checksum of it and its key. A damaged one is as if it were not there: it
-is asked again, and what comes takes its place.
+One SQLite file for all endpoints and models, which several processes and threads may share. An
+answer is committed by itself: a killed process loses none. Prompts are not in it, only their
+digests. Each answer has a checksum of it and its key; a damaged one is asked again.
 """
 
 import contextlib
@@ -102,8 +99,6 @@ class AnswersCache:
     def keep(self, answers: Mapping[str, Answer], *, model: str) -> None:
         """Write answers by key, all or none, durably before this returns.
 
-        A key's first answer stands, unless it is damaged.
-
         Args:
             answers: By a digest of all that each depends on.
             model: Its name, for people who look into the file.
@@ -112,17 +107,13 @@ class AnswersCache:
             ArtifactError: As `find`; also if the disk is full.
         """
         # A chance may be -inf, which Python's JSON has, as `-Infinity`.
-        lines = [
+        rows = [
             (key, model, _seal(key, json.dumps(asdict(answer), ensure_ascii=False)))
             for key, answer in answers.items()
         ]
         with self._turn, self._open() as db, db:  # the last one commits
             db.execute("BEGIN IMMEDIATE")
-            wanted = "SELECT digest, answer FROM answers WHERE digest = ?"
-            there = [row for key in answers for row in db.execute(wanted, [key])]
-            damaged = [(key,) for key, kept in there if _unseal(key, kept) is None]
-            db.executemany("DELETE FROM answers WHERE digest = ?", damaged)
-            db.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", lines)
+            db.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", rows)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

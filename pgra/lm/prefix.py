@@ -28,6 +28,7 @@ from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, RowLayout, begin_fetch
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import kept_layers, stock_cache
+from pgra.progress import Bar
 from pgra.prompts.fewshot import FewShotPrompt
 
 logger = logging.getLogger(__name__)
@@ -331,7 +332,9 @@ class PromptedEncoder:
     def encode_examples(self, examples: Sequence[Example]) -> npt.NDArray[np.float32]:
         """Return the states of a task's examples, (B, H), as KATE compares them; see `encode`."""
         prompts = self.tokenize([example.fields for example in examples])
-        return np.asarray(self.encode_prompts(prompts).float().numpy(), np.float32)
+        with Bar(total=len(examples), desc="read", unit="text", leave=False) as bar:
+            states = self.encode_prompts(prompts, advance=bar.update)
+        return np.asarray(states.float().numpy(), np.float32)
 
     def tokenize(self, fields: Sequence[Mapping[str, str]]) -> Prompts:
         """Write and tokenise prompts; the LM is not asked, so another thread may do it ahead."""

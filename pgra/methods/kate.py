@@ -34,7 +34,7 @@ from pgra.exemplars.similarity import Similarity, open_similarity
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.lm.remote import RemoteLM
+from pgra.lm.remote import FIRST_TOKEN, NUM_TOP, RemoteLM
 from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments, overrule
 from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
@@ -376,7 +376,7 @@ class Kate(Method):
             format=how,
             calibrated=icl.calibrate,
             length_normalize=icl.length_normalize,
-            num_top=lm.way.num_top if isinstance(lm, RemoteLM) else 0,
+            num_top=NUM_TOP if icl.decide_by == FIRST_TOKEN else 0,
             progress=progress,
         )
 
@@ -526,7 +526,7 @@ class Kate(Method):
             device=self.context.device,
         )
         with opened as memory:
-            bar = Bar(examples, desc="memory", unit="query", delay=1)
+            bar = Bar(examples, desc="memory", unit="query")
             found = [memory.recall(example.fields) for example in bar]
             self._memory = {**memory.fingerprint, "use": args.memory_as}
             others = {"entries_of_other_tasks": memory.num_others}

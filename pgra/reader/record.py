@@ -328,14 +328,14 @@ class Reader:
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
-        self, queries: Query, evidence: Sequence[str] | None = ..., *, progress: bool = ...
+        self, queries: Query, evidence: Sequence[str] | None = ...
     ) -> Prediction: ...
     @overload
     def predict(
-        self, queries: Sequence[Query], evidence: Evidence | None = ..., *, progress: bool = ...
+        self, queries: Sequence[Query], evidence: Evidence | None = ...
     ) -> list[Prediction]: ...
     def predict(
-        self, queries: Query | Sequence[Query], evidence: Any = None, *, progress: bool = False
+        self, queries: Query | Sequence[Query], evidence: Any = None
     ) -> Prediction | list[Prediction]:
         """Decide a query, or each of a list, with calibrated probabilities.
 
@@ -343,7 +343,6 @@ class Reader:
             queries: A text, or a mapping of the task's inputs to texts; or a list of these.
             evidence: Texts for the query, or for each of a list, in any order and of any number;
                 `[]` for no evidence at all.
-            progress: Whether to show a bar.
 
         Returns:
             A prediction; for a list, one for each.
@@ -355,7 +354,7 @@ class Reader:
         if isinstance(queries, str | Mapping):
             return self.predict([queries], [evidence] if evidence else evidence)[0]
         inputs = self._inputs(queries, evidence)
-        return self.classifier.predict(inputs, Context(progress=progress))
+        return self.classifier.predict(inputs, Context())
 
     __call__ = predict
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tiny_models import build_encoder
@@ -25,20 +26,19 @@ from pgra.cli import dispatch
 from pgra.commands.index import _read_queries, read_rows
 from pgra.commands.predict import read_queries_file
 from pgra.config import from_yaml, read_yaml
-from pgra.core import Context, Example
+from pgra.core import Example
 from pgra.data.corpus import find_source
 from pgra.data.examples import open_file, read_split
 from pgra.data.references import read_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.encoders.encoder import Encoder, read_sentence_model
-from pgra.errors import LONGEST_MESSAGE, PgraError
+from pgra.errors import LONGEST_MESSAGE, ModelError, PgraError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import ExemplarPool
 from pgra.experiments.grid import Grid, read_axes, read_grid
 from pgra.help import Page, collect_pages
-from pgra.lm.base import CompleterArguments, open_lm
 from pgra.lm.load import ModelSource
-from pgra.lm.remote import RemoteLM
+from pgra.lm.replies import read_reply, show_error, without_reasoning
 from pgra.memory.families import Family, load_family
 from pgra.memory.lessons import load_lessons
 from pgra.memory.log import FeedbackLog, read_events, salvage
@@ -123,20 +123,15 @@ def _pool() -> ExemplarPool:
     )
 
 
-@functools.cache
-def _endpoint() -> RemoteLM:
-    """An LM that is never asked."""
-    args = CompleterArguments(lm="openai:toy", base_url="http://127.0.0.1:9/v1", lm_window=65)
-    lm = open_lm(args, Context(artifacts=Path(tempfile.mkdtemp())))
-    assert isinstance(lm, RemoteLM)
-    return lm
-
-
 def _answer(path: Path) -> object:
     """The body of an answer, behind HTTP."""
-    lm, text = _endpoint(), path.read_bytes().decode(errors="replace")
-    reply = lm._read(text, is_chat='"message"' in text)
-    reply.text.encode()  # as a file has it
+    text = path.read_bytes().decode(errors="replace")
+    show_error(httpx.Response(200, text=text))
+    try:
+        reply = read_reply(text, is_chat='"message"' in text)
+    except ValueError as error:  # which the client reports with the body
+        raise ModelError(str(error)) from None
+    without_reasoning(reply.text)[0].encode()  # as a file has it
     return reply
 
 

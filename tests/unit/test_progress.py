@@ -6,7 +6,9 @@ import re
 import time
 
 import pytest
+from conftest import SENTENCES
 
+import pgra
 from pgra.cli import _close_bars
 from pgra.lm.load import find_model, load_pretrained
 from pgra.progress import Bar
@@ -25,6 +27,7 @@ def count(monkeypatch):
     def count(stream, seconds, **how):
         monkeypatch.setattr("sys.stderr", stream)
         monkeypatch.setattr(Bar, "seconds", seconds)
+        monkeypatch.setattr(Bar, "delay", 0.0)
         now = [0.0]
         monkeypatch.setattr("tqdm.std.time", lambda: now[0])
         with Bar(total=40, desc="train", unit="step", **how) as bar:
@@ -57,6 +60,30 @@ def test_a_terminal_has_a_bar_that_is_drawn_over(count):
     assert told.count("\r") > 3
     assert "train: 100%" in told
     assert "loss=0.530" in told
+
+
+CALLS = {
+    "index": lambda encoder, _: pgra.Index.build(SENTENCES, encoder=encoder),
+    "rank": lambda _, lm: pgra.Reranker(lm, template="{text}").rank("a film", SENTENCES),
+    "exemplars": lambda encoder, _: pgra.ExemplarSelector(
+        [(text, "x") for text in SENTENCES], encoder=encoder
+    ).select("a film", k=1),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_long_work_from_python_shows_the_bars_of_the_command_line(
+    name, lm_dirs, encoder_dir, monkeypatch
+):
+    texts = []
+    for level, delay in ((logging.NOTSET, 0.0), (logging.ERROR, 0.0), (logging.NOTSET, 60.0)):
+        monkeypatch.setattr(Bar, "delay", delay)
+        monkeypatch.setattr(logging.getLogger("pgra"), "level", level)
+        monkeypatch.setattr("sys.stderr", stream := Terminal())
+        CALLS[name](str(encoder_dir), str(lm_dirs["gpt2"]))
+        texts.append(stream.getvalue())
+    assert re.search(r"(encode|read): .*\d+/1\d", texts[0])
+    assert texts[1:] == ["", ""]  # the controls: the one switch, and what is soon done
 
 
 def test_where_only_errors_are_said_there_is_no_bar(count, monkeypatch):
