@@ -34,7 +34,7 @@ from pgra.artifacts import (
     write_text,
 )
 from pgra.config import RunArguments
-from pgra.core import ALONE, Context, Example, Json, Prediction
+from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.memory.labels import (
     MEMORY_WEIGHT,
@@ -44,6 +44,7 @@ from pgra.memory.labels import (
     mix_labels,
 )
 from pgra.methods.base import (
+    Decisions,
     Method,
     arguments_from,
     find_method,
@@ -51,6 +52,7 @@ from pgra.methods.base import (
 )
 from pgra.reader.inputs import Query, read_queries
 from pgra.reader.record import fetch_reader, find_reader, is_on_hub
+from pgra.report.metrics import measure, no_better_than_one_label
 from pgra.report.results import (
     DECIDING_FILES,
     METRICS_FILE,
@@ -204,7 +206,7 @@ class Prepared:
                 return Outcome(folder, {}, is_trained, record)
             if args.trains:
                 method.fingerprints["reader"] = reader_checksum(folder)
-            metrics = measure_run(method, folder, "test")
+            metrics = measure_run(method, folder, "test", record)
             if self.context.is_main:
                 method.finish(folder)
                 drop_checkpoints(args)
@@ -288,13 +290,16 @@ def lock_run(folder: Path, context: Context) -> Iterator[None]:
         yield
 
 
-def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
+def measure_run(
+    method: Method, folder: Path, split: str, training: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Decide a split's examples and write what came out.
 
     Args:
         method: Trained, or loaded.
         folder: Where results go.
         split: Which examples.
+        training: What the training said of the dev set.
     """
     with method.timed("evaluation"):
         decided = method.decide(method.data.examples(split))
@@ -309,7 +314,11 @@ def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
         "uses_seed": method.uses_seed(method.args),
         "seconds": {name: round(value, 3) for name, value in method.seconds.items()},
         "fingerprints": dict(method.fingerprints),
-        "notes": [*method.notes(), *decided.notes],
+        "notes": [
+            *_nothing_learnt(method, split, decided, training or {}),
+            *method.notes(),
+            *decided.notes,
+        ],
         **decided.metrics,
     }
     if method.context.is_main:
@@ -326,6 +335,29 @@ def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
         )
     method.context.barrier()
     return read_object(folder / METRICS_FILE)
+
+
+def _nothing_learnt(
+    method: Method, split: str, decided: Decisions, training: Mapping[str, Any]
+) -> list[str]:
+    """Return notes on a split, and on the dev set, where one label alone would do as well."""
+    data, metric = method.data, method.data.metric
+    if decided.values is not None or len(data.labels) < 2:
+        return []
+    truth = {name: [str(e.label) for e in data.examples(name)] for name in {split, "dev"}}
+    predicted, names = [p.label for p in decided.predictions], [*data.labels, UNDECIDED]
+    measured = {split: measure(metric, truth[split], predicted, names)[metric]}
+    if training.get("metric") == metric and training.get("value") is not None:
+        measured["dev"] = float(training["value"])
+    found = [
+        no_better_than_one_label(name, metric, value, truth[name], data.labels)
+        for name, value in measured.items()
+    ]
+    notes = [note for note in found if note is not None]
+    if notes and method.args.trains:
+        rate = f"--learning_rate ({method.args['training'].learning_rate:g})"
+        notes[-1] += f": raise {rate} or --max_steps, or add training examples"
+    return notes
 
 
 def is_finished(folder: Path, *, trains: bool) -> bool:
@@ -402,7 +434,8 @@ def evaluate_run(
             before, method.seconds = metrics["fingerprints"], method.seconds | metrics["seconds"]
         method.fingerprints = {**before, **method.fingerprints}
     with lock_run(target, method.context):
-        return Outcome(target, measure_run(method, target, split), reused=False)
+        metrics = measure_run(method, target, split, read_training(folder))
+        return Outcome(target, metrics, reused=False)
 
 
 def open_run(

@@ -27,7 +27,7 @@ from pgra.encoders.encoder import Encoder, choose_max_tokens, load_encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
 from pgra.methods.base import SPLITS, TaskData
-from pgra.methods.pgra import Pgra, check_training
+from pgra.methods.pgra import Pgra
 from pgra.methods.stages import Stages, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.verbalizer import SLOT, Verbalizer
@@ -41,7 +41,6 @@ from pgra.reader.inputs import (
     flatten,
     tokenize_parts,
 )
-from pgra.reader.train import check_batches
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +115,7 @@ class LmBff(Pgra):
 
     def check(self) -> None:
         """Refuse batches that the few examples do not fill."""
-        check_training(self.pgra, self.training)
-        check_batches(len(self.data.train) * self.args["shots"].exemplar_sets, self.training)
+        self.check_training(len(self.data.train) * self.args["shots"].exemplar_sets)
 
     def inputs(self, split: str) -> TokenizedInputs:
         """Return what the reader reads of a split: a set after the other, or all to average."""

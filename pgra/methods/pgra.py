@@ -10,6 +10,7 @@ evidence), exhaustive (no first stage).
 import copy
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -36,6 +37,7 @@ from pgra.lm.load import (
     ModelSource,
     choose_device,
     find_model,
+    load_config,
     load_tokenizer,
     tokenizer_identity,
 )
@@ -53,7 +55,10 @@ from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import check_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
-from pgra.reader.arguments import ReaderTrainingArguments, check_trainer
+from pgra.reader.arguments import (
+    ReaderTrainingArguments,
+    default_learning_rate,
+)
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
 from pgra.reader.fields import NOT_DECIDING
@@ -147,8 +152,7 @@ class Pgra(Method):
         """Refuse what cannot be trained on these examples."""
         if not self.args.trains:
             return
-        check_training(self.pgra, self.training)
-        check_batches(len(self.data.train), self.training)
+        self.check_training(len(self.data.train))
         present = {example.label for example in self.data.train}
         if absent := [label for label in self.data.labels if label not in present]:
             raise DataError(
@@ -156,6 +160,23 @@ class Pgra(Method):
                 f"{len(self.data.train)} examples): add some, raise max_train_samples or lower "
                 "num_exemplars, or take the label out of the task's verbalizer"
             )
+
+    def check_training(self, num_examples: int) -> None:
+        """Choose the learning rate where none is given; refuse what cannot be trained.
+
+        Args:
+            num_examples: How many rows an epoch has.
+        """
+        training = self.training
+        if training.learning_rate is None:
+            epoch = num_examples / training.examples_per_step
+            steps = training.max_steps
+            steps = steps if steps >= 0 else math.ceil(epoch * training.num_train_epochs)
+            width = load_config(self.source).hidden_size
+            training.learning_rate = default_learning_rate(width, steps)
+            logger.info("training: learning rate %g", training.learning_rate)
+        check_training(self.pgra, training)
+        check_batches(num_examples, training)
 
     @cached_property
     def verbalizer(self) -> Verbalizer:
@@ -526,7 +547,7 @@ def _check(home: Path, stage: str, made: Json, asked: Json) -> None:
 
 
 def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
-    """Refuse another device for the training, what cannot be made, and uploads of every checkpoint.
+    """Refuse another device for the training, and uploads of every checkpoint.
 
     Raises:
         ConfigError: If it is asked for.
@@ -537,7 +558,6 @@ def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> No
             f"device is '{args.runtime.device}', but the Trainer uses {training.device}: choose a "
             "GPU by CUDA_VISIBLE_DEVICES, or the CPU by --device cpu --use_cpu"
         )
-    check_trainer(training)
     if training.metric_for_best_model is not None:
         name = training.metric_for_best_model.removeprefix("eval_")
         choose("metric_for_best_model", name, ["loss", *METRICS])

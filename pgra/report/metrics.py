@@ -108,6 +108,28 @@ def measure(
     return {name: float(find_metric(name)(labels, predictions, names)) for name in order}
 
 
+def no_better_than_one_label(
+    split: str, metric: str, value: float, labels: Sequence[str], names: Sequence[str]
+) -> str | None:
+    """Return a note where a metric is not above what the commonest label alone gives; else None.
+
+    Args:
+        split: Where it was measured.
+        metric: Its name.
+        value: What was measured.
+        labels: The true ones.
+        names: All labels of the task.
+    """
+    common = max(names, key=labels.count)
+    alone = measure(metric, labels, [common] * len(labels), names)[metric]
+    if len(set(labels)) < 2 or value > alone:
+        return None
+    return (
+        f"{metric} {value:.4f} on {split} is no better than answering '{common}' to everything "
+        f"({alone:.4f})"
+    )
+
+
 def confusion_cells(
     labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
 ) -> _Counts:

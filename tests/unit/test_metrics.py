@@ -15,6 +15,7 @@ from pgra.report.metrics import (
     mcc,
     measure,
     measure_reliability,
+    no_better_than_one_label,
 )
 
 TWO = ["n", "p"]
@@ -24,6 +25,15 @@ def from_counts(tp, fp, fn, tn):
     labels = ["p"] * tp + ["n"] * fp + ["p"] * fn + ["n"] * tn
     predictions = ["p"] * tp + ["p"] * fp + ["n"] * fn + ["n"] * tn
     return labels, predictions
+
+
+@pytest.mark.parametrize(("value", "is_said"), [(0.75, True), (0.5, True), (0.76, False)])
+def test_a_value_that_one_label_alone_gives_too_is_said(value, is_said):
+    note = no_better_than_one_label("dev", "accuracy", value, ["p", "p", "n", "p"], TWO)
+    assert (note is not None) == is_said
+    assert no_better_than_one_label("dev", "accuracy", value, ["p", "p"], TWO) is None
+    if is_said:
+        assert "answering 'p' to everything (0.7500)" in note
 
 
 @pytest.mark.parametrize("names", ["ab", "abc"])
