@@ -892,7 +892,8 @@ class CorpusArguments(Arguments):
     )
     drop_duplicates: bool = arg(
         True,
-        "Keep only the first of equal passages (their number is reported either way).",
+        "Keep only the first of equal passages (their number is reported either way); with "
+        "--corpus_id all are kept, each under its name.",
         off="Keep equal passages.",
     )
     strict: bool = arg(
@@ -912,6 +913,11 @@ class CorpusArguments(Arguments):
             raise ConfigError(
                 "corpus_id names whole lines, which passage_words cuts: leave one of the two out"
             )
+
+    @property
+    def drops_duplicates(self) -> bool:
+        """Whether of equal passages the first stays alone: not where each has a name."""
+        return self.drop_duplicates and self.corpus_id is None
 
     @property
     def sources(self) -> list[str]:

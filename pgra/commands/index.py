@@ -206,7 +206,7 @@ def build(argv: Sequence[str] | None = None) -> int:
             say(describe_index(built))
         corpus = request.corpus
         spoiled = corpus.counts["not_utf8"]
-        kept = "dropped" if corpus_args.drop_duplicates else "kept"
+        kept = "dropped" if corpus_args.drops_duplicates else "kept"
         say(
             f"corpus: {len(corpus):,} passages; {corpus.counts['blank']:,} blank lines dropped, "
             f"{corpus.counts['duplicates']:,} duplicates {kept}"
@@ -297,9 +297,12 @@ def _show(texts: Sequence[str], queries: QueryFile | None, request: "IndexReques
         logger.warning("num_candidates is %d, and the corpus has %d passages: all", *shown)
         args = replace(args, num_candidates=len(corpus))
     retriever = open_retriever(args, corpus, request.context, options=request.options)
-    found = retriever.retrieve(texts, args.num_candidates)
+    depth = args.num_candidates
+    drops_self = queries is not None and queries.args.drop_self
+    found = retriever.retrieve(texts, min(depth + drops_self, len(corpus)))
     if queries is not None and queries.args.is_run:
-        say(queries.finish(found, corpus, f"pgra-{args.retriever.partition(':')[0]}"))
+        tag = f"pgra-{args.retriever.partition(':')[0]}"
+        say(queries.finish(found, corpus, tag, depth=depth))
     else:
         say(visible(describe_hits(texts, found, corpus)))
     return 0

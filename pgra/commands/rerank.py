@@ -84,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         search, _, best = _search(args, asked, NUM_CANDIDATES, context)
         if not context.is_main:
             return 0
-        message = queries.finish(best, search.corpus, f"pgra-{args.rerank.reranker}")
+        tag, depth = f"pgra-{args.rerank.reranker}", best.rows.shape[1]
+        message = queries.finish(best, search.corpus, tag, depth=depth)
     elif asked:
         message = visible(_show_texts(args, asked, show.num_shown, context))
     else:

@@ -38,6 +38,18 @@ class QueryFileArguments(Arguments):
         needs={"queries": True},
     )
 
+    drop_self: bool = arg(
+        False,
+        "Leave out of a query's run the passage that has its id, as where queries are taken from "
+        "the corpus (ArguAna).",
+        needs={"queries": True},
+    )
+
+    def check(self) -> None:
+        """Refuse to leave out of a run what goes into none."""
+        if self.drop_self and not self.is_run:
+            raise ConfigError("drop_self is of a run: add --trec FILE or --qrels FILE")
+
     @property
     def is_run(self) -> bool:
         """Whether a run is made, rather than hits shown."""
@@ -85,24 +97,36 @@ class QueryFile:
             qrels = read_qrels(Path(args.qrels))
         return cls(args, queries, qrels)
 
-    def finish(self, candidates: "Candidates", corpus: "Corpus", tag: str) -> str:
+    def finish(self, candidates: "Candidates", corpus: "Corpus", tag: str, *, depth: int) -> str:
         """Write the run, measure it, and word both.
 
         Args:
             candidates: Of the queries, (B, K).
             corpus: What was searched.
             tag: What found them.
+            depth: How many of a query's are kept.
 
         Raises:
             DataError: If passages have no names, or no query is judged.
             OSError: If the run cannot be written.
         """
-        from pgra.retrieval.trec import find_docnos, measure_run, write_run
+        from pgra.retrieval.trec import (
+            drop_self,
+            find_docnos,
+            measure_run,
+            warn_of_unknown,
+            write_run,
+        )
 
         queries, docnos = list(self.texts), find_docnos(corpus, candidates)
+        if self.args.drop_self:
+            candidates = drop_self(queries, candidates, docnos)
+        candidates = candidates.top(depth)
         lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
         # What is wrong with the judgements is told before a run is left behind.
         means = measure_run(self.qrels, queries, candidates, docnos) if self.qrels else {}
+        if self.qrels:
+            warn_of_unknown(corpus, [self.qrels.get(query, {}) for query in queries])
         if self.args.trec is not None:
             write_run(Path(self.args.trec), queries, candidates, docnos, tag=tag)
             lines.append(f"run: {self.args.trec}")

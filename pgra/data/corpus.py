@@ -46,11 +46,11 @@ from pgra.artifacts import (
     write_lines,
 )
 from pgra.config import CorpusArguments
-from pgra.core import Json, Rows
+from pgra.core import MISSING_ROW, Json, Rows
 from pgra.data import read
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
 from pgra.data.read import PACKED, Reading
-from pgra.errors import ArtifactError, DataError, show
+from pgra.errors import ArtifactError, DataError
 from pgra.progress import Bar
 
 # Where a corpus' texts come from: a file, a file on the hub, a data set on the hub, a bundled one.
@@ -121,13 +121,7 @@ class Source:
         is_table = self.kind in ("jsonl", "csv", "tsv")
         read_values = self._record_values if is_table else self._column_values
         for place, value in read_values(column, "--corpus_id"):
-            is_number = isinstance(value, int) and not isinstance(value, bool)
-            name = str(value) if is_number else read.clean_text(place, column, value)
-            if len(name.split()) != 1:
-                raise DataError(
-                    f"{place}: '{column}' must be one word to name a passage: {show(name)}"
-                )
-            yield name
+            yield read.clean_name(place, column, value)
 
     def _line_texts(self) -> Iterator[str]:
         num_lines, has_returns = 0, False
@@ -563,7 +557,7 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
         "kind": kinds[0] if len(sources) == 1 else kinds,
         "field": None if {*kinds} == {"txt"} else args.corpus_field,
         "max_passages": args.max_passages,
-        "drop_duplicates": args.drop_duplicates,
+        "drop_duplicates": args.drops_duplicates,
         "block_rows": _BLOCK_ROWS,
     }
     for part in ("passage_words", "passage_seed"):
@@ -580,7 +574,7 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
     )
     corpus = replace(load_corpus(folder), made_by=args)
     names = {"blank": "blank lines", "not_utf8": "lines that are not UTF-8"}
-    names |= {"duplicates": "duplicates"} if args.drop_duplicates else {}
+    names |= {"duplicates": "duplicates"} if args.drops_duplicates else {}
     dropped = [
         f"{corpus.counts[key]:,} {what}" for key, what in names.items() if corpus.counts[key]
     ]
@@ -592,31 +586,33 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
     return corpus
 
 
-def passage_ids(corpus: Corpus) -> Iterator[str]:
-    """Return what passages are called in run files, row by row: by `corpus_id`, or their rows.
+def passage_ids(corpus: Corpus) -> Iterator[tuple[str, int]]:
+    """Return what passages are called in run files, with their rows: by `corpus_id`, or the row.
 
-    The sources are read again, and followed by the passages that were kept of them.
+    The sources are read again, and followed by the passages that were kept of them. A name whose
+    text is blank has `MISSING_ROW`.
 
     Raises:
         DataError: If a source has no such field, or has changed since it was read.
     """
     args = corpus.made_by
     if args is None or args.corpus_id is None:
-        yield from map(str, range(len(corpus)))
+        yield from ((str(row), row) for row in range(len(corpus)))
         return
     passages = (text for batch in corpus.batched(_BATCH_ROWS) for text in batch)
-    wanted = next(passages, None)
+    wanted, row = next(passages, None), 0
     for name in args.sources:
         texts = find_source(name).texts(args.corpus_field)
         ids = find_source(name).ids(args.corpus_id)
         # A kept passage is the first of its equals, so it is the next line with its text.
         for text, found in zip(texts, ids, strict=True):
-            if text.strip() == wanted:
-                yield found
-                wanted = next(passages, None)
-                if wanted is None:
-                    return
-    raise DataError(f"{', '.join(args.sources)} changed since it was read: run it again")
+            if not text.strip():
+                yield found, MISSING_ROW
+            elif text.strip() == wanted:
+                yield found, row
+                wanted, row = next(passages, None), row + 1
+    if wanted is not None:
+        raise DataError(f"{', '.join(args.sources)} changed since it was read: run it again")
 
 
 def changed_sources(args: CorpusArguments, folder: Path) -> list[str]:
@@ -688,7 +684,7 @@ def _kept(
     while batch := list(islice(passages, min(_BATCH_ROWS, rest))):  # no more than is needed
         is_new = seen.add(batch)
         counts["duplicates"] += len(batch) - int(is_new.sum())
-        kept = list(compress(batch, is_new)) if args.drop_duplicates else batch
+        kept = list(compress(batch, is_new)) if args.drops_duplicates else batch
         rest -= len(kept)
         yield from kept
 
@@ -736,7 +732,7 @@ def _check_counts(
         )
     told = [counts[name] for name in ("rows", "blank", "duplicates")]
     message = "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s"
-    logger.log(level, message, where, *told, "dropped" if args.drop_duplicates else "kept")
+    logger.log(level, message, where, *told, "dropped" if args.drops_duplicates else "kept")
     for source in sources:
         if source.reading.count:
             count, first = source.reading.count, source.reading.first

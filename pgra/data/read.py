@@ -286,6 +286,19 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _JSON = json.JSONDecoder(object_pairs_hook=_distinct)
 
 
+def clean_name(place: str, name: str, value: object) -> str:
+    """Return what a query or passage is called: one word, or the digits of a whole number.
+
+    Raises:
+        DataError: If it is neither.
+    """
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    text = str(value) if is_number else clean_text(place, name, value)
+    if len(text.split()) != 1:
+        raise DataError(f"{place}: '{name}' must be one word to be a name: {show(text)}")
+    return text
+
+
 def clean_text(place: str, name: str, value: object) -> str:
     """Return a text without the space around it.
 

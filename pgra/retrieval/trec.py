@@ -1,10 +1,13 @@
 """TREC's files: queries by id, runs written and read, judgements measured; a run as first stage.
 
 A run has six columns a line, `qid Q0 docno rank score tag`, each query's lines best first. A docno
-is a passage's name in the field `corpus_id` of its corpus, or else its row.
+is a passage's name in the field `corpus_id` of its corpus, or else its row. Runs and judgements are
+read and measured by `ir-measures`, the extra `trec`.
 """
 
+import io
 import logging
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +20,19 @@ from pgra.config import Arguments as _Arguments
 from pgra.config import arg
 from pgra.core import MISSING_ROW, Candidates, Json
 from pgra.data.corpus import Corpus, passage_ids
-from pgra.data.read import Record, check_file, read_lines, read_records, table_rows, whole_number
+from pgra.data.read import Record, check_file, clean_name, read_lines, read_records, table_rows
 from pgra.errors import ConfigError, DataError, show
-from pgra.retrieval.base import IndexIdentity, IndexRequest, Retriever, check_num_candidates
+from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
 
 logger = logging.getLogger(__name__)
 
-RUN = "run"
-"""The retriever's name; its file follows a colon."""
-_RUN_COLUMNS = "qid Q0 docno rank score tag"
-_QRELS_COLUMNS = "qid iteration docno relevance"
-_BEIR_COLUMNS = "query-id corpus-id score"
+_BEIR_HEADER = ["query-id", "corpus-id", "score"]
 _QUERY_KINDS = ("tsv", "jsonl", "csv")
-_EXCERPT = 60
-_MOST_SCORE = float(np.finfo(np.float32).max)
+_ID_HEADER = re.compile(r"\W*(_*id|(q|query|topic)[\W_]*(id|num|number)|query|topic)\W*", re.I)
+_MOST = {
+    "score": float(np.finfo(np.float32).max),
+    "relevance": 10_000,
+}  # measures have a row a grade
 
 
 @dataclass(kw_only=True)
@@ -51,8 +53,8 @@ def read_queries(path: Path) -> dict[str, str]:
     """Read the queries of a run: their texts by their ids, in order.
 
     Args:
-        path: A .tsv of two columns without a header, id and text; or .jsonl or .csv with the fields
-            id (or _id, as BEIR has it) and text.
+        path: A .tsv of two columns, id and text; or .jsonl or .csv with the fields id (or _id, as
+            BEIR has it) and text.
 
     Raises:
         DataError: If it cannot be read, or an id is missing, not one word, or there twice; or a
@@ -67,13 +69,9 @@ def read_queries(path: Path) -> dict[str, str]:
     queries: dict[str, str] = {}
     for record in lines:
         name = "_id" if "_id" in record.fields else "id"
-        value = record.fields.get(name)
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        query = str(value) if is_number else record.text(name)
-        if len(query.split()) != 1:
-            raise DataError(
-                f"{record.place}: the id of a query must be one word, it is {show(query)}"
-            )
+        if name not in record.fields:
+            raise record.lacks(name)
+        query = clean_name(record.place, name, record.fields[name])
         if query in queries:
             raise DataError(f"{record.place}: query '{query}' is there twice")
         queries[query] = record.text("text")
@@ -91,46 +89,43 @@ def _pairs(path: Path) -> Iterator[Record]:
             continue
         if len(cells) != 2:
             raise DataError(f"{place}: {len(cells)} columns, not two: an id, a tab, and a text")
+        if line.number == 1 and _ID_HEADER.fullmatch(cells[0].strip()):
+            logger.warning("%s: '%s' is a header and left out", place, " ".join(cells))
+            continue
         yield Record(line.number, {"id": cells[0], "text": cells[1]}, place)
+
+
+def find_rows(corpus: Corpus, wanted: Collection[str | int]) -> dict[str, int]:
+    """Return rows of passages by what they are called in a run.
+
+    Args:
+        corpus: What is searched.
+        wanted: Names or rows of passages; unknown names are left out.
+
+    Returns:
+        By name the row, `MISSING_ROW` for a passage without text.
+
+    Raises:
+        DataError: If the corpus has no such field, or two of them have one name.
+    """
+    rows: dict[str, int] = {}
+    for docno, row in passage_ids(corpus):
+        if (docno in wanted or row in wanted) and rows.setdefault(docno, row) != row:
+            raise DataError(
+                f"two passages are called '{docno}', rows {rows[docno]} and {row}: name another "
+                "field with --corpus_id, or leave it out to call passages by their rows"
+            )
+    return rows
 
 
 def find_docnos(corpus: Corpus, candidates: Candidates) -> dict[int, str]:
     """Return what candidates are called in a run, by row.
 
     Raises:
-        DataError: If the corpus has no such field, or two of them have one name.
+        DataError: As `find_rows`.
     """
     wanted = set(np.unique(candidates.rows).tolist()) - {MISSING_ROW}
-    found: dict[int, str] = {}
-    row_of: dict[str, int] = {}
-    for row, docno in enumerate(passage_ids(corpus)):
-        if row in wanted:
-            _refuse_twice(row_of, docno, row)
-            found[row] = docno
-            if len(found) == len(wanted):
-                break
-    return found
-
-
-def find_rows(corpus: Corpus, docnos: Collection[str]) -> dict[str, int]:
-    """Return the rows of passages by what they are called in a run; unknown ones are left out.
-
-    Raises:
-        DataError: As `find_docnos`.
-    """
-    rows: dict[str, int] = {}
-    for row, docno in enumerate(passage_ids(corpus)):
-        if docno in docnos:
-            _refuse_twice(rows, docno, row)
-    return rows
-
-
-def _refuse_twice(rows: dict[str, int], docno: str, row: int) -> None:
-    if rows.setdefault(docno, row) != row:
-        raise DataError(
-            f"two passages are called '{docno}', rows {rows[docno]} and {row}: name another field "
-            "with --corpus_id, or leave it out to call passages by their rows"
-        )
+    return {row: docno for docno, row in find_rows(corpus, wanted).items()}
 
 
 def write_run(
@@ -153,19 +148,12 @@ def write_run(
     Raises:
         OSError: If it cannot be written.
     """
-    with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
-        for query, docno, rank, score in _entries(queries, candidates, docnos):
-            file.write(f"{query} Q0 {docno} {rank} {score:.9g} {tag}\n")  # a float32, exactly
-
-
-def _entries(
-    queries: Iterable[str], candidates: Candidates, docnos: Mapping[int, str]
-) -> Iterator[tuple[str, str, int, float]]:
     lines = zip(queries, candidates.rows.tolist(), candidates.scores.tolist(), strict=True)
-    for query, rows, scores in lines:
-        for rank, (row, score) in enumerate(zip(rows, scores, strict=True), 1):
-            if row != MISSING_ROW:
-                yield query, docnos[row], rank, score
+    with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
+        for query, rows, scores in lines:
+            for rank, (row, score) in enumerate(zip(rows, scores, strict=True), 1):
+                if row != MISSING_ROW:  # of a score nine digits are a float32, exactly
+                    file.write(f"{query} Q0 {docnos[row]} {rank} {score:.9g} {tag}\n")
 
 
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
@@ -176,30 +164,52 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
             the header `query-id corpus-id score`, as BEIR has it.
 
     Raises:
-        DataError: If a line has other columns, a relevance is no whole number, or a passage is
-            judged twice for a query.
+        ConfigError: If `ir-measures` is not installed.
+        DataError: If a line cannot be read, or a passage is judged twice for a query.
     """
+    return _read(path, "qrels", "relevance")
+
+
+def read_run(path: Path) -> dict[str, dict[str, float]]:
+    """Read a run: by query and passage its score. Lines may stand in any order.
+
+    Raises:
+        ConfigError: If `ir-measures` is not installed.
+        DataError: If a line cannot be read, a score is NaN or no float32, or a passage is there
+            twice for a query.
+    """
+    return _read(path, "run", "score")
+
+
+def _read(path: Path, kind: str, field: str) -> dict[str, dict[str, Any]]:
+    """Have `ir-measures` parse a file line by line, so that an error names its line."""
+    ir = import_ir_measures()
+    parse = ir.read_trec_run if kind == "run" else ir.read_trec_qrels
     if not path.is_file():
-        check_file(path, ("qrels",))  # which says that it is missing, and what lies near
-    judged: dict[str, dict[str, int]] = {}
-    wanted = _QRELS_COLUMNS
-    for number, cells in _read_columns(path):
-        if number == 1 and " ".join(cells) == _BEIR_COLUMNS:
-            wanted = _BEIR_COLUMNS
+        check_file(path, (kind,))  # which says that it is missing, and what lies near
+    found: dict[str, dict[str, Any]] = {}
+    is_beir = False
+    for line in read_lines(path):
+        place, cells = f"{path}, line {line.number}", line.text.split()
+        if line.number == 1 and kind == "qrels" and cells == _BEIR_HEADER:
+            is_beir = True
             continue
-        place = f"{path}, line {number}"
-        _check_count(place, cells, wanted)
-        query, docno, relevance = cells[0], cells[-2], cells[-1]
-        grade = whole_number(relevance.removeprefix("-"))
-        if grade is None:
-            raise DataError(f"{place}: the relevance is {show(relevance)}, not a whole number")
-        of_query = judged.setdefault(query, {})
-        if docno in of_query:
-            raise DataError(f"{place}: passage '{docno}' is judged twice for query '{query}'")
-        of_query[docno] = -grade if relevance.startswith("-") else grade
-    if not judged:
-        raise DataError(f"{path} holds no judgement")
-    return judged
+        if is_beir and cells:
+            cells.insert(1, "0")  # the iteration
+        try:
+            read = list(parse(io.StringIO(" ".join(cells))))
+        except ValueError as error:
+            raise DataError(f"{place} is no line of TREC {kind} ({error})") from None
+        for one in read:
+            of_query, value = found.setdefault(one.query_id, {}), getattr(one, field)
+            if one.doc_id in of_query:
+                raise DataError(f"{place}: '{one.doc_id}' is there twice for '{one.query_id}'")
+            if not abs(value) <= _MOST[field]:  # NaN too
+                raise DataError(f"{place}: the {field} is {value}, beyond {_MOST[field]:g}")
+            of_query[one.doc_id] = value
+    if not found:
+        raise DataError(f"{path} holds no {field}")
+    return found
 
 
 def measure_run(
@@ -213,7 +223,7 @@ def measure_run(
     Args:
         qrels: By query and passage; queries that are not asked are left out.
         queries: Their ids, in the order of the candidates.
-        candidates: (B, K), ties as the library has them: trec_eval's, not by row.
+        candidates: (B, K), in the order that is measured, also where scores are equal.
         docnos: What passages are called, by row.
 
     Returns:
@@ -233,18 +243,39 @@ def measure_run(
         )
     depths = sorted({10, candidates.rows.shape[1]})
     measures = [ir.nDCG @ 10, ir.RR @ 10, ir.P @ 10, *(ir.R @ depth for depth in depths)]
-    run: dict[str, dict[str, float]] = {query: {} for query in judged}
-    for query, docno, _, score in _entries(queries, candidates, docnos):
-        if query in judged:
-            run[query][docno] = score
-    if not any(judged[query].keys() & found.keys() for query, found in run.items()):
-        logger.warning(
-            "no passage that was found is judged: the qrels call passages such as '%s'; name the "
-            "field of such names with --corpus_id",
-            next(iter(next(iter(judged.values())))),
-        )
+    run = {  # scores that fall by rank: each measure would break ties in a way of its own
+        query: {docnos[row]: -rank for rank, row in enumerate(rows) if row != MISSING_ROW}
+        for query, rows in zip(queries, candidates.rows.tolist(), strict=True)
+        if query in judged
+    }
     means = ir.calc_aggregate(measures, judged, run)
     return {str(measure): float(means[measure]) for measure in measures}
+
+
+def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None:
+    """Warn where passages that are judged relevant cannot be found, being not in the corpus."""
+    wanted = {docno for one in judged for docno, grade in one.items() if grade > 0}
+    rows = find_rows(corpus, wanted)
+    if unknown := sorted(wanted - {docno for docno, row in rows.items() if row != MISSING_ROW}):
+        logger.warning(
+            "%d of %d relevant passages are not in the corpus (such as '%s') and count as not "
+            "found: they have no text, were dropped by --max_passages or as duplicates, or have "
+            "such names in another field (--corpus_id)",
+            *(len(unknown), len(wanted), unknown[0]),
+        )
+
+
+def drop_self(
+    queries: Sequence[str], candidates: Candidates, docnos: Mapping[int, str]
+) -> Candidates:
+    """Leave out the passage that has its query's id; the others move up."""
+    rows = candidates.rows.copy()
+    for line, query in enumerate(queries):
+        own = [docnos.get(row) == query for row in rows[line].tolist()]
+        rows[line, own] = MISSING_ROW
+    if (rows == candidates.rows).all():
+        logger.warning("drop_self: no query found a passage of its own id")
+    return Candidates.best(rows, candidates.scores, rows.shape[1])
 
 
 def import_ir_measures() -> Any:
@@ -256,197 +287,103 @@ def import_ir_measures() -> Any:
     try:
         import ir_measures
     except ImportError:
-        raise ConfigError("--qrels needs ir-measures: pip install 'pgra[trec]'") from None
+        raise ConfigError(
+            "runs and qrels are read by ir-measures: pip install 'pgra[trec]'"
+        ) from None
     return ir_measures
-
-
-def _read_columns(path: Path) -> Iterator[tuple[int, list[str]]]:
-    for line in read_lines(path):
-        if cells := line.text.split():
-            yield line.number, cells
-
-
-def _check_count(place: str, cells: Sequence[str], wanted: str) -> None:
-    if len(cells) != len(wanted.split()):
-        raise DataError(f"{place}: {len(cells)} columns, not {len(wanted.split())}: {wanted}")
-
-
-@dataclass(frozen=True)
-class _Line:
-    number: int
-    docno: str
-    score: float
-
-
-def _read_run(path: Path) -> dict[str, list[_Line]]:
-    """Read a run's lines by query, best first."""
-    if not path.is_file():
-        check_file(path, ("txt",))  # which says that it is missing, and what lies near
-    found: dict[str, dict[str, _Line]] = {}
-    last: dict[str, _Line] = {}
-    for number, cells in _read_columns(path):
-        place = f"{path}, line {number}"
-        _check_count(place, cells, _RUN_COLUMNS)
-        query, _, docno, rank, told, _ = cells
-        if not rank.isdecimal():
-            raise DataError(f"{place}: the rank is '{rank}', not a number: {_RUN_COLUMNS}")
-        line = _Line(number, docno, _read_score(place, told))
-        of_query = found.setdefault(query, {})
-        if docno in of_query:
-            raise DataError(
-                f"{place}: passage '{docno}' is there twice for query '{query}', first on line "
-                f"{of_query[docno].number}"
-            )
-        if of_query and line.score > last[query].score:
-            raise DataError(
-                f"{place}: the score of query '{query}' rises from {last[query].score:g} (line "
-                f"{last[query].number}) to {line.score:g}: its lines must stand best first"
-            )
-        of_query[docno] = last[query] = line
-    if not found:
-        raise DataError(f"{path} holds no candidate")
-    return {query: list(lines.values()) for query, lines in found.items()}
-
-
-def _read_score(place: str, told: str) -> float:
-    try:
-        score = float(told)
-    except ValueError:
-        score = float("nan")
-    if not abs(score) <= _MOST_SCORE:  # NaN too
-        raise DataError(f"{place}: the score is '{told}', not a number")
-    return score
 
 
 class RunRetriever(Retriever):
     """Gives the candidates that a run file holds, whatever found them.
 
-    A query is looked up by its text, white space aside, among the run's queries. One that is not
-    there, or has no candidate in the run, is refused. Queries with fewer candidates than are asked
-    for end in missing ones.
+    A query is looked up by its text, white space aside, among the run's queries. One that has no
+    candidate in the run is refused. Queries with fewer candidates than are asked for end in missing
+    ones; of equal scores the earlier row is first.
     """
 
     Arguments = RunFileArguments
 
     def __init__(
         self,
-        path: Path,
-        queries_path: Path,
-        found: Mapping[str, Candidates],
+        scores: Mapping[str, Mapping[int, float]],
         fingerprint: Mapping[str, Json],
         num_passages: int,
     ) -> None:
+        """Keep each text's scores by row."""
         self.fingerprint = fingerprint
-        self._path, self._queries_path = path, queries_path
-        self._found, self._num_passages = found, num_passages
+        self._scores, self._num_passages = scores, num_passages
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
         """Read the run and its queries.
 
         Raises:
-            ConfigError: If no file is named.
-            DataError: If a file cannot be read; if a query or a passage of the run is unknown, or
-                has two lines; or if equal texts have different candidates. The line is named.
+            ConfigError: If no file is named, or `ir-measures` is not installed.
+            DataError: If a file cannot be read, a passage of the run is unknown or there twice, or
+                equal texts have different candidates.
         """
         name = request.args.retriever.partition(":")[2]
         if not name:
-            raise ConfigError(f"retriever '{RUN}' is of no file: give --retriever {RUN}:FILE")
+            raise ConfigError("retriever 'run' is of no file: give --retriever run:FILE")
         options = request.options or RunFileArguments()
         assert isinstance(options, RunFileArguments)  # its own
         path, queries_path, corpus = Path(name), Path(options.run_queries), request.corpus
-        queries, run = read_queries(queries_path), _read_run(path)
-        for query, lines in run.items():
-            if query not in queries:
-                raise DataError(
-                    f"{path}, line {lines[0].number}: query '{query}' is not in {queries_path}"
-                )
-        rows = find_rows(corpus, {line.docno for lines in run.values() for line in lines})
-        found: dict[str, Candidates] = {}
+        queries, run = read_queries(queries_path), read_run(path)
+        rows = _rows_of_run(path, corpus, {docno for lines in run.values() for docno in lines})
+        scores: dict[str, dict[int, float]] = {}
         for query, text in queries.items():
-            candidates = _as_candidates(path, corpus, run.get(query, []), rows)
-            known = found.setdefault(_key(text), candidates)
-            if known.rows.tolist() != candidates.rows.tolist():
+            own = {rows[docno]: score for docno, score in run.get(query, {}).items()}
+            own.pop(MISSING_ROW, None)
+            if scores.setdefault(_key(text), own) != own:
                 raise DataError(
                     f"{queries_path}: query '{query}' has the text of another query, and other "
                     "candidates: queries are looked up by their texts, so keep one of the two"
                 )
-        most = max(len(lines) for lines in run.values())
-        if most < request.args.num_candidates:
-            logger.warning(
-                "%s holds %d candidates a query or fewer, and num_candidates is %d",
-                path,
-                most,
-                request.args.num_candidates,
-            )
         fingerprint: dict[str, Json] = {
             **corpus.fingerprint,
             "run": file_checksum(path),
             "run_queries": file_checksum(queries_path),
             "run_rows": digest(rows),
         }
-        return cls(path, queries_path, found, fingerprint, len(corpus))
-
-    @classmethod
-    def identify(cls, request: IndexRequest) -> IndexIdentity:
-        """Return what the files hold; there is no index."""
-        return IndexIdentity(cls.open(request).fingerprint)
-
-    @classmethod
-    def folders(cls, request: IndexRequest) -> list[Path]:
-        """Refuse: whatever found the candidates had the index.
-
-        Raises:
-            ConfigError: Always.
-        """
-        name = request.args.retriever
-        raise ConfigError(f"retriever '{name}' has no index: there is nothing to build")
+        return cls(scores, fingerprint, len(corpus))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's first k candidates of the run.
 
         Raises:
             ConfigError: If k exceeds the corpus.
-            DataError: If a query is not in the run.
+            DataError: If the run has no candidate of a query.
         """
         check_num_candidates(k, self._num_passages)
         rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
         for line, query in enumerate(queries):
-            found = self._found.get(_key(query))
-            if found is None:
-                raise DataError(f"query {_excerpt(query)} is not in {self._queries_path}")
-            if not found.rows.size:
-                raise DataError(f"query {_excerpt(query)} has no candidate in {self._path}")
-            best = found.top(k)
-            rows[line, : best.rows.shape[1]] = best.rows[0]
-            scores[line, : best.rows.shape[1]] = best.scores[0]
+            own = self._scores.get(_key(query))
+            if not own:
+                raise DataError(
+                    f"query {show(query)} has no candidate in the run, or its text is not in "
+                    "--run_queries"
+                )
+            given = np.array([[*own.values()]], dtype=np.float32)
+            best = Candidates.best(np.array([[*own]], dtype=np.int64), given, k)
+            rows[line], scores[line] = best.rows[0], best.scores[0]
         return Candidates(rows, scores)
 
 
-def _as_candidates(
-    path: Path, corpus: Corpus, lines: Sequence[_Line], rows: Mapping[str, int]
-) -> Candidates:
-    for line in lines:
-        if line.docno not in rows:
-            name = corpus.made_by and corpus.made_by.corpus_id
-            way = (
-                f"no passage has it in the field '{name}'; was it dropped as a duplicate?"
-                if name
-                else f"it is no row (0 to {len(corpus) - 1}); name the field of such names with "
-                "--corpus_id"
-            )
-            raise DataError(
-                f"{path}, line {line.number}: passage '{line.docno}' is not in the corpus: {way}"
-            )
-    found = np.array([[rows[line.docno] for line in lines]], dtype=np.int64)
-    scores = np.array([[line.score for line in lines]], dtype=np.float32)
-    return Candidates.best(found, scores, len(lines))
+def _rows_of_run(path: Path, corpus: Corpus, docnos: Collection[str]) -> dict[str, int]:
+    rows = find_rows(corpus, docnos)
+    if unknown := sorted(set(docnos) - rows.keys()):
+        raise DataError(
+            f"{path}: passage '{unknown[0]}' is not in the corpus: name the field of such names "
+            "with --corpus_id, or raise --max_passages"
+        )
+    if blank := [docno for docno in rows if rows[docno] == MISSING_ROW]:
+        logger.warning(
+            "%s: %d passages have no text (such as '%s') and are left out",
+            *(path, len(blank), blank[0]),
+        )
+    return rows
 
 
 def _key(text: str) -> str:
     return " ".join(text.split())
-
-
-def _excerpt(text: str) -> str:
-    return repr(text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...")

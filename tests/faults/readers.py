@@ -52,7 +52,7 @@ from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.calibrate import Calibration
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.record import RECORD_FILE, ReaderRecord, read_record, write_record
-from pgra.retrieval.trec import _read_run, read_qrels, read_queries
+from pgra.retrieval.trec import read_qrels, read_queries, read_run
 
 LONGEST_SECONDS = 20
 """Of one case. A reader of a small file takes milliseconds; this is against hangs."""
@@ -293,7 +293,7 @@ READERS = {
     "pairs": Reader("p.jsonl", _rows('{"question": "q ?", "feedback": "f"}'), read_pairs),
     "memory": Reader("m.sqlite", _memory(), read_pairs),
     "salvage": Reader("m.sqlite", _memory(), _salvage),
-    "run file": Reader("r.trec", _rows("7 Q0 d1 1 2.5 x", "7 Q0 d2 2 1e-3 x"), _read_run),
+    "run file": Reader("r.trec", _rows("7 Q0 d1 1 2.5 x", "7 Q0 d2 2 1e-3 x"), read_run),
     "recall": Reader("q.txt", _TEXTS, _read_queries),
     "accelerator": Reader("a.json", b'{"split_batches": false}', _accelerator),
     "pool": Reader("p.jsonl", _rows('{"question": "who ?", "answer": "he"}'), read_pool),

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +18,12 @@ from pgra.data.corpus import passage_ids
 from pgra.errors import ConfigError, DataError
 from pgra.retrieval.trec import (
     RunFileArguments,
+    drop_self,
     find_docnos,
     measure_run,
     read_qrels,
     read_queries,
+    warn_of_unknown,
     write_run,
 )
 
@@ -64,39 +67,35 @@ def test_what_a_search_wrote_is_found_again_and_an_edited_line_is_not(world, ope
     assert edited.fingerprint != found.fingerprint
 
 
-def test_short_lists_end_in_missing_ones_with_a_warning_and_ties_go_by_row(open_run, caplog):
-    found = open_run([*WHOLE, "q1 Q0 2 3 1.5 x"], num_candidates=4)
-    assert "holds 3 candidates a query or fewer, and num_candidates is 4" in caplog.text
+def test_short_lists_end_in_missing_ones_and_lines_go_by_score_then_row(open_run):
+    found = open_run([WHOLE[2], WHOLE[0], *WHOLE[1::2], "q1 Q0 2 3 1.5 x"], num_candidates=4)
     best = found.retrieve(list(QUERIES.values()), 4)
     assert best.rows.tolist() == [[4, 2, 3, -1], [0, 11, -1, -1]]
     assert best.scores[0].tolist() == [2.5, 1.5, 1.5, -np.inf]
 
 
-BAD_RUNS = {
-    r"line 2: 5 columns, not 6: qid Q0 docno rank score tag": "7 Q0 0 1 9",
-    r"line 2: the rank is '9.5', not a number": "7 Q0 0 9.5 1 x",
-    r"line 2: the score is 'high', not a number": "7 Q0 0 1 high x",
-    r"line 2: the score is 'nan', not a number": "7 Q0 0 1 nan x",
-    r"line 2: the score is '1e99', not a number": "7 Q0 0 1 1e99 x",
-    r"line 2: passage '4' is there twice for query 'q1', first on line 1": "q1 Q0 4 2 2 x",
-    r"the score of query 'q1' rises from 2.5 \(line 1\) to 3: .*best first": "q1 Q0 5 2 3 x",
-    r"line 2: query 'q9' is not in q?.*q.tsv": "q9 Q0 5 2 3 x",
-    r"line 2: passage '12' is not in the corpus: it is no row \(0 to 11\)": "7 Q0 12 1 9 x",
-    r"line 2: passage '07' is not in the corpus": "7 Q0 07 1 9 x",
+BAD_LINES = {
+    "line 2 is no line of TREC run": "7 Q0 0 1 9",
+    "line 2 is no line of TREC run .*high": "7 Q0 0 1 high x",
+    "line 2: the score is nan": "7 Q0 0 1 nan x",
+    "line 2: the score is 1e.99": "7 Q0 0 1 1e99 x",
+    "line 2: '4' is there twice for 'q1'": "q1 Q0 4 2 2 x",
+    "passage '12' is not in the corpus": "7 Q0 12 1 9 x",
+    "passage '07' is not in the corpus": "7 Q0 07 1 9 x",
 }
 
 
-@pytest.mark.parametrize("message", BAD_RUNS)
-def test_a_run_that_cannot_be_meant_is_refused_with_its_line(open_run, message):
+@pytest.mark.parametrize("message", BAD_LINES)
+def test_a_line_that_would_give_a_wrong_number_is_refused(open_run, message):
     with pytest.raises(DataError, match=message) as told:
-        open_run([WHOLE[0], BAD_RUNS[message], *WHOLE[2:]])
+        open_run([WHOLE[0], BAD_LINES[message], *WHOLE[2:]])
     assert "\n" not in str(told.value)
 
 
 def test_queries_that_a_run_lacks_are_refused_by_name(open_run, world):
-    with pytest.raises(DataError, match="query 'another' is not in .*q.tsv"):
+    with pytest.raises(DataError, match="'another' has no candidate in the run, or its text is no"):
         open_run(WHOLE).retrieve(["another"], 2)
-    with pytest.raises(DataError, match="query 'Critics of the film' has no candidate in run.txt"):
+    with pytest.raises(DataError, match="'Critics of the film' has no candidate in the run"):
         open_run(WHOLE[::2]).retrieve(list(QUERIES.values()), 2)
     twice = {**QUERIES, "q3": f"{QUERIES['q1']} "}
     same = [*WHOLE, "q3 Q0 4 1 2.5 y", "q3 Q0 3 2 1.5 y"]
@@ -109,29 +108,35 @@ def test_queries_that_a_run_lacks_are_refused_by_name(open_run, world):
         world.open("run:run.txt")
     with pytest.raises(DataError, match="none.txt does not exist"):
         world.open("run:none.txt", options=RunFileArguments(run_queries="q.tsv"))
-    with pytest.raises(DataError, match="run.txt holds no candidate"):
+    with pytest.raises(DataError, match="run.txt holds no score"):
         open_run([""])
 
 
 # Queries and judgements.
 
 
+HEADERS = ("id", "_id", "ID", "#id", "qid", "query_id", "query-id", "queryId", "topic id", "query")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         ("q.tsv", 'a\tone text\n\n17\tanother, "quoted"\n', ["a", "17"]),
+        *(("q.tsv", f"{head}\ttext\n17\tone", ["17"]) for head in HEADERS),
+        *(("q.tsv", f"{query}\ttext\n17\tone", [query, "17"]) for query in ("q1", "grid", "1")),
         ("q.csv", 'id,text,more\na,"one, text",x\n17,two,y\n', ["a", "17"]),
         ("q.jsonl", '{"_id": "a", "text": "one"}\n{"id": 17, "text": "two"}\n', ["a", "17"]),
     ],
 )
-def test_queries_are_read_by_their_ids(world, name, text, expected):
+def test_queries_are_read_by_their_ids_and_a_header_is_none(world, caplog, name, text, expected):
     path = world.write(name, [text])
     assert list(read_queries(path)) == expected
+    assert ("is a header and left out" in caplog.text) == (text.split("\t")[0] in HEADERS)
 
 
 BAD_QUERIES = {
     "line 1: 1 columns, not two: an id, a tab, and a text": ("q.tsv", "no tab"),
-    "line 1: the id of a query must be one word, it is 'a b'": ("q.tsv", "a b\ttext"),
+    "line 1: 'id' must be one word to be a name: 'a b'": ("q.tsv", "a b\ttext"),
     "line 2: query 'a' is there twice": ("q.tsv", "a\ttext\na\tother"),
     "line 1: the text of query 'a' is empty": ("q.tsv", "a\t "),
     "no column 'id'": ("q.csv", "text\nx"),
@@ -178,19 +183,40 @@ def test_judgements_of_beir_are_those_of_trec_and_wrong_ones_are_refused(world):
     beir = world.write("b.tsv", ["query-id\tcorpus-id\tscore", "q1\t3\t1", "7\t0\t-1"])
     assert read_qrels(beir) == trec == {"q1": {"3": 1}, "7": {"0": -1}}
     for lines, message in {
-        ("q1 3 1",): "line 1: 3 columns, not 4: qid iteration docno relevance",
-        ("q1 0 3 yes",): "line 1: the relevance is 'yes', not a whole number",
-        ("q1 0 3 1", "q1 0 3 1"): "line 2: passage '3' is judged twice for query 'q1'",
-        (): "holds no judgement",
+        ("q1 3 1",): "line 1 is no line of TREC qrels",
+        ("q1 0 3 yes",): "line 1 is no line of TREC qrels .*yes",
+        ("q1 0 3 3000000000",): "line 1: the relevance is 3000000000, beyond 10000",
+        ("q1 0 3 1", "q1 0 3 1"): "line 2: '3' is there twice for 'q1'",
+        (): "holds no relevance",
     }.items():
         with pytest.raises(DataError, match=message):
             read_qrels(world.write("bad", lines))
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_all_measures_see_the_order_of_the_run_where_scores_are_equal(rank):
+    found = Candidates(np.array([[0, 1, 2]]), np.array([[1, 1, 1]], np.float32))
+    judged = {"q": {"bca"[rank - 1]: 1}}
+    means = measure_run(judged, ["q"], found, {0: "b", 1: "c", 2: "a"})
+    assert means["RR@10"] == pytest.approx(1 / rank)
+    assert means["nDCG@10"] == pytest.approx(1 / np.log2(rank + 1))
+
+
+def test_the_querys_own_passage_is_dropped_and_no_other(caplog):
+    found = Candidates(np.array([[3, 5, 4], [4, 5, -1]]), np.array([[3, 2, 1], [2, 1, 0]]))
+    docnos = {3: "a", 4: "q", 5: "c"}
+    kept = drop_self(["q", "q"], found, docnos)
+    assert kept.rows.tolist() == [[3, 5, -1], [5, -1, -1]]
+    assert not caplog.text
+    same = drop_self(["x", "y"], found, docnos)
+    assert same.rows.tolist() == found.rows.tolist()
+    assert "no query found a passage of its own id" in caplog.text
+
+
 # What passages are called.
 
 
-def test_names_are_those_of_the_passages_that_were_kept(world, caplog):
+def test_passages_with_names_are_all_kept_and_judged_by_them(world, caplog):
     texts = ["one", "", "two", "one", " three "]
     rows = [{"_id": f"d{n}", "text": text} for n, text in enumerate(texts)]
     first = write_jsonl(world.root / "a.jsonl", rows)
@@ -198,15 +224,33 @@ def test_names_are_those_of_the_passages_that_were_kept(world, caplog):
     pq.write_table(table, world.root / "b.parquet")
     files = (first, world.root / "b.parquet")
     corpus = world.corpus(*files, corpus_id="_id")
-    assert list(passage_ids(corpus)) == ["d0", "d2", "d4", "9"]
-    both = world.corpus(*files, corpus_id="_id", drop_duplicates=False)
-    assert list(passage_ids(both)) == ["d0", "d2", "d3", "d4", "8", "9"]
+    names = ["d0", "d1", "d2", "d3", "d4", "8", "9", "10"]
+    assert list(passage_ids(corpus)) == list(zip(names, [0, -1, 1, 2, 3, 4, 5, -1], strict=True))
     few = world.corpus(*files, corpus_id="_id", max_passages=2)
-    assert list(passage_ids(few)) == ["d0", "d2"]
-    table = world.write("t.csv", ["_id,text", 'x1,"one, text"', "x2,two", 'x3,"one, text"'])
-    assert list(passage_ids(world.corpus(table, corpus_id="_id"))) == ["x1", "x2"]
-    assert list(passage_ids(world.corpus(*files))) == ["0", "1", "2", "3"]
-    assert corpus.folder == world.corpus(*files).folder  # only names differ
+    assert list(passage_ids(few)) == [("d0", 0), ("d1", -1), ("d2", 1), ("10", -1)]
+    dropped = world.corpus(*files)  # the control: without names the first of equals stays
+    assert list(passage_ids(dropped)) == [("0", 0), ("1", 1), ("2", 2), ("3", 3)]
+    named = replace(dropped, made_by=replace(dropped.made_by, corpus_id="_id"))
+    named_rows = dict(passage_ids(named))  # as of an index that was built so
+    assert [named_rows.get(name) for name in ("d0", "d3", "9")] == [0, None, 3]
+    warn_of_unknown(corpus, [{"d0": 1, "d3": 1, "d1": 0}])
+    assert "relevant passages" not in caplog.text
+    warn_of_unknown(corpus, [{"d0": 1, "d1": 1}, {"x": 2}])
+    assert "2 of 3 relevant passages are not in the corpus (such as 'd1')" in caplog.text
+
+
+def test_a_run_may_name_a_copy_and_a_passage_without_text(world, caplog):
+    rows = [{"_id": f"d{n}", "text": text} for n, text in enumerate(["one", "one", "", "two"])]
+    corpus = write_jsonl(world.root / "a.jsonl", rows)
+    world.write("run.txt", ["q1 Q0 d2 1 9 x", "q1 Q0 d1 2 8 x", "q1 Q0 d0 3 7 x"])
+    options = RunFileArguments(run_queries=str(world.write_queries("q.tsv", {"q1": "a text"})))
+    rules = {"options": options, "num_candidates": 3, "rules": {"corpus_id": "_id"}}
+    found = world.open("run:run.txt", corpus, **rules).retrieve(["a text"], 3)
+    assert found.rows.tolist() == [[1, 0, -1]]
+    assert "1 passages have no text (such as 'd2')" in caplog.text
+    world.write("run.txt", ["q1 Q0 d9 1 9 x"])
+    with pytest.raises(DataError, match="passage 'd9' is not in the corpus: name the field"):
+        world.open("run:run.txt", corpus, **rules)
 
 
 def test_passages_without_one_name_each_are_refused(world):
@@ -220,7 +264,7 @@ def test_passages_without_one_name_each_are_refused(world):
     assert docnos(good) == {0: "a", 1: "5"}
     for other, message in {
         "a": "two passages are called 'a', rows 0 and 1: name another field",
-        "b c": "line 2: 'id' must be one word to name a passage: 'b c'",
+        "b c": "line 2: 'id' must be one word to be a name: 'b c'",
         "": "line 2: 'id' must be one word",
         None: "line 2: 'id' is None, not text",
     }.items():
@@ -282,9 +326,17 @@ def test_a_search_writes_a_run_and_measures_it_and_its_run_is_searched_alike(
     assert main([*words, "--num_candidates", "5", "--device", "cpu"]) == 0
     lines = [line.split() for line in (world.root / "rows.txt").read_text().splitlines()]
     assert (len(lines), lines[10][:4]) == (15, ["third", "Q0", "d4", "1"])  # the index knows
+    world.write_queries("own.tsv", {"d4": SENTENCES[4]})
+    flags = [*flags, "--queries", "own.tsv", "--num_candidates", "3"]  # of a flag the last counts
+    for words in ([], ["--drop_self"]):
+        assert main(["search", *flags, "--trec", "own.txt", *words]) == 0
+        found = [line.split()[2] for line in (world.root / "own.txt").read_text().splitlines()]
+        assert (len(found), "d4" in found) == (3, not words)
+    assert main(["search", *flags, "--drop_self"]) == 2
+    assert "drop_self is of a run: add --trec FILE or --qrels FILE" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "ir_measures", None)
     assert main(["search", *flags, "--qrels", "qrels"]) == 2
-    assert "--qrels needs ir-measures: pip install 'pgra[trec]'" in capsys.readouterr().err
+    assert "read by ir-measures: pip install 'pgra[trec]'" in capsys.readouterr().err
 
 
 def test_a_rerank_takes_a_run_as_its_first_stage_and_writes_one(
