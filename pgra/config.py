@@ -1431,7 +1431,7 @@ def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
 
 
 _MODELS = (
-    *("cross_encoder", "encoder", "lm", "memory_encoder", "model", "model_name_or_path"),
+    *("cross_encoder", "encoder", "lm", "model", "model_name_or_path"),
     "reader_lm",
 )
 """Arguments that may name a model's folder, which a run in it would change."""

@@ -18,10 +18,9 @@ runs/NAME/summary.json       mean and spread
 import logging
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,13 +35,6 @@ from pgra.artifacts import (
 from pgra.config import RunArguments
 from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError, PgraError
-from pgra.memory.labels import (
-    MEMORY_WEIGHT,
-    Correction,
-    LabelMemory,
-    PromptMemoryArguments,
-    mix_labels,
-)
 from pgra.methods.base import (
     Decisions,
     Method,
@@ -459,8 +451,8 @@ def open_run(
     if restored is not None:
         return restored
     method = open_method(args, _context_of(args, context))
-    # Queries are other ones now, and a memory of corrections may be.
-    check_same_inputs(folder, identity(method), free=("answers", "memory", "method", "test"))
+    # Queries are other ones now.
+    check_same_inputs(folder, identity(method), free=("answers", "method", "test"))
     method.prepare(())
     method.load(folder)
     return method
@@ -476,8 +468,6 @@ class Answer:
         evidence: What was read beside it, best first.
         exemplars: What stood before it in a prompt, in the prompt's order.
         details: What else the method says of it, as in `predictions.jsonl`.
-        corrections: What a memory gave for it, the nearest first, where labels are mixed.
-        unaided: The prediction without them; None where there are none.
     """
 
     query: Example
@@ -485,8 +475,6 @@ class Answer:
     evidence: Sequence[EvidenceLine] = ()
     exemplars: Sequence[Example] = ()
     details: Mapping[str, Json] = field(default_factory=dict)
-    corrections: Sequence[Correction] = ()
-    unaided: Prediction | None = None
 
     @property
     def label(self) -> str:
@@ -510,13 +498,9 @@ class Predictor:
 
     Attributes:
         decider: The run's method, opened.
-        open_memory: Opens the corrections that are mixed into its labels, if any are.
-        memory_weight: Theirs; see `pgra.memory.labels.mix_labels`.
     """
 
     decider: Method
-    open_memory: Callable[[], LabelMemory] | None = None
-    memory_weight: float = MEMORY_WEIGHT
 
     @classmethod
     def open(
@@ -526,8 +510,6 @@ class Predictor:
         artifacts_dir: str | Path | None = None,
         device: str = "auto",
         attention: bool = False,
-        memory: PromptMemoryArguments | None = None,
-        memory_weight: float = MEMORY_WEIGHT,
     ) -> Self:
         """Load a run.
 
@@ -538,8 +520,6 @@ class Predictor:
                 from the hub are made again; None is then the user's cache.
             device: What computes, whatever the run's was.
             attention: Whether to say what share of the reader's attention each evidence gets.
-            memory: Corrections: in the prompts of a method that has some, else mixed into labels.
-            memory_weight: The corrections' weight where they are mixed in.
 
         Raises:
             ArtifactError: If the run is not whole, or what it was made with is not there any more.
@@ -556,13 +536,6 @@ class Predictor:
             runtime["artifacts_dir"] = str(artifacts_dir)
         changes: dict[str, Mapping[str, Any]] = {"runtime": runtime}
         sections = read_arguments(folder, changes).sections
-        if "memory" in sections:
-            changes["memory"] = asdict(memory or PromptMemoryArguments())
-        elif memory is not None and memory.memory_as == "clarification":
-            raise ConfigError(
-                f"memory_as '{memory.memory_as}' is for prompts of an LM, and {folder} has none: "
-                "leave it out"
-            )
         if attention and not hasattr(sections.get("reader"), "evidence_attention"):
             raise ConfigError(
                 f"attention is a trained reader's, and {folder} has none: leave it out"
@@ -579,18 +552,7 @@ class Predictor:
                 "them here under their names; with evidence of your own: "
                 f"pgra.Reader.from_pretrained('{name}')]"
             ) from None
-        if "memory" in sections or memory is None or memory.memory is None:
-            return cls(decider)
-        data = decider.data
-        open_memory = partial(
-            LabelMemory,
-            memory,
-            task=data.task.name,
-            inputs=data.task.inputs,
-            labels=data.labels,
-            device=device,
-        )
-        return cls(decider, open_memory, memory_weight)
+        return cls(decider)
 
     def answer(self, queries: Sequence[Query]) -> list[Answer]:
         """Decide queries.
@@ -605,7 +567,7 @@ class Predictor:
         task = self.decider.data.task
         examples = read_queries(queries, task=task.name, inputs=task.inputs)
         decided = self.decider.decide(examples)
-        answers = [
+        return [
             Answer(
                 example,
                 prediction,
@@ -617,16 +579,6 @@ class Predictor:
                 zip(examples, decided.predictions, strict=True)
             )
         ]
-        if self.open_memory is None:
-            return answers
-        with self.open_memory() as memory:
-            return [self._mix(a, memory.recall(a.query.fields)) for a in answers]
-
-    def _mix(self, answer: Answer, found: Sequence[Correction]) -> Answer:
-        if not found:
-            return answer
-        mixed = mix_labels(answer.prediction, found, weight=self.memory_weight)
-        return replace(answer, prediction=mixed, corrections=found, unaided=answer.prediction)
 
 
 def _context_of(args: RunArguments, context: Context) -> Context:

@@ -14,7 +14,6 @@ from pgra.config import (
 )
 from pgra.exemplars import SelectionArguments
 from pgra.lm.base import CompleterArguments
-from pgra.memory.labels import PromptMemoryArguments
 from pgra.methods.base import find_method
 from pgra.methods.kate import AnswerArguments
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -60,7 +59,6 @@ def kate_run(
             "completer": CompleterArguments(lm=str(lm)),
             "selection": SelectionArguments(),
             "icl": AnswerArguments(),
-            "memory": PromptMemoryArguments(),
             "folder": FolderArguments(output_dir=str(root / "runs" / name)),
         }
     )

@@ -94,7 +94,7 @@ class Memory(AbstractContextManager["Memory"]):
                 (relative-edit 0.85, edit -5, encoder 0.9, bm25 1).
             encoder: Of lookup "encoder": hub id, folder, bundled:NAME or a `pgra.Encoder`.
             scope: Whose entries; see the class.
-            task: Of corrected labels, the task whose runs use them (`pgra predict --memory`).
+            task: Which questions it is for; "" for those of no task.
             device: Where an encoder runs.
 
         Raises:

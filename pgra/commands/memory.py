@@ -9,14 +9,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pgra.artifacts import write_lines
 from pgra.commands.common import about, quiet_libraries, say, say_words, typed_lines
-from pgra.config import Arguments, KernelArguments, arg, choose, parse_arguments
+from pgra.config import Arguments, arg, choose, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError, visible
 from pgra.help import wants_help
@@ -30,8 +29,6 @@ from pgra.memory.chat import (
 )
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import Family, load_family
-from pgra.memory.labels import PromptMemoryArguments
-from pgra.memory.lessons import FinetuneArguments, read_courses, read_seen
 from pgra.memory.log import Event, FeedbackLog, export_log, import_events, read_events, salvage
 from pgra.memory.lookup import LookupArguments, find_collisions, find_near, load_lookup, passing
 from pgra.memory.prompts import load_few_shot
@@ -54,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Examples:
       pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
       pgra memory lookup "what is akin to < pretty > ?" --family lexical
-      pgra memory add "So bad it is good." positive --task sst2
       pgra memory list --memory memory.sqlite
       pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
       pgra memory chat --lm bundled:smollm2-135m
@@ -140,13 +136,10 @@ class AddArguments(FamilyArguments):
     """What is written."""
 
     question: str | None = arg(None, "What was misunderstood; it may also stand first, bare.")
-    feedback: str | None = arg(
-        None, "What was meant, or a text's right label; it may stand second."
-    )
+    feedback: str | None = arg(None, "What was meant; it may stand second.")
     task: str = arg(
         "",
-        "Which questions it is for, such as sst2 of a corrected label; default: all that share the "
-        "memory.",
+        "Which questions it is for; default: all that share the memory.",
     )
     scope: str = arg(
         "",
@@ -427,9 +420,6 @@ def _stream(parse: Parse) -> None:
     few_shot = load_few_shot(args.prompt or family.prompt)
     streams = {seed: args.read_questions(family, seed) for seed in args.seeds}
     dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
-    if not lm.is_remote and (seen := read_seen(lm.lm)) is not None:
-        for steps in streams.values():  # measured on what `pgra memory finetune` taught it
-            seen.check_unseen(steps, family)
     quiet_libraries()
     if args.prefix == "kate":
         from pgra.memory.nearest_examples import choose_examples
@@ -480,56 +470,6 @@ def _score(parse: Parse) -> None:
     say(score_file(Path(args.outputs), family, as_released=args.released_check))
 
 
-@dataclass(kw_only=True)
-class StudyArguments(KernelArguments):
-    """Which run, and what the user does."""
-
-    run: str | None = arg(None, "Folder of a finished run of pgra train or pgra icl.")
-    correction_probabilities: list[float] = arg(
-        [0.5, 1.0], "That a wrong decision is corrected.", least=0, most=1
-    )
-    seeds: list[int] = arg([0, 1, 2], "Of the simulated user.", least=0)
-    memory_weights: list[float] = arg(
-        [0.6], "Of a trained reader: weights of the memory's labels.", least=0, most=1
-    )
-    max_texts: int | None = arg(None, "Texts of the test set, the first; default: all.", least=4)
-    output: str | None = arg(None, "A jsonl file for all rows, one a seed.", writes=True)
-    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-
-
-def _labels(parse: Parse) -> None:
-    r"""Say what corrected labels are worth to a finished run.
-
-    Examples:
-      pgra memory labels --run runs/sst2-pgra-seed42 --correction_probabilities 0.5 1 --seeds 0 1 2
-      pgra memory labels --run runs/sst2-icl-knn --memory_lookup encoder --memory_threshold 0.8 \
-          --memory_encoder bundled:minilm-l6
-
-    A simulated user corrects what the run decided wrongly in the first half of its test set. Then
-    the first half is decided again, as it is and with words left out, and the second half.
-    """
-    args, memory = parse(StudyArguments, PromptMemoryArguments, needs=("run",))
-    if memory.memory is not None:
-        raise ConfigError("leave --memory out: the simulated user fills one of its own")
-    if args.output is not None and Path(args.run).resolve() in Path(args.output).resolve().parents:
-        raise ConfigError(f"--output {args.output} is in the folder of --run: name another")
-    quiet_libraries()
-    from pgra.experiments.label_study import study_corrections, study_table
-
-    rows = study_corrections(
-        Path(args.run),
-        memory,
-        probabilities=args.correction_probabilities,
-        seeds=args.seeds,
-        weights=args.memory_weights,
-        most=args.max_texts,
-        device=args.device,
-    )
-    if args.output is not None:
-        write_lines(Path(args.output), [asdict(row) for row in rows])
-    say(study_table(rows).to_markdown())
-
-
 # Models that are trained for a memory.
 
 
@@ -544,31 +484,6 @@ class PairsArguments(FamilyArguments):
     )
     output_dir: str | None = arg(None, "New folder of the model.")
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...")
-
-
-def _finetune(parse: Parse) -> None:
-    r"""Teach a small LM to do what clarifications ask for.
-
-    Examples:
-      pgra memory finetune --words lexical.jsonl --held_out linguistic_300.jsonl \
-          --output_dir runs/lm
-      pgra memory finetune --lessons lexical scramble --max_steps 100 --bf16 --frozen_layers 10
-      pgra memory stream --family lexical --stream linguistic_300.jsonl --lm runs/lm/lm
-
-    It learns with questions that no family of configs/memory asks, and with no word of the streams
-    that --held_out names. `pgra memory stream` refuses a stream that has any of what its LM learned
-    with.
-    """
-    (args,) = parse(FinetuneArguments)
-    courses = read_courses(args)
-    quiet_libraries()
-    from pgra.memory.train import LM_FOLDER, train_lm
-
-    seen, folder = train_lm(courses, args), Path(args.output_dir) / LM_FOLDER
-    say(
-        f"{folder}: learned with {len(seen.words):,} words and {len(seen.questions):,} questions "
-        f"that are not measured; --lm {folder}"
-    )
 
 
 def _train_gud_ir(parse: Parse) -> None:
@@ -705,11 +620,9 @@ _WORDS: Mapping[str, Callable[[Parse], None]] = {
     "import": _import,
     "salvage": _salvage,
     "gate": _gate,
-    "finetune": _finetune,
     "stream": _stream,
     "chat": _chat,
     "web": _web,
-    "labels": _labels,
     "score": _score,
     "train-gud-ir": _train_gud_ir,
     "train-similarity": _train_similarity,

@@ -12,7 +12,6 @@ from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import KernelArguments, arg, parse_arguments
 from pgra.data.read import check_file, parse_json, read_lines, read_records, table_rows
 from pgra.errors import ConfigError, DataError, PgraError, visible
-from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
 
 if TYPE_CHECKING:
     from pgra.report.results import EvidenceLine
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 def as_json(answer: "Answer") -> dict[str, Any]:
     """Return an answer as `predictions.jsonl` has it."""
     fields = dict(answer.query.fields)
-    line: dict[str, Any] = {
+    return {
         "text": answer.query.text,
         **({"fields": fields} if len(fields) > 1 else {}),
         "prediction": answer.prediction.label,
@@ -35,10 +34,6 @@ def as_json(answer: "Answer") -> dict[str, Any]:
         "evidence": [each.as_json() for each in answer.evidence],
         **answer.details,
     }
-    if answer.unaided is not None:
-        line["memory"] = [each.as_json() for each in answer.corrections]
-        line["without_memory"] = dict(answer.unaided.scores)
-    return line
 
 
 def show(answer: "Answer", num_shown: int) -> str:
@@ -47,11 +42,6 @@ def show(answer: "Answer", num_shown: int) -> str:
         f"query: {answer.query.text}",
         f"label: {_decided(answer.prediction.label, answer.prediction.scores)}",
     ]
-    memory: Any = answer.details.get("memory", [])
-    lines += [_show_correction(line) for line in memory]
-    if answer.unaided is not None:
-        lines += [_show_correction(each.as_json()) for each in answer.corrections]
-        lines.append(f"without: {_decided(answer.unaided.label, answer.unaided.scores)}")
     exemplars = answer.exemplars[:num_shown]
     if exemplars:
         number = len(answer.exemplars)
@@ -71,13 +61,6 @@ def _decided(label: str, scores: Mapping[str, float]) -> str:
     chances = sorted(scores.items(), key=lambda item: -item[1])
     told = ", ".join(f"{name} {chance:.3f}" for name, chance in chances)
     return f"{label}  (probabilities: {told})" if told else label
-
-
-def _show_correction(told: Mapping[str, Any]) -> str:
-    key, feedback = (json.dumps(told[name], ensure_ascii=False) for name in ("key", "feedback"))
-    unused = "" if told.get("is_shown", True) else " (no room in the prompt)"
-    unused = " (it decides)" if told.get("decides") else unused
-    return f"memory: entry {told['entry']} at {told['score']:.3f}{unused}: {key} -> {feedback}"
 
 
 def _show_line(line: "EvidenceLine") -> str:
@@ -113,13 +96,6 @@ class PredictArguments(KernelArguments):
     )
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     artifacts_dir: str | None = arg(None, "Folder of index and bank; default: the run's.")
-    memory_weight: float = arg(
-        MEMORY_WEIGHT,
-        "With --memory, of a trained reader: the corrections' weight w in (1 - w) p_reader + w "
-        "p_memory; above 0.5 they decide where they pass and agree.",
-        least=0,
-        most=1,
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,8 +108,6 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra predict "A warm and funny film." --run runs/sst2-icl-knn
       pgra predict "A warm and funny film." --run me/sst2-pgra
       pgra predict --run runs/sst2-icl-knn --interactive
-      pgra memory add "So bad it is good." positive --task sst2
-      pgra predict "So bad, it's good." --run runs/sst2-pgra-seed42 --memory memory.sqlite
 
     The run's own index, bank and prompt find the evidence; no training data is read (but with
     exemplars knn, for the text's own neighbors). Shown are the label, the probability of each, and
@@ -142,15 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     no run has read yet. Of a run of pgra icl, its data must be where it was, and the exemplars are
     shown.
 
-    With --memory, a user's correction of a near text is used: as an exemplar of a prompt, or mixed
-    into a reader's probabilities with --memory_weight. With --memory_as override the correction of
-    an equal text is the answer.
-
     From Python, with evidence of your own:
       pgra.Reader.from_pretrained("runs/sst2-pgra-seed42").predict(texts, evidence)
     """
-    texts, args, memory = parse_arguments(
-        [TextArguments, PredictArguments, PromptMemoryArguments],
+    texts, args = parse_arguments(
+        [TextArguments, PredictArguments],
         name_leading_texts(argv),
         prog="pgra predict",
         **about(main),
@@ -161,7 +131,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             "give either texts (pgra predict 'some text' --run RUN) or --file FILE, or ask for "
             "--interactive" + (": one of them, not both" if any(given) else "")
         )
-    memory.check_named()
     quiet_libraries()
     from pgra.runs import Predictor
 
@@ -170,8 +139,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         device=args.device,
         artifacts_dir=args.artifacts_dir,
         attention=args.attention,
-        memory=memory,
-        memory_weight=args.memory_weight,
     )
     if args.interactive:
         return answer_lines(predictor, args)

@@ -64,8 +64,6 @@ def icl(argv: Sequence[str] | None = None) -> int:
           --encoder FacebookAI/roberta-large --lm facebook/opt-13b
       pgra icl --task sst2 --encoder prompted --calibrate --lm facebook/opt-13b
       pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
-      pgra icl --task sst2 --lm bundled:smollm2-135m --memory memory.sqlite \
-          --memory_lookup encoder --memory_threshold 0.8
       accelerate launch --num_processes 8 -m pgra icl --task sst2 --lm facebook/opt-13b
       pgra report runs/ --baseline icl-random
 

@@ -2,7 +2,7 @@
 
 What users typed is data: questions, clarifications, right answers. Each stands on one line and has
 neither the prompt's separator, nor the word that ends an answer, nor the mark of a clarification.
-`as_data` makes it so, for these prompts and for those of `pgra icl`.
+`as_data` makes it so.
 """
 
 import re

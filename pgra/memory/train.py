@@ -1,7 +1,5 @@
-"""Trains small models for a memory: the LM that is corrected, and what looks feedback up.
+"""Trains small models that look feedback up (Madaan et al. 2022).
 
-- An LM: MemPrompt's is GPT-3, which follows a clarification by itself (Madaan et al. 2022, section
-  3). A small one that does not is taught on other words and questions than those that are measured.
 - GUD-IR's generator: questions to the feedback they got (App. A.3).
 - A layer on a sentence encoder, so that questions are as near as what is said of them: the mean
   squared error of cos(f(x_i), f(x_j)) to a target. "feedback": cos(fb_i, fb_j), the paper's first
@@ -9,7 +7,7 @@
   its semantic memory. The encoder stays as it is and its vectors are made once, so that this takes
   seconds on a CPU; the paper and the release train the encoder too.
 
-The first two are trained by `pgra.reader.train.fit`: they can be stopped at any time, and go on.
+The generator is trained by `pgra.reader.train.fit`: it can be stopped at any time, and resumed.
 """
 
 import glob
@@ -27,39 +25,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.artifacts import digest, lock_folder, seal_folder, write_json
 from pgra.config import Arguments, arg
 from pgra.core import Context, Json
 from pgra.encoders.encoder import DenseLayer, Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
-from pgra.lm.causal_lm import CausalLM
-from pgra.lm.kernels import find_layers
 from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
-from pgra.memory.experiment import claim_folder
-from pgra.memory.lessons import (
-    SEEN_FILE,
-    FinetuneArguments,
-    Lessons,
-    Seen,
-    draw_packs,
-    read_seen,
-)
 from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, in_form, plain_input
-from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import Step
 from pgra.progress import Bar
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.causal import CausalModule, pad
 from pgra.reader.module import ReaderModule, Trainable
 from pgra.reader.train import TrainResult, fit, replace_folder
 
-LM_FOLDER = "lm"
 ABOUT_FILE = "trained_on.json"
 """In the folder of a trained model: what it was trained on, and how."""
 _SHOWN_EVERY = 10  # steps, of a loss on the bar
-_SAME = ("bf16", "learning_rate", "max_steps", "save_steps", "seed")  # as the Trainer has them
 _LEAST_PAIRS = 4  # questions that a layer can be trained on
 
 
@@ -96,83 +78,6 @@ def _arguments(folder: Path, **more: Any) -> ReaderTrainingArguments:
         "dataloader_drop_last": False,
     }
     return ReaderTrainingArguments(output_dir=str(folder), **whole, **more)
-
-
-# An LM that can be corrected.
-
-
-def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
-    """Draw lessons, each course's in every so many sequences, and fine-tune an LM with them.
-
-    One that is done is left as it is; one that was stopped goes on from its last checkpoint, with
-    the same sequences. The LM goes to `lm/` in the output folder, with the record of what it
-    learned with.
-
-    Raises:
-        ArtifactError: If the folder is of another run.
-        ConfigError: If the LM holds no such sequence or has not so many layers, or a lesson does
-            not fit a sequence.
-        ModelError: If the LM cannot be loaded, or its layers are not found.
-        Stopped: If a signal asked for it.
-    """
-    lm = CausalLM.from_name(args.lm, device="cpu")  # its weights are not loaded for this
-    if args.pack_tokens > lm.window:
-        raise ConfigError(
-            f"pack_tokens is {args.pack_tokens}, and '{args.lm}' holds {lm.window}: lower it"
-        )
-    depth = lm.config.num_hidden_layers
-    if args.frozen_layers >= depth:
-        raise ConfigError(
-            f"frozen_layers is {args.frozen_layers}, and '{args.lm}' has {depth}: leave one to "
-            "train"
-        )
-    taught: Json = [[asdict(c), asdict(load_few_shot(c.family.prompt))] for c in courses]
-    identity = {**args.deciding(), "lm": lm.source.identity, "courses": digest(taught)[:12]}
-    packs, seen = draw_packs(courses, lm, args)
-    folder = Path(args.output_dir)
-    with lock_folder(folder):
-        claim_folder(folder, identity)
-        if read_seen(str(folder / LM_FOLDER)) is None:
-            module = CausalModule.from_name(args.lm)
-            freeze_layers(module.model, args.frozen_layers)
-            arguments = _arguments(
-                folder,
-                **{name: getattr(args, name) for name in _SAME},
-                # Sequences are full: more at once bring nothing on CPUs.
-                per_device_train_batch_size=1,
-                gradient_accumulation_steps=args.packs_per_step,
-                warmup_steps=max(1, args.max_steps // 20),
-                logging_steps=10,
-                train_sampling_strategy="sequential",
-                use_cpu=args.device == "cpu",
-            )
-            trainable = _Trainable(module, lm.tokenizer, pad, (SEEN_FILE, seen.as_json()))
-            fit(trainable, packs, arguments, folder=folder / LM_FOLDER)
-        for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):  # a kill may have left some
-            shutil.rmtree(path)
-    return seen
-
-
-def freeze_layers(model: Any, count: int) -> None:
-    """Keep a causal LM's embeddings and first layers as they are: nothing there has a gradient.
-
-    Args:
-        model: The LM.
-        count: Of its layers, fewer than it has; 0 trains everything, embeddings too.
-
-    Raises:
-        ModelError: If its layers do not stand in one list.
-    """
-    if not count:
-        return
-    layers = find_layers(model)
-    if not layers:
-        raise ModelError("the LM's layers do not stand in one list: leave --frozen_layers out")
-    for part in (model.get_input_embeddings(), model.get_output_embeddings(), *layers[:count]):
-        part.requires_grad_(False)
-
-
-# What looks feedback up.
 
 
 @dataclass(kw_only=True)

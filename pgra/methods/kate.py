@@ -25,7 +25,6 @@ from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.data.examples import held_out_rule, load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
-from pgra.data.text import text_key
 from pgra.errors import ConfigError
 from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
@@ -35,12 +34,9 @@ from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.lm.remote import FIRST_TOKEN, NUM_TOP, RemoteLM
-from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments, overrule
-from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
 from pgra.methods.base import Decisions, Forecast, Method, TaskData, bundled_notes, task_name
 from pgra.methods.stages import prompt_template
-from pgra.progress import Bar
 from pgra.prompts.fewshot import (
     FORMATS,
     FewShotPrompt,
@@ -68,8 +64,6 @@ _NOTES = {
     "{queries_with_near_duplicates} of {queries} queries, were not shown to them",
     "over_budget": "{queries_over_budget} of {queries} prompts hold fewer exemplars than asked "
     "for, {over_budget} in all, to fit the LM's window",
-    "memory": "memory: {with_memory} of {queries} queries were shown a correction; {corrected} of "
-    "these are the very text that was corrected, for which it was meant: no leak",
     "undecided": "{undecided} of {queries} answers are no label's word, and count as wrong",
 }
 """What is told of a run where a count is not 0."""
@@ -156,16 +150,13 @@ class Prompts:
 
     Attributes:
         chosen: What was chosen, and what the leak guard left out.
-        rows: Each query's exemplars in the prompt's order; behind the pool's rows stand those of
-            corrections.
-        corrections: What a memory gave each.
+        rows: Each query's exemplars in the prompt's order, rows of the pool.
         fit: What did not fit; None with a vote.
         texts: All prompts of each, its own first; none with a vote.
     """
 
     chosen: Chosen
     rows: Sequence[Sequence[int]]
-    corrections: Sequence[Sequence[Correction]]
     fit: Fit | None = None
     texts: Sequence[Sequence[str]] = ()
 
@@ -182,7 +173,6 @@ class Kate(Method):
         "completer": CompleterArguments,
         "selection": SelectionArguments,
         "icl": AnswerArguments,
-        "memory": PromptMemoryArguments,
     }
     SEEDS = "exemplar seeds: draws of the exemplars, and their order"
 
@@ -196,11 +186,10 @@ class Kate(Method):
         kind = "vote" if args["icl"].decide_by == "vote" else "icl"
         selection = args["selection"]
         who = "farthest" if selection.farthest else selection.exemplars.rpartition(":")[2]
-        return f"{kind}-{who}{'' if args['memory'].memory is None else '-memory'}"
+        return f"{kind}-{who}"
 
     def open(self) -> None:
-        """Open pool, comparison, memory and LM; weights are loaded when they are first needed."""
-        self.args["memory"].check_named()
+        """Open pool, comparison and LM; weights are loaded when they are first needed."""
         self.data = self.read_data()
         self._settle()
         root = self.context.artifacts / "neighbors" / self.data.task.name
@@ -221,10 +210,6 @@ class Kate(Method):
             answers = [list(reference.answers) for reference in self.data.references]
             self.fingerprints["answers"] = digest(answers)
         self._answerer: Answerer | None = None
-        self._corrected: dict[int, Correction] = {}
-        self._memory: dict[str, Json] = {}
-        self._sizes: dict[str, Json] = {}
-        self.corrections = self._recall(self.data.test)
         if self.icl.decide_by != "vote":
             self.completer = self._open_lm()
             if not isinstance(self.completer, RemoteLM):
@@ -274,11 +259,6 @@ class Kate(Method):
                 f"decide_by 'vote' is the neighbors' vote, and exemplars "
                 f"'{self.selection.exemplars}' with --num_exemplars {count} are none: use "
                 "--exemplars knn"
-            )
-        if decide_by == "vote" and self.args["memory"].memory is not None:
-            raise ConfigError(
-                "decide_by 'vote' asks no LM, and --memory adds to its prompts: leave one of them "
-                "out"
             )
 
     def _open_similarity(self, root: Path) -> Similarity | None:
@@ -394,8 +374,6 @@ class Kate(Method):
             named["prompt"] = dict(self.answerer.fingerprint)
             named["lm"] = dict(self.completer.fingerprint)
             named["window"] = self.completer.window
-        if self._memory:
-            named["memory"] = self._memory
         return named
 
     def models(self) -> list[str]:
@@ -455,8 +433,6 @@ class Kate(Method):
         return self._known[1]
 
     def _render(self, examples: Sequence[Example]) -> Prompts:
-        is_test = list(examples) == list(self.data.test)
-        corrections = self.corrections if is_test else self._recall(examples)
         with self.timed("exemplars"):
             chosen = self.selector.choose(examples)
         if chosen.num_dropped.any():
@@ -465,19 +441,16 @@ class Kate(Method):
                 int(chosen.num_dropped.sum()),
                 int((chosen.num_dropped > 0).sum()),
             )
-        wanted = [
-            self._with_corrections(corrections[i], chosen.of(i)) for i in range(len(examples))
-        ]
+        wanted = [chosen.of(i) for i in range(len(examples))]
         if self.answerer is None:
-            return Prompts(chosen, wanted, corrections)
+            return Prompts(chosen, wanted)
         answerer, order, seed = self.answerer, self.selection.order, self.selection.exemplar_seed
-        asked = [self._clarified(*pair) for pair in zip(examples, corrections, strict=True)]
 
         def shown(i: int, count: int) -> list[int]:
             return arrange(wanted[i][:count], order, query=examples[i].text, seed=seed or 0)
 
         def render(i: int, count: int) -> Sequence[str]:
-            return answerer.prompts([self._example(row) for row in shown(i, count)], asked[i])
+            return answerer.prompts([self.data.train[row] for row in shown(i, count)], examples[i])
 
         with self.timed("prompts"):
             fit = fit_prompts(
@@ -501,74 +474,17 @@ class Kate(Method):
             counts = fit.counts.tolist()
             rows = [shown(i, count) for i, count in enumerate(counts)]
             texts = [render(i, count) for i, count in enumerate(counts)]
-        return Prompts(chosen, rows, corrections, fit, texts)
-
-    def _example(self, row: int) -> Example:
-        """Return what a row stands for: an example of the pool, or a correction."""
-        pool = self.data.train
-        return pool[row] if row < len(pool) else self._corrected[row - len(pool)].example
-
-    # A memory of corrections in prompts. A corrected label is a labelled example whose neighborhood
-    # is known: it stands first among the exemplars of a near query, in the place of the last one.
-    # Free feedback stands behind the query, as MemPrompt's prompter writes it (Madaan et al. 2022,
-    # section 3.1).
-
-    def _recall(self, examples: Sequence[Example]) -> list[list[Correction]]:
-        """Look examples up in the memory, where one is named."""
-        args = self.args["memory"]
-        if args.memory is None:
-            return [[] for _ in examples]
-        opened = LabelMemory(
-            args,
-            task=self.data.task.name,
-            inputs=self.data.task.inputs,
-            labels=() if args.memory_as == "clarification" else self.data.labels,
-            device=self.context.device,
-        )
-        with opened as memory:
-            bar = Bar(examples, desc="memory", unit="query")
-            found = [memory.recall(example.fields) for example in bar]
-            self._memory = {**memory.fingerprint, "use": args.memory_as}
-            others = {"entries_of_other_tasks": memory.num_others}
-            self._sizes = {"entries": memory.num_entries, **others}
-        self._corrected |= {one.entry.id: one for line in found for one in line}
-        return found
-
-    def _with_corrections(self, found: Sequence[Correction], chosen: Sequence[int]) -> list[int]:
-        """Put a query's corrections before its exemplars, of which the last make room.
-
-        Of the pool's, those of a correction's own text go: the user's word stands.
-        """
-        if not found or self.args["memory"].memory_as == "clarification":
-            return list(chosen)
-        said = {text_key(one.example.text) for one in found}
-        others = [row for row in chosen if text_key(self.data.train[row].text) not in said]
-        own = [len(self.data.train) + one.entry.id for one in found]
-        return [*own, *others][: max(self.selection.count, len(own))]
-
-    def _clarified(self, query: Example, found: Sequence[Correction]) -> Example:
-        """Return a query as its prompt shows it: with its clarifications, if they go there."""
-        args = self.args["memory"]
-        if args.memory is None or args.memory_as != "clarification":
-            return query
-        *_, last = query.fields
-        asked = as_data(query.fields[last], is_question=True)
-        for one in found:
-            asked = clarify(asked, as_data(one.entry.feedback))
-        return replace(query, fields={**query.fields, last: asked})
+        return Prompts(chosen, rows, fit, texts)
 
     def _report(
         self, examples: Sequence[Example], prompts: Prompts, answers: Sequence[Answer]
     ) -> Decisions:
-        """Tell of exemplars and memory: in each query's line, in counts and in notes."""
+        """Report exemplars: in each query's line, in counts and in notes."""
         chosen, fit, dropped = prompts.chosen, prompts.fit, prompts.chosen.num_dropped
-        exemplars = [[self._example(row) for row in rows] for rows in prompts.rows]
-        corrected = zip(answers, prompts.corrections, strict=True)
-        predictions = [overrule(answer.prediction, found) for answer, found in corrected]
-        used = [0, 0]  # queries with a correction, and those that are its very text
-        is_behind, size = self.args["memory"].memory_as == "clarification", len(self.data.train)
+        exemplars = [[self.data.train[row] for row in rows] for rows in prompts.rows]
+        predictions = [answer.prediction for answer in answers]
         details: list[dict[str, Json]] = []
-        for i, (query, rows) in enumerate(zip(examples, prompts.rows, strict=True)):
+        for i, rows in enumerate(prompts.rows):
             near = dict(zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False))
             shown = [
                 {"id": one.id, "similarity": _rounded(near.get(row, math.nan))}
@@ -578,17 +494,6 @@ class Kate(Method):
             if fit is not None:
                 line["over_budget"] = int(fit.num_dropped[i])
                 line["prompt_tokens"] = int(fit.num_tokens[i])
-            if self._memory:
-                found = prompts.corrections[i]
-                is_shown = [is_behind or size + one.entry.id in rows for one in found]
-                pairs = zip(found, is_shown, strict=True)
-                line["memory"] = [{**one.as_json(), "is_shown": there} for one, there in pairs]
-                if found and found[0].decides:
-                    alone = answers[i].prediction
-                    line["without_memory"] = dict(alone.scores) or alone.label
-                if any(is_shown):
-                    used[0] += 1
-                    used[1] += text_key(query.text) == text_key(found[0].example.text)
             details.append(line)
         counts: dict[str, Json] = {
             "exemplars": sum(map(len, prompts.rows)),
@@ -603,17 +508,11 @@ class Kate(Method):
                 "mean_prompt_tokens": round(float(fit.num_tokens.mean()), 1),
             }
         metrics: dict[str, Json] = {"exemplars": counts}
-        if self._memory:
-            names = ("queries_with_memory", "queries_that_were_corrected")
-            metrics["memory"] = {**self._sizes, **dict(zip(names, used, strict=True))}
         told = {
             **counts,
             "pool": len(self.data.train),
             "queries": len(examples),
             "undecided": sum(prediction.label == UNDECIDED for prediction in predictions),
-            "memory": bool(self._memory),
-            "with_memory": used[0],
-            "corrected": used[1],
         }
         notes = [note.format(**told) for name, note in _NOTES.items() if told.get(name)]
         notes.append(

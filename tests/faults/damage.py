@@ -32,7 +32,7 @@ from world import (
 KINDS = ("flip", "cut", "empty", "swap", "field", "version", "delete")
 STATE = (
     *("index", "bm25", "train", "plain", "rag", "icl", "knn", "predict", "memory", "lookup"),
-    *("ablate", "similar", "gud-ir", "consistency", "stream", "finetune"),
+    *("ablate", "similar", "gud-ir", "consistency", "stream"),
     *BESIDE,
 )
 _REPORT = [

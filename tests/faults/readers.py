@@ -40,7 +40,6 @@ from pgra.help import Page, collect_pages
 from pgra.lm.load import ModelSource
 from pgra.lm.replies import read_reply, show_error, without_reasoning
 from pgra.memory.families import Family, load_family
-from pgra.memory.lessons import load_lessons
 from pgra.memory.log import FeedbackLog, read_events, salvage
 from pgra.memory.nearest_examples import read_pool
 from pgra.memory.prompts import load_few_shot
@@ -287,9 +286,6 @@ READERS = {
     "outputs csv": Reader("o.csv", _OUTPUTS, lambda p: score_file(p, _family("lexical"))),
     "completion": Reader("answer", _COMPLETION, _answer),
     "chat": Reader("answer", _CHAT, _answer),
-    "lessons": Reader(
-        "l.yaml", _yaml("memory_training", "lexical.yaml"), lambda p: load_lessons(str(p))
-    ),
     "pairs": Reader("p.jsonl", _rows('{"question": "q ?", "feedback": "f"}'), read_pairs),
     "memory": Reader("m.sqlite", _memory(), read_pairs),
     "salvage": Reader("m.sqlite", _memory(), _salvage),
@@ -315,8 +311,6 @@ READ_BY_FLAG = {
     "exemplar_file": "exemplars",
     "family": "family",
     "file": "queries events salvage",
-    "held_out": "stream",
-    "lessons": "lessons",
     "memory": "memory",
     "outputs": "outputs",
     "pairs": "pairs memory events",
@@ -340,7 +334,7 @@ OTHER_FLAGS = {
     name
     for names in (
         # Models, whose files the libraries read.
-        "encoder generator lm memory_encoder model model_name_or_path prefix_encoder tokenizer",
+        "encoder generator lm model model_name_or_path prefix_encoder tokenizer",
         # What pgra wrote, which carries digests: see `damage`.
         "artifacts_dir baseline consistency index_dir labeler paths resume_from_checkpoint run",
         "runs",
@@ -348,7 +342,7 @@ OTHER_FLAGS = {
         "figure html json output output_dir trec",
         # Words of the user's, and names.
         "base_url corpus_field corpus_id decode device feedback host index_factory lm_layer",
-        "lora_target_modules memory_scope method passage_prompt query_prompt question",
+        "lora_target_modules method passage_prompt query_prompt question",
         "reader_template reference reranker scope search_batch_sizes search_learning_rates seeds",
         "profile similarities similarity source text",
         # Of the Trainer.

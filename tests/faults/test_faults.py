@@ -116,9 +116,7 @@ def test_damage_that_nobody_looks_for_is_told(world, control):
     assert "silently other" in damage.run(world, control, {})
 
 
-@pytest.mark.parametrize(
-    "name", ["index", "train", "icl", "lookup", "report", "memory", "erase", "finetune"]
-)
+@pytest.mark.parametrize("name", ["index", "train", "icl", "lookup", "report", "memory", "erase"])
 def test_a_killed_command_goes_on_to_the_same_product(world, unbroken, name):
     assert not kills.kill(world, name, 0, unbroken)
 

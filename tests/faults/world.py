@@ -579,18 +579,6 @@ JOBS: Mapping[str, Job] = {
             *_flags(threshold=-3),
         ]
     ),
-    "finetune": Job(
-        [
-            "memory",
-            "finetune",
-            *_flags(lm=f"{MODELS}lm", device="cpu", max_steps=3, save_steps=1, pack_tokens=256),
-            *_flags(packs_per_step=1, output_dir="runs/lm"),
-        ]
-    ),
-    "labels": Job(
-        ["memory", "labels", "--run", "runs/icl", *_flags(device="cpu", output="labels.jsonl")],
-        ["icl"],
-    ),
     "claims": Job(
         [
             "data",

@@ -12,7 +12,6 @@ from scripted import call, read_json, review_rows
 import pgra
 from pgra.artifacts import write_sealed
 from pgra.commands.predict import main as predict_main
-from pgra.memory.log import FeedbackLog
 
 TEXTS = ["A warm film by the sea.", "A dull story."]
 
@@ -218,39 +217,3 @@ def test_lines_are_decided_as_they_come_by_a_run_that_is_loaded_once(run, monkey
     monkeypatch.setattr("sys.stdin", io.StringIO(TEXTS[0]))
     shown = ask(run, "--interactive").out
     assert shown.strip() == ask(run, TEXTS[0]).out.strip()  # no prompt, but for a terminal
-
-
-def remember(path, text, label):
-    with FeedbackLog.open(path) as log:
-        log.write(text, label, task="sst2")
-    return path
-
-
-def test_a_correction_decides_a_near_text_and_no_far_one(run, tmp_path):
-    before = answers(run, *TEXTS)
-    other = {"negative": "positive", "positive": "negative"}[before[0]["prediction"]]
-    memory = remember(tmp_path / "memory.sqlite", TEXTS[0], other)
-    near = TEXTS[0].replace("warm", "wam")
-    mixed, far = answers(run, near, TEXTS[1], "--memory", memory)
-    assert far == before[1]
-    assert (mixed["prediction"], mixed["memory"][0]["entry"]) == (other, 1)
-    alone = mixed["without_memory"][other]
-    assert mixed["scores"][other] == pytest.approx(0.4 * alone + 0.6, abs=1e-5)
-    shown = ask(run, near, "--memory", memory).out.splitlines()
-    assert shown[1].startswith(f"label: {other}  (probabilities: {other}")
-    assert shown[2].startswith("memory: entry 1 at 0.9")
-    assert shown[2].endswith(f': "{TEXTS[0]}" -> "{other}"')
-    assert shown[3].startswith("without: ")
-    light = ("--memory", memory, "--memory_weight", 0.0, "--memory_as", "override")
-    same, near_one = answers(run, TEXTS[0].upper(), near, *light)
-    assert (same["prediction"], same["scores"][other]) == (other, 1)
-    assert near_one["prediction"] != other  # it is only near, and weighs nothing
-    assert "(it decides)" in ask(run, TEXTS[0], *light).out
-
-
-def test_a_memory_that_does_not_fit_a_run_is_refused(run, tmp_path):
-    wrong = remember(tmp_path / "wrong.sqlite", "A film.", "grand")
-    told = ask(run, "a text", "--memory", wrong).error
-    assert "entry 1: unknown label 'grand'. Known: negative, positive." in told
-    told = ask(run, "a text", "--memory", wrong, "--memory_as", "clarification").error
-    assert "memory_as 'clarification' is for prompts of an LM" in told

@@ -19,8 +19,6 @@ from pgra.config import DataArguments
 from pgra.core import ALONE
 from pgra.data.tasks import Task
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
-from pgra.memory.labels import PromptMemoryArguments
-from pgra.memory.log import FeedbackLog
 from pgra.methods.answers import calibrate
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
@@ -72,20 +70,6 @@ def written(tmp_path, lm_dirs):
         test_file=str(write_jsonl(tmp_path / "asked.jsonl", asked)),
     )
     return kate_run(data, tmp_path, lm=lm_dirs["gpt2"], encoder="bm25", num_exemplars=2)
-
-
-@pytest.fixture
-def memory(tmp_path):
-    path = tmp_path / "memory.sqlite"
-    tell(path, **{NEAR: "negative"})
-    tell(path, task="another", **{FIRST: "yes"})
-    return {"memory": str(path), "memory_lookup": "edit", "memory_threshold": -1}
-
-
-def tell(path, task="sst2", **feedback):
-    with FeedbackLog.open(Path(path)) as log:
-        for text, said in feedback.items():
-            log.write(text, said, task=task)
 
 
 def test_answers_that_are_there_are_not_asked_again(world, kate, near, caplog):
@@ -159,73 +143,7 @@ def test_what_cannot_be_is_refused_and_leaves_no_folder(request, which, changes,
     assert not (mine.folder / "metrics.json").exists()
 
 
-# A memory of corrections.
-
-
-def test_a_correction_stands_first_in_a_near_querys_prompt_and_in_no_other(words, memory):
-    before, after = run(words), run(having(words, name="memory", **memory))
-    plain, corrected = lines_of(before.folder), lines_of(after.folder)
-    (one,) = corrected[0].pop("memory")
-    assert (one["entry"], one["score"], one["feedback"]) == (1, -1, "negative")
-    shown = [exemplar["id"] for exemplar in corrected[0]["exemplars"]]
-    assert shown == ["memory-1", *(exemplar["id"] for exemplar in plain[0]["exemplars"][:2])]
-    first_exemplar = (after.folder / "prompt.txt").read_text().split("\n\n")[0]
-    assert NEAR in first_exemplar
-    assert first_exemplar.endswith("negative")
-    for mine, theirs in zip(corrected[1:], plain[1:], strict=True):
-        assert mine.pop("memory") == []
-        assert mine == theirs
-    tell(memory["memory"], task="another", x="positive")  # not of this task: nothing changes
-    assert run(having(words, name="memory", **memory)).reused
-    tell(memory["memory"], **{"A dull plot.": "positive"})
-    with pytest.raises(ArtifactError, match="was made with memory"):
-        run(having(words, name="memory", **memory))
-    with pytest.raises(ConfigError, match="decide_by 'vote' asks no LM, and --memory adds"):
-        run(having(words, decide_by="vote", **memory))
-
-
-def test_the_users_word_stands_before_the_pools_own_copy(words, memory):
-    nearest = lines_of(run(words).folder)[0]["exemplars"][0]["id"]
-    text = review_rows(40)[int(nearest.rpartition("-")[2])]["text"]
-    tell(memory["memory"], **{text: "negative", FIRST: "negative"})
-    wide = {**memory, "memory_threshold": -100, "memory_matches": 3}
-    outcome = run(having(words, name="wide", **wide))
-    ids = [exemplar["id"] for exemplar in lines_of(outcome.folder)[0]["exemplars"]]
-    assert sorted(ids) == ["memory-1", "memory-3", "memory-4"]
-    assert outcome.metrics["memory"]["queries_that_were_corrected"] == 1
-    assert any("the very text that was corrected" in note for note in outcome.metrics["notes"])
-
-
-def test_free_feedback_stands_behind_the_query_on_one_line(words, memory):
-    with FeedbackLog.open(Path(memory["memory"])) as log:
-        log.correct(1, "film | here\nmeans cinema")
-    with pytest.raises(DataError, match=r"entry 3: unknown label 'film \| here means cinema'"):
-        run(having(words, **memory))
-    assert not words.folder.exists()
-    outcome = run(having(words, memory_as="clarification", **memory))
-    asked = (outcome.folder / "prompt.txt").read_text().split("\n\n")[-1]
-    assert f"{FIRST} | clarification: film / here means cinema\n" in asked
-
-
-def test_a_correction_of_an_equal_text_is_the_answer_where_it_may_override(near, memory):
-    first, other = lines_of(near.folder)[:2]
-    wrong = {"negative": "positive", "positive": "negative"}
-    tell(memory["memory"], **{line["text"]: wrong[line["prediction"]] for line in (first, other)})
-    texts = [first["text"].upper(), f"{other['text']} more"]
-    said = {}
-    for use in ("exemplar", "override"):
-        how = PromptMemoryArguments(**memory | {"memory_threshold": -9}, memory_as=use)
-        said[use] = Predictor.open(near.folder, device="cpu", memory=how).answer(texts)
-    equal, unequal = said["override"]
-    assert equal.prediction.label == wrong[first["prediction"]]
-    assert equal.prediction.scores[equal.prediction.label] == 1
-    alone = said["exemplar"][0].prediction  # what the LM says with the correction in its prompt
-    assert equal.details["without_memory"] == dict(alone.scores)
-    assert unequal == said["exemplar"][1]  # the control: it is only near
-    assert unequal.details["memory"][0]["is_shown"]
-
-
-def test_a_run_decides_new_texts_as_its_own_and_a_memory_near_ones(near, memory, tmp_path):
+def test_a_run_decides_new_texts_as_its_own(near, tmp_path):
     lines = lines_of(near.folder)[:2]
     texts = [line["text"] for line in lines]
     alone = Predictor.open(near.folder, device="cpu").answer(texts)
@@ -233,11 +151,6 @@ def test_a_run_decides_new_texts_as_its_own_and_a_memory_near_ones(near, memory,
         assert answer.prediction.label == line["prediction"]
         assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-5)
         assert answer.details["exemplars"] == line["exemplars"]
-    aided = Predictor.open(near.folder, device="cpu", memory=PromptMemoryArguments(**memory))
-    close, far = aided.answer(texts)
-    assert close.exemplars[0].id == "memory-1"
-    assert dict(close.prediction.scores) != pytest.approx(lines[0]["scores"], abs=1e-5)
-    assert dict(far.prediction.scores) == pytest.approx(lines[1]["scores"], abs=1e-5)
     few = write_jsonl(tmp_path / "few.jsonl", review_rows(4, start=20))  # measured on another file
     changes = {"data": {"test_file": str(few)}}
     again = evaluate_run(near.folder, changes=changes, output_dir=tmp_path / "elsewhere")

@@ -1,47 +1,26 @@
-"""What a memory's models learn, that none of it is measured, and that a stop changes nothing."""
+"""What a memory's models learn, and that a stop changes nothing."""
 
 import shutil
-import signal
-from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES, write_jsonl
-from following_lm import write_stream
-from rapidfuzz import process
-from rapidfuzz.distance import Levenshtein
-from safetensors.torch import load_file
-from small_training import at_batch, signal_self
+from small_training import at_batch
 
 from pgra.artifacts import lock_folder
 from pgra.core import Context
 from pgra.encoders.encoder import DenseLayer, Encoder
-from pgra.errors import ArtifactError, DataError, ModelError, Stopped
-from pgra.lm.load import find_model, load_tokenizer
+from pgra.errors import ArtifactError, ModelError
+from pgra.lm.load import find_model
 from pgra.memory.families import load_family
-from pgra.memory.lessons import (
-    IGNORED,
-    FinetuneArguments,
-    Seen,
-    draw_lessons,
-    load_lessons,
-    measured_forms,
-    pack_lessons,
-    read_courses,
-    read_seen,
-    word_of,
-)
 from pgra.memory.log import export_log
 from pgra.memory.lookup import (
-    MAX_DISTANCE,
     EditLookup,
     GeneratingLookup,
-    normalize_key,
 )
-from pgra.memory.prompts import PromptExample, load_few_shot
-from pgra.memory.stream import Step, make_stream, read_pairs
+from pgra.memory.stream import Step, read_pairs
 from pgra.memory.train import (
     FeedbackModule,
     GeneratorArguments,
@@ -50,140 +29,15 @@ from pgra.memory.train import (
     fit_head,
     save_with_head,
     train_generator,
-    train_lm,
 )
-from pgra.reader.causal import CausalModule, pad
-
-LEXICAL, SCRAMBLE = load_lessons("lexical"), load_lessons("scramble")
-
-
-def draw(lessons, count=400, *, seed=0):
-    """Draw lessons, and tell what was seen of them."""
-    seen = Seen(set(), set())
-    return list(islice(draw_lessons(lessons, seen, seed=seed), count)), seen
-
-
-@pytest.mark.parametrize("lessons", [LEXICAL, SCRAMBLE], ids=["words", "scrambles"])
-def test_lessons_ask_nothing_near_what_families_ask_and_show_the_type_that_is_named(lessons):
-    family, (drawn, seen) = lessons.family, draw(lessons)
-    forms, measured = list(seen.questions), measured_forms()
-    assert len(forms) > 100  # made-up ones are always others
-    assert process.cdist(forms, measured, scorer=Levenshtein.distance).min() > MAX_DISTANCE
-    for shown in drawn:
-        (kind,) = [kind for kind in family.answers if family.is_understood(kind, shown.answer)]
-        named = [k for k, meant in lessons.meant.items() if meant in shown.feedback]
-        assert named == ([kind] if shown.feedback else [])
-    clarified = sum(bool(shown.feedback) for shown in drawn) / len(drawn)
-    assert 0.5 < clarified < 0.8
-
-
-def test_words_of_measured_streams_are_left_out_and_a_stream_of_learned_ones_is_refused(tmp_path):
-    steps = make_stream(LEXICAL.family, LEXICAL.words, num_steps=20, seed=0)
-    stream = str(write_stream(tmp_path / "stream.jsonl", steps))
-    held_out = {word_of(step, LEXICAL.family) for step in steps}
-    (course,) = read_courses(FinetuneArguments(held_out=[stream]))
-    seen = draw(course)[1].words
-    assert seen.isdisjoint(held_out)
-    assert not draw(LEXICAL)[1].words.isdisjoint(held_out)  # the control
-    Seen(seen, set()).check_unseen(steps, LEXICAL.family)
-    with pytest.raises(DataError, match=f"fine-tuned with the word '{steps[2].word}'"):
-        Seen({steps[2].word}, set()).check_unseen(steps, LEXICAL.family)
-    form = normalize_key(steps[0].question)
-    with pytest.raises(DataError, match=f"fine-tuned with the question '{form}'"):
-        Seen(set(), {form}).check_unseen(steps, LEXICAL.family)
-
-
-FEW_SHOT = load_few_shot("lexical")
-
-
-@pytest.fixture(scope="module")
-def lm(lm_dirs):
-    return lm_dirs["llama"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(lm):
-    return load_tokenizer(find_model(str(lm)))
-
-
-def test_answers_alone_are_learned_and_the_text_is_the_prompters(tokenizer):
-    lessons, _ = draw(LEXICAL, 50)
-    left = iter(lessons)
-    pack = next(pack_lessons(left, tokenizer, FEW_SHOT, pack_tokens=2000, seed=0))
-    assert 1000 < len(pack["input_ids"]) <= 2000
-    shown = lessons[: lessons.index(next(left)) - 1]  # one more was drawn that waits
-    assert tokenizer.decode(pack["input_ids"]) == "".join(map(FEW_SHOT.show, shown))
-    learned = tokenizer.decode([token for token in pack["labels"] if token != IGNORED])
-    assert learned == "".join(f"{one.answer} END" for one in shown)
-    assert all(
-        label in (IGNORED, token)
-        for token, label in zip(pack["input_ids"], pack["labels"], strict=True)
-    )
-
-
-def test_separators_are_cut_as_at_a_prompts_end_and_as_within_it():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    # Joins line breaks only where nothing follows them, as GPT-2's rules do.
-    vocab = {token: place for place, token in enumerate(["?", "ĊĊ", "Ċ", "###", "x", "Ġx"])}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("Ċ", "Ċ")], unk_token="?"))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    lesson = PromptExample("x", "x")
-    alone = tokenizer(FEW_SHOT.write("x", num_own=0)).input_ids
-    whole = tokenizer(FEW_SHOT.show(lesson)).input_ids
-    assert whole[: len(alone)] != alone
-    found = []
-    for seed in range(8):
-        how = {"pack_tokens": len(whole) + 2, "seed": seed, "lead_ids": [9]}
-        lead, *ids = next(pack_lessons(repeat(lesson), tokenizer, FEW_SHOT, **how))["input_ids"]
-        assert lead == 9
-        found.append((ids[: len(alone)] == alone, ids == whole))
-    assert set(found) == {(True, False), (False, True)}
+from pgra.reader.causal import pad
 
 
 def test_what_fills_a_shorter_sequence_is_not_learned():
-    rows = [{"input_ids": [5, 6, 7], "labels": [IGNORED, 6, 7]}]
+    rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}]
     both = pad([*rows, {"input_ids": [8], "labels": [8]}])
     assert both["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
-    assert both["labels"].tolist() == [[IGNORED, 6, 7], [8, IGNORED, IGNORED]]
-
-
-COURSES = [LEXICAL, SCRAMBLE]
-
-
-def train(lm, folder, **changes):
-    values = {"max_steps": 4, "packs_per_step": 2, "learning_rate": 1e-2, "frozen_layers": 1}
-    values |= {"save_steps": 2, "pack_tokens": 300, "device": "cpu", **changes}
-    return train_lm(COURSES, FinetuneArguments(lm=str(lm), output_dir=str(folder), **values))
-
-
-def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_path):
-    one, other = tmp_path / "whole", tmp_path / "stopped"
-    whole = train(lm, one)
-    with (
-        at_batch(6, signal_self(signal.SIGTERM), kind=CausalModule),
-        pytest.raises(Stopped, match="after step 3 of 4"),
-    ):
-        train(lm, other)
-    assert not (other / "lm").exists()
-    assert train(lm, other) == whole == read_seen(str(one / "lm"))
-    ours, others, start = (
-        load_file(f / "model.safetensors") for f in (one / "lm", other / "lm", lm)
-    )
-    assert all(torch.equal(ours[name], others[name]) for name in ours)
-    frozen = {name for name in start if torch.equal(start[name], ours[name])}
-    assert any(".layers.0." in name for name in frozen)
-    assert not any(".layers.1.mlp" in name for name in frozen)
-    (one / "checkpoint-4").mkdir()  # as a kill leaves it, behind the LM and before the end
-    assert train(lm, one) == whole
-    assert not list(one.glob("checkpoint-*"))
-    with pytest.raises(ArtifactError, match="was made with max_steps 4, this run asks for 5"):
-        train(lm, one, max_steps=5)
-
-
-# What looks feedback up and is trained.
+    assert both["labels"].tolist() == [[-100, 6, 7], [8, -100, -100]]
 
 
 CPU = Context(device="cpu")
