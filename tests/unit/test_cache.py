@@ -105,21 +105,6 @@ def test_a_file_of_another_format_is_refused(answers, version):
         answers.find(["a"])
 
 
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@settings(derandomize=True, deadline=None, max_examples=150)
-def test_no_flipped_bit_gives_another_answer(tmp_path_factory, place, bit):
-    folder = tmp_path_factory.mktemp("answers")
-    answers, kept = AnswersCache(folder), {f"{n}": Answer(f" {n}") for n in range(20)}
-    answers.keep(kept, model="m")
-    good = answers.path.read_bytes()
-    used = [at for at, byte in enumerate(good) if byte]
-    bad = bytearray(good)
-    bad[used[int(place * len(used))]] ^= 1 << bit
-    answers.path.write_bytes(bad)
-    with contextlib.suppress(ArtifactError):
-        assert answers.find([*kept]).items() <= kept.items()
-
-
 # A local LM whose answers are kept.
 
 
