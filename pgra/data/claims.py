@@ -157,7 +157,14 @@ def find_fact(words: Sequence[str], kind: str) -> Fact | None:
     start, stop = runs[0][0], runs[0][-1] + 1
     before, after = _parts(words[start])[0], _parts(words[stop - 1])[2]
     text = " ".join(words[start:stop]).removeprefix(before).removesuffix(after)
-    return Fact(start, stop, before, text, after) if _WHOLE[kind].fullmatch(text) else None
+    if not _WHOLE[kind].fullmatch(text) or _count(text, words) > 1:  # the first word may say it too
+        return None
+    return Fact(start, stop, before, text, after)
+
+
+def _count(text: str, words: Sequence[str]) -> int:
+    """Return how often a sentence says a text, in letters of any case."""
+    return len(re.findall(rf"(?<!\w){re.escape(text)}(?!\w)", " ".join(words), re.IGNORECASE))
 
 
 def _parts(word: str) -> tuple[str, str, str]:
@@ -333,7 +340,7 @@ def _claims(corpus: Corpus, args: ClaimsArguments, found: _Found) -> Iterator[Cl
         other = found.draw_other(fact.text, draw)
         places = [place for place in range(len(words)) if not fact.start <= place < fact.stop]
         kept = draw.sample(places, round(args.keep_words * len(places)))
-        if other is None or sentence in copies:
+        if other is None or _count(other, words) or sentence in copies:
             continue
         written = fact.text if label == TRUE else other
         before = [words[place] for place in sorted(kept) if place < fact.start]

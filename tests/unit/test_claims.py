@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -24,7 +25,7 @@ def sentence(draw, facts):
     words = draw.choices(WORDS, k=draw.randint(8, 16))
     for fact in facts:
         words.insert(draw.randint(0, len(words)), draw.choice(["{}", "({})", "{},"]).format(fact))
-    return f"The {' '.join(words)}."
+    return f"{draw.choice(['The', 'Ulm', 'Lyon'])} {' '.join(words)}."
 
 
 def passages(draw):
@@ -68,6 +69,9 @@ def read(made):
         ("In 1925 there were none who were ever paid for all this.", "number", None),
         ("Paris is one of the cities that Karl Marx's family knew.", "entity", "Karl Marx"),
         ("Paris is one of the cities that Karl, Marx\u2019s father, knew.", "entity", None),
+        ("Paris is one of the cities that some people of Paris knew.", "entity", None),
+        ("PARIS-born people are few in the streets of old Paris now.", "entity", None),
+        ("Parisian people are few in the streets of old Paris now.", "entity", "Paris"),
         ("Karl Marx was one of those who knew the city well.", "entity", None),
         ("Too short for it in 1925.", "year", None),
         (" ".join(["in 1925", *["word"] * 23]), "year", None),
@@ -101,7 +105,8 @@ def test_a_claim_is_its_source_without_some_words_and_with_its_fact_or_another(
         fact, written = claim["fact"], claim["written"]
         assert texts[claim["source"]] == claim["sentence"]
         assert (fact == written) == (claim["label"] == "true")
-        words, source = claim["text"].replace(written, fact, 1).split(), claim["sentence"].split()
+        told = re.sub(rf"(?<!\w){re.escape(written)}(?!\w)", fact, claim["text"], count=1)
+        words, source = told.split(), claim["sentence"].split()
         rest = iter(source)
         assert all(word in rest for word in words)  # in order
         kept, others = len(words) - len(fact.split()), len(source) - len(fact.split())
@@ -112,6 +117,8 @@ def test_a_claim_is_its_source_without_some_words_and_with_its_fact_or_another(
         elif kind == "number":
             assert len(fact) == len(written)
         elif kind == "entity":
+            assert claim["sentence"].count(fact) == 1
+            assert claim["sentence"].count(written) == (fact == written)
             assert written in NAMES
             assert len(fact.split()) == len(written.split())
 
