@@ -969,6 +969,12 @@ class ReaderArguments(LoraArguments):
         decides=False,
         is_common=True,
     )
+    same_train: bool = arg(  # decides by the training examples, which a run's identity holds
+        False,
+        "Of a method without an LM's prompt (plain, fid, random, rag, knn): leave out of training "
+        "what that prompt would show, so that it trains on what --method pgra trains on.",
+        decides=False,
+    )
     reader_template: str | None = arg(
         None,
         "How the reader sees a query; default: the task's. Holds the task's fields, and "

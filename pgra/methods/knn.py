@@ -53,7 +53,7 @@ class NearestNeighbors(Method):
 
     def open(self) -> None:
         """Read the task; refuse more neighbors than there are training examples."""
-        stages = Stages.read(self.args.pgra, self.context)  # leaves the same examples out
+        stages = Stages.read(self.args.pgra, self.context)
         self.data, self.fingerprints = stages.data, stages.fingerprints
         args, train = self.args["retriever"], self.data.train
         number = args.num_neighbors

@@ -50,7 +50,7 @@ from pgra.methods.base import (
     bundled_notes,
     task_name,
 )
-from pgra.methods.stages import Stages, neighbor_model, prompt_template
+from pgra.methods.stages import Stages, neighbor_model, prompt_template, reads_prompt
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import check_template
 from pgra.prompts.verbalizer import Verbalizer
@@ -155,10 +155,12 @@ class Pgra(Method):
         self.check_training(len(self.data.train))
         present = {example.label for example in self.data.train}
         if absent := [label for label in self.data.labels if label not in present]:
+            in_prompt = {example.label for example in self.stages.set_aside} & {*absent}
+            hint = ", lower --num_exemplars (those in the prompt are not trained on)"
             raise DataError(
                 f"no training example has label {', '.join(map(repr, absent))} (of "
-                f"{len(self.data.train)} examples): add some, raise max_train_samples or lower "
-                "num_exemplars, or take the label out of the task's verbalizer"
+                f"{len(self.data.train)} examples): add some, raise --max_train_samples"
+                f"{hint if in_prompt else ''}, or take the label out of the task"
             )
 
     def check_training(self, num_examples: int) -> None:
@@ -335,7 +337,7 @@ class Pgra(Method):
             calibration=self.calibration,
             num_evidence=self.stages.depth,
             method=args.method,
-            prompt=self.stages.prompt if self.stages.depth else None,
+            prompt=self.stages.prompt if reads_prompt(args) else None,
             base_model={"name": self.source.name, "identity": self.source.identity},
             seed=self.seed,
             arguments={k: v for k, v in self.args.as_json().items() if k != "training"},
@@ -398,11 +400,11 @@ class Pgra(Method):
         sources = self.pgra.corpus.sources if self.stages.depth else []
         return [*super().notes(), *bundled_notes([], sources)]
 
-    def sample_prompt(self) -> str:
+    def sample_prompt(self) -> str | None:
         """Return the LM's prompt of the first test query."""
-        query, prompt = self.data.test[0], self.stages.prompt
-        text = self.stages.reranker.whole_prompt(query) if self.stages.depth else ""
-        return text or prompt.prefix + prompt.suffix(query.fields)
+        if not reads_prompt(self.pgra):
+            return None
+        return self.stages.reranker.whole_prompt(self.data.test[0]) or None
 
     @classmethod
     def restore(cls, folder: Path, args: RunArguments, context: Context) -> Self | None:

@@ -10,7 +10,7 @@ and is made once.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,7 +31,14 @@ from pgra.plan import Plan, make_plan
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.report.results import EvidenceLine
-from pgra.rerank import BaseReranker, Reference, RerankRequest, Work, open_reranker
+from pgra.rerank import (
+    BaseReranker,
+    Reference,
+    RerankRequest,
+    Work,
+    find_reranker,
+    open_reranker,
+)
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept
 from pgra.retrieval import IndexRequest, Retriever, open_retriever
 from pgra.retrieval.base import (
@@ -57,7 +64,8 @@ class Stages(Timed):
         args: What to search, and how.
         context: Where.
         data: The task's examples; those that stand in the prompt are left out of train.
-        prompt: The LM's prompt; without exemplars where each query has its own.
+        set_aside: What was left out of train.
+        prompt: The LM's prompt; without exemplars where each query has its own, or no LM reads one.
         exemplars: Chooses each query's own; None where one prompt serves all.
         candidates: Of the first stage by split; the evidence itself where there is no first stage.
         evidence: Of the second stage by split: all candidates in the new order.
@@ -88,6 +96,7 @@ class Stages(Timed):
         context = replace(context, artifacts=args.artifacts, device=args.runtime.device)
         self.args, self.context, self.prompt, self.exemplars = args, context, prompt, exemplars
         self.data, self.reference = data, reference
+        self.set_aside: Sequence[Example] = ()
         self.candidates: dict[str, Stored] = {}
         self.evidence: dict[str, Stored] = {}
 
@@ -100,17 +109,23 @@ class Stages(Timed):
             DataError: If the data cannot be read.
         """
         data = TaskData.read(args)
-        prompt, exemplars = _write_prompt(data, args, context)
-        # Readers without a prompt leave the same examples out, so that all train on equal data.
-        shown = prompt.exemplar_ids
+        prompt, exemplars = FewShotPrompt(prompt_template(data.choice)), None
+        shown: Collection[str] = ()
+        if reads_prompt(args):
+            prompt, exemplars = _write_prompt(data, args, context)
+            shown = prompt.exemplar_ids
+        elif args.reader.same_train and not args.rerank.per_query:
+            shown = _write_prompt(data, args, context)[0].exemplar_ids
         train = [example for example in data.train if example.id not in shown]
         if not train:
             raise ConfigError(
                 f"all {len(data.train)} training examples stand in the prompt: "
                 "lower --num_exemplars, or give more examples"
             )
+        set_aside = [example for example in data.train if example.id in shown]
         data = replace(data, train=train)
         stages = cls(args, context, prompt, data, exemplars=exemplars)
+        stages.set_aside = set_aside
         stages.fingerprints |= {split: data.fingerprint(split) for split in SPLITS}
         return stages
 
@@ -353,6 +368,11 @@ class Stages(Timed):
 
 def _retrieve(retriever: Retriever, examples: Sequence[Example], k: int) -> Candidates:
     return retriever.retrieve([example.text for example in examples], k)
+
+
+def reads_prompt(args: PgraArguments) -> bool:
+    """Whether an LM reads a few-shot prompt, whose exemplars are left out of training."""
+    return args.rerank.num_evidence > 0 and find_reranker(args.rerank.reranker).reads_prompt
 
 
 def prompt_template(task: Task | str | Path) -> PromptTemplate:

@@ -666,7 +666,8 @@ def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
     same_prompt = all(a.setting(name) == b.setting(name) for name in _EXEMPLARS)
     for split in ("dev", "train") if same_prompt else ("dev",):
         if marks := _other_fingerprint(a, b, split):
-            return f"another split rule (other {split} examples: {marks})"
+            hint = ", see --same_train" if split == "train" else ""
+            return f"another split rule (other {split} examples: {marks}{hint})"
     return None
 
 

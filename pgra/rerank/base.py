@@ -150,6 +150,8 @@ class BaseReranker(ABC):
 
     Arguments: ClassVar[type[_Arguments] | None] = None
     """Its own flags; an instance comes as `RerankRequest.options`."""
+    reads_prompt: ClassVar[bool] = True
+    """Whether it reads `RerankRequest.prompt`, whose exemplars no reader is then trained on."""
 
     def __init__(self, request: RerankRequest) -> None:  # noqa: B027 (some keep nothing)
         """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
@@ -211,6 +213,8 @@ def draw_texts(corpus: "Corpus", rows: Rows, count: int, seed: int) -> list[str]
 
 class FirstStageOrder(BaseReranker):
     """Keeps the first stage's order: FiD on its best hits, the paper's main baseline."""
+
+    reads_prompt = False
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

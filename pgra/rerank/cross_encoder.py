@@ -74,6 +74,7 @@ class CrossEncoderReranker(PairReranker):
     """
 
     Arguments = CrossEncoderArguments
+    reads_prompt = False
     quantization = "none"
 
     def __init__(self, request: RerankRequest) -> None:

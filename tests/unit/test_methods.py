@@ -51,6 +51,7 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
     other = having(mine, max_test_samples=4)
     with pytest.raises(ArtifactError, match="was made with"):
         run(other)
+    assert (folder / "prompt.txt").is_file() == (method in ("exhaustive", "pgra", "ralm"))
     depth = 0 if method in ("knn", "lm-bff", "plain") else 3
     assert {len(line["evidence"]) for line in lines_of(folder)} == {depth}
     if method in ("lm-bff", "rag"):
@@ -175,7 +176,7 @@ def test_random_evidence_is_the_same_for_a_text_in_any_run(args):
 @pytest.mark.parametrize("encoder", ["encoder", "reader"])
 def test_labels_are_the_nearest_examples(args, tmp_path, encoder):
     args = with_retriever(args, num_neighbors=1, neighbor_encoder=encoder)
-    data = Stages.read(args, ALONE).data
+    data = Stages.read(as_method(args, "knn"), ALONE).data
     if encoder == "encoder":
         model = load_encoder(args.retriever, "cpu")
     else:
@@ -192,14 +193,14 @@ def test_labels_are_the_nearest_examples(args, tmp_path, encoder):
 def test_the_dev_set_chooses_how_many_vote(args, tmp_path):
     done = run(run_of(args, "knn", tmp_path / "knn")).training
     values = {}
-    for number in [number for number in NUMBERS if number <= 32]:  # the same, one by one
+    for number in [number for number in NUMBERS if number <= 36]:  # the same, one by one
         own = run_of(with_retriever(args, num_neighbors=number), "knn", tmp_path / f"k{number}")
         run(own)
         again = evaluate_run(own.folder, split="dev", output_dir=tmp_path / f"dev{number}")
         values[number] = again.metrics["value"]
     best = max(values, key=values.get)
     assert (done["num_neighbors"], done["value"]) == (best, values[best])
-    with pytest.raises(ConfigError, match=r"num_neighbors \(37\) exceeds the 32 training"):
+    with pytest.raises(ConfigError, match=r"num_neighbors \(37\) exceeds the 36 training"):
         run(run_of(with_retriever(args, num_neighbors=37), "knn", tmp_path / "many"))
 
 

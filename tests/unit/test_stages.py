@@ -33,16 +33,33 @@ def found_for(args, splits=SPLITS, context=ALONE):
     return stages
 
 
-def test_exemplars_stand_in_the_prompt_and_no_method_trains_on_them(args):
+def test_what_stands_in_a_prompt_that_is_read_is_not_trained_on(args):
     stages = Stages.read(args, ALONE)
     shown = set(stages.prompt.exemplar_ids)
     assert len(shown) == 4
     assert shown.isdisjoint(e.id for e in (*stages.data.train, *stages.data.dev))
     assert len(stages.data.train) == 36 - 4
-    plain = Stages.read(with_rerank(args, num_evidence=0, reranker="none"), ALONE)
-    assert plain.data.train == stages.data.train
     other = Stages.read(with_rerank(args, exemplar_seed=1), ALONE)  # the control
-    assert other.data.train != plain.data.train
+    assert other.data.train != stages.data.train
+
+
+@pytest.mark.parametrize("method", ["plain", "fid", "random", "rag", "knn", "cross-encoder"])
+def test_a_method_without_a_prompt_trains_on_all_unless_it_is_a_control(args, method):
+    shown = Stages.read(args, ALONE)
+    if method == "cross-encoder":
+        mine = with_rerank(args, reranker=method)
+    else:
+        mine = replace(args, runtime=replace(args.runtime, method=method))
+    whole = Stages.read(mine, ALONE)
+    assert len(whole.data.train) == 36
+    same = Stages.read(replace(mine, reader=replace(mine.reader, same_train=True)), ALONE)
+    assert same.data.train == shown.data.train != whole.data.train
+    assert same.fingerprints["train"] == shown.fingerprints["train"] != whole.fingerprints["train"]
+    assert same.prompt.exemplar_ids == whole.prompt.exemplar_ids == ()
+    more = with_rerank(mine, num_exemplars=36)  # as many as there are
+    assert len(Stages.read(more, ALONE).data.train) == 36
+    with pytest.raises(ConfigError, match="all 36 training examples stand in the prompt"):
+        Stages.read(replace(more, reader=replace(more.reader, same_train=True)), ALONE)
 
 
 def test_evidence_is_the_best_of_the_candidates_and_lines_tell_both_stages(args):
@@ -66,7 +83,9 @@ def test_evidence_is_the_best_of_the_candidates_and_lines_tell_both_stages(args)
 def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     """BM25 gives no row that shares no word: 'zebra' is in one passage only."""
     corpus_file.write_text("\n".join([*SENTENCES, "A zebra."]) + "\n")
-    other = write_jsonl(corpus_file.parent / "zebra.jsonl", [{"text": "zebra", "label": 1}])
+    other = write_jsonl(
+        corpus_file.parent / "zebra.jsonl", [{"text": "zebra", "label": "positive"}]
+    )
     data = replace(args.data, test_file=str(other))
     stages = found_for(with_retriever(replace(args, data=data), retriever="bm25"))
     assert (stages.candidates["test"].candidates.rows[0, 1:] == MISSING_ROW).all()
