@@ -150,7 +150,12 @@ def build_lm(folder: Path, kind: str, *, window: int = 512, layers: int = 2) -> 
         longest, depth = ("n_positions", "n_layer")
     own = {**own, **ids, longest: window, depth: layers}
     config = AutoConfig.for_model(model_type, vocab_size=len(tok), **own)
-    _lively(AutoModelForCausalLM.from_config(config)).save_pretrained(folder)
+    lm = _lively(AutoModelForCausalLM.from_config(config))
+    if kind == "qwen2":  # its tokenizer brings one more token, <|endoftext|>
+        lm.resize_token_embeddings(len(tok) + 1)
+        for part in (lm.get_input_embeddings(), lm.get_output_embeddings()):
+            part.weight.data[-1] = 0
+    lm.save_pretrained(folder)
     return folder
 
 
