@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra train --task sst2 --method fid --output_dir runs/fid
       pgra train --task sst2 --output_dir runs/pgra
       pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
-      pgra ablate label_consistency --output_dir runs/grid
-      pgra consistency --runs runs/grid --output_dir runs/grid/consistency
+      pgra consistency --runs runs/ablate-opt_size --output_dir runs/centred
 
     The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
     whose label that is. With --no_centre these are the paper's Table 10 and Figures 2 and 4.

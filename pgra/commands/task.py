@@ -6,12 +6,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, takewhile, zip_longest
+from statistics import fmean
 
 from pgra.commands.common import about, say, say_words
 from pgra.config import DataArguments, arg, choose, parse_arguments
 from pgra.core import Example
-from pgra.data.examples import open_named, read_split
+from pgra.data.examples import open_named, own_data_set, read_split
 from pgra.data.references import read_references
 from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
@@ -25,6 +26,7 @@ _UNUSED = (
 )
 _NUM_SHOWN = 2
 _EVIDENCE = "(a passage of the corpus)"
+_OWN = "own"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,13 +62,21 @@ def validate(argv: Sequence[str]) -> int:
       pgra task validate my_task.yaml
       pgra task validate my_task.yaml --train_file train.csv --test_file test.csv
       pgra task validate rotten-tomatoes --dataset_name bundled:rotten-tomatoes
+      pgra task validate sst2 sst5 cola trec cr mr mpqa subj --dataset_name own
 
-    Every row of the files that are named is read. Without any, rows are made up; what a task says
-    of the hub is checked by pgra data --check.
+    Every row of the files that are named is read; own is the task's data set on the hub. Without
+    any, rows are made up; what a task says of the hub is checked by pgra data --check.
     """
-    words = list(argv)
-    if words and not words[0].startswith("-"):
-        words[0] = f"--task={words[0]}"
+    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    flags = argv[len(names) :]
+    if not names:
+        return _validate(flags)
+    for name in names:
+        _validate([f"--task={name}", *flags])
+    return 0
+
+
+def _validate(words: Sequence[str]) -> int:
     (args,) = parse_arguments(
         [ValidateArguments],
         words,
@@ -82,8 +92,9 @@ def validate(argv: Sequence[str]) -> int:
         rows = rows or examples
         counts = Counter(example.label for example in examples)
         of = ", ".join(f"{label} {count:,}" for label, count in counts.items())
-        is_chosen = isinstance(task, Task)
-        lines.append(f"{split}: {len(examples):,} rows" + (f": {of}" if is_chosen else ""))
+        length = fmean(len(example.text.split()) for example in examples)
+        text = f"{split}: {len(examples):,} rows of {length:.1f} words on average"
+        lines.append(text + (f": {of}" if isinstance(task, Task) else ""))
     if not rows:
         rows = _made_up(task)
         lines.append("rows are made up; give --train_file FILE to read yours")
@@ -116,11 +127,12 @@ def _read(
 ) -> Iterator[tuple[str, list[Example]]]:
     """Read all rows of the splits that are named."""
     files = (args.train_file, args.validation_file, args.test_file)
+    source = own_data_set(task) if args.dataset_name == _OWN else None
     logging.getLogger("pgra.data").setLevel(logging.WARNING)
     for split, file in zip(SPLITS, files, strict=True):
         if file is None and args.dataset_name is None:
             continue
-        raw = open_named(task, args, split)
+        raw = open_named(task, args, split, source)
         if raw is None:
             continue
         if isinstance(task, Task):

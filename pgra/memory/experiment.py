@@ -166,7 +166,7 @@ class Experiment(Simulation):
         with scratch_log() as log:
             lookup = dict(self.open_lookup(log).fingerprint)
         family = asdict(self.family)
-        for name in ("paper", "paper_answered", "is_of_paper"):  # they decide no number here
+        for name in ("paper", "is_of_paper"):  # they decide no number here
             del family[name]
         return {
             "lm": dict(self.lm.completer.fingerprint),

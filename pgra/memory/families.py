@@ -83,7 +83,6 @@ class Family:
         num_remembered: Of "answers": questions that were answered wrongly which stand in a prompt,
             in place of as many of its own examples.
         situations: Of "situations": how they are read and shown.
-        paper_answered: Accuracy of the answer that the paper prints, by system.
         is_of_paper: Whether it is one of configs/memory, whose rules are the paper's.
     """
 
@@ -97,7 +96,6 @@ class Family:
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     num_remembered: int = 0
     situations: SituationForm | None = None
-    paper_answered: Mapping[str, float] = field(default_factory=dict)
     is_of_paper: bool = False
 
     def __post_init__(self) -> None:

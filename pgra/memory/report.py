@@ -37,6 +37,7 @@ LAST = 100
 """Steps at the end whose accuracy is told apart: what the system can do once it has learned."""
 REPORT_FILE, FIGURE_FILE = "report.md", "running.png"
 _MARKS = (25, 50, 100, 200)  # steps at which the running accuracy is told
+_SAMPLES = 6
 _TITLES = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 _GOLD = ("gold", "expected", "expected_answer")
 _KIND = ("type", "kind")
@@ -182,7 +183,7 @@ def wrong_type_pairs(outcomes: Sequence[StepOutcome]) -> list[Json]:
             "asked": asked,
             "found": other,
             "question": steps[0].question,
-            "key": steps[0].matched_key,
+            "key": steps[0].neighbors[0],
             "score": steps[0].score,
             "times": len(steps),
             "understood": sum(step.understood for step in steps),
@@ -429,8 +430,7 @@ def render_report(family: Family, results: Sequence[StreamResult], gate: GateRep
             phi = correlate([step.understood for step in steps], [step.answered for step in steps])
             cells.append(f"{title} {_number(phi) or 'none'}")
         parts.append(
-            f"Correlation of understanding and answer, question by question: {'; '.join(cells)}. "
-            "The paper has 0.36 (ERT-CAT, MEM-PROMPT) and does not say over what."
+            f"Correlation of understanding and answer, question by question: {'; '.join(cells)}."
         )
     length = len(results[0].outcomes)
     marks = [mark for mark in _MARKS if mark < length] + [length]
@@ -464,6 +464,7 @@ def render_report(family: Family, results: Sequence[StreamResult], gate: GateRep
         for pair in result.metrics["wrong_type_pairs"]
     ]
     parts.append("\n".join(["Near keys of another type:", "", *lines]) if lines else "")
+    parts.append(_sample_table(results))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -486,12 +487,33 @@ def _accuracy_table(family: Family, groups: Mapping[str, Sequence[StreamResult]]
         by_kind = [_number(_mean(group, "understood_by_type", kind)) for kind in kinds]
         tokens = f"{_mean(group, 'prompt_tokens'):,.0f}"
         rows.append([title, *by_kind, *spreads, tokens])
-    for system in dict.fromkeys([*family.paper, *family.paper_answered]):
-        printed = family.paper.get(system, {})
+    for system, printed in family.paper.items():
         cells = [_number(printed.get(kind)) for kind in (*kinds, "all")]
-        answered = _number(family.paper_answered.get(system), ".3f")
-        rows.append([f"{_TITLES[system]}, paper (GPT-3)", *cells, "", "", answered, ""])
+        rows.append([f"{_TITLES[system]}, paper (GPT-3)", *cells, "", "", "", ""])
     head = ["understood", *kinds, "all", "area", f"last {LAST}", "answered", "prompt tokens"]
+    return _markdown(head, rows)
+
+
+def _sample_table(results: Sequence[StreamResult]) -> str:
+    """Show what was found and written as time proceeds, as the paper's tables 6, 7 and 11 to 13."""
+    mem = next((result for result in results if result.variant.system == "mem"), None)
+    used = [step for step in mem.outcomes if step.used_memory] if mem else []
+    bare: dict[int, str] = {}
+    for result in results:
+        if mem and result.variant.system == "no-mem" and result.variant.seed == mem.variant.seed:
+            bare = {step.step: step.generated for step in result.outcomes}
+    rows = [
+        [
+            str(step.step),
+            step.question,
+            " / ".join(step.neighbors[:3]),
+            step.expected,
+            bare.get(step.step, ""),
+            step.generated,
+        ]
+        for step in used[:: -(-len(used) // _SAMPLES) or 1]
+    ]
+    head = ["step", "question", "nearest in the memory", "expected", "NO-MEM", "MEM-PROMPT"]
     return _markdown(head, rows)
 
 

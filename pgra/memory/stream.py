@@ -503,8 +503,8 @@ class StepOutcome:
         answered: Acc(y) of this step.
         clarified: Whether the user then said what was meant.
         feedback: The stored clarification that was used; "" for none.
-        matched_key: The question it was given for.
-        matched_kind: That question's type.
+        neighbors: The questions whose feedback stood in the prompt, the nearest first.
+        matched_kind: The nearest one's type.
         score: The look-up's, of what was used.
         num_prompt_tokens: Of this step's prompt.
         num_new_tokens: Written.
@@ -520,7 +520,7 @@ class StepOutcome:
     answered: bool
     clarified: bool
     feedback: str
-    matched_key: str
+    neighbors: list[str]
     matched_kind: str | None
     score: float | None
     num_prompt_tokens: int
@@ -598,7 +598,7 @@ class Simulation:
                 answered=answered,
                 clarified=not understood and bool(draws[row] < probability),
                 feedback=used.entry.feedback if used else "",
-                matched_key=used.entry.key if used else "",
+                neighbors=[match.entry.key for match in prompt.found[: prompt.num_used]],
                 matched_kind=prompt.matched_kind,
                 score=used.score if used else None,
                 num_prompt_tokens=completion.num_prompt_tokens,

@@ -267,7 +267,7 @@ class Guessing(FollowingLM):
         return Completion(text, len(prompt.split()), len(text.split()))
 
 
-def test_a_category_is_recalled_and_the_table_has_the_papers_labels(tmp_path):
+def test_a_category_is_recalled_and_nothing_of_the_papers_stands_beside(tmp_path):
     steps = read_stream(write_jsonl(tmp_path / "ert.jsonl", SITUATIONS), CAT)
     lm = PromptedLM(few_shot=load_few_shot("ert_cat"), completer=Guessing())
     experiment = Experiment(
@@ -278,7 +278,7 @@ def test_a_category_is_recalled_and_the_table_has_the_papers_labels(tmp_path):
     assert [step.understood for step in mem.outcomes] == [False, False, True]
     assert [step.answered for step in mem.outcomes] == [True, False, False]
     text = render_report(CAT, [bare, mem], gate=None)
-    assert text.count(" 0.483 |") == text.count(" 0.600 |") == 1
-    assert "NO-MEM none; MEM-PROMPT, p = 1 -0.50. The paper has 0.36" in text
+    assert "paper" not in text  # whose data was never released
+    assert "NO-MEM none; MEM-PROMPT, p = 1 -0.50." in text
     (gate,) = judge_thresholds([*steps, steps[0]], EditLookup, [-99.0])  # counts by meaning
     assert (gate.num_passed, gate.precision, gate.recall) == (3, 2 / 3, 1.0)

@@ -116,7 +116,7 @@ def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_le
     lm = PromptedLM(few_shot=few_shot, completer=Echo())
     outcomes = play(simulation(family=family, lm=lm), steps, system)
     assert understood(outcomes) == [False, True, True, False]  # the first taught the second
-    assert [step.matched_key for step in outcomes] == ["", *["who wrote a"] * 3]
+    assert [step.neighbors for step in outcomes] == [[], *[["who wrote a"]] * 3]
     assert [(e.key, e.feedback) for e in log.entries()] == [asked[0], asked[3]]
     prompt = system.ask(steps[0]).text
     assert prompt.count("END") == len(few_shot.examples) == 16
@@ -135,7 +135,7 @@ def four():
 
 def test_measures_are_those_worked_out_by_hand(four):
     made = [
-        replace(step, kind="syn", matched_kind="syn", understood=u, feedback=f, matched_key=f)
+        replace(step, kind="syn", matched_kind="syn", understood=u, feedback=f, neighbors=[f])
         for step, u, f in zip(four, (True, False, True, False), ("", "f", "f", "f"), strict=True)
     ]
     made[3] = replace(made[3], matched_kind="ant")
@@ -229,6 +229,17 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
     assert f"| {row[0]} | {gaps[0]} |" in text
     assert "| 0.12 ± 0.18 |" in text  # NO-MEM's 0.25 and 0
     assert " ± " not in render_report(FAMILY, results[:1], gate=None)
+
+
+def test_the_report_shows_what_was_found_and_written_as_time_proceeds(four):
+    bare = result(four, "no-mem", (0, 0, 0, 0), p=0.0)
+    mem = result(four, "mem", (0, 0, 0, 1))
+    found = [replace(x, feedback="f", neighbors=["n1", "n2", "n3", "n4"]) for x in mem.outcomes]
+    mem = replace(mem, outcomes=[*mem.outcomes[:2], *found[2:]])
+    rows = render_report(FAMILY, [bare, mem], gate=None).splitlines()
+    shown = [row for row in rows if "n1 / n2 / n3 |" in row]
+    assert [row.split()[1] for row in shown] == ["3", "4"]  # the control: others used nothing
+    assert four[3].expected in shown[-1]
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def test_two_rows_are_shown_as_the_lm_and_the_reader_see_them(task_file, capsys)
     rows = ["--train_file", str(task_file.parent / "train.csv")]
     assert main(["task", "validate", str(task_file), *rows, "--num_exemplars", "1"]) == 0
     told = capsys.readouterr().out
-    assert "train: 3 rows: who 2, where 1" in told
+    assert "train: 3 rows of 2.7 words on average: who 2, where 1" in told
     prompt = """the LM reads (train-0):
   Follow the demonstrations:
   What is asked for?
@@ -47,6 +47,14 @@ def test_two_rows_are_shown_as_the_lm_and_the_reader_see_them(task_file, capsys)
     assert "Who wrote this? It asks for a <extra_id_0> . (a passage of the corpus)" in told
     assert "and learns to write: <extra_id_0> person <extra_id_1>" in told
     assert told.count("the LM reads") == told.count("the reader reads") == 2
+
+
+def test_several_tasks_are_shown_in_their_order(capsys):
+    assert main(["task", "validate", "trec", "sst2", "--num_exemplars", "1"]) == 0
+    told = capsys.readouterr().out
+    assert told.index("trec: valid") < told.index("sst2: valid")
+    assert main(["task", "validate", "trec"]) == 0
+    assert "sst2" not in capsys.readouterr().out  # the control
 
 
 def test_a_task_for_an_lm_alone_says_so(tmp_path, capsys):
