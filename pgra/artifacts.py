@@ -1,47 +1,50 @@
-"""The store of what is computed once: fingerprint, folder, built once, checked when read.
+"""The store: what is computed once lies in a folder that is named by what it was made from.
 
-An artifact is a folder named by the digest of its fingerprint: the fields that determine its
-content. `manifest.json` is written last, so a folder that has one is finished. Whoever reads it
-says which fields it needs; the first that differs is named in the error. Index shards and the LM's
-bank fill their folders bit by bit: with the rest they share only the manifest and the lock.
+`KIND-<12 digits>`, a digest of the store's format, the kind and the fields that decide the content.
+So what other inputs or another version gave lies beside it, and damages nothing. One job builds,
+under a lock, into `.NAME.partial`; then the inputs are looked at once more; `manifest.json` is
+written last, with the size and checksum of each file; then the folder gets its name. A folder with
+a manifest is finished. What is damaged and can be made again is moved to `NAME.damaged`, with a
+warning, and made again. An error of the system (`OSError`) is never taken for damage.
 """
 
 import contextlib
 import datetime
-import fcntl
+import errno
 import functools
+import glob
 import hashlib
 import io
 import json
 import logging
-import mmap
 import os
 import platform
-import re
 import shutil
-import stat
 import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from pgra.core import ALONE, Context, Json
-from pgra.errors import ArtifactError
+from pgra.core import ALONE, Context, Json, is_alive
+from pgra.errors import ArtifactError, DamageError, reading
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+CHECKSUMS_FILE = "checksums.json"
+FORMAT = 2
+_COMPARED = 1 << 30  # bytes of an artifact that each opening compares; `pgra verify` compares all
 _EXCERPT = 100  # characters of a value in a message
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _PACKAGES = (
     "pgra",
     "torch",
@@ -53,6 +56,9 @@ _PACKAGES = (
     "numpy",
 )
 
+FileRecords = Mapping[str, Mapping[str, Any]]
+"""By name, relative to the record's folder: {"bytes": int, "xxh3": str}."""
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -62,23 +68,21 @@ class Manifest:
         stage: Which stage made it, such as "index".
         fingerprint: The fields that determine the content.
         counts: Sizes worth knowing, such as {"rows": 10000}.
-        files: By name: {"bytes": int, "checksum": str}.
+        files: The files that were written.
         versions: Package versions it was made with (for people; not checked).
         created: UTC time, ISO 8601.
         seconds: Wall-clock time the stage took.
         format: Version of this layout.
-        digest: Of all other fields, see `sealed`; "" until it is written.
     """
 
     stage: str
     fingerprint: Mapping[str, Json]
     counts: Mapping[str, Any]
-    files: Mapping[str, Mapping[str, Any]]
+    files: FileRecords
     versions: Mapping[str, str]
     created: str
     seconds: float
     format: int = FORMAT
-    digest: str = ""
 
 
 def canonical_json(value: Json) -> str:
@@ -93,47 +97,56 @@ def digest(fields: Json) -> str:
     return hashlib.sha256(canonical_json(fields).encode()).hexdigest()
 
 
-SEAL = "digest"
+def artifact_dir(root: Path, kind: str, fields: Mapping[str, Json]) -> Path:
+    """Return the folder of an artifact: `root/KIND-` and 12 digits of format, kind and fields."""
+    kind = "".join(c if c.isalnum() or c in "-._" else "-" for c in kind).strip("-")
+    return root / f"{kind}-{digest({'format': FORMAT, 'kind': kind, 'fields': fields})[:12]}"
 
 
-def sealed(fields: Mapping[str, Json]) -> dict[str, Json]:
-    """Return a record with the digest of its fields at its end, so that no byte of it can change.
-
-    It tells damage, and a field that was edited by hand; who writes a new digest is believed.
-    """
-    own = {name: value for name, value in fields.items() if name != SEAL}
-    return {**own, SEAL: digest(json.loads(json.dumps(own)))}  # as a reader finds it
-
-
-def is_sealed(record: Mapping[str, Json]) -> bool:
-    """Whether a record that was read is what was written: see `sealed`."""
-    try:
-        return record == sealed(record)
-    except ValueError:  # NaN, which is never written
-        return False
-
-
-def unsealed(record: Mapping[str, Json]) -> str:
-    """Say what is wrong with a record that is not as it was sealed."""
-    if SEAL in record:
-        return "it is not what was written"
-    return f"it has no {SEAL}: an early version of pgra made it, or it was changed"
-
-
-def artifact_dir(root: Path, name: str, fields: Mapping[str, Json]) -> Path:
-    """Return the folder of an artifact: `root/NAME-` and the first 12 digits of its fingerprint."""
-    clean = "".join(c if c.isalnum() or c in "-._" else "-" for c in name).strip("-")
-    return root / f"{clean}-{digest(fields)[:12]}"
-
-
-def file_checksum(*paths: Path) -> str:
-    """Return the xxh3-128 of the files in this order: as fast as the disk, against damage only."""
+def file_checksum(path: Path) -> str:
+    """Return a file's xxh3-128: as fast as the disk, against damage only."""
     hasher = xxhash.xxh3_128()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(1 << 18):
-                hasher.update(block)
-    return f"xxh3:{hasher.hexdigest()}"
+    with path.open("rb") as file:
+        while block := file.read(1 << 18):
+            hasher.update(block)
+    return hasher.hexdigest()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Files that something is made from, as they were before they were read.
+
+    Attributes:
+        stamps: Path, bytes, time of the last change and inode of each.
+    """
+
+    stamps: tuple[tuple[str, int, int, int], ...] = ()
+
+    @classmethod
+    def of(cls, paths: Iterable[Path]) -> Self:
+        """Note how files are now, before their content or checksum is read."""
+        found = ((str(path), path.stat()) for path in paths)
+        return cls(tuple((path, s.st_size, s.st_mtime_ns, s.st_ino) for path, s in found))
+
+    def check(self) -> None:
+        """Refuse files that changed since, so that nothing made of them is kept.
+
+        Raises:
+            ArtifactError: If one did; it is named.
+        """
+        for stamp in self.stamps:
+            path = Path(stamp[0])
+            if not path.exists() or self.of([path]).stamps != (stamp,):
+                raise ArtifactError(
+                    f"{path} changed while it was in use, so what was being made of it is not "
+                    "kept: leave it as it is, and give the command again"
+                )
+
+
+NO_INPUTS = Inputs()
+
+
+# Paths and temporary folders.
 
 
 def user_cache() -> Path:
@@ -155,7 +168,7 @@ def without_home(path: str) -> str:
 
 
 class TemporaryFolder:
-    """A folder that goes with the object, or with the process.
+    """A temporary folder, deleted with this object or at exit.
 
     Attributes:
         path: Where it is.
@@ -166,92 +179,66 @@ class TemporaryFolder:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-_KINDS: Mapping[int, str] = {
-    stat.S_IFLNK: "a link, and what it points at would stay as it is",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+# Files, written aside and renamed.
 
 
 def check_replaceable(path: Path, flag: str = "") -> None:
-    """Refuse a file's place where something stands that is no plain file.
+    """Refuse to write a file where a folder, link, pipe or device is.
 
     Args:
         path: Where a file would be written.
         flag: The option that named it, for the message.
 
     Raises:
-        ArtifactError: If a folder, a link, a pipe, a socket or a device is there.
+        ArtifactError: If something is there that is no plain file.
     """
-    try:
-        kind = stat.S_IFMT(path.lstat().st_mode)
-    except OSError:  # nothing is there, or writing says why not
-        return
-    if kind == stat.S_IFDIR:
-        raise ArtifactError(f"{flag} {path} is a folder: name a file in it".lstrip())
-    if kind != stat.S_IFREG:
-        what = _KINDS.get(kind, "no file")
-        told = f"{flag} {path} is {what}: only a plain file is replaced, name another"
-        raise ArtifactError(told.lstrip())
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        what = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "no plain file"
+        raise ArtifactError(f"{flag} {path} is {what}: name a plain file or a new one".lstrip())
 
 
 @contextlib.contextmanager
-def write_aside(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success sync and rename it there, else remove it.
+def write_aside(path: Path, *, sync: bool = False) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success rename it there, else remove it.
+
+    Args:
+        path: The file.
+        sync: Whether it must outlast a power cut: for what cannot be made again.
 
     Raises:
-        ArtifactError: If something stands there that is no plain file.
+        ArtifactError: If something is there that is no plain file.
     """
     check_replaceable(path)
-    with name_beside(path) as aside:
-        try:
-            yield aside
+    aside = name_aside(path)
+    try:
+        yield aside
+        if sync:
             with aside.open("rb+") as file:
                 os.fsync(file.fileno())
-            aside.replace(path)
+        aside.replace(path)
+        if sync:
             sync_folder(path.parent)
-        except OSError as error:
-            if error.filename in (None, str(aside)):  # a failed write does not say of which file
-                error.filename = str(path)
-            raise
-        finally:
-            with contextlib.suppress(OSError):  # on a read-only disk it would be told of instead
-                aside.unlink(missing_ok=True)
+    except OSError as error:
+        if error.filename in (None, str(aside)):  # a failed write does not say of which file
+            error.filename = str(path)
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # on a read-only disk it would hide the cause
+            aside.unlink(missing_ok=True)
 
 
-_PARTIAL = re.compile(r"\.[0-9a-f]{8}\.partial")
+def name_aside(path: Path) -> Path:
+    """Return a hidden name beside `path` for what will replace it; its folder is made.
 
-
-@contextlib.contextmanager
-def name_beside(path: Path) -> Iterator[Path]:
-    """Yield a hidden name beside `path` for what will take its place; its folder is made.
-
-    What killed processes left under such names in that folder is removed: who writes there holds
-    the folder, shared, so that who finds it free knows that nothing there is of a live process.
+    What a killed process left there for the same file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _writing_in(path.parent):
-        # numpy and others append a suffix they miss, so the real one stays at the end.
-        yield path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
-
-
-@contextlib.contextmanager
-def _writing_in(folder: Path) -> Iterator[None]:
-    """Hold a folder as one of those who write in it; who finds it free tidies it."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # others write there, or the disk has no locks
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in folder.iterdir():
-                if _PARTIAL.match(path.name):
-                    _remove(path)
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(handle)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial*"):
+        if not is_alive(int(left.name[len(path.name) + 2 :].partition(".")[0])):
+            _remove(left)
+    # numpy and others append a suffix they miss, so the real one stays at the end.
+    own = f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.partial{path.suffix}"
+    return path.with_name(own)
 
 
 def _remove(path: Path) -> None:
@@ -262,7 +249,7 @@ def _remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder durable."""
+    """Make renames inside a folder outlast a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -270,25 +257,21 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, sync: bool = False) -> None:
     """Write a text as UTF-8, aside and renamed."""
-    with write_aside(path) as aside:
+    with write_aside(path, sync=sync) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Json) -> None:
+def write_json(path: Path, value: Json, *, sync: bool = False) -> None:
     """Write a value as indented JSON, aside and renamed."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, f"{text}\n", sync=sync)
 
 
-def write_sealed(path: Path, fields: Mapping[str, Json]) -> None:
-    """Write a record as indented JSON, sealed."""
-    write_json(path, sealed(fields))
-
-
-def write_lines(path: Path, values: Sequence[Json]) -> None:
+def write_lines(path: Path, values: Sequence[Json], *, sync: bool = False) -> None:
     """Write one JSON value a line, aside and renamed."""
-    with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
+    with write_aside(path, sync=sync) as aside, aside.open("w", encoding="utf-8") as file:
         file.writelines(
             json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values
         )
@@ -312,15 +295,11 @@ def read_array(path: Path, *, is_private: bool = False) -> npt.NDArray[Any]:
             refused: torch warns of arrays that cannot be written.
 
     Raises:
-        ArtifactError: If the file is missing or is not a whole `.npy` file.
+        DamageError: If it is not a whole `.npy` file.
     """
-    try:
-        mode: Literal["c", "r"] = "c" if is_private else "r"
+    mode: Literal["c", "r"] = "c" if is_private else "r"
+    with reading(path, DamageError):
         return np.load(path, mmap_mode=mode, allow_pickle=False)  # type: ignore[no-any-return]
-    except (OSError, ValueError, EOFError) as error:
-        raise ArtifactError(
-            f"{path} cannot be read ({error}): delete its folder and run the stage again"
-        ) from None
 
 
 @functools.cache  # reading the packages' metadata takes longer than writing a small artifact
@@ -333,6 +312,70 @@ def package_versions() -> Mapping[str, str]:
     return versions
 
 
+# Records of files: size and checksum of each, compared when they are read.
+
+
+def record_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Return the records of a folder's files, by name.
+
+    Args:
+        folder: Where they are.
+        names: Which; None: all but hidden ones and the two files that hold such records.
+    """
+    if names is None:
+        paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        own = (path.relative_to(folder) for path in paths if not path.name.startswith("."))
+        names = [str(path) for path in own if path.name not in (MANIFEST, CHECKSUMS_FILE)]
+    paths_of = {name: folder / name for name in names}
+    return {
+        name: {"bytes": path.stat().st_size, "xxh3": file_checksum(path)}
+        for name, path in paths_of.items()
+    }
+
+
+def find_damage(
+    folder: Path, files: FileRecords, *, most_bytes: float = float("inf")
+) -> Iterator[tuple[str, str]]:
+    """Compare files with their records.
+
+    Args:
+        folder: Where they are.
+        files: Their records.
+        most_bytes: Where they are larger together, only sizes are compared.
+
+    Yields:
+        The name of a file that is not what was written, and what is wrong with it.
+    """
+    is_compared = sum(int(record["bytes"]) for record in files.values()) <= most_bytes
+    for name, record in files.items():
+        path, size = folder / name, record["bytes"]
+        if not path.is_file():
+            yield name, "is missing"
+        elif path.stat().st_size != size:
+            yield name, f"is damaged ({path.stat().st_size} bytes, {size} were written)"
+        elif is_compared and file_checksum(path) != record["xxh3"]:
+            yield name, "is damaged (other content than was written)"
+
+
+def write_checksums(folder: Path) -> None:
+    """Finish a folder that others read too, such as a model's: its checksums are written last."""
+    write_json(folder / CHECKSUMS_FILE, {"files": record_files(folder)})
+
+
+def find_changes(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield what is not as a folder's checksums say, as `find_damage` does; nothing without any."""
+    path = folder / CHECKSUMS_FILE
+    if path.is_file():
+        try:
+            with reading(path, DamageError):
+                yield from list(find_damage(folder, json.loads(path.read_text())["files"]))
+        except DamageError:
+            yield CHECKSUMS_FILE, "is damaged"
+
+
+# Artifacts.
+
+
 def write_manifest(
     folder: Path,
     *,
@@ -340,7 +383,7 @@ def write_manifest(
     fingerprint: Mapping[str, Json],
     counts: Mapping[str, Json],
     seconds: float,
-    files: Mapping[str, Mapping[str, Any]] | None = None,
+    files: FileRecords | None = None,
 ) -> Manifest:
     """Finish an artifact: record its files, then write the manifest.
 
@@ -352,24 +395,13 @@ def write_manifest(
         seconds: Wall-clock time it took.
         files: Records of its files; None records every file in the folder.
     """
-    if files is None:
-        paths = sorted(
-            p
-            for p in folder.rglob("*")
-            if p.is_file() and not p.name.startswith(".") and p.name != MANIFEST
-        )
-        files = {str(p.relative_to(folder)): record_file(p) for p in paths}
+    files = record_files(folder) if files is None else files
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(
         stage, fingerprint, counts, files, dict(package_versions()), now, round(seconds, 3)
     )
-    write_sealed(folder / MANIFEST, asdict(manifest))
+    write_json(folder / MANIFEST, asdict(manifest))
     return manifest
-
-
-def record_file(path: Path) -> dict[str, Any]:
-    """Return a file's record in a manifest."""
-    return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
 
 def is_finished(folder: Path) -> bool:
@@ -385,51 +417,49 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
         stage: The stage that must have made it; None accepts any.
 
     Raises:
-        ArtifactError: If it is missing, unfinished, damaged, or of another stage or format.
+        ArtifactError: If it is missing, unfinished, or of another stage or version.
+        DamageError: If it cannot be read.
     """
     if not is_finished(folder):
         why = "is not finished" if folder.is_dir() else "does not exist"
         way = "" if stage is None else f": run the '{stage}' stage"
         raise ArtifactError(f"{folder} {why}: it has no {MANIFEST}{way}")
-    try:
-        values = json.loads((folder / MANIFEST).read_text("utf-8"))
-        made_as = values["format"]  # before the fields: another format may have others
-        if made_as != FORMAT:
+    with reading(folder / MANIFEST, DamageError):
+        values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if values["format"] != FORMAT:
             raise ArtifactError(
-                f"{folder} has format {made_as}, this pgra reads {FORMAT}: "
-                "build it again or update pgra"
+                f"{folder} was made by another version of pgra (format {values['format']}, this "
+                f"one reads {FORMAT}): use that version, or build it again in another folder"
             )
         manifest = Manifest(**values)
-        if not is_sealed(values):
-            raise ValueError(unsealed(values))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ArtifactError(
-            f"{folder / MANIFEST} is damaged ({error}): delete the folder and run the stage again"
-        ) from None
     if stage not in (None, manifest.stage):
         raise ArtifactError(f"{folder} was made by stage '{manifest.stage}', not by '{stage}'")
     return manifest
 
 
 def read_manifest(
-    folder: Path, *, stage: str, fingerprint: Mapping[str, Json] | None = None, verify: bool = True
+    folder: Path, *, stage: str, fingerprint: Mapping[str, Json] | None = None
 ) -> Manifest:
-    """Read a finished artifact's manifest and check the folder against it.
+    """Read a finished artifact's manifest and compare the folder with it.
+
+    Sizes are always compared; of an artifact of up to 1 GB also the files' content.
 
     Args:
         folder: The artifact.
         stage: The stage that must have made it.
         fingerprint: Fields it must have been made with; None accepts any.
-        verify: Whether to read every file and compare its checksum (sizes are always compared).
 
     Raises:
-        ArtifactError: If it is missing, unfinished, of another stage or format, made from something
-            else (the field and both values are named), or damaged (the file is named).
+        ArtifactError: If it is missing, unfinished, of another stage or version, or made from
+            something else (the field and both values are named).
+        DamageError: If a file is not what was written; it is named.
     """
     manifest = load_manifest(folder, stage=stage)
     if fingerprint is not None:
         check_fingerprint(folder, made=manifest.fingerprint, asked=fingerprint)
-    check_files(folder, manifest.files, verify=verify)
+    with reading(folder / MANIFEST, DamageError):
+        for name, what in find_damage(folder, manifest.files, most_bytes=_COMPARED):
+            raise DamageError(f"{folder / name} {what}")
     return manifest
 
 
@@ -466,133 +496,20 @@ def _excerpt(value: str, other: str) -> str:
     return "…" * (start > 0) + value[start:end] + "…" * (end < len(value))
 
 
-def find_damage(
-    folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True
-) -> Iterator[tuple[str, str]]:
-    """Compare files with their recorded sizes and, if `verify`, checksums.
-
-    Yields:
-        The name of a file that is not what was written, and what is wrong with it.
-    """
-    for name, record in files.items():
-        path, size = folder / name, record.get("bytes")
-        if not path.is_file():
-            yield name, "is missing"
-        elif path.stat().st_size != size:
-            yield name, f"is damaged ({path.stat().st_size} bytes, {size} were written)"
-        elif verify and file_checksum(path) != record.get("checksum"):
-            yield name, "is damaged (other content than was written)"
-
-
-def check_files(
-    folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True
-) -> None:
-    """Refuse files that are not what was written: see `find_damage`.
-
-    Raises:
-        ArtifactError: If one is missing or damaged; it is named.
-    """
-    for name, what in find_damage(folder, files, verify=verify):
-        raise ArtifactError(f"{folder / name} {what}: delete {folder} and run the stage again")
-
-
-# Folders that others read too, such as a model's: their checksums stand in a file of their own.
-
-CHECKSUMS_FILE = "checksums.json"
-
-
-def seal_folder(folder: Path) -> None:
-    """Write the checksums of a folder's files, last: what changes afterwards is seen."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    files = {str(path.relative_to(folder)): record_file(path) for path in paths}
-    files.pop(CHECKSUMS_FILE, None)
-    write_sealed(folder / CHECKSUMS_FILE, {"files": files})
-
-
-def find_changes(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield what is not as a folder's checksums say, as `find_damage` does; nothing without any."""
-    path = folder / CHECKSUMS_FILE
-    if not path.is_file():
-        return
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        files = record["files"] if is_sealed(record) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        files = None
-    if files is None:
-        yield CHECKSUMS_FILE, "is damaged"
-    yield from find_damage(folder, files or {})
-
-
-# Large files: a checksum for each block, compared when the block is first read.
-
-
-def record_blocks(path: Path, ends: Sequence[int]) -> dict[str, Json]:
-    """Return what `BlockFile` needs to know of a file.
-
-    Args:
-        path: The file.
-        ends: Where all blocks but the last end, in bytes, rising.
-    """
-    stops = [*ends, path.stat().st_size]
-    with path.open("rb") as file:
-        lengths = np.diff([0, *stops]).tolist()
-        checksums: list[Json] = [xxhash.xxh3_128_hexdigest(file.read(n)) for n in lengths]
-    return {"ends": list(stops), "checksums": checksums}
-
-
-class BlockFile:
-    """A mapped file that is checked block by block, each when it is first asked for.
-
-    Opening it reads nothing, whatever its size.
-
-    Attributes:
-        path: The file.
-        data: All of its bytes, mapped: only those of checked blocks may be read.
-        num_bytes: How many were read to be checked, so far.
-    """
-
-    def __init__(self, path: Path, blocks: Mapping[str, Any]) -> None:
-        """Map a file.
-
-        Args:
-            path: The file, whose size was looked at.
-            blocks: What `record_blocks` gave, itself checked.
-        """
-        self.path, self.num_bytes = path, 0
-        with path.open("rb") as file:
-            self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        self._ends, self._checksums = [0, *blocks["ends"]], blocks["checksums"]
-        self._is_checked = bytearray(len(self))
-
-    def __len__(self) -> int:
-        """Count the blocks."""
-        return len(self._checksums)
-
-    def check(self, number: int) -> None:
-        """Compare a block with its checksum, unless this process did before.
-
-        Raises:
-            ArtifactError: If it is not what was written.
-        """
-        number %= len(self)
-        if self._is_checked[number]:
-            return
-        start, stop = self._ends[number : number + 2]
-        if xxhash.xxh3_128_hexdigest(self.data[start:stop]) != self._checksums[number]:
-            raise ArtifactError(
-                f"{self.path} is damaged (other content than was written, between bytes {start:,} "
-                f"and {stop:,}): delete {self.path.parent} and run the stage again"
-            )
-        self.num_bytes += stop - start
-        self._is_checked[number] = True
+def set_aside(path: Path, why: object) -> None:
+    """Move what is damaged to NAME.damaged, with a warning: the caller makes it again."""
+    place = path.with_name(f"{path.name}.damaged")
+    _remove(place)
+    path.rename(place)
+    logger.warning("%s; it is kept as %s, and made again", why, place)
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> Iterator[None]:
     """Hold a folder for one job; the system lets go of it when the process ends, however it ends.
 
-    Of a job of several processes the main one holds it.
+    Of a job of several processes the main one holds it. Where a disk has no locks, there is a
+    warning, and the job goes on alone.
 
     Args:
         folder: Made if it is not there, unless `is_new`.
@@ -600,47 +517,48 @@ def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> It
         is_new: Whether it comes whole or not at all; what is held lies beside it then.
 
     Raises:
-        ArtifactError: If another job holds it; its process is named, and since when.
+        ArtifactError: If another job holds it.
         OSError: If it cannot be written.
     """
     path = folder.with_name(f".{folder.name}.lock") if is_new else folder / ".lock"
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+") as file:  # not emptied: it says who holds it
-            _lock(file, folder, wait=wait)
-            # The job that held it may have taken the file away: then this one holds nothing.
-            if not path.is_file() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
-                continue
-            now = datetime.datetime.now(datetime.UTC).isoformat(" ", timespec="seconds")
-            with contextlib.suppress(OSError):  # a full disk; it is held all the same
-                os.truncate(path, 0)
-                os.write(file.fileno(), f"process {os.getpid()}, since {now}".encode())
-            with _writing_in(path.parent):
-                pass
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    if not is_new:
-                        folder.rmdir()  # nothing was written
-            return
-
-
-def _lock(file: IO[str], folder: Path, *, wait: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = _lock(path, folder, wait=wait)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        told = file.read(_EXCERPT)
-        who = f" ({told})" if told else ""
+        for left in () if is_new else folder.glob(".*.partial*"):
+            _remove(left)
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # who waits for it sees that it has gone, and begins again
+        if lock is not None:
+            lock.release()
+        with contextlib.suppress(OSError):
+            if not is_new:
+                folder.rmdir()  # nothing was written
+
+
+def _lock(path: Path, folder: Path, *, wait: bool) -> Any:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        return lock.acquire(timeout=0).lock
+    except Timeout:
         if not wait:
             raise ArtifactError(
-                f"{folder} is in use by another pgra job{who}: wait for it, or choose another "
-                "folder"
+                f"{folder} is in use by another pgra job: wait for it, or choose another folder"
             ) from None
-        logger.info("waiting for another job%s that is making %s", who, folder)
-        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        _warn_of_no_locks(str(error.strerror))
+        return None
+    logger.info("waiting for another job that is making %s", folder)
+    return lock.acquire().lock
+
+
+@functools.cache
+def _warn_of_no_locks(why: str) -> None:
+    logger.warning("this disk has no locks (%s): run one job at a time there", why)
 
 
 Build = Callable[[Path], Mapping[str, Json]]
@@ -669,58 +587,71 @@ def build_once(
     fingerprint: Mapping[str, Json],
     build: Build,
     context: Context = ALONE,
-    verify: bool = True,
+    inputs: Sequence[Inputs] = (),
 ) -> Artifact:
-    """Return a finished artifact, building it first if nobody has.
+    """Return a finished artifact, building it first if nobody has, or if it is damaged.
 
-    The first job to ask builds, others wait for it. A half-built folder is never seen: it is made
-    under a hidden name beside it, and renamed when its manifest is written.
+    The first job to ask builds, others wait for it.
 
     Args:
-        folder: Where it stands when finished: see `artifact_dir`.
+        folder: Where it is when finished: see `artifact_dir`.
         stage: The stage, as the manifest names it.
         fingerprint: The fields that determine the content.
         build: Makes the files; called in the context's main process only.
         context: Who waits while the main process builds.
-        verify: Whether to compare the checksum of every file (sizes always are).
+        inputs: The files it is made from; if one changes meanwhile, nothing is kept.
 
     Raises:
-        ArtifactError: If the folder is damaged or foreign, or cannot be written.
+        ArtifactError: If the folder is foreign, or an input changed.
         PgraError: Whatever `build` raises; nothing half-written stays then.
     """
-    reused = is_finished(folder)
+    is_there = is_finished(folder)
     context.barrier()  # all have looked before the main process writes
-    if context.is_main and not reused:
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(lock_folder(folder, wait=True, is_new=True))
-            except OSError as error:
-                raise ArtifactError(
-                    f"cannot write {folder} ({error.strerror}): choose another folder "
-                    "(PGRA_HOME sets the one for bundled models and data)"
-                ) from None
-            if not is_finished(folder):  # another job may have built it meanwhile
-                _build_aside(folder, stage, fingerprint, build)
+    if context.is_main and find_fault(folder, stage=stage, fingerprint=fingerprint) is not None:
+        with lock_folder(folder, wait=True, is_new=True):
+            fault = find_fault(folder, stage=stage, fingerprint=fingerprint)
+            if fault is not None:  # no other job built it meanwhile
+                is_there = False
+                if is_finished(folder):
+                    set_aside(folder, fault)
+                _build_aside(folder, stage, fingerprint, build, inputs)
     context.barrier()
-    manifest = read_manifest(folder, stage=stage, fingerprint=fingerprint, verify=verify)
-    return Artifact(folder, manifest, reused)
+    return Artifact(folder, load_manifest(folder, stage=stage), is_there)
 
 
-def _build_aside(folder: Path, stage: str, fingerprint: Mapping[str, Json], build: Build) -> None:
+def find_fault(folder: Path, *, stage: str, fingerprint: Mapping[str, Json]) -> str | None:
+    """Return why an artifact must be built, or built again; None if it is finished and whole.
+
+    Raises:
+        ArtifactError: If the folder is foreign.
+    """
+    if not is_finished(folder):
+        return "it is not finished"
+    try:
+        read_manifest(folder, stage=stage, fingerprint=fingerprint)
+    except DamageError as error:
+        return error.what
+    return None
+
+
+def _build_aside(
+    folder: Path,
+    stage: str,
+    fingerprint: Mapping[str, Json],
+    build: Build,
+    inputs: Sequence[Inputs],
+) -> None:
     aside = folder.parent / f".{folder.name}.partial"
     started = time.monotonic()
     try:
         shutil.rmtree(aside, ignore_errors=True)  # of a killed process: the lock is ours now
         aside.mkdir()
         counts = build(aside)
+        for one in inputs:
+            one.check()
         seconds = time.monotonic() - started
         write_manifest(aside, stage=stage, fingerprint=fingerprint, counts=counts, seconds=seconds)
         shutil.rmtree(folder, ignore_errors=True)  # it has no manifest, so nobody uses it
         aside.rename(folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise ArtifactError(
-            f"cannot write {folder} ({error}): free some space or choose another folder"
-        ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -34,20 +34,6 @@ _MOST_LOOKS, _BETWEEN_LOOKS = 20, 0.05  # for a process that is ending; seconds
 _NUM_KERNELS = "128"  # an LM's forward has a handful of shapes, the same in all layers
 _MALLOC_NAMES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
-_OS_ERRORS = {
-    errno.ENOSPC: "the disk is full: make room, or choose another folder, and run it again",
-    errno.EDQUOT: "your disk quota is used up: make room and run it again",
-    errno.EACCES: "no permission: choose a folder you may write to",
-    errno.EPERM: "no permission: choose a folder you may write to",
-    errno.EROFS: "the disk is read-only: choose a folder you may write to",
-    errno.EFBIG: "larger than a file may be here (ulimit -f): raise the limit, or choose another "
-    "folder",
-    errno.ENOTDIR: "a part of the path is a file, not a folder: choose another",
-    errno.EISDIR: "it is a folder, where a file is wanted: choose another path, or move it away",
-    errno.EEXIST: "it is there, and is no folder: choose another path, or move it away",
-    errno.ENOENT: "it, or a folder above it, does not exist or was removed meanwhile",
-    errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
-}
 
 
 @dataclass(frozen=True)
@@ -70,7 +56,7 @@ COMMANDS: Mapping[str, Command] = {
     name: Command(f"pgra.{target}", about, group)
     for group, commands in {
         _FIND: {
-            "index": ("commands.index", "build, grow, check or look into an index"),
+            "index": ("commands.index", "build, grow or look into an index"),
             "search": ("commands.index:search", "look up passages near a text"),
             "rerank": ("commands.rerank", "run both retrieval stages for a task"),
         },
@@ -102,6 +88,7 @@ COMMANDS: Mapping[str, Command] = {
             "models": ("commands.lists:models", "list the models that come inside packages"),
             "task": ("commands.task", "check a task's YAML, and see rows as models see them"),
             "completion": ("completion", "write what completes commands and flags in your shell"),
+            "verify": ("commands.verify", "compare artifacts and runs with their checksums"),
             "data": (
                 "commands.lists:data",
                 "list tasks and bundled data; make claims of a corpus",
@@ -163,6 +150,8 @@ def _call(main: Main, argv: Sequence[str]) -> int:
         words, level = take_general(argv)
         _configure_logging(level)
         return main(words)
+    except BrokenPipeError:
+        raise
     except PgraError as error:
         return _fail(str(error))
     except Stopped as stop:
@@ -180,11 +169,11 @@ def _call(main: Main, argv: Sequence[str]) -> int:
                 "error), so this one ends too: the same command goes on where it stopped",
                 code=1,
             )
-        code = _os_error_code(error)
-        if code not in _OS_ERRORS:
+        if (code := _os_error_code(error)) is None:
             raise
-        place = getattr(error, "filename", None)
-        return _fail(f"cannot read or write {place or 'a file'}: {_OS_ERRORS[code]}")
+        place = getattr(error, "filename", None) or "a file"
+        said = f"{os.strerror(code)} ({errno.errorcode.get(code, code)})"
+        return _fail(f"cannot use {place}: {said}")
 
 
 def _is_somewhere() -> bool:

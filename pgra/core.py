@@ -281,10 +281,11 @@ _PROCESSES: list[Any] = []  # host and process id by rank
 def lost_ranks() -> list[int]:
     """Return the ranks whose processes on this machine have gone: killed, or ended by an error."""
     here, ranks = gethostname(), enumerate(_PROCESSES)
-    return [rank for rank, told in ranks if told and told[0] == here and not _is_alive(told[1])]
+    return [rank for rank, told in ranks if told and told[0] == here and not is_alive(told[1])]
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this machine runs."""
     try:
         os.kill(pid, 0)
         # One that was killed keeps its number until the launcher has seen it.

@@ -17,6 +17,7 @@ from typing import ClassVar
 LONGEST_MESSAGE = 300
 """Characters of an error of what a user gave: what stands in a file may be of any length."""
 _LONGEST_NAME = 80
+LONGEST_REASON = 160
 _MOST_COMPARED = 1000
 _LONGEST_LIST = 160
 _values = reprlib.Repr()
@@ -90,6 +91,18 @@ class ArtifactError(PgraError):
     """A folder on disk that is stale, foreign, damaged or in use."""
 
 
+class DamageError(ArtifactError):
+    """Files that are not what was written.
+
+    Attributes:
+        what: Which file, and what is wrong with it.
+    """
+
+    def __init__(self, what: str, way_out: str = "make it again in another folder") -> None:
+        super().__init__(f"{what}: {way_out}")
+        self.what = what
+
+
 class ModelError(PgraError):
     """A model that cannot be found, loaded or used for what is asked."""
 
@@ -126,6 +139,26 @@ _NO_MEMORY = re.compile(  # as PyTorch, oneDNN and Python say it
     "can't start new thread|Cannot allocate memory"
 )
 _OF_A_GPU = re.compile("CUDA|CUBLAS|cuDNN|CUSPARSE|CUSOLVER|CUFFT")  # and not of a tensor on cuda:0
+
+
+@contextmanager
+def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
+    """Turn whatever a library raises at a file that it cannot read into one line.
+
+    What is not the file's fault passes: an error of the system, a lack of memory, one of ours.
+
+    Raises:
+        PgraError: Of the given kind.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_ours = isinstance(error, PgraError) or getattr(error, "errno", None) is not None
+        if is_ours or device_fault(error):
+            raise
+        reason = " ".join(str(error).split())
+        what = f"{path} cannot be read ({type(error).__name__}: {cut(reason, LONGEST_REASON)})"
+        raise kind(what) from error
 
 
 def is_lost_connection(error: Exception) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pgra import __version__
-from pgra.artifacts import SEAL, TemporaryFolder, at_home, write_sealed, write_text
+from pgra.artifacts import TemporaryFolder, at_home, write_json, write_text
 from pgra.config import DRAWN_EXEMPLARS, config_root
 from pgra.core import Json
 from pgra.data.read import hub_errors, hub_reason
@@ -104,8 +104,7 @@ def _public_copy(reader: Path) -> TemporaryFolder:
             (copy.path / path.name).symlink_to(path.resolve())
     record = read_object(reader / RECORD_FILE)
     private = {name: _without_folders(record[name]) for name in _WITH_PATHS}
-    record = {name: value for name, value in record.items() if name != SEAL}
-    write_sealed(copy.path / RECORD_FILE, {**record, **private})
+    write_json(copy.path / RECORD_FILE, {**record, **private})
     return copy
 
 

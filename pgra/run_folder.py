@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pgra.artifacts import check_fingerprint, file_checksum
+from pgra.artifacts import check_fingerprint, digest, find_damage
 from pgra.core import Json
-from pgra.errors import ArtifactError
-from pgra.report.results import METRICS_FILE, read_object
+from pgra.errors import ArtifactError, DamageError, reading
+from pgra.report.results import METRICS_FILE, read_metrics, read_object
 
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
@@ -58,7 +58,7 @@ def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = 
     if not any(item.exists() for item in begun):
         return
     made = _known(read_object(path), asked, is_whole=is_whole)
-    _compare(folder, made, asked, "choose another --output_dir, or delete it")
+    _compare(folder, made, asked, "choose another --output_dir")
 
 
 def check_same_checkpoint(
@@ -139,49 +139,32 @@ def _compare(
 
 
 def reader_checksum(folder: Path) -> str:
-    """Return the checksum of a run's weights, of all their files in the order of their names.
-
-    Raises:
-        ArtifactError: If there are none.
-    """
-    path = folder / READER_FOLDER / WEIGHTS_FILE
-    if not path.is_file():
-        raise ArtifactError(f"{path} is missing: delete {path.parent} and run pgra train again")
-    return file_checksum(*sorted(path.parent.glob("*.safetensors")))
+    """Return a digest of a run's weights, by the checksums in its reader's record."""
+    path = folder / READER_FOLDER / RECORD_FILE
+    with reading(path, DamageError):
+        files = read_object(path)["files"]
+        weights = {name: files[name]["xxh3"] for name in files if name.endswith(".safetensors")}
+    return digest(weights)
 
 
 def read_training(folder: Path) -> dict[str, Any] | None:
-    """Read what a finished training gave; None if it is not finished.
+    """Read what a finished training gave; None if it is not finished."""
+    names = (TRAINING_FILE, f"{READER_FOLDER}/{RECORD_FILE}")
+    is_whole = all((folder / name).is_file() for name in names)
+    return read_object(folder / TRAINING_FILE) if is_whole else None
+
+
+def check_reader(folder: Path) -> None:
+    """Compare a finished run's reader with its records.
 
     Raises:
-        ArtifactError: If the reader is not the one that was trained.
+        ArtifactError: If it has none.
+        DamageError: If a file is not what was written; it is named.
     """
-    if not (folder / TRAINING_FILE).is_file() or not (folder / READER_FOLDER).is_dir():
-        return None
-    record = read_object(folder / TRAINING_FILE)
-    if record.get("reader") != reader_checksum(folder):
-        raise _other_reader(folder, TRAINING_FILE)
-    return record
-
-
-def _other_reader(folder: Path, source: str) -> ArtifactError:
     home = folder / READER_FOLDER
-    names = " or ".join(sorted(path.name for path in home.glob("*.safetensors")))
-    return ArtifactError(
-        f"{home / names} is damaged (it is not what {source} says): delete {home} and run pgra "
-        "train again"
-    )
-
-
-def check_reader(folder: Path) -> str:
-    """Return the checksum of a finished run's weights.
-
-    Raises:
-        ArtifactError: If there are none, or not those that the run's metrics tell of.
-    """
-    checksum = reader_checksum(folder)
+    path = home / RECORD_FILE
+    with reading(path, DamageError):
+        for name, what in find_damage(home, read_object(path)["files"]):
+            raise DamageError(f"{home / name} {what}", "train again in another folder")
     if (folder / METRICS_FILE).is_file():
-        known = read_object(folder / METRICS_FILE).get("fingerprints", {}).get("reader", checksum)
-        if known != checksum:
-            raise _other_reader(folder, METRICS_FILE)
-    return checksum
+        read_metrics(folder, [f"{READER_FOLDER}/{RECORD_FILE}"])

@@ -29,7 +29,6 @@ from pgra.artifacts import (
     lock_folder,
     user_cache,
     write_json,
-    write_sealed,
     write_text,
 )
 from pgra.config import RunArguments
@@ -216,18 +215,17 @@ class Prepared:
             method.load(folder)
         else:
             if self.context.is_main:
-                write_sealed(folder / IDENTITY_FILE, named)
-                write_sealed(folder / ARGUMENTS_FILE, method.args.as_json())
+                write_json(folder / IDENTITY_FILE, named)
+                write_json(folder / ARGUMENTS_FILE, method.args.as_json())
                 prompt = method.sample_prompt()
                 if prompt is not None:
                     write_text(folder / PROMPT_FILE, prompt)
             self.context.barrier()
             fitted = method.fit(folder)
             if fitted is not None:
-                own = {"reader": reader_checksum(folder)} if trains else {}
-                record = {**fitted, **own}
+                record = dict(fitted)
                 if self.context.is_main:
-                    write_sealed(folder / TRAINING_FILE, record)
+                    write_json(folder / TRAINING_FILE, record, sync=True)
             self.context.barrier()
         if record is not None and "seconds" in record:
             method.seconds["training"] = float(str(record["seconds"]))

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from pgra.artifacts import write_sealed
+from pgra.artifacts import write_json
 from pgra.core import Example, Prediction
 from pgra.report.results import EvidenceLine, write_results
 
@@ -65,7 +65,7 @@ def plant(
     }
     for section, changes in (arguments or {}).items():
         values[section] = {**values.get(section, {}), **changes}
-    write_sealed(folder / "arguments.json", values)
+    write_json(folder / "arguments.json", values)
     write_results(folder, about, names, examples, predictions, lines)
     return folder
 
@@ -97,14 +97,14 @@ def plant_grid(root, points, *, axis="retriever.num_candidates", tasks=("sst2",)
         **grid,
     }
     root.mkdir(parents=True, exist_ok=True)
-    write_sealed(root / "grid.json", values)
+    write_json(root / "grid.json", values)
     return root
 
 
 def edit(path, **changes):
     """Change a record, seal it anew, and leave the checksums of the files beside it out."""
     values = {**json.loads(path.read_text()), **changes}
-    write_sealed(path, {name: value for name, value in values.items() if name != "files"})
+    write_json(path, {name: value for name, value in values.items() if name != "files"})
 
 
 def places(n, share, seed):

@@ -1,4 +1,4 @@
-"""The first stage's index and its search: `pgra index build|info|verify|search|add|remove`.
+"""The first stage's index and its search: `pgra index build|info|search|add|remove`.
 
 `pgra index build` is `pgra index build`, and `pgra search` builds what it searches. A stopped
 build run again goes on where it stopped; a finished index is found and reused.
@@ -135,7 +135,7 @@ _FOR_BUILDING = ("encoder_batch_tokens", "num_candidates", "rescore_factor", "sh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build an index, grow, check or look into it.
+    """Build an index, grow or look into it.
 
     An index is its folder, which may stand first, or what the arguments of build find; build is
     what no word stands for.
@@ -143,7 +143,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Examples:
       pgra index --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6
       pgra index info --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6
-      pgra index verify DIR
       pgra index search DIR "a warm and funny film"
       pgra index add DIR --corpus more.txt
       pgra index remove DIR --rows 5 9
@@ -350,19 +349,6 @@ def _info(*found_by: Any) -> int:
     return 0
 
 
-def _verify(*found_by: Any) -> int:
-    """Read every byte of an index and its corpus; exit code 1 names what is damaged."""
-    from pgra.retrieval.dense import verify_index
-
-    verdicts = {folder: verify_index(folder) for folder in _find(*found_by)}
-    for folder, verdict in verdicts.items():
-        state = "damaged" if verdict.damage else f"whole: {verdict.num_files} files as written"
-        lines = [f"  damaged: {what}" for what in verdict.damage]
-        lines += [f"  note: {note}" for note in verdict.notes]
-        say("\n".join([f"{folder}: {state}", *lines]))
-    return int(any(verdict.damage for verdict in verdicts.values()))
-
-
 def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
     """Append the passages of further files; old shards and rows stay as they are."""
     from pgra.artifacts import load_manifest
@@ -411,7 +397,6 @@ def read_rows(path: Path) -> list[int]:
 
 _WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], Sequence[str]]] = {
     "info": (_info, _FIND, (*_UNUSED, *_FOR_BUILDING)),
-    "verify": (_verify, _FIND, (*_UNUSED, *_FOR_BUILDING)),
     "search": (_search_index, _SEARCH, _UNUSED),
     "add": (_add, (RuntimeArguments, AddArguments), ["method"]),
     "remove": (_remove, (RemoveArguments,), []),

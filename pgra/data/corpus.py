@@ -10,7 +10,6 @@ in the order of the sources, so that one more adds rows behind.
 """
 
 import hashlib
-import json
 import logging
 import re
 import sys
@@ -18,7 +17,6 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import compress, islice
 from pathlib import Path
@@ -31,18 +29,17 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pgra.artifacts import (
-    BlockFile,
+    NO_INPUTS,
+    Inputs,
     TemporaryFolder,
     artifact_dir,
     at_home,
     build_once,
-    check_files,
     digest,
     file_checksum,
+    load_manifest,
     read_manifest,
-    record_blocks,
     without_home,
-    write_json,
     write_lines,
 )
 from pgra.config import CorpusArguments
@@ -50,7 +47,7 @@ from pgra.core import MISSING_ROW, Json, Rows
 from pgra.data import read
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
 from pgra.data.read import PACKED, Reading
-from pgra.errors import ArtifactError, DataError
+from pgra.errors import DamageError, DataError, reading
 from pgra.progress import Bar
 
 # Where a corpus' texts come from: a file, a file on the hub, a data set on the hub, a bundled one.
@@ -71,6 +68,7 @@ class Source:
         kind: "txt", "jsonl", "csv", "tsv", "parquet" or "dataset".
         size: What there is to read: bytes on disk, or a data set's rows.
         path: The file, where it is one.
+        inputs: The file as it was found.
         table: The split of a hub data set, which `datasets` memory-maps, or None.
         commit: The data set's, with config and split.
         reading: How much of it has been read, and which lines were left out.
@@ -80,6 +78,7 @@ class Source:
     kind: str
     size: int
     path: Path = Path()
+    inputs: Inputs = NO_INPUTS
     table: Any = None
     commit: str = ""
     reading: Reading = field(default_factory=Reading)
@@ -171,21 +170,17 @@ class Source:
                 yield batch
                 self.reading.done += len(batch)
             return
-        try:
-            with pq.ParquetFile(self.path) as file:
-                self._check_column(column, file.schema_arrow, flag)
-                num_rows, told = 0, file.metadata.num_rows
-                for batch in file.iter_batches(_READ_ROWS, columns=[column]):
-                    yield batch
-                    num_rows += len(batch)
-                    self.reading.done = self.size * num_rows // max(num_rows, told)
+        with reading(f"{self.where}, as parquet,"), pq.ParquetFile(self.path) as file:
+            self._check_column(column, file.schema_arrow, flag)
+            num_rows, told = 0, file.metadata.num_rows
+            for batch in file.iter_batches(_READ_ROWS, columns=[column]):
+                yield batch
+                num_rows += len(batch)
+                self.reading.done = self.size * num_rows // max(num_rows, told)
             if num_rows != told:
                 raise DataError(
                     f"{self.where} is damaged: it says that it has {told} rows, and has {num_rows}"
                 )
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"{self.where} is damaged or is not parquet ({reason})") from None
 
     def _check_column(self, column: str, schema: Any, flag: str) -> None:
         if column not in schema.names:
@@ -262,7 +257,7 @@ def _open_file(path: Path) -> Source:
     kind = read.check_file(path, KINDS)
     if kind == "parquet" and path.suffix.lower() in PACKED:
         raise DataError(f"{path}: parquet is packed inside and is not read in another: unpack it")
-    return Source(str(path), kind, path.stat().st_size, path)
+    return Source(str(path), kind, path.stat().st_size, path, Inputs.of([path]))
 
 
 # Which texts came before, in memory that does not grow with their number.
@@ -332,9 +327,9 @@ logger = logging.getLogger(__name__)
 
 STAGE = "corpus"
 COUNTS = ("rows", "blank", "duplicates", "not_utf8")
-_FILE, _BLOCKS = "corpus.arrow", "blocks.json"
+_FILE = "corpus.arrow"
 _BATCH_ROWS = 1 << 14
-_BLOCK_ROWS = 1 << 11  # checked at once, when one of them is first asked for
+_BLOCK_ROWS = 1 << 11  # of a batch of the file: read at once, when one of them is asked for
 _SCHEMA = pa.schema([("text", pa.large_string())])
 
 
@@ -375,7 +370,7 @@ class Corpus:
 
         Raises:
             IndexError: If a row is outside the corpus, such as `MISSING_ROW`.
-            ArtifactError: If the text there is not what was written.
+            DamageError: If the text there cannot be read.
         """
         wanted = np.asarray(rows, dtype=np.int64).reshape(-1)
         if not len(wanted):
@@ -384,11 +379,11 @@ class Corpus:
             wrong = wanted[(wanted < 0) | (wanted >= len(self))][0]
             raise IndexError(f"row {wrong} of a corpus of {len(self)} passages")
         order = np.argsort(wanted, kind="stable")
-        homes = wanted[order] // self.store.block_rows
+        homes = wanted[order] // _BLOCK_ROWS
         starts = np.flatnonzero(np.r_[True, homes[1:] != homes[:-1]])
         found: list[str] = []
         for start, stop in zip(starts, [*starts[1:], len(wanted)], strict=True):
-            inside = wanted[order[start:stop]] % self.store.block_rows
+            inside = wanted[order[start:stop]] % _BLOCK_ROWS
             found += self.store.block(int(homes[start])).take(pa.array(inside)).to_pylist()
         given = [""] * len(wanted)
         for index, text in zip(order.tolist(), found, strict=True):
@@ -406,58 +401,34 @@ class Corpus:
 
 
 class _Store:
-    """A corpus' text: Arrow's file format, a batch a block, each checked before it is parsed.
+    """A corpus' text: Arrow's file format, memory-mapped, `_BLOCK_ROWS` rows a batch."""
 
-    Attributes:
-        block_rows: Rows of each batch but the last.
-        file: The file, which counts what was checked.
-    """
-
-    def __init__(self, folder: Path, num_rows: int, blocks: Mapping[str, Any]) -> None:
-        """Open the file; what is checked now are its schema and its table of contents.
+    def __init__(self, path: Path, num_rows: int) -> None:
+        """Open the file; what is read now are its schema and its table of contents.
 
         Raises:
-            ArtifactError: If they are damaged.
+            DamageError: If they cannot be read.
         """
-        self.block_rows, self._num_rows = int(blocks["rows"]), num_rows
-        self.file = BlockFile(folder / _FILE, blocks)
+        self._path, self._num_rows = path, num_rows
         self._batches: dict[int, Any] = {}
         self._turn = threading.Lock()  # Arrow's reader is for one thread
-        self.file.check(-1)  # the table of contents; the schema stands there too
-        with self._errors():
-            self._reader = pa.ipc.open_file(pa.py_buffer(self.file.data))
+        with reading(path, DamageError):
+            self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
             if self._reader.schema != _SCHEMA:
                 raise ValueError(f"its columns are {self._reader.schema}")
-            count = self._reader.num_record_batches
-            if not count == len(self.file) - 1 == -(-num_rows // self.block_rows):
-                raise ValueError(
-                    f"it has {count} batches, {num_rows} rows, {len(self.file)} blocks"
-                )
+            if (count := self._reader.num_record_batches) != -(-num_rows // _BLOCK_ROWS):
+                raise ValueError(f"it has {count} batches for {num_rows} rows")
 
     def block(self, number: int) -> Any:
         """Return a batch's texts, a pyarrow array."""
-        with self._turn:
+        with self._turn, reading(self._path, DamageError):
             if number not in self._batches:
-                self.file.check(number)
-                with self._errors():
-                    batch = self._reader.get_batch(number)
-                    batch.validate(full=True)
-                    if len(batch) != min(
-                        self.block_rows, self._num_rows - number * self.block_rows
-                    ):
-                        raise ValueError(f"batch {number} has {len(batch)} rows")
+                batch = self._reader.get_batch(number)
+                batch.validate(full=True)
+                if len(batch) != min(_BLOCK_ROWS, self._num_rows - number * _BLOCK_ROWS):
+                    raise ValueError(f"batch {number} has {len(batch)} rows")
                 self._batches[number] = batch.column(0)
             return self._batches[number]
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        path = self.file.path
-        try:
-            yield
-        except (pa.ArrowException, ValueError, OSError) as error:
-            raise ArtifactError(
-                f"{path} is damaged ({error}): delete {path.parent} and run the stage again"
-            ) from None
 
 
 def open_corpus(
@@ -558,11 +529,9 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
         "field": None if {*kinds} == {"txt"} else args.corpus_field,
         "max_passages": args.max_passages,
         "drop_duplicates": args.drops_duplicates,
-        "block_rows": _BLOCK_ROWS,
+        "passage_words": args.passage_words,
+        "passage_seed": args.passage_seed,
     }
-    for part in ("passage_words", "passage_seed"):
-        if getattr(args, part) is not None:  # folders of corpora made without it keep their names
-            fields[part] = getattr(args, part)
     name = Path(args.sources[0].removeprefix(BUNDLED)).name.split(".")[0].replace(":", "-")
     folder = artifact_dir(artifacts / "corpora", name, fields)
     build_once(
@@ -570,7 +539,7 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
         stage=STAGE,
         fingerprint=fields,
         build=lambda aside: _write_corpus(args, sources, aside, is_quiet=is_quiet),
-        verify=False,  # it may be large: block by block, when it is read
+        inputs=[source.inputs for source in sources],
     )
     corpus = replace(load_corpus(folder), made_by=args)
     names = {"blank": "blank lines", "not_utf8": "lines that are not UTF-8"}
@@ -626,7 +595,7 @@ def changed_sources(args: CorpusArguments, folder: Path) -> list[str]:
         DataError: If a source is missing.
         ArtifactError: If the folder is missing, unfinished or damaged.
     """
-    made = read_manifest(folder, stage=STAGE, verify=False).fingerprint["source"]
+    made = load_manifest(folder, stage=STAGE).fingerprint["source"]
     checksums = made if isinstance(made, list) else [made]
     pairs = zip(args.sources, checksums, strict=True)
     return [name for name, checksum in pairs if find_source(name).identity != checksum]
@@ -638,12 +607,10 @@ def load_corpus(folder: Path) -> Corpus:
     Raises:
         ArtifactError: If the folder is missing, unfinished or damaged.
     """
-    manifest = read_manifest(folder, stage=STAGE, verify=False)
-    check_files(folder, {_BLOCKS: manifest.files[_BLOCKS]})
+    manifest = read_manifest(folder, stage=STAGE)
     counts = {name: manifest.counts.get(name, 0) for name in COUNTS}
     fingerprint = {"corpus_sha256": manifest.counts["sha256"], "rows": counts["rows"]}
-    store = _Store(folder, counts["rows"], json.loads((folder / _BLOCKS).read_text("utf-8")))
-    return Corpus(folder, fingerprint, counts, store)
+    return Corpus(folder, fingerprint, counts, _Store(folder / _FILE, counts["rows"]))
 
 
 def _write_corpus(
@@ -656,14 +623,12 @@ def _write_corpus(
         found = _drawn(args, found)
     passages = _kept(args, found, folder, counts)
     sha256, total = hashlib.sha256(), sum(source.size for source in sources)
-    ends: list[int] = []
     bar = Bar(desc="read", total=total, unit="", unit_scale=True)
     with bar, pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
         while batch := list(islice(passages, _BATCH_ROWS)):
             whole = pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA)
             for start in range(0, len(batch), _BLOCK_ROWS):
                 sink.write_batch(whole.slice(start, _BLOCK_ROWS))
-                ends.append(file.tell())
             sha256.update("".join(f"{passage}\n" for passage in batch).encode())
             counts["rows"] += len(batch)
             bar.set_postfix_str(f"{counts['rows']:,} passages", refresh=False)
@@ -672,7 +637,6 @@ def _write_corpus(
         source.reading.check()
         counts["not_utf8"] += source.reading.count
     _check_counts(args, sources, counts, level=logging.DEBUG if is_quiet else logging.INFO)
-    write_json(folder / _BLOCKS, {"rows": _BLOCK_ROWS, **record_blocks(folder / _FILE, ends)})
     return {**{name: counts[name] for name in COUNTS}, "sha256": sha256.hexdigest()}
 
 

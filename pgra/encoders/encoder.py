@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
-from pgra.artifacts import TemporaryFolder, file_checksum
+from pgra.artifacts import NO_INPUTS, Inputs, TemporaryFolder, file_checksum
 from pgra.config import POOLINGS, RetrieverArguments, choose
 from pgra.core import Example, Json, check_device, run_overlapped
 from pgra.errors import ConfigError, ModelError, device_failures, show
@@ -377,6 +377,7 @@ class EncoderParts:
     device: torch.device
     sentence: SentenceModel = SentenceModel()
     query_prompt: str = ""
+    inputs: Inputs = NO_INPUTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,6 +421,7 @@ class Encoder:
         width: Length of a vector (D).
         sentence: What its folder says beside the transformer.
         query_prompt: What each query begins with; usually nothing.
+        inputs: Its files, as they were when it was identified.
         num_cut: Texts longer than `max_tokens` met so far; only their beginning was read.
     """
 
@@ -458,6 +460,7 @@ class Encoder:
                 encoder = self.copied.path
             parts = _read_parts(_encoder_arguments(str(encoder), options), device, kept)
         self.args, self.batch_tokens = parts.args, parts.args.encoder_batch_tokens
+        self.inputs = parts.inputs
         self.model, self.tokenizer, self.device = parts.model, parts.tokenizer, parts.device
         self.fingerprint, self.query_prompt = parts.fingerprint, parts.query_prompt
         self.sentence, self.num_cut = parts.sentence, 0
@@ -803,6 +806,7 @@ def _read_parts(args: RetrieverArguments, device: str, kept: int | None = None) 
         device=place,
         sentence=sentence,
         query_prompt=query_prompt,
+        inputs=source.inputs,
     )
 
 
@@ -860,5 +864,6 @@ def load_t5_encoder(args: RetrieverArguments, name: str, device: str) -> Encoder
         tokenizer=load.load_tokenizer(source),
         fingerprint=fingerprint,
         device=place,
+        inputs=source.inputs,
     )
     return Encoder(parts)

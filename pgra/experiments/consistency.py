@@ -42,19 +42,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import (
+    digest,
     file_checksum,
-    is_sealed,
-    sealed,
-    unsealed,
+    set_aside,
     write_json,
     write_lines,
-    write_sealed,
     write_text,
 )
 from pgra.config import CorpusArguments, PgraArguments
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
-from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
+from pgra.errors import ConfigError, DamageError, DataError, unknown_name
 from pgra.exemplars.selection import vote
 from pgra.methods.stages import Stages
 from pgra.reader.record import RECORD_FILE, Reader, ReaderRecord, find_reader, read_record
@@ -556,7 +554,6 @@ def label_texts(
         save_every: How many texts are read between two savings; when stopped, these are read again.
 
     Raises:
-        ArtifactError: If what it said before is damaged.
         ModelError: As `Reader.load`.
     """
     name = labeler.checksum.rpartition(":")[2][:12]
@@ -564,11 +561,12 @@ def label_texts(
     known: dict[str, dict[str, float]] = {}
     try:
         for row in read_lines(path) if path.is_file() else ():
-            if not is_sealed(row):
-                raise ValueError(unsealed(row))
-            known[row["text"]] = {label: float(value) for label, value in row["scores"].items()}
-    except (ArtifactError, AttributeError, KeyError, TypeError, ValueError):
-        raise ArtifactError(f"{path} is damaged: delete it and run again") from None
+            if row.pop("digest", None) != digest(row):
+                raise DamageError(f"{path} is damaged")
+            known[row["text"]] = row["scores"]
+    except DamageError as error:
+        set_aside(path, error.what)
+        known = {}
     missing = [text for text in dict.fromkeys([*texts, *sample]) if text not in known]
     logger.info(
         "labeler %s: %d distinct evidence texts of %s and %d passages to centre it, %d to read",
@@ -580,8 +578,9 @@ def label_texts(
         part = missing[start : start + save_every]
         decided = reader.predict(part, [])
         known |= {text: dict(one.scores) for text, one in zip(part, decided, strict=True)}
-        lines = ({"text": text, "scores": scores} for text, scores in known.items())
-        write_lines(path, [sealed(line) for line in lines])
+        lines: list[dict[str, Json]]
+        lines = [{"text": text, "scores": scores} for text, scores in known.items()]
+        write_lines(path, [{**line, "digest": digest(line)} for line in lines])
     return PseudoLabels(known, len(missing), sample)
 
 
@@ -698,7 +697,7 @@ def report_consistency(
     write_text(output_dir / "consistency.tex", "\n\n".join(t.to_latex() for t in tables) + "\n")
     write_text(output_dir / TABLES_FILE, "\n\n".join(t.to_markdown() for t in tables) + "\n")
     values = {"baseline": base, "labelers": described, "runs": [run.as_json() for run in measured]}
-    write_sealed(output_dir / REPORT_FILE, values)
+    write_json(output_dir / REPORT_FILE, values)
     return ConsistencyReport(measured, tables, num_read)
 
 

@@ -31,7 +31,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pgra.artifacts import write_sealed
+from pgra.artifacts import write_json
 from pgra.config import (
     CHOOSING,
     PROFILES,
@@ -477,7 +477,7 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
             "choose another --output_dir"
         )
     root.mkdir(parents=True, exist_ok=True)
-    write_sealed(path, grid_record(grid, runs, root))
+    write_json(path, grid_record(grid, runs, root))
 
 
 def grid_record(grid: Grid, runs: Sequence[GridRun], root: Path) -> dict[str, Json]:

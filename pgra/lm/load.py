@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -26,6 +26,8 @@ from safetensors import SafetensorError
 
 from pgra.artifacts import (
     CHECKSUMS_FILE,
+    NO_INPUTS,
+    Inputs,
     TemporaryFolder,
     at_home,
     digest,
@@ -35,7 +37,7 @@ from pgra.artifacts import (
 from pgra.core import Json, check_device, machine_memory
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason, read_json
-from pgra.errors import ConfigError, ModelError, cut, device_fault, show
+from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, show
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class ModelSource:
         identity: What fingerprints hold of it: the hub's id and commit, or a digest of the files.
         is_only_cached: Whether the hub cannot be asked, so that all must come from the cache.
         subfolder: Where in it the transformer is; "" for most.
+        inputs: A folder's files as they were found; the hub's cache never changes.
     """
 
     name: str
@@ -80,6 +83,7 @@ class ModelSource:
     identity: str
     is_only_cached: bool = False
     subfolder: str = ""
+    inputs: Inputs = field(default=NO_INPUTS, repr=False, compare=False)
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -111,11 +115,9 @@ def find_model(name: str) -> ModelSource:
         for file in place.iterdir()
         if file.suffix in _IDENTITY and file.name != "manifest.json"
     )
-    stamps = tuple(
-        (p.relative_to(folder).as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in files
-    )
-    identity = _files_digest(folder, stamps)
-    return ModelSource(name, str(folder), None, identity, subfolder=subfolder)
+    inputs = Inputs.of(files)
+    identity = _files_digest(folder, inputs)
+    return ModelSource(name, str(folder), None, identity, subfolder=subfolder, inputs=inputs)
 
 
 def _find_transformer(name: str, folder: Path) -> str:
@@ -148,13 +150,14 @@ def _adapter_problem(name: str) -> str:
 
 
 @lru_cache(maxsize=32)
-def _files_digest(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str:
+def _files_digest(folder: Path, inputs: Inputs) -> str:
     for name, what in find_changes(folder):  # of a model that pgra trained
         raise ModelError(
-            f"{folder / name} {what}: train it again, or delete {folder / CHECKSUMS_FILE} if you "
-            "changed it yourself"
+            f"{folder / name} {what}: train it again, or move {folder / CHECKSUMS_FILE} away if "
+            "you changed it yourself"
         )
-    return digest({name: file_checksum(folder / name) for name, _, _ in stamps})[:32]
+    paths = [Path(stamp[0]) for stamp in inputs.stamps]
+    return digest({path.relative_to(folder).as_posix(): file_checksum(path) for path in paths})[:32]
 
 
 @lru_cache(maxsize=32)
@@ -418,8 +421,10 @@ def _load(
 ) -> Any:
     try:
         with quiet_transformers():
-            return loader(source.path, **source.kwargs, **kwargs)
-    except torch.OutOfMemoryError:
+            loaded = loader(source.path, **source.kwargs, **kwargs)
+        source.inputs.check()
+        return loaded
+    except (torch.OutOfMemoryError, PgraError):
         raise
     except Exception as error:
         from huggingface_hub.errors import StrictDataclassError  # of a configuration's fields

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pgra.artifacts import Inputs
 from pgra.config import RerankArguments
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
@@ -328,6 +329,11 @@ class PromptedEncoder:
     def query_fingerprint(self) -> Mapping[str, Json]:
         """All that an example's state depends on: it is what `fingerprint` says."""
         return self.fingerprint
+
+    @property
+    def inputs(self) -> Inputs:
+        """The LM's files."""
+        return self.lm.source.inputs
 
     def encode_examples(self, examples: Sequence[Example]) -> npt.NDArray[np.float32]:
         """Return the states of a task's examples, (B, H), as KATE compares them; see `encode`."""

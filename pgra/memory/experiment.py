@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pgra.artifacts import check_fingerprint, digest, lock_folder, write_sealed
+from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
 from pgra.config import arg
 from pgra.core import Json
 from pgra.errors import ConfigError
@@ -255,7 +255,7 @@ def claim_folder(folder: Path, identity: Mapping[str, Json]) -> None:
     if path.is_file() and any(folder.glob(f"*/{METRICS_FILE}")):
         check_fingerprint(folder, made=read_object(path), asked=identity)
     else:
-        write_sealed(path, identity)
+        write_json(path, identity)
 
 
 def _read_outcomes(folder: Path, stream: str) -> list[StepOutcome]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
-from pgra.artifacts import digest, lock_folder, seal_folder, write_json
+from pgra.artifacts import digest, lock_folder, write_checksums, write_json
 from pgra.config import Arguments, arg
 from pgra.core import Context, Json
 from pgra.encoders.encoder import DenseLayer, Encoder
@@ -67,7 +67,7 @@ class _Trainable(Trainable):
         super().save(folder)
         name, content = self.record
         write_json(folder / name, content)
-        seal_folder(folder)
+        write_checksums(folder)
 
 
 def _arguments(folder: Path, **more: Any) -> ReaderTrainingArguments:
@@ -129,7 +129,7 @@ def _about(pairs: Sequence[Step], arguments: Arguments, **model: str) -> dict[st
 @contextmanager
 def _making(folder: Path) -> Iterator[None]:
     """Hold a folder that is to be new."""
-    is_there = f"{folder} is there already: name another --output_dir, or delete it"
+    is_there = f"{folder} is there already: name another --output_dir"
     if not folder.name:  # . and /
         raise ArtifactError(is_there)
     with lock_folder(folder, is_new=True):
@@ -252,7 +252,7 @@ def train_encoder(
         def save(aside: Path) -> None:
             save_with_head(encoder, head, aside)
             write_json(aside / ABOUT_FILE, about)
-            seal_folder(aside)
+            write_checksums(aside)
 
         replace_folder(folder, save)
         seconds = time.monotonic() - start

@@ -18,7 +18,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize as unit_length
@@ -27,7 +26,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
 from pgra.encoders.encoder import Encoder, load_encoder, pool
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ArtifactError, ConfigError, DamageError, ModelError, reading
 from pgra.lm.batching import GroupCost, PackedSegments, TokenIds, pack_segments
 from pgra.methods.pgra import Pgra
 from pgra.prompts.verbalizer import Verbalizer
@@ -93,18 +92,14 @@ class RagReader(FusionReader):
         """Load a T5, and the query encoder from beside it where a training left one.
 
         Raises:
-            ModelError: As `FusionReader.from_name`, or if the query encoder is damaged.
+            ModelError: As `FusionReader.from_name`.
+            DamageError: If the query encoder is damaged.
         """
         reader = cls(FusionReader.from_name(name).model, encoder, num_evidence)
         path = Path(name) / QUERY_ENCODER_FILE
         if path.is_file():
-            try:
+            with reading(path, DamageError):
                 reader.query_encoder.load_state_dict(load_file(path))
-            except (SafetensorError, OSError, RuntimeError) as error:
-                raise ModelError(
-                    f"{path} is damaged ({str(error).splitlines()[0]}): delete {path.parent} and "
-                    "run pgra train again"
-                ) from None
         return reader.eval()
 
     def weigh(
@@ -384,8 +379,7 @@ class Rag(Pgra):
         """Load both models as training starts from them, or as it left them."""
         if trained and not (trained / QUERY_ENCODER_FILE).is_file():
             raise ArtifactError(
-                f"{trained / QUERY_ENCODER_FILE} is missing: delete {trained} and run pgra train "
-                "again"
+                f"{trained / QUERY_ENCODER_FILE} is missing: train again in another folder"
             )
         name = str(trained or self.pgra.reader.model_name_or_path)
         return RagReader.open(name, self._encoder, self.pgra.rerank.num_evidence)

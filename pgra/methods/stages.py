@@ -329,6 +329,7 @@ class Stages(Timed):
             stage=stage,
             context=self.context,
             measure=measure,
+            inputs=() if self.args.is_exhaustive else self.retriever.inputs,
         )
 
     def _find_in_all(self, splits: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 It is written last, beside the plain T5 files: a folder that has one is whole.
 """
 
+import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,16 +15,14 @@ from pgra import __version__
 from pgra.artifacts import (
     at_home,
     find_damage,
-    is_sealed,
     package_versions,
-    record_file,
-    unsealed,
-    write_sealed,
+    record_files,
+    write_json,
 )
 from pgra.config import from_values
 from pgra.core import Context, Json, Prediction, check_device
-from pgra.data.read import hub_errors, hub_reason, is_utf8, read_json
-from pgra.errors import ArtifactError, ConfigError, PgraError
+from pgra.data.read import hub_errors, hub_reason, is_utf8
+from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.verbalizer import Verbalizer
@@ -34,11 +33,11 @@ from pgra.reader.predict import Decision, T5Classifier
 
 READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
-FORMAT = 1
+FORMAT = 2
 OWN_INPUTS = ("lm-bff", "rag", "ralm")
 """Methods whose readers do not read a query and its evidence as all others do."""
 _OTHERS = (RECORD_FILE, "README.md")  # the model card tells of the measurement, which comes later
-_AGAIN = "copy the folder again, or train again"
+_AGAIN = "copy the folder again, or train again in another"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +96,13 @@ class ReaderRecord:
 
 def write_record(folder: Path, record: ReaderRecord) -> None:
     """Finish a reader's folder: say what it is, with the checksums of its files."""
-    files = {
-        path.name: record_file(path)
-        for path in sorted(folder.iterdir())
-        if path.is_file() and path.name not in _OTHERS and not path.name.startswith(".")
-    }
+    paths = (path for path in sorted(folder.iterdir()) if path.is_file())
+    names = [path.name for path in paths if not path.name.startswith(".")]
+    files = record_files(folder, [name for name in names if name not in _OTHERS])
     values = {**asdict(record), "labels": list(record.labels), "files": files}
     versions = {"pgra": __version__, **package_versions()}
-    write_sealed(folder / RECORD_FILE, {"format": FORMAT, **values, "versions": versions})
+    content = {"format": FORMAT, **values, "versions": versions}
+    write_json(folder / RECORD_FILE, content, sync=True)
 
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")
@@ -190,33 +188,29 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
         verify: Whether to compare the files' checksums.
 
     Raises:
-        ArtifactError: If it is missing, damaged (the file is named), or of another format.
+        ArtifactError: If it is missing, or of another version.
+        DamageError: If a file is not what was written; it is named.
     """
     home = find_reader(folder)
     path = home / RECORD_FILE
-    try:
-        values = read_json(path)
-        made_as = values["format"]
-        if made_as != FORMAT:
+    with reading(path, DamageError):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["format"] != FORMAT:
             raise ArtifactError(
-                f"{path} has format {made_as}, this pgra ({__version__}) reads {FORMAT}: "
-                "update pgra, or train again"
+                f"{path} was written by another version of pgra (format {values['format']}, this "
+                f"one reads {FORMAT}): use that version, or train again in another folder"
             )
-        if not is_sealed(values):
-            raise ValueError(unsealed(values))
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
-        record = from_values(ReaderRecord, known)
+        try:
+            record = from_values(ReaderRecord, known)
+        except ConfigError as error:
+            raise DamageError(f"{path} is damaged ({error})", _AGAIN) from None
         if list(record.labels) != values["labels"]:
             raise ValueError("words and labels differ")
         if not record.calibration.temperature > 0:
             raise ValueError(f"temperature is {record.calibration.temperature}")
         for name, what in find_damage(home, values["files"]) if verify else ():
-            raise ArtifactError(f"{home / name} {what}: {_AGAIN}")
-    except ArtifactError:
-        raise
-    except (OSError, AttributeError, KeyError, TypeError, ValueError, PgraError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ArtifactError(f"{path} is damaged ({why}): {_AGAIN}") from None
+            raise DamageError(f"{home / name} {what}", _AGAIN)
     return record
 
 

@@ -1,15 +1,10 @@
 """Stopping a training and going on: checkpoints, signals, time limits, the finished reader."""
 
-import fnmatch
-import json
 import logging
 import os
 import signal
-import struct
 import threading
 import time
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +13,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from pgra.artifacts import CHECKSUMS_FILE, find_changes
 from pgra.core import cpu_group, wait_for_all
-from pgra.errors import ArtifactError, Stopped
+from pgra.errors import ArtifactError, DamageError, Stopped, reading
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.module import ReaderModule
 
@@ -182,15 +176,8 @@ def early_stopping_count(saved: Any) -> int:
 _STATE_FILE = "trainer_state.json"
 
 
-def unseal_checkpoint(checkpoint: Path) -> None:
-    """Take the checksums away before the same files are written once more."""
-    (checkpoint / CHECKSUMS_FILE).unlink(missing_ok=True)
-
-
 def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Path | None:
     """Find the last whole checkpoint; what is damaged, or was being written, is passed over.
-
-    One without checksums (a kill came before they were written) is taken where no other is whole.
 
     Args:
         output_dir: The run.
@@ -201,59 +188,28 @@ def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Pa
         for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
         if (number := folder.name.rpartition("-")[2]).isdigit()
     }
-    unchecked: Path | None = None
     for _, folder in sorted(numbered.items(), reverse=True):
-        fault = _fault(folder, num_processes)
-        if fault is None and (folder / CHECKSUMS_FILE).is_file():
-            if unchecked is not None:
-                logger.warning("%s is passed over: it has no checksums", unchecked)
+        if (fault := _fault(folder, num_processes)) is None:
             return folder
-        if fault is None:
-            unchecked = unchecked or folder
-        else:
-            logger.warning("%s is passed over: %s", folder, fault)
-    return unchecked
+        logger.warning("%s is passed over: %s", folder, fault)
+    return None
 
 
 def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
-    """Return why a checkpoint cannot be gone on from; None if it is whole.
+    """Return why a checkpoint cannot be resumed from; None if it is whole.
 
-    The Trainer writes its state last, but it may write one checkpoint twice (at the end of a step
-    and of an epoch), so that a killed run leaves the state whole and another file cut; and each
-    process writes its random state when it comes to it. A kill behind that leaves no checksums.
+    Its checksums are written last: the Trainer may write one checkpoint twice (at the end of a step
+    and of an epoch), and each process writes its random state when it comes to it.
     """
-    has_checksums = (checkpoint / CHECKSUMS_FILE).is_file()
+    if not (checkpoint / CHECKSUMS_FILE).is_file():
+        return f"it was not finished (it has no {CHECKSUMS_FILE})"
     if change := next(find_changes(checkpoint), None):
         return " ".join(change)
-    names = {path.name for path in checkpoint.glob("*") if path.is_file()}
     random = [f"rng_state_{rank}.pth" for rank in range(num_processes or 0)]
-    if num_processes in (None, 1):
-        random = ["rng_state*.pth" if num_processes is None else "rng_state.pth"]
-    for pattern in (_STATE_FILE, "*.safetensors", "optimizer.pt", "scheduler.pt", *random):
-        if not fnmatch.filter(names, pattern):
-            return f"{pattern} is missing"
-    bad = (name for name in sorted(names) if not (has_checksums or _is_whole(checkpoint / name)))
-    found = next(bad, None)
-    return found and f"{found} is cut short or damaged"
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a file without a checksum can be read, and is what its own checksums say."""
-    try:
-        if path.suffix == ".json":
-            json.loads(path.read_text(encoding="utf-8"))
-        elif path.suffix == ".safetensors":
-            with safe_open(path, framework="pt"):
-                pass
-        elif path.suffix in (".bin", ".pt", ".pth"):
-            with zipfile.ZipFile(path) as file:  # torch's format: a CRC of each tensor
-                return file.testzip() is None
-    except (OSError, ValueError, RuntimeError, EOFError, SafetensorError, *_NO_ZIP):
-        return False
-    return True
-
-
-_NO_ZIP = (zipfile.BadZipFile, zlib.error, struct.error)
+    if num_processes == 1:
+        random = ["rng_state.pth"]
+    missing = (name for name in random if not (checkpoint / name).is_file())
+    return next((f"{name} is missing" for name in missing), None)
 
 
 def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
@@ -296,8 +252,6 @@ def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
     if checkpoint is None:
         return None
     logger.info("run: going on from %s", checkpoint)
-    if not (checkpoint / CHECKSUMS_FILE).is_file():
-        logger.warning("%s has no checksums: its weights are taken unchecked", checkpoint)
     best = read_state(checkpoint).best_model_checkpoint
     if arguments.load_best_model_at_end and best and best_checkpoint(checkpoint) is None:
         raise ArtifactError(
@@ -311,14 +265,10 @@ def read_state(checkpoint: Path) -> Any:
     """Read the Trainer's state in a checkpoint.
 
     Raises:
-        ArtifactError: If it cannot be read.
+        DamageError: If it cannot be read.
     """
-    try:
+    with reading(checkpoint / _STATE_FILE, DamageError):
         return TrainerState.load_from_json(str(checkpoint / _STATE_FILE))
-    except (OSError, ValueError, TypeError) as error:
-        raise ArtifactError(
-            f"{checkpoint / _STATE_FILE} is damaged ({error}): delete {checkpoint}"
-        ) from None
 
 
 def best_checkpoint(checkpoint: Path) -> Path | None:

@@ -38,16 +38,19 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from pgra.artifacts import CHECKSUMS_FILE, name_beside, seal_folder, sync_folder, write_text
+from pgra.artifacts import (
+    CHECKSUMS_FILE,
+    name_aside,
+    sync_folder,
+    write_checksums,
+    write_text,
+)
 from pgra.core import Context, Worker, gather, wait_for_all
 from pgra.errors import (
-    ArtifactError,
     ConfigError,
     ModelError,
-    PgraError,
     Stopped,
     device_fault,
-    is_lost_connection,
 )
 from pgra.progress import Bar
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -64,7 +67,6 @@ from pgra.reader.resume import (
     last_checkpoint,
     load_weights,
     read_state,
-    unseal_checkpoint,
 )
 
 logger = logging.getLogger(__name__)
@@ -223,7 +225,7 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
     if arguments.max_steps == 0:  # the Trainer would take that for num_train_epochs
         trainer.losses.begin(0, None)
         return
-    source = None if resume is None else _losses_of(resume)
+    source = None if resume is None else resume / LOSSES_FILE
     if resume is not None and is_finished(resume, arguments):
         trainer.state = read_state(resume)
         trainer.losses.begin(trainer.state.global_step, source)
@@ -239,31 +241,13 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
     bar = TrainingBar(trainer.losses)
     if not arguments.disable_tqdm:
         trainer.add_callback(bar)
-    # What has checksums is as it was written. What has none may hold anything, which the first step
-    # would show: its random state is read as late as that.
-    is_checked = resume is None or (resume / CHECKSUMS_FILE).exists()
-    first = 0 if resume is None else read_state(resume).global_step
     try:
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     except Stopped:  # a tracker's run ends here
         trainer.callback_handler.on_train_end(arguments, trainer.state, trainer.control)
         raise
-    except Exception as error:
-        is_known = isinstance(error, PgraError) or device_fault(error) or is_lost_connection(error)
-        if is_checked or is_known or trainer.state.global_step > first:
-            raise
-        what = f"is damaged ({type(error).__name__}: {error})"
-        if type(error).__name__ == "UnpicklingError":  # how torch refuses what is no tensor
-            what = "holds more than tensors, and none of it is run"
-        raise ArtifactError(f"{resume} {what}: delete it, and give the command again") from error
     finally:
         bar.close()
-
-
-def _losses_of(checkpoint: Path) -> Path:
-    """Find the losses up to a checkpoint: its own, or beside it where it was not quite written."""
-    own = checkpoint / LOSSES_FILE
-    return own if own.is_file() else checkpoint.with_name(LOSSES_FILE)
 
 
 def _batch_in_words(arguments: ReaderTrainingArguments) -> str:
@@ -315,15 +299,15 @@ def device_errors(trainer: "MeasuredTrainer") -> Iterator[None]:
 
 def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
     """Write a folder aside and rename it; an older one is replaced."""
-    with name_beside(folder) as aside:
-        try:
-            save(aside)
-            if folder.exists():
-                shutil.rmtree(folder)
-            aside.rename(folder)
-            sync_folder(folder.parent)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    aside = name_aside(folder)
+    try:
+        save(aside)
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _last_good(arguments: ReaderTrainingArguments) -> str:
@@ -640,7 +624,8 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         self.losses.flush()
         self.stopper.end_epoch(control)
         if control.should_save and self._saved == state.global_step and args.should_save:
-            unseal_checkpoint(self._folder(args, state))  # what it did not see yet comes
+            # The same files are written once more.
+            (self._folder(args, state) / CHECKSUMS_FILE).unlink(missing_ok=True)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Make the checkpoint a model folder by itself, then leave if that was asked for."""
@@ -650,7 +635,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero and folder.is_dir():
             self.module.model.config.save_pretrained(folder)
             self.losses.copy(folder / LOSSES_FILE)
-            seal_folder(folder)
+            write_checksums(folder)
         self.stopper.after_save(state)
 
     def _folder(self, args: Any, state: Any) -> Path:

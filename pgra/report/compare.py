@@ -277,9 +277,7 @@ def compare_runs(
         runs = [run for name, run in named if (name, run.task) == (row, task)]
         runs.sort(key=lambda run: run.seed)
         gone = [m.seed for m in group.missing if m.name == row and m.task in (None, task)]
-        interval = runs[0].metrics.get("interval_95")
-        pair = (float(interval[0]), float(interval[1])) if interval else None
-        results[row, task] = _result(runs, gone, [run.value for run in runs], pair)
+        results[row, task] = _result(runs, gone, [run.value for run in runs], runs[0].interval)
     base = _choose_baseline(group, rows, baseline)
     comparisons: dict[Column, Comparison] = {}
     for row in rows:

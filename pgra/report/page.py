@@ -486,7 +486,7 @@ def browser_data(groups: Sequence[Group], *, most_evidence: int = MOST_EVIDENCE)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ArtifactError(
                     f"{run.folder / PREDICTIONS_FILE} is damaged ({type(error).__name__}: {error}):"
-                    f" leave {run.folder} out, or delete it and run it again"
+                    f" leave {run.folder} out, or run it again in another folder"
                 ) from None
             laid.append({"name": run_name, "method": row, **own})
         lines = next(iter(runs.values()))[1].predictions

@@ -18,16 +18,13 @@ import numpy as np
 
 from pgra.artifacts import (
     MANIFEST,
-    SEAL,
     canonical_json,
     digest,
     find_damage,
-    is_sealed,
     package_versions,
-    record_file,
-    unsealed,
+    record_files,
+    write_json,
     write_lines,
-    write_sealed,
 )
 from pgra.config import (
     KernelArguments,
@@ -37,7 +34,7 @@ from pgra.config import (
     rules,
 )
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.reader.fields import LOSSES_FILE, NOT_DECIDING
 from pgra.report.metrics import (
     RIGHT,
@@ -59,10 +56,12 @@ CONSISTENCY_FILE = "consistency.json"
 TASK_AXIS = "data.task"
 _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
-DECIDING_FILES = (_IDENTITY_FILE, _ARGUMENTS_FILE, "training.json", LOSSES_FILE)
+DECIDING_FILES = (
+    *(_IDENTITY_FILE, _ARGUMENTS_FILE, "training.json", LOSSES_FILE),
+    "reader/pgra.json",  # which has the checksums of the reader's files
+)
 """Of a run: what was decided before its predictions."""
 _SEED = 0
-_ROUNDING = 1e-6
 _TEXT_KEYS = {"bleu": "bleu_counts", "parent": "parent"}
 
 
@@ -145,7 +144,7 @@ def write_results(
             examples, predictions, evidence or nothing, more or nothing, strict=True
         )
     ]
-    write_lines(folder / PREDICTIONS_FILE, lines)
+    write_lines(folder / PREDICTIONS_FILE, lines, sync=True)
     metric, predicted = str(about["metric"]), [p.label for p in predictions]
     if values is None:
         names = [*labels, *({UNDECIDED} & set(predicted))]
@@ -169,8 +168,8 @@ def write_results(
 
 def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str]) -> None:
     """Write `metrics.json`, which is written last, with the checksums of those of these files."""
-    files = {name: record_file(folder / name) for name in names if (folder / name).is_file()}
-    write_sealed(folder / METRICS_FILE, {**metrics, "files": files})
+    files = record_files(folder, [name for name in names if (folder / name).is_file()])
+    write_json(folder / METRICS_FILE, {**metrics, "files": files}, sync=True)
 
 
 def git_commit() -> str | None:
@@ -191,17 +190,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Read an object a line.
 
     Raises:
-        ArtifactError: If the file is missing, or a line is no object.
+        DamageError: If a line is no object.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, text in enumerate(file, 1):
-                line = json.loads(text)
-                if not isinstance(line, dict):
-                    raise damaged(path, f"line {number} is no object")
-                yield line
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, error) from None
+    with path.open(encoding="utf-8") as file, reading(path, DamageError):
+        for number, text in enumerate(file, 1):
+            line = json.loads(text)
+            if not isinstance(line, dict):
+                raise ValueError(f"line {number} is no object")
+            yield line
 
 
 class _Record(dict[str, Any]):
@@ -216,22 +212,19 @@ class _Record(dict[str, Any]):
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a sealed record; its digest is compared, and left out.
+    """Read a record.
 
     Raises:
-        ArtifactError: If it is missing or damaged, or has no digest; later, where a field is asked
-            for that it does not have.
+        ArtifactError: If it is missing.
+        DamageError: If it cannot be read; later, where a field is asked for that it does not have.
     """
-    try:
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing: give its run's command again, or another folder")
+    with reading(path, DamageError):
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, error) from None
-    if not isinstance(values, dict):
-        raise damaged(path, f"a {type(values).__name__}, not an object")
-    if not is_sealed(values):
-        raise damaged(path, unsealed(values))
-    del values[SEAL]
-    return _Record(path, values)
+        if not isinstance(values, dict):
+            raise ValueError(f"a {type(values).__name__}, not an object")
+        return _Record(path, values)
 
 
 def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str, Any]:
@@ -245,21 +238,18 @@ def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str,
         ArtifactError: If one is damaged, missing, or of another run; it is named.
     """
     metrics = read_object(folder / METRICS_FILE)
-    known = metrics.get("files") or {}
-    files = {name: known[name] for name in known if names is None or name in names}
-    for name, _ in find_damage(folder, files):
-        why = "tells of other content" if (folder / name).exists() else "tells of it, it is missing"
-        raise damaged(folder / name, f"{METRICS_FILE} beside it {why}")
+    with reading(folder / METRICS_FILE, DamageError):
+        known = metrics.get("files") or {}
+        files = {name: known[name] for name in known if names is None or name in names}
+        for name, what in find_damage(folder, files):
+            raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")
     return metrics
 
 
-def damaged(path: Path, why: object) -> ArtifactError:
+def damaged(path: Path, why: object) -> DamageError:
     """Return the error that a run's file is not what it should be."""
     reason = f"no {why}" if isinstance(why, KeyError) else why
-    return ArtifactError(
-        f"{path} is damaged ({reason}): delete {path.parent} and run its command again, "
-        "or give another folder"
-    )
+    return DamageError(f"{path} is damaged ({reason})")
 
 
 @dataclass(frozen=True)
@@ -295,8 +285,13 @@ class Run:
 
     @property
     def value(self) -> float:
-        """The headline metric, a fraction."""
-        return float(self.metrics["value"])
+        """The headline metric, a fraction, by its predictions."""
+        return self.outcomes.value
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of that, by its predictions."""
+        return interval_95(bootstrap([self.outcomes], seed=_SEED)[0])
 
     @property
     def decisions(self) -> Decisions | None:
@@ -361,8 +356,7 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
         name: Instead of the folder's.
 
     Raises:
-        ArtifactError: If a file is missing or damaged, or `metrics.json` does not follow from
-            `predictions.jsonl`.
+        ArtifactError: If a file is missing or damaged.
     """
     metrics = read_metrics(folder)
     path = folder / _ARGUMENTS_FILE
@@ -388,8 +382,7 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
             raise damaged(path, f"line {number} has no {error}") from None
     names |= dict.fromkeys(sorted({*labels, *predicted}))
     try:
-        if metrics["n"] != len(examples):
-            raise ValueError(f"n is {metrics['n']}, there are {len(examples)} predictions")
+        metrics["n"] = len(examples)
         run = Run(
             str(metrics["method"]),
             name or folder.name,
@@ -403,7 +396,6 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
         )
         if texts:
             return _measures_of_texts(run, texts)
-        _check_value(run.metric, run.value, run.outcomes)
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise damaged(folder / METRICS_FILE, error) from None
     return [run]
@@ -412,25 +404,16 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
 def _measures_of_texts(run: Run, lines: Sequence[Mapping[str, Any]]) -> list[Run]:
     wanted = {"": (True, False, None), SUBSETS[0]: (True,), SUBSETS[1]: (False,)}
     measures = []
-    for name, value in run.metrics["metrics"].items():
+    for name in run.metrics["metrics"]:
         subset, _, metric = name.rpartition("/")
         if metric in _TEXT_KEYS:
             own = [line for line in lines if line.get("is_overlap") in wanted[subset]]
             each = [np.atleast_1d(line[_TEXT_KEYS[metric]]) for line in own]
             outcomes = TextOutcomes(metric, np.array(each, np.float64))
-            _check_value(name, float(value), outcomes)
-            interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
-            changes = {"metric": metric, "value": value, "interval_95": interval, "n": len(own)}
-            own_metrics = {**run.metrics, **changes}
+            own_metrics = {**run.metrics, "metric": metric, "n": len(own)}
             task = f"{run.task} {name}"
             measures.append(replace(run, task=task, metrics=own_metrics, outcomes=outcomes))
     return measures
-
-
-def _check_value(name: str, value: float, outcomes: Outcomes) -> None:
-    """Refuse metrics that were not measured on the predictions beside them."""
-    if not abs(outcomes.value - value) <= _ROUNDING:  # so that NaN is refused too
-        raise ValueError(f"{name} is {value:.4f}, and {outcomes.value:.4f} by its predictions")
 
 
 @dataclass(frozen=True)

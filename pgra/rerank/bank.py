@@ -24,21 +24,24 @@ from torch import Tensor
 
 from pgra.artifacts import (
     MANIFEST,
+    NO_INPUTS,
+    FileRecords,
+    Inputs,
     canonical_json,
     digest,
-    file_checksum,
     find_damage,
     is_finished,
     lock_folder,
     read_array,
     read_manifest,
-    sealed,
+    record_files,
+    set_aside,
     write_array,
+    write_json,
     write_manifest,
-    write_text,
 )
 from pgra.core import ALONE, Context, Example, Json, Rows, run_overlapped
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ConfigError, DamageError, ModelError, reading
 from pgra.progress import Bar
 
 # One shard of states on disk: written once, in the dtype asked for, checked before it is used.
@@ -49,9 +52,9 @@ from pgra.progress import Bar
 #     NAME.norms.npy   (n,) float32: of the states as they are kept
 #     NAME.json        the record, written last: sizes and checksums of these
 #
-# All but the states is small, and read and checked when a bank is opened. Of the states only the
-# size is looked at then: their checksum is compared when they are first read in a process. So no
-# byte that is used goes unchecked, and opening a bank does not read all of it.
+# All but the states is small, and compared when a bank is opened. Of the states only the size is
+# compared then, and their checksum before they are first used in a process. So no byte that is used
+# goes unchecked, and opening a bank does not read all of it.
 #
 # Prompted states are nearly one vector (SmolLM2-135M: a common part of norm 41, a text's own part
 # of norm 4), with a few columns far larger than the rest. So int8 counts steps from the middle of
@@ -82,69 +85,69 @@ class Shard:
     """
 
     def __init__(self, record: Path, *, bank: str = "") -> None:
-        """Read a record, keys and norms; of the states, only the size is looked at.
+        """Read a record, keys and norms; of the states, only the size is compared.
 
         Args:
             record: Path of the record.
             bank: What says which bank the shard must belong to.
 
         Raises:
-            ArtifactError: If any of it is not what was written, or was written for another bank;
-                the file is named.
+            DamageError: If any of it is not what was written, or was written for another bank; the
+                file is named.
         """
-        self.record, self._is_checked = record, False
-        try:
-            text = record.read_text(encoding="utf-8")
-            found = json.loads(text)
-            self.files: Mapping[str, Mapping[str, Any]] = found["files"]
-            self.width, made_for = int(found["width"]), found["bank"]
-            whole = text == _sealed(self.files, found["rows"], self.width, bank=made_for)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._error(f"is damaged ({error!r})") from None
-        if not whole:
-            raise self._error("is damaged (it is not what was written)")
-        if not {self.path(part).name for part in ("keys", "norms", "states")} <= set(self.files):
-            raise self._error("is damaged (it is another shard's)")
-        if made_for != bank:
-            raise self._error("belongs to another bank")
-        self._check("keys", "norms")
-        self._check(*self._state_parts, verify=False)
+        self.record, self._is_compared = record, False
+        with reading(record, DamageError):
+            found = json.loads(record.read_text(encoding="utf-8"))
+            self.files: FileRecords = found["files"]
+            if found["bank"] != bank:
+                raise ValueError("it belongs to another bank")
+            names = [self.path(part).name for part in ("states", "keys", "norms")]
+            _, *small = [(name, self.files[name]) for name in names]
+            self._compare(dict(small))
+            self._compare(self.files, most_bytes=0)
         self.keys: Rows = np.load(self.path("keys"), allow_pickle=False)
         self.norms: Floats = np.load(self.path("norms"), allow_pickle=False)
+        self.width = int(read_array(self.path("states")).shape[1])
 
     def path(self, part: str) -> Path:
         """Return the file of a part."""
         return self.record.with_name(f"{self.record.stem}.{part}.npy")
 
-    @property
-    def _state_parts(self) -> list[str]:
-        return [part for part in ("states", "scales") if self.path(part).name in self.files]
+    def compare(self) -> None:
+        """Compare all files with their checksums, unless this process did before.
+
+        Raises:
+            DamageError: If one is not what was written; it is named.
+        """
+        if not self._is_compared:
+            with reading(self.record, DamageError):
+                self._compare(self.files)
+            self._is_compared = True
+
+    def _compare(self, files: FileRecords, *, most_bytes: float = float("inf")) -> None:
+        for name, what in find_damage(self.record.parent, files, most_bytes=most_bytes):
+            way_out = "give the same command again, which computes these states again"
+            raise DamageError(f"{self.record.with_name(name)} {what}", way_out)
+
+    @staticmethod
+    def move(record: Path, why: str) -> None:
+        """Move a shard's files to NAME.damaged: what it holds is then computed again."""
+        set_aside(record, why)
+        for path in record.parent.glob(f"{record.stem}.*.npy"):
+            path.rename(path.with_name(f"{path.name}.damaged"))
 
     def states(self, places: npt.NDArray[np.integer[Any]]) -> Floats:
         """Return the states at these places of the shard, (n, H) float32.
 
         Raises:
-            ArtifactError: If the states are not what was written.
+            DamageError: If the states are not what was written.
         """
-        if not self._is_checked:
-            self._check(*self._state_parts)
-            self._is_checked = True
+        self.compare()
         taken = torch.from_numpy(np.asarray(read_array(self.path("states")))[places])
         scales = None
         if taken.dtype == torch.int8:
             scales = torch.from_numpy(np.array(read_array(self.path("scales"))))
         return _as_floats(taken, scales).numpy()
-
-    def _check(self, *parts: str, verify: bool = True) -> None:
-        """Compare files with the record: their sizes and, if `verify`, their checksums."""
-        files = {name: self.files[name] for name in (self.path(part).name for part in parts)}
-        for name, fault in find_damage(self.record.parent, files, verify=verify):
-            raise self._error(fault, self.record.with_name(name))
-
-    def _error(self, fault: str, path: Path | None = None) -> ArtifactError:
-        name = self.record.stem
-        way_out = f"delete {self.record}, and only its {name}.* states are computed again"
-        return ArtifactError(f"{path or self.record} {fault}: {way_out}")
 
 
 def write_shard(folder: Path, keys: Rows, states: Tensor, *, dtype: str, bank: str = "") -> Path:
@@ -174,13 +177,14 @@ def write_shard(folder: Path, keys: Rows, states: Tensor, *, dtype: str, bank: s
     norms = torch.linalg.vector_norm(_as_floats(**packed), dim=1).numpy()
     parts = {part: array.numpy() for part, array in packed.items()}
     name = digest(keys.tolist())[:16]
-    files: dict[str, Mapping[str, Any]] = {}
-    for part, array in {"keys": keys, **parts, "norms": norms}.items():
-        path = folder / f"{name}.{part}.npy"
-        write_array(path, array)
-        files[path.name] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
-    record = folder / f"{name}.json"
-    write_text(record, _sealed(files, *states.shape, bank=bank))
+    arrays = {
+        f"{name}.{part}.npy": array
+        for part, array in {"keys": keys, **parts, "norms": norms}.items()
+    }
+    for file, array in arrays.items():
+        write_array(folder / file, array)
+    record = folder / f"{name}.json"  # without times: the same bytes from any run
+    write_json(record, {"bank": bank, "files": record_files(folder, arrays)})
     return record
 
 
@@ -214,12 +218,6 @@ def _as_floats(states: Tensor, scales: Tensor | None = None) -> Tensor:
     return torch.addcmul(middle, states.float(), step)
 
 
-def _sealed(files: Json, rows: int, width: int, *, bank: str) -> str:
-    """Return a record's text. It ends with its own digest, so that no byte of it can change."""
-    fields: dict[str, Json] = {"rows": rows, "width": width, "bank": bank, "files": files}
-    return json.dumps(sealed(fields), indent=2) + "\n"  # no times: the same bytes from any run
-
-
 STAGE = "bank"
 T = TypeVar("T")
 Advance = Callable[[int], object]
@@ -242,8 +240,7 @@ class Block(NamedTuple):
 class Bank:
     """States by key: a passage's row, or a hash of a query's text.
 
-    Opening compares the sizes of all files, and the checksums of all but the states; a shard's
-    states are compared with theirs when they are first read (`pgra.rerank.bank`).
+    A shard that is damaged is set aside, and its states are computed again (`pgra.rerank.bank`).
 
     Attributes:
         folder: Where the shards are.
@@ -256,6 +253,7 @@ class Bank:
         fingerprint: Mapping[str, Json],
         *,
         dtype: str = "auto",
+        inputs: Inputs = NO_INPUTS,
     ) -> None:
         """Open a bank, or begin an empty one, and check what is there.
 
@@ -263,21 +261,28 @@ class Bank:
             folder: Where the shards are.
             fingerprint: All that a state depends on, besides the key; `dtype` must follow from it.
             dtype: How new states are kept: "auto" (as they come), "float16" or "int8".
+            inputs: The files of the model that gives states; no shard is kept once they changed.
 
         Raises:
-            ArtifactError: If the bank was made from something else, or a shard is damaged.
+            ArtifactError: If the bank was made from something else.
         """
         self.folder, self.fingerprint = folder, dict(fingerprint)
-        self._dtype, self._name = dtype, digest(self.fingerprint)
-        if is_finished(folder):
-            read_manifest(folder, stage=STAGE, fingerprint=self.fingerprint)
+        self._dtype, self._name, self._inputs = dtype, digest(self.fingerprint), inputs
+        try:
+            if is_finished(folder):
+                read_manifest(folder, stage=STAGE, fingerprint=self.fingerprint)
+        except DamageError as error:  # it says nothing that a shard does not
+            set_aside(folder / MANIFEST, error.what)
+        self._forget()
+        self._look()
+
+    def _forget(self) -> None:
         self._shards: list[Shard] = []
         # A state's slot is its place when all shards are laid end to end.
         self._starts = np.zeros(1, dtype=np.int64)  # the first slot of each shard, and the end
         self._keys: Rows = np.empty(0, dtype=np.int64)  # rising
         self._slots = np.empty(0, dtype=np.int32)  # of these keys
         self._norms: Floats = np.empty(0, dtype=np.float32)  # by slot
-        self._look()
 
     def __len__(self) -> int:
         """Count the states."""
@@ -329,6 +334,7 @@ class Bank:
         Raises:
             ConfigError: If a state is too large for the bank's dtype.
             ModelError: If a state is not finite.
+            ArtifactError: If the model's files changed meanwhile.
         """
         if not len(self._look_for(keys, context)):
             return 0
@@ -338,6 +344,7 @@ class Bank:
 
         def keep(keys: Rows, states: Tensor | Callable[[], Tensor]) -> None:
             states = states() if callable(states) else states
+            self._inputs.check()
             write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
 
         # The main process holds the lock for all, and tidies before any of them writes.
@@ -355,11 +362,28 @@ class Bank:
         return len(missing)
 
     def _look_for(self, keys: npt.ArrayLike, context: Context) -> Rows:
-        """Return the keys that are missing, once all processes have looked."""
+        """Return the keys that are missing, once all processes have looked.
+
+        Before, the main one compares the shards that hold any with their checksums; a damaged one
+        is set aside, and its keys are missing.
+        """
+        self._look()
+        if context.is_main:
+            self._set_damaged_aside(keys)
+        context.barrier()
         self._look()
         missing = self.missing(keys)
         context.barrier()
         return missing
+
+    def _set_damaged_aside(self, keys: npt.ArrayLike) -> None:
+        wanted = np.isin(self._keys, np.asarray(keys, dtype=np.int64))
+        numbers = np.searchsorted(self._starts, self._slots[wanted], side="right") - 1
+        for number in np.unique(numbers):
+            try:
+                self._shards[number].compare()
+            except DamageError as error:
+                Shard.move(self._shards[number].record, error.what)
 
     def _begin(self) -> None:
         if not is_finished(self.folder):
@@ -372,7 +396,7 @@ class Bank:
 
         Raises:
             KeyError: If a key has no state.
-            ArtifactError: If a shard's states are not what was written.
+            DamageError: If a shard's states are not what was written.
         """
         return self._gather(self._find(keys))
 
@@ -393,7 +417,7 @@ class Bank:
 
         Raises:
             KeyError: If a key has no state.
-            ArtifactError: If a shard's states are not what was written.
+            DamageError: If a shard's states are not what was written.
         """
         wanted = self._keys if keys is None else np.asarray(keys, dtype=np.int64)
         slots = self._find(wanted)
@@ -423,15 +447,18 @@ class Bank:
 
     def _look(self) -> None:
         """Take up the shards on disk that are not known yet."""
-        known = {self.folder / MANIFEST, *(shard.record for shard in self._shards)}
-        records = set(self.folder.glob("[!.]*.json")) - known  # a killed job's parts are hidden
-        if not records:
-            return
+        there = {*self.folder.glob("[!.]*.json")} - {self.folder / MANIFEST}
+        if not {shard.record for shard in self._shards} <= there:  # one was set aside
+            self._forget()
+        records = there - {shard.record for shard in self._shards}
         # By first key: shards of one fill then lie in the order of their keys.
+        shards = (self._open_shard(record) for record in records)
         found = sorted(
-            (Shard(record, bank=self._name) for record in records),
+            (shard for shard in shards if shard is not None),
             key=lambda shard: (int(shard.keys[0]), shard.record),
         )
+        if not found:
+            return
         self._shards += found
         rows = np.cumsum([len(shard.keys) for shard in found])
         first = self._starts[-1]
@@ -444,6 +471,15 @@ class Bank:
         # Two jobs may have computed one key; the first of its states is the one that counts.
         self._keys, order = np.unique(keys, return_index=True)
         self._slots = np.concatenate([self._slots, new])[order]
+
+    def _open_shard(self, record: Path) -> Shard | None:
+        """Open a shard; a damaged one is set aside, and its states are missing."""
+        try:
+            return Shard(record, bank=self._name)
+        except DamageError as error:
+            if record.exists():  # another process may have been first
+                Shard.move(record, error.what)
+            return None
 
 
 # What banks are called, and keys of queries' states.

@@ -119,7 +119,8 @@ class CrossEncoderReranker(PairReranker):
         self._takes_added_mask: bool | None = None  # found out with the first batch
         fields = {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
         fields |= {} if self._class is None else {"class": self._class}
-        super().__init__(request, name, self.device, {**fields, "reranker": "cross-encoder"})
+        fields["reranker"] = "cross-encoder"
+        super().__init__(request, name, self.device, fields, self.source.inputs)
 
     @classmethod
     def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003

@@ -64,7 +64,7 @@ class NeighborReranker(PairReranker):
         context = request.context
         encoder = PromptedEncoder.open(args, exemplars.prompt(()), context.device)
         fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
-        super().__init__(request, args.lm, encoder.lm.device, fields)
+        super().__init__(request, args.lm, encoder.lm.device, fields, encoder.lm.source.inputs)
         self.encoder = self.counter = encoder
         self.exemplars, self.similarity = exemplars, args.similarity
         self.column = KEPT.index(args.similarity)

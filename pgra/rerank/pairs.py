@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from pgra.artifacts import artifact_dir, canonical_json
+from pgra.artifacts import Inputs, artifact_dir, canonical_json
 from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
 from pgra.lm.cost import Reading, Trial
 from pgra.lm.load import batch_budget
@@ -81,6 +81,7 @@ class PairReranker(ScoringReranker):
         model: str,
         device: torch.device,
         fields: Mapping[str, Json],
+        inputs: Inputs,
     ) -> None:
         """Open the bank.
 
@@ -89,6 +90,7 @@ class PairReranker(ScoringReranker):
             model: What reads, as the user wrote it.
             device: Where it runs.
             fields: What scores depend on, besides corpus, query and passage.
+            inputs: The model's files.
 
         Raises:
             ArtifactError: If the bank is damaged.
@@ -99,7 +101,7 @@ class PairReranker(ScoringReranker):
         fields = {**fields, **self.corpus.fingerprint}
         root = self.context.artifacts / "banks"
         folder = artifact_dir(root, f"{bank_name(model)}-pairs", fields)
-        self.bank = Bank(folder, fields)
+        self.bank = Bank(folder, fields, inputs=inputs)
 
     @abstractmethod
     def identify(self, example: Example) -> Mapping[str, Json]:

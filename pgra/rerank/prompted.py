@@ -74,9 +74,12 @@ class PromptedReranker(ScoringReranker):
         self._dtype = "auto" if as_they_come else args.bank_dtype
         fields = {**encoder.fingerprint, **self.corpus.fingerprint, "bank_dtype": self._dtype}
         home = self.context.artifacts / "banks"
-        self.bank = Bank(artifact_dir(home, name, fields), fields, dtype=self._dtype)
+        inputs = encoder.lm.source.inputs
+        bank = artifact_dir(home, name, fields)
+        self.bank = Bank(bank, fields, dtype=self._dtype, inputs=inputs)
         fields = {**encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
-        self.query_bank = Bank(artifact_dir(home, f"{name}-queries", fields), fields)
+        bank = artifact_dir(home, f"{name}-queries", fields)
+        self.query_bank = Bank(bank, fields, inputs=inputs)
         self.fitting = Fitting(
             args.similarity,
             encoder,

@@ -38,9 +38,8 @@ from pgra.artifacts import (
     artifact_dir,
     build_once,
     digest,
-    is_finished,
+    find_fault,
     read_array,
-    read_manifest,
     write_array,
 )
 from pgra.config import find_class
@@ -460,7 +459,8 @@ class Fitting:
     @property
     def is_ready(self) -> bool:
         """Whether nothing is left to measure."""
-        return not self._class.is_fitted or is_finished(self.folder)
+        made_as: Any = {"stage": STAGE, "fingerprint": self.fingerprint}
+        return not self._class.is_fitted or find_fault(self.folder, **made_as) is None
 
     def num_columns(self, width: int) -> int:
         """Return D, of what is compared, where states have `width` columns."""
@@ -484,7 +484,7 @@ class Fitting:
         """
         if self._is_known and not self.is_ready:
             raise ArtifactError(
-                f"{self.folder} is missing, what similarity '{self.name}' was fitted to: restore "
+                f"{self.folder} is not whole, what similarity '{self.name}' was fitted to: restore "
                 "it, or give the run's pgra train command again, which makes it anew"
             )
 
@@ -501,7 +501,6 @@ class Fitting:
                 stage=STAGE,
                 fingerprint=self.fingerprint,
                 build=lambda aside: self._measure(aside, bank, query_bank),
-                verify=False,  # when it is read
             )
 
     def _measure(self, aside: Path, bank: Bank, query_bank: Bank) -> Mapping[str, Json]:
@@ -535,7 +534,6 @@ class Fitting:
         """
         if not self._class.is_fitted:
             return self._class()
-        read_manifest(self.folder, stage=STAGE, fingerprint=self.fingerprint)
         names = [field.name for field in fields(self._class)]
         return self._class(**{n: np.array(read_array(self.folder / f"{n}.npy")) for n in names})
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from pgra.artifacts import (
+    Inputs,
     Manifest,
     artifact_dir,
     at_home,
@@ -106,11 +107,13 @@ class Retriever(ABC):
         Arguments: Its own flags, if it has any.
         encodes: Whether it has an encoder read the corpus (`--engine ray` can).
         fingerprint: All that determines the candidates of a text.
+        inputs: Files that it reads; if one changes, no candidates are kept.
     """
 
     Arguments: ClassVar[type[_Arguments] | None] = None
     encodes: ClassVar[bool] = False
     fingerprint: Mapping[str, Json]
+    inputs: Sequence[Inputs] = ()
 
     @classmethod
     @abstractmethod
@@ -368,6 +371,7 @@ def store_candidates(
     stage: str,
     context: Context = ALONE,
     measure: Callable[[Candidates], Mapping[str, Json]] | None = None,
+    inputs: Sequence[Inputs] = (),
 ) -> Stored:
     """Read a split's candidates, or make and write them.
 
@@ -379,9 +383,10 @@ def store_candidates(
         stage: "candidates", "evidence" or "neighbors".
         context: Who waits.
         measure: Returns further counts for the manifest, where they are made.
+        inputs: Files that they are found with.
 
     Raises:
-        ArtifactError: If what is there is damaged.
+        ArtifactError: If an input changed meanwhile.
     """
 
     def build(folder: Path) -> Mapping[str, Json]:
@@ -392,6 +397,7 @@ def store_candidates(
         return {**counts, **(measure(found) if measure else {})}
 
     folder = artifact_dir(root, split, fingerprint)
-    built = build_once(folder, stage=stage, fingerprint=fingerprint, build=build, context=context)
+    made_of: dict[str, Any] = {"fingerprint": fingerprint, "inputs": inputs}
+    built = build_once(folder, stage=stage, build=build, context=context, **made_of)
     rows, scores = (np.asarray(read_array(folder / f"{name}.npy")) for name in ("rows", "scores"))
     return Stored(Candidates(rows, scores), folder, dict(fingerprint), built.reused)

@@ -10,9 +10,9 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -20,9 +20,9 @@ from typing import Any, Self
 import numpy as np
 
 from pgra.artifacts import (
+    MANIFEST,
     Manifest,
     artifact_dir,
-    check_files,
     check_fingerprint,
     digest,
     find_damage,
@@ -31,16 +31,16 @@ from pgra.artifacts import (
     lock_folder,
     read_array,
     read_manifest,
-    record_file,
+    record_files,
+    set_aside,
     write_array,
     write_manifest,
 )
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import MISSING_ROW, Candidates, Context, Json, Rows
-from pgra.data.corpus import STAGE as CORPUS_STAGE
-from pgra.data.corpus import Corpus, changed_sources, load_corpus, open_corpus
+from pgra.data.corpus import Corpus, open_corpus
 from pgra.encoders.encoder import Encoder, load_encoder
-from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.errors import ArtifactError, ConfigError, DamageError
 from pgra.lm.load import choose_device
 from pgra.retrieval.base import (
     BuiltIndex,
@@ -67,7 +67,6 @@ from pgra.retrieval.faiss import (
     empty_index,
     find_faiss,
     load_faiss,
-    map_faiss,
     memory_limit,
     most_hits,
 )
@@ -111,6 +110,7 @@ class DenseRetriever(Retriever):
         self.removed = removed
         self._index = index
         self._encoder = encoder
+        self.inputs = [encoder.inputs]
 
     @classmethod
     def identify(cls, request: IndexRequest) -> IndexIdentity:
@@ -334,15 +334,40 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
     """
     args, corpus, context = request.args, request.corpus, request.context
     fields, folder = _locate(request, encoder)
-    is_there = args.index_dir is not None or is_finished(folder)
-    with nullcontext() if is_there or not context.is_main else lock_folder(folder, wait=True):
+    manifest = _find_whole(folder, fields, is_given=args.index_dir is not None)
+    is_waiting = manifest is None and context.is_main
+    with lock_folder(folder, wait=True) if is_waiting else nullcontext():
         context.barrier()  # the main process has the folder: what all see now is the same
-        if args.index_dir is not None or is_finished(folder):
-            wanted = _with_history(folder, fields)
-            manifest = read_manifest(folder, stage=STAGE, fingerprint=wanted)
-            refuse_cut(corpus, manifest.counts["cut"])
-            return BuiltIndex(folder, manifest, len(corpus))
-        return build_index(request, encoder, folder, fields)
+        manifest = manifest or _find_whole(folder, fields)
+        if manifest is None:
+            return build_index(request, encoder, folder, fields)
+        refuse_cut(corpus, manifest.counts["cut"])
+        return BuiltIndex(folder, manifest, len(corpus))
+
+
+def _find_whole(
+    folder: Path, fields: Mapping[str, Json], *, is_given: bool = False
+) -> Manifest | None:
+    """Return a finished index's manifest; None where it must be built, at least in part."""
+    if not is_given and not is_finished(folder):
+        return None
+    wanted = _with_history(folder, fields)
+    try:
+        return read_manifest(folder, stage=STAGE, fingerprint=wanted)
+    except DamageError:
+        if is_given or {*HISTORY} & {*wanted}:  # rows that a user removed must not come back
+            raise
+        return None
+
+
+def _reopen(folder: Path) -> None:
+    """Set what is damaged of a finished index aside, and its manifest: the rest is taken over."""
+    if is_finished(folder):
+        with suppress(DamageError):  # of the manifest: shards have records of their own
+            for name, what in find_damage(folder, load_manifest(folder).files):
+                if (folder / name).exists():
+                    set_aside(folder / name, f"{folder / name} {what}")
+        set_aside(folder / MANIFEST, f"{folder} is not whole")
 
 
 def build_index(
@@ -378,7 +403,8 @@ def build_index(
     own = context.worker.share(shards)
     if context.is_main:
         if old is None:
-            refuse_strangers(folder, _FILES)
+            _reopen(folder)
+            refuse_strangers(folder, (*_FILES, "*.damaged"))
             remove_strays(folder, parts)
             take_over_shards(shards, made_of, request.home)
         missing = {shard for shard in shards if not shard.is_done(made_of)}
@@ -412,7 +438,7 @@ def build_index(
         speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None
         files = {} if old is None else dict(old.files)
         files = {name: record for name, record in files.items() if not name.endswith(".faiss")}
-        files |= {part.name: record_file(part) for part in [*parts, path] if part.exists()}
+        files |= record_files(folder, [part.name for part in [*parts, path] if part.exists()])
         about |= {"cut": cut, "texts_per_second": speed, **write_recipe(args, corpus), **counts}
         about["bytes"] = sum(int(record["bytes"]) for record in files.values())
         write_manifest(
@@ -482,7 +508,7 @@ def remove_rows(folder: Path, rows: Sequence[int]) -> Manifest:
             fingerprint={**manifest.fingerprint, "removed": made_of},
             counts={**manifest.counts, "removed": len(removed)},
             seconds=manifest.seconds,
-            files={**kept, path.name: record_file(path)},
+            files={**kept, **record_files(folder, [path.name])},
         )
         for name in old:
             (folder / name).unlink(missing_ok=True)
@@ -530,7 +556,8 @@ def add_passages(
         )
     with lock_folder(folder):
         manifest = load_manifest(folder, stage=STAGE)
-        check_files(folder, manifest.files)
+        for name, what in find_damage(folder, manifest.files):
+            raise DamageError(f"{folder / name} {what}")
         recipe, num_rows = recipe or Recipe.read(folder, manifest), manifest.counts["rows"]
         corpus = open_corpus(_grown_corpus(folder, recipe.corpus, more), context.artifacts)
         _check_beginning(folder, manifest, recipe, corpus)
@@ -599,86 +626,3 @@ def _find_home(
     if home != folder and home.exists():
         raise ConfigError(f"{home} is an index of the grown corpus already: use that one")
     return home
-
-
-# Whether an index on disk is what was written, down to its corpus: `pgra index verify`.
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What was found: damage, each with the file's name, and what is worth knowing."""
-
-    num_files: int
-    damage: list[str]
-    notes: list[str]
-
-
-def verify_index(folder: Path) -> Verdict:
-    """Read every byte of an index and of its corpus, and compare them with what was written.
-
-    Args:
-        folder: The index, dense or BM25.
-
-    Raises:
-        ArtifactError: If it is missing or unfinished, or its manifest is damaged or of another
-            format.
-    """
-    manifest, notes = load_manifest(folder), []
-    damage = [" ".join(found) for found in find_damage(folder, manifest.files)]
-    if manifest.stage == STAGE and not damage:
-        damage += _check_rows(folder, manifest)
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    if strays := sorted(names - {"manifest.json"} - set(manifest.files)):
-        notes.append(
-            f"{len(strays)} files are not the index's, as an unfinished 'add' leaves: {strays[0]}"
-        )
-    try:
-        recipe = Recipe.read(folder, manifest)
-    except ArtifactError:
-        notes.append("it does not say which corpus it is of, so that no corpus was compared")
-        return Verdict(len(manifest.files), damage, notes)
-    try:
-        if recipe.corpus_folder.is_dir():
-            damage += [f"corpus: {what}" for what in _check_corpus(folder, manifest, recipe)]
-            if folder.resolve().parent.parent not in recipe.corpus_folder.resolve().parents:
-                notes.append(f"its corpus was read at {recipe.corpus_folder}, not beside it")
-        else:
-            gone = f"{recipe.corpus_folder}, the corpus as it was read, has gone"
-            notes.append(f"{gone}: it is read again where it is needed")
-    except ArtifactError as error:
-        damage.append(f"corpus: {error}")
-    except DataError as error:
-        notes.append(f"a source of the corpus cannot be compared: {error}")
-    return Verdict(len(manifest.files), damage, notes)
-
-
-def _check_rows(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Compare rows: the shards' must follow each other, and FAISS must have as many."""
-    num_rows, width = (manifest.counts[name] for name in ("rows", "dim"))
-    stop = 0
-    for shard in find_shards(folder):
-        if shard.start != stop:
-            yield f"{shard.path.name} begins at row {shard.start}, the one before ends at {stop}"
-        stop = shard.stop
-    if stop != num_rows:
-        yield f"the shards end at row {stop}, the index has {num_rows}"
-    path = find_faiss(folder)
-    if path is not None:  # else it is searched from the shards
-        index = map_faiss(path)
-        if (index.ntotal, index.d) != (num_rows, width):
-            sizes = f"{index.ntotal} rows of width {index.d}, not {num_rows} of {width}"
-            yield f"{path.name} has {sizes}"
-
-
-def _check_corpus(folder: Path, manifest: Manifest, recipe: Recipe) -> Iterator[str]:
-    """Compare the corpus as it was read, and its sources."""
-    there = recipe.corpus_folder
-    made = load_manifest(there, stage=CORPUS_STAGE)
-    damage = [f"{there / name} {what}" for name, what in find_damage(there, made.files)]
-    yield from damage
-    if damage:
-        return
-    own = load_corpus(there).fingerprint
-    check_fingerprint(folder, made={n: manifest.fingerprint.get(n) for n in own}, asked=own)
-    for name in changed_sources(recipe.corpus, there):
-        yield f"{name} has changed since the index was made"

@@ -37,6 +37,7 @@ class HybridRetriever(Retriever):
     def __init__(self, dense: DenseRetriever, bm25: BM25Retriever, num_passages: int) -> None:
         self.fingerprint = hybrid_fingerprint(dense.fingerprint, bm25.fingerprint)
         self._parts = (dense, bm25)
+        self.inputs = dense.inputs
         self._num_passages = num_passages
 
     @classmethod

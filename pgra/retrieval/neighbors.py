@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import artifact_dir, build_once, digest, read_array, write_array
+from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
 from pgra.config import LEAK_JACCARD, RetrieverArguments
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.text import copy_key, text_key
@@ -216,6 +216,11 @@ class ExampleEncoder(Protocol):
         """Return all that determines an example's vector, besides the example."""
         ...
 
+    @property
+    def inputs(self) -> Inputs:
+        """The files of its model."""
+        ...
+
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
         """Return the vectors of examples, (B, D) float32, in their order."""
         ...
@@ -305,7 +310,12 @@ class Neighbors:
 
         folder = artifact_dir(root, "vectors", made_of)
         build_once(
-            folder, stage="example vectors", fingerprint=made_of, build=build, context=context
+            folder,
+            stage="example vectors",
+            fingerprint=made_of,
+            build=build,
+            context=context,
+            inputs=[self.encoder.inputs],
         )
         self._vectors = np.asarray(read_array(folder / "vectors.npy"))
         return self._vectors

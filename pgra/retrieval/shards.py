@@ -18,17 +18,17 @@ import numpy.typing as npt
 
 from pgra.artifacts import (
     digest,
-    file_checksum,
-    is_sealed,
+    find_damage,
     load_manifest,
     read_array,
+    record_files,
     write_array,
     write_aside,
-    write_sealed,
+    write_json,
 )
 from pgra.core import Json, Rows, run_overlapped
 from pgra.encoders.encoder import Encoder, TokenChunk
-from pgra.errors import ArtifactError, DataError
+from pgra.errors import DamageError, DataError
 from pgra.progress import Bar
 from pgra.retrieval.faiss import VectorSource
 
@@ -73,8 +73,8 @@ class Shard:
         """Return whether the vectors are there, whole, and those of this digest."""
         record = self.read_record()
         same = (record.get("rows"), record.get("made_of")) == ([self.start, self.stop], made_of)
-        is_whole = is_sealed(record) and self.path.is_file()
-        return same and is_whole and file_checksum(self.path) == record.get("checksum")
+        files = record.get("files", {})
+        return same and self.path.name in files and not any(find_damage(self.folder, files))
 
 
 def plan_shards(
@@ -135,6 +135,7 @@ def encode_shards(
     Raises:
         DataError: If the corpus is strict, and a passage is longer than the encoder reads.
         ModelError: If a vector is not finite, in float32 or in float16.
+        ArtifactError: If the encoder's files changed meanwhile.
         OSError: If the disk is full; what was being written is removed, done shards stay.
     """
     total = sum(map(len, shards))
@@ -147,13 +148,14 @@ def encode_shards(
     def keep(shard: Shard, done: tuple[int, Callable[[], npt.NDArray[np.float16]]]) -> None:
         num_cut, finish = done
         write_array(shard.path, finish())
+        encoder.inputs.check()
         record = {
             "rows": [shard.start, shard.stop],
             "made_of": made_of,
             "cut": num_cut,
-            "checksum": file_checksum(shard.path),
+            "files": record_files(shard.folder, [shard.path.name]),
         }
-        write_sealed(shard.record_path, record)
+        write_json(shard.record_path, record)
 
     with Bar(total=total, desc="encode", unit="text", disable=not (progress and shards)) as bar:
 
@@ -210,7 +212,7 @@ def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
         rows: (n,), of these shards.
 
     Raises:
-        ArtifactError: If a passage's vector is not there.
+        DamageError: If a passage's vector is not there.
     """
     # Files are opened when they are needed, and closed: a large index has more than a process may.
     firsts = np.searchsorted(rows, [shard.start for shard in shards])
@@ -218,7 +220,7 @@ def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
     found = int((lasts - firsts).sum())
     if found != len(rows):
         where = shards[0].folder if shards else "the index"
-        raise ArtifactError(f"{where} lacks {len(rows) - found} vectors: delete it, run again")
+        raise DamageError(f"{where} lacks {len(rows) - found} vectors")
     parts = [
         read_array(shards[i].path)[rows[firsts[i] : lasts[i]] - shards[i].start]
         for i in np.flatnonzero(lasts > firsts).tolist() or [0]

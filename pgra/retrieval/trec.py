@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from pgra.artifacts import digest, file_checksum, write_aside
+from pgra.artifacts import Inputs, digest, file_checksum, write_aside
 from pgra.config import Arguments as _Arguments
 from pgra.config import arg
 from pgra.core import MISSING_ROW, Candidates, Json
@@ -328,6 +328,7 @@ class RunRetriever(Retriever):
         options = request.options or RunFileArguments()
         assert isinstance(options, RunFileArguments)  # its own
         path, queries_path, corpus = Path(name), Path(options.run_queries), request.corpus
+        inputs = Inputs.of(file for file in (path, queries_path) if file.is_file())
         queries, run = read_queries(queries_path), read_run(path)
         rows = _rows_of_run(path, corpus, {docno for lines in run.values() for docno in lines})
         scores: dict[str, dict[int, float]] = {}
@@ -345,7 +346,9 @@ class RunRetriever(Retriever):
             "run_queries": file_checksum(queries_path),
             "run_rows": digest(rows),
         }
-        return cls(scores, fingerprint, len(corpus))
+        retriever = cls(scores, fingerprint, len(corpus))
+        retriever.inputs = [inputs]
+        return retriever
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's first k candidates of the run.

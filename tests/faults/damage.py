@@ -47,7 +47,7 @@ _REPORT = [
 ]
 READERS: Mapping[str, list[str]] = {
     "search": ["search", "film town", *INDEX],
-    "verify": ["index", "verify", "artifacts/indexes/[!b]*"],
+    "verify": ["verify", "artifacts"],
     "train anew": [*JOBS["train"].words[:-1], "runs/new"],
     "train otherwise": [*JOBS["train"].words[:-1], "runs/new", "--similarity", "cosine"],
     "train again": list(JOBS["train"].words),
@@ -69,7 +69,7 @@ READERS: Mapping[str, list[str]] = {
     "list": ["memory", "list"],
     "search bm25": ["search", "film town", "--corpus", "corpus.txt", "--retriever", "bm25"],
     "search grown": ["index", "search", "grown/indexes/*", "film town"],
-    "verify grown": ["index", "verify", "grown/indexes/*"],
+    "verify grown": ["verify", "grown"],
     "consistency": list(JOBS["consistency"].words),
     "stream": list(JOBS["stream"].words),
     "chat": [w.replace(f"{MODELS}lm", "runs/lm/lm") for w in JOBS["chat"].words],

@@ -27,7 +27,7 @@ from world import (
     differing,
 )
 
-from pgra.artifacts import write_sealed
+from pgra.artifacts import write_json
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +96,7 @@ def test_damaged_states_are_named_when_they_are_used_and_else_change_nothing(wor
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ('"seed": 1', '"seed": 7', "is damaged (metrics.json beside it tells of other content)"),
+        ('"seed": 1', '"seed": 7', "is damaged (other content than was written), by metrics.json"),
         ('"num_candidates"', '"num_kandidates"', "that this version of pgra does not know"),
     ],
 )
@@ -105,7 +105,7 @@ def test_an_edited_record_with_a_digest_of_its_own_is_named_all_the_same(world, 
     path = world.here / "runs" / "pgra" / "arguments.json"
     text = path.read_text()
     assert old in text
-    write_sealed(path, json.loads(text.replace(old, new)))
+    write_json(path, json.loads(text.replace(old, new)))
     ended = world.call(JOBS["evaluate"].words)
     assert ended.is_refused
     assert "runs/pgra/arguments.json" in ended.told

@@ -608,7 +608,7 @@ BESIDE: Mapping[str, Job] = {
 READ_ONLY: Mapping[str, Job] = {
     "completion": Job(["completion", "bash"]),
     "index info": Job(["index", "info", "artifacts/indexes/*"], ["index"]),
-    "index verify": Job(["index", "verify", "artifacts/indexes/*"], ["index"]),
+    "verify": Job(["verify", "artifacts"], ["index"]),
     "memory gate": Job(["memory", "gate", "--stream", "stream.jsonl", "--threshold", "-3"]),
     "memory list": Job(["memory", "list", "--verify"], ["memory"]),
     "memory score": Job(["memory", "score", "outputs.jsonl"]),

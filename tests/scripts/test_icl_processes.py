@@ -45,4 +45,4 @@ def test_a_grid_in_two_processes_is_one_of_one_and_a_held_folder_ends_both(
     with lock_folder(tmp_path / "runs/held/drawn/seed-0"):  # not waited for: only the main process
         assert "seed-0 is in use by another pgra job" in ablate("held", *LAUNCH)  # holds folders
     with lock_folder(tmp_path / "runs/held"):
-        assert "held is in use by another pgra job (process" in ablate("held")
+        assert "held is in use by another pgra job: wait" in ablate("held")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import SENTENCES
 from scripted import call, contents, finish
-from small_index import flip_byte
 
 from index_build.__main__ import main
 from pgra.cli import main as pgra
@@ -54,18 +53,6 @@ def test_how_it_is_searched_is_said_of_queries_of_a_file(flags, tmp_path):
     assert "shard by shard from the disk" in build(flags, "--index_memory_gb", "1e-7")
     queries.write_text("\n")
     assert "holds no text" in call(main, [*flags, "--recall_queries", str(queries)]).error
-
-
-def test_verify_names_what_is_damaged_and_ends_with_1(flags, bench):
-    named = [word for word in flags if word not in ("--shard_rows", "4")]
-    missing = index("verify", *named).error
-    assert "there is no finished index of" in missing
-    assert "make it with pgra index build" in missing
-    build(flags)
-    flip_byte(bench.product("indexes/*-*") / "vectors-00001.npy")
-    damaged = index("verify", *named)
-    assert damaged.code == 1
-    assert "  damaged: vectors-00001.npy is damaged (other content than" in damaged.out
 
 
 @pytest.mark.parametrize("retriever", ["bm25", "hybrid"])

@@ -10,7 +10,7 @@ from conftest import write_jsonl
 from scripted import call, read_json, review_rows
 
 import pgra
-from pgra.artifacts import write_sealed
+from pgra.artifacts import write_json
 from pgra.commands.predict import main as predict_main
 
 TEXTS = ["A warm film by the sea.", "A dull story."]
@@ -145,7 +145,7 @@ def other(bench, run, tmp_path):
         record = read_json(run / "reader" / "pgra.json")
         for section, values in sections.items():
             record["arguments"][section].update(values)
-        write_sealed(folder / "pgra.json", record)
+        write_json(folder / "pgra.json", record)
         return folder
 
     return change

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard, constants
 from loopback import READ_TOKEN, TOKEN, LoopbackHub, point_client
 from scripted import call, contents, read_json
 
-from pgra.artifacts import write_sealed
+from pgra.artifacts import write_json
 from pgra.commands.push import main as push_main
 from pgra.publish import write_card
 from pgra.reader.record import read_record
@@ -61,7 +61,7 @@ def test_a_card_names_a_hub_model_and_leaves_out_what_was_not_used(run, tmp_path
         ("run.json", {"reader_weights": "google-t5/t5-base@abc", "method": "t5"}),
         ("arguments.json", {"rerank": {"num_evidence": 0}, "data": {"dataset_name": str(copy)}}),
     ):
-        write_sealed(copy / name, {**read_json(copy / name), **changes})
+        write_json(copy / name, {**read_json(copy / name), **changes})
     text = write_card(copy).read_text()
     assert ModelCard(text).data.base_model == "google-t5/t5-base"
     assert "(no evidence)" in text

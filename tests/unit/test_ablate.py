@@ -110,7 +110,7 @@ def test_a_grid_whose_table_fails_does_not_end_well(write, tmp_path, capsys):
     path = runs[0].folder / "predictions.jsonl"
     path.write_text(path.read_text().replace("text 3", "text 4"))
     assert show_results(grid, runs, {}, root) == 1
-    assert f"no table: {path} is damaged (metrics.json beside it" in capsys.readouterr().out
+    assert f"no table: {path} is damaged" in capsys.readouterr().out
 
 
 def test_a_grid_goes_on_in_its_folder_and_in_no_other(write, tmp_path):

@@ -26,7 +26,7 @@ def raising(error):
     return script
 
 
-FULL = "the disk is full: make room"
+FULL = "No space left on device (ENOSPC)"
 LOST, MORE = (
     "what was finished is kept, and the same command goes on",
     "CUDA kernel errors might be",
@@ -38,8 +38,10 @@ LOST, MORE = (
     [
         (ConfigError("k is 3:\n  lower it"), 2, "\npgra: error: k is 3: lower it\n"),
         (KeyboardInterrupt(), 130, "the same command goes on where it stopped"),
-        (OSError(errno.EACCES, "no", "/some/file"), 2, "cannot read or write /some/file: "),
+        (OSError(errno.EACCES, "no", "/some/file"), 2, "cannot use /some/file: Permission"),
         (OSError(errno.ENOSPC, "no", "/some/file"), 2, FULL),
+        (OSError(errno.EMFILE, "no", "/some/file"), 2, "/some/file: Too many open"),
+        (OSError(errno.ELOOP, "no"), 2, "cannot use a file: Too many lev"),
         (Exception("No space left on device (os error 28)"), 2, FULL),  # tokenizers
         (torch.AcceleratorError(f"CUDA error: device-side assert triggered\n{MORE}"), 2, LOST),
         (torch.AcceleratorError(f"CUDA error: unspecified launch failure\n{MORE}"), 2, LOST),
@@ -75,7 +77,6 @@ def test_what_ends_a_command_is_one_line_and_a_code(error, code, told, capsys):
         RuntimeError("ours"),
         RuntimeError("Expected all tensors to be on one device, but found cuda:0 and cpu"),
         RuntimeError("Connection closed by peer"),  # there is none: this process is alone
-        OSError(errno.EIO, "broken"),
         BrokenPipeError(errno.EPIPE, "ours"),
     ],
 )

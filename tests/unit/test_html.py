@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from planted_runs import plant, plant_grid
 
-from pgra.artifacts import write_sealed
+from pgra.artifacts import write_json
 from pgra.core import Example, Prediction
 from pgra.errors import ArtifactError
 from pgra.report import page as html
@@ -387,7 +387,7 @@ def test_losses_and_consistency_are_drawn_where_they_are_kept_and_not_else(tmp_p
     (run.folder / "losses.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     told = {"runs": [{"name": "pgra", "task": "sst2", "majority": 0.5, "by_rank": [0.75, 0.5]}]}
     path = tmp_path / "consistency.json"
-    write_sealed(path, told)
+    write_json(path, told)
     page = render_page("", [study], read_consistency(tmp_path))
     labels = [plot.get("aria-label", "") for plot in Reader(page).named("svg")]
     assert "pgra: from 1.00 to 0.50 in 3 steps" in labels
@@ -395,7 +395,7 @@ def test_losses_and_consistency_are_drawn_where_they_are_kept_and_not_else(tmp_p
     with pytest.raises(ArtifactError, match="not there: give the --output_dir of pgra consist"):
         read_consistency(tmp_path / "none")
     del told["runs"][0]["by_rank"]
-    write_sealed(path, told)
+    write_json(path, told)
     with pytest.raises(ArtifactError, match="lacks 'by_rank': run pgra consistency again"):
         read_consistency(tmp_path)
 

@@ -1,5 +1,6 @@
 """Dense indexes as they are built: shards, going on, other factories, recall."""
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -42,7 +43,7 @@ def contents(folder):
     """Every file's bytes, the manifest without its times and what was asked for."""
     files = {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
     manifest = json.loads(files.pop("manifest.json"))
-    for name in ("created", "seconds", "digest"):
+    for name in ("created", "seconds"):
         del manifest[name]
     for name in ("texts_per_second", "queries_per_second", "recipe"):
         manifest["counts"].pop(name, None)
@@ -59,7 +60,7 @@ def test_a_built_index_holds_all_vectors_however_the_shards_are_cut(shard_rows, 
     np.testing.assert_allclose(vectors, encoder.encode(TEXTS[:40]), atol=1e-3)
     some = np.array([0, 9, 10, 31, 39])
     np.testing.assert_array_equal(read_rows(shards, some), vectors[some])
-    with pytest.raises(ArtifactError, match="lacks 1 vectors: delete it, run again"):
+    with pytest.raises(ArtifactError, match="lacks 1 vectors"):
         read_rows(shards, np.array([3, 40]))
     index = faiss.read_index(str(built.folder / "index.faiss"))
     np.testing.assert_array_equal(index.reconstruct_n(0, 40), vectors.astype(np.float32))
@@ -93,6 +94,43 @@ def test_a_build_gone_on_with_is_the_unbroken_one(damage, small, caplog):
     assert ("3 of 4 shards already there" in caplog.text) == (damage != "other sizes")
     assert contents(folder) == whole
     assert not list(folder.glob(".*.partial*"))
+
+
+@pytest.mark.parametrize("name", ["vectors-00002.npy", "index.faiss", "manifest.json", None])
+def test_of_a_damaged_index_the_damaged_shard_alone_is_made_again(name, small, caplog):
+    folder = small.build().folder
+    whole = contents(folder)
+    if name is not None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:-3])
+    again = small.build()
+    assert again.num_reused == (30 if name == "vectors-00002.npy" else 40)
+    assert ("damaged, and made again" in caplog.text) == (name is not None)
+    files, manifest = contents(folder)
+    assert ({n: d for n, d in files.items() if "damaged" not in n}, manifest) == whole
+    assert small.build().num_reused == 40
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_no_vector_is_kept_of_an_encoder_whose_files_changed(
+    is_changed, small, tmp_path, monkeypatch
+):
+    small.encoder = shutil.copytree(small.encoder, tmp_path / "own")
+    weights, plain = small.encoder / "model.safetensors", Encoder.begin
+    good, asked = weights.read_bytes(), []
+
+    def begin(encoder, chunks, **how):
+        asked.append(len(chunks))
+        if is_changed and len(asked) == 3:
+            weights.write_bytes(good[:-4] + bytes(4))
+        return plain(encoder, chunks, **how)
+
+    monkeypatch.setattr(Encoder, "begin", begin)
+    expected = contextlib.nullcontext()
+    if is_changed:
+        expected = pytest.raises(ArtifactError, match="model.safetensors changed while it was in")
+    with expected:
+        small.build("changing")
+    assert len(list(small.root.glob("**/changing/vectors-*.json"))) <= 2 + 2 * (not is_changed)
 
 
 def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(small, caplog):

@@ -200,7 +200,7 @@ def test_a_stopped_stream_goes_on_asks_nothing_again_and_is_no_other(tmp_path):
     with pytest.raises(ArtifactError, match="was made with threshold -5.0, this run asks for -4"):
         experiment(tmp_path / "one", idle, threshold=-4.0).run(STREAMS, plan)
     (tmp_path / "one" / "mem-p1-seed0" / "steps.jsonl").write_text("{")
-    with pytest.raises(ArtifactError, match="steps.jsonl is damaged .*: delete"):
+    with pytest.raises(ArtifactError, match="steps.jsonl is damaged"):
         experiment(tmp_path / "one", idle).run(STREAMS, plan)
 
 

@@ -110,7 +110,7 @@ def test_a_trained_model_that_is_not_as_it_was_written_is_refused_by_name(traine
     data = bytearray((copy / file).read_bytes())
     data[len(data) // 2] ^= 1
     (copy / file).write_bytes(data)
-    with pytest.raises(ModelError, match=f"{copy / file} is damaged.*: train it again, or delete"):
+    with pytest.raises(ModelError, match=f"{copy / file} is damaged.*: train it again, or move"):
         find_model(str(copy))
     (copy / "checksums.json").unlink()
     find_model(str(copy))

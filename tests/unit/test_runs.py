@@ -1,14 +1,11 @@
 """Runs and grids are read back with checks; what is damaged is refused by name."""
 
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_runs import edit, plant, plant_grid
 
-from pgra.artifacts import write_sealed
-from pgra.errors import ArtifactError
+from pgra.errors import ArtifactError, DamageError
 from pgra.report.results import load_collection, load_run
 
 
@@ -63,9 +60,8 @@ def test_nothing_there_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("metrics.json", "{", "metrics.json is damaged .*delete .* again, or give another"),
-        ("metrics.json", "{}", r"metrics.json is damaged \(it has no digest: an early"),
-        ("metrics.json", '{"n": NaN, "digest": ""}', "it is not what was written"),
+        ("metrics.json", "{", "metrics.json cannot be read .*: make it again in another folder"),
+        ("metrics.json", "{}", r"metrics.json is damaged \(no 'method'\)"),
         ("predictions.jsonl", "[]\n", "line 1 is no object"),
         ("predictions.jsonl", '{"id": 1, "label": "bad"}\n', "line 1 has no 'prediction'"),
     ],
@@ -87,7 +83,9 @@ def plant_whole(folder, **changes):
     return plant(folder, n=4, **changes)
 
 
-@given(name=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@given(
+    name=st.sampled_from(FILES[1:]), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7)
+)
 @settings(derandomize=True, deadline=None, max_examples=100)
 def test_no_flipped_bit_of_a_run_changes_what_is_read(name, place, bit, tmp_path_factory):
     folder = plant_whole(tmp_path_factory.mktemp("flip") / "a", wrong=[1])
@@ -96,16 +94,16 @@ def test_no_flipped_bit_of_a_run_changes_what_is_read(name, place, bit, tmp_path
     data = bytearray(path.read_bytes())
     data[int(place * len(data))] ^= 1 << bit
     path.write_bytes(data)
-    with pytest.raises(ArtifactError, match=f"{path} is damaged"):
+    with pytest.raises(DamageError, match=f"{path} is damaged"):
         load_run(folder)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", FILES[1:])
 def test_a_file_of_another_run_is_named_where_one_was_swapped(tmp_path, name):
     one, other = (plant_whole(tmp_path / str(i), wrong=[i], seed=i) for i in (1, 2))
     assert load_run(one).value == load_run(other).value  # of which nothing tells
     (one / name).write_bytes((other / name).read_bytes())
-    with pytest.raises(ArtifactError, match="is damaged .*metrics.json beside it tells of other"):
+    with pytest.raises(ArtifactError, match="is damaged .*by metrics.json"):
         load_run(one)
     for file in FILES:
         (one / file).write_bytes((other / file).read_bytes())
@@ -116,32 +114,13 @@ def test_what_was_taken_away_is_named(tmp_path):
     folder = plant_whole(tmp_path / "a")
     assert load_run(folder).arguments  # the control
     (folder / "arguments.json").unlink()
-    with pytest.raises(ArtifactError, match=r"arguments.json is damaged .* it is missing"):
+    with pytest.raises(ArtifactError, match=r"arguments.json is missing, by metrics.json"):
         load_run(folder)
 
 
-def test_a_changed_letter_of_a_grid_is_refused(tmp_path):
-    root = plant_grid(tmp_path, {"k=1": {"value": 1, "seeds": {0: [1]}}})
-    path = root / "grid.json"
-    write_sealed(path, json.loads(path.read_text()))
-    assert [run.name for run in found_in(tmp_path)] == ["k=1"]
-    path.write_text(path.read_text().replace("seed-0", "seed-O"))
-    with pytest.raises(ArtifactError, match=r"grid.json is damaged \(it is not what was written\)"):
-        found_in(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("value", 0.95, "accuracy is 0.9500, and 0.9000 by its predictions"),
-        ("n", 11, "n is 11, there are 10 predictions"),
-    ],
-)
-def test_metrics_that_do_not_follow_from_the_predictions_are_refused(
-    tmp_path, name, value, message
-):
+def test_numbers_are_those_of_the_predictions_whatever_the_metrics_say(tmp_path):
     folder = plant(tmp_path / "a", n=10, wrong=[1])
-    assert load_run(folder).value == 0.9  # the control
-    edit(folder / "metrics.json", **{name: value})
-    with pytest.raises(ArtifactError, match=message):
-        load_run(folder)
+    whole = load_run(folder)
+    edit(folder / "metrics.json", value=0.95, n=11, interval_95=[0.9, 1.0])
+    run = load_run(folder)
+    assert (run.value, run.metrics["n"], run.interval) == (0.9, 10, whole.interval)

@@ -13,7 +13,7 @@ from method_runs import run_of
 from tiny_models import build_half_lm
 from transformers import AutoTokenizer
 
-from pgra.artifacts import write_sealed
+from pgra.artifacts import write_json
 from pgra.config import RuntimeArguments
 from pgra.core import ALONE, MISSING_ROW, Context, Worker
 from pgra.errors import ArtifactError, ConfigError, ModelError
@@ -178,7 +178,7 @@ def test_contradictions_are_refused(args):
 
 def test_a_run_is_known_by_what_decides_it(tmp_path):
     check_same_run(tmp_path / "new", {"seed": 1})
-    write_sealed(tmp_path / "run.json", {"seed": 1, "evidence/test": "ab"})
+    write_json(tmp_path / "run.json", {"seed": 1, "evidence/test": "ab"})
     check_same_run(tmp_path, {"seed": 2})  # nothing was trained there yet
     (tmp_path / "reader").mkdir()
     check_same_run(tmp_path, {"seed": 1}, is_whole=False)

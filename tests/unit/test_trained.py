@@ -1,17 +1,14 @@
 """A trained reader's folder, used alone."""
 
-import contextlib
 import json
 import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_training import lively
 
-from pgra.artifacts import write_sealed
+from pgra.artifacts import write_json
 from pgra.core import Example
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.batching import GroupCost, pack_segments
@@ -128,34 +125,17 @@ def test_what_the_task_does_not_take_is_refused(reader, queries, evidence, messa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 9}, r"pgra\.json has format 9, this pgra \(.*\) reads 1: update pgra"),
-        ({"labels": ["a"]}, r"pgra\.json is damaged \(ValueError: words and labels differ"),
+        ({"format": 9}, r"pgra\.json was written by another version of pgra \(format 9, this"),
+        ({"labels": ["a"]}, r"pgra\.json cannot be read \(ValueError: words and labels differ"),
         ({"layout": {"template": "{text}", "order": "x"}}, "unknown layout.order 'x'"),
-        ({"prompt": 3}, r"prompt is 3; it must be a mapping\): copy the folder again"),
+        ({"prompt": 3}, r"prompt is 3; it must be a mapping"),
     ],
 )
 def test_a_damaged_or_foreign_record_is_refused(copy, changes, message):
     path = copy / RECORD_FILE
-    write_sealed(path, {**json.loads(path.read_text()), **changes})
+    write_json(path, {**json.loads(path.read_text()), **changes})
     with pytest.raises(ArtifactError, match=message):
         Reader.load(copy)
-
-
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@settings(derandomize=True, deadline=None, max_examples=60)
-def test_no_flipped_bit_of_a_record_is_believed(place, bit, tmp_path_factory):
-    write_record(folder := tmp_path_factory.mktemp("flip"), RECORD)
-    path = folder / RECORD_FILE
-    assert read_record(folder) == RECORD
-    data = bytearray(path.read_bytes())
-    data[int(place * len(data))] ^= 1 << bit
-    path.write_bytes(data)
-    if b'"digest"' not in data:  # then the digest alone is lost
-        with contextlib.suppress(ArtifactError):
-            assert read_record(folder) == RECORD
-        return
-    with pytest.raises(ArtifactError, match=r"pgra\.json is damaged|has format"):
-        read_record(folder)
 
 
 def test_damaged_weights_are_refused_by_name_and_the_model_card_may_be_edited(copy):

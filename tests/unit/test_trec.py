@@ -395,7 +395,7 @@ def test_a_task_reads_its_candidates_from_a_run(world, lm_dirs, review_files, sa
     ("words", "message"),
     [
         (["--text", "x"], "give texts, or --queries and a file, not both"),
-        (["--trec", "."], "--trec . is a folder: name a file"),
+        (["--trec", "."], "--trec . is a folder: name a plain file"),
         (["--trec", "./q.tsv"], "--trec q.tsv is the file of --queries: name another"),
         (["--qrels", "nosuch"], "nosuch does not exist."),
         (["--corpus_id", "nosuch", "--trec", "run.txt"], "no field 'nosuch' (it has name, text)"),

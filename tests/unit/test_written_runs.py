@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pgra.artifacts import write_sealed
+from pgra.artifacts import write_json
 from pgra.commands.report import main
 from pgra.errors import ArtifactError, ConfigError
 from pgra.report.compare import compare_runs
@@ -37,8 +37,8 @@ def plant(folder, texts, parent, *, method="icl-knn", seed=0, keep=("bleu_counts
         values[f"{name}parent_recall"] = 0.5
     told = {"method": method, "task": "totto", "split": "test", "n": 3, "metric": "bleu"}
     told |= {"value": values["bleu"], "interval_95": None, "metrics": values, "seed": seed}
-    write_sealed(folder / "metrics.json", {**told, "notes": []})
-    write_sealed(folder / "arguments.json", {"selection": {"order": "nearest-first"}})
+    write_json(folder / "metrics.json", {**told, "notes": []})
+    write_json(folder / "arguments.json", {"selection": {"order": "nearest-first"}})
     return folder
 
 
@@ -87,14 +87,8 @@ def test_the_papers_values_stand_beside_them(tmp_path, capsys):
 
 def test_a_run_that_lacks_each_querys_numbers_is_refused_with_the_way_out(tmp_path):
     plant(tmp_path / "old", NEAR, [0.9, 0.5, 0.1], keep=("parent",))
-    with pytest.raises(ArtifactError, match=r"\(no 'bleu_counts'\): delete .*old and run its"):
+    with pytest.raises(ArtifactError, match=r"\(no 'bleu_counts'\): make it again"):
         load_collection([tmp_path])
-    folder = plant(tmp_path / "run", NEAR, [0.9, 0.5, 0.1])
-    told = json.loads((folder / "metrics.json").read_text())
-    told["metrics"]["overlap/parent"] = 0.8
-    write_sealed(folder / "metrics.json", told)
-    with pytest.raises(ArtifactError, match=r"overlap/parent is 0.8000, and 0.9000 by its pred"):
-        load_collection([folder])
 
 
 def test_what_a_grid_lacks_is_missing_in_each_column(tmp_path):
@@ -104,7 +98,7 @@ def test_what_a_grid_lacks_is_missing_in_each_column(tmp_path):
         for name in ("near", "gone")
     ]
     told = {"name": "g", "axes": [], "points": points}
-    write_sealed(tmp_path / "grid.json", told)
+    write_json(tmp_path / "grid.json", told)
     (group,) = load_collection([tmp_path]).groups
     assert {one.task for one in group.missing} == {run.task for run in group.runs}
     assert "totto" not in compare_runs(group).tasks
