@@ -969,11 +969,10 @@ class ReaderArguments(LoraArguments):
         decides=False,
         is_common=True,
     )
-    same_train: bool = arg(  # decides by the training examples, which a run's identity holds
+    same_train: bool = arg(
         False,
         "Of a method without an LM's prompt (plain, fid, random, rag, knn): leave out of training "
         "what that prompt would show, so that it trains on what --method pgra trains on.",
-        decides=False,
     )
     reader_template: str | None = arg(
         None,

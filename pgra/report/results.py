@@ -315,6 +315,13 @@ class Run:
         return values.get(key) if isinstance(values, Mapping) else None
 
     @property
+    def sets_aside(self) -> bool:
+        """Whether it does not train on the examples of an LM's prompt: its own, or as a control."""
+        is_without = self.setting("rerank.reranker") in ("none", "cross-encoder")
+        reads_prompt = self.setting("rerank.num_evidence") != 0 and not is_without
+        return reads_prompt or self.setting("reader.same_train") is True
+
+    @property
     def is_divided(self) -> bool:
         """Whether it learns from the task's train and dev set, not from a few shots of both."""
         marks = self.metrics.get("fingerprints", {})
@@ -329,6 +336,7 @@ class Run:
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by "section.name"."""
         has_evidence = self.setting("rerank.num_evidence") != 0
+        still_used = {"rerank.num_evidence", *(_EXEMPLARS if self.sets_aside else ())}
         unused = {"runtime", "data", "folder"}
         unused |= set() if has_evidence else {"corpus", "rerank"}
         unused |= set() if has_evidence or self.method in _OF_NEIGHBORS else {"retriever"}
@@ -337,7 +345,7 @@ class Run:
             f"{section}.{name}": value
             for section, values in self.arguments.items()
             for name, value in (values.items() if isinstance(values, Mapping) else ())
-            if section not in unused or f"{section}.{name}" in _STILL_USED
+            if section not in unused or f"{section}.{name}" in still_used
             if f"{section}.{name}" in _PATHS or name not in _FREE
             if section != "training" or name not in _FREE_IN_TRAINING
         }
@@ -568,7 +576,6 @@ TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("rerank.num_exemplars", "rerank.exemplars", "rerank.exemplar_seed")
-_STILL_USED = (*_EXEMPLARS, "rerank.num_evidence")
 _OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, and at no evidence
 _FREE = {
     name
@@ -647,10 +654,10 @@ def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
         if ours != theirs:
             return f"another split rule ({name} {ours}, {theirs})"
     same_prompt = all(a.setting(name) == b.setting(name) for name in _EXEMPLARS)
+    same_prompt &= a.sets_aside == b.sets_aside
     for split in ("dev", "train") if same_prompt else ("dev",):
         if marks := _other_fingerprint(a, b, split):
-            hint = ", see --same_train" if split == "train" else ""
-            return f"another split rule (other {split} examples: {marks}{hint})"
+            return f"another split rule (other {split} examples: {marks})"
     return None
 
 

@@ -28,6 +28,10 @@ def having(section, **values):
 
 
 FID, KNN, ICL = {"method": "fid"}, {"method": "knn"}, {"method": "icl"}
+SAME_TRAIN = {
+    "method": "fid",
+    "arguments": {"rerank": {"reranker": "none"}, "reader": {"same_train": True}},
+}
 FEW = having("data", max_train_samples=16)
 
 
@@ -39,6 +43,7 @@ FEW = having("data", max_train_samples=16)
         ({}, KNN),
         # The examples that stand in the prompt are not trained on, so train differs with them.
         ({}, {**having("rerank", num_exemplars=4), **marks(train="d" * 64)}),
+        ({}, {**FID, **marks(train="d" * 64)}),  # nor is there a prompt: it trains on all
         ({}, {"seed": 1}),
     ],
 )
@@ -61,7 +66,7 @@ def test_runs_on_one_test_set_and_division_may_stand_together(tmp_path, runs):
         (({}, {**KNN, **FEW}), r"another split rule \(max_train_samples None, 16\)"),
         (({}, {"method": "Mine", **FEW}), "another split rule"),  # a class from outside
         ((FID, marks(dev="d" * 64)), r"another split rule \(other dev examples"),
-        ((FID, marks(train="d" * 64)), "other train examples: aaaaaaaa, dddddddd"),
+        (({}, {**SAME_TRAIN, **marks(train="d" * 64)}), "other train examples: aaaaaaaa, dddddddd"),
         (
             (marks(corpus="1" * 64), {**marks(corpus="2" * 64), "seed": 1}),
             r"two seeds of 'pgra' with another corpus \(11111111, 2",
