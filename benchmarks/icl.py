@@ -39,15 +39,16 @@ from measuring import (
 )
 
 from pgra.cli import run
-from pgra.config import DTYPES, CorpusArguments, DataArguments, RetrieverArguments
 from pgra.core import Context, Example
-from pgra.data.corpus import open_corpus
-from pgra.data.examples import load_splits
+from pgra.data.corpus import CorpusArguments, open_corpus
+from pgra.data.examples import DataArguments, load_splits
 from pgra.data.references import load_references
 from pgra.data.tasks import GenerationTask, Task
+from pgra.lm.base import DTYPES
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import LmShape
 from pgra.retrieval import open_retriever
+from pgra.retrieval.base import RetrieverArguments
 
 STOP = "\n"
 SEED = 0

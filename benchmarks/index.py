@@ -30,13 +30,13 @@ from subjects import read_reviews
 
 from pgra.cli import run
 from pgra.commands.common import say
-from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import Context
-from pgra.data.corpus import open_corpus
+from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
 from pgra.retrieval import open_retriever
+from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.dense import DenseRetriever
 from pgra.retrieval.faiss import IndexPlan, Vectors, build_faiss, map_faiss
 from pgra.retrieval.shards import plan_shards, vector_source

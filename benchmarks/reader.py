@@ -48,18 +48,18 @@ from usual import PADDED, Reading, batches, decide_usual, train_usual
 
 from pgra.cli import run
 from pgra.commands.common import quiet_libraries
-from pgra.config import CorpusArguments, DataArguments, RetrieverArguments
 from pgra.core import Context
-from pgra.data.corpus import open_corpus
-from pgra.data.examples import load_splits
+from pgra.data.corpus import CorpusArguments, open_corpus
+from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import Task
 from pgra.lm.load import choose_device
-from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
 from pgra.reader.predict import T5Classifier
 from pgra.reader.train import train_reader
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 from pgra.report.metrics import measure as measure_labels
 from pgra.retrieval import open_retriever
+from pgra.retrieval.base import RetrieverArguments
 
 T = TypeVar("T")
 HEADLINE_DEPTH = 8

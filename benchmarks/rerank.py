@@ -41,15 +41,16 @@ from measuring import (
 from subjects import open_lm, read_reviews
 
 from pgra.cli import run
-from pgra.config import DTYPES, CorpusArguments, RetrieverArguments
 from pgra.core import Context, run_overlapped
-from pgra.data.corpus import open_corpus
+from pgra.data.corpus import CorpusArguments, open_corpus
+from pgra.lm.base import DTYPES
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import LmShape
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.retrieval import open_retriever
+from pgra.retrieval.base import RetrieverArguments
 
 ON_CPU = ["bundled:smollm2-135m", "random:opt-125m"]
 ON_GPU = ["random:opt-13b", "random:opt-2.7b", "random:opt-125m", "bundled:smollm2-135m"]

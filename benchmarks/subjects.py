@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoModel, BertConfig, OPTConfig, T5Config, T5ForConditionalGeneration
 
-from pgra.config import DataArguments, choose
-from pgra.data.examples import Splits, load_splits
+from pgra.config import choose
+from pgra.data.examples import DataArguments, Splits, load_splits
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
 from pgra.exemplars.prompt import build_prompt

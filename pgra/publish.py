@@ -16,12 +16,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pgra import __version__
 from pgra.artifacts import TemporaryFolder, at_home, write_json, write_text
-from pgra.config import DRAWN_EXEMPLARS, config_root
+from pgra.config import config_root
 from pgra.core import Json
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ArtifactError, ConfigError
-from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.exemplars import DRAWN_EXEMPLARS
 from pgra.reader.record import OWN_INPUTS, READER_FOLDER, RECORD_FILE
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 from pgra.report.results import METRICS_FILE, read_object
 from pgra.run_folder import (
     ARGUMENTS_FILE,

@@ -31,9 +31,9 @@ from pgra.artifacts import (
     write_json,
     write_text,
 )
-from pgra.config import RunArguments
 from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError, PgraError
+from pgra.methods.arguments import RunArguments
 from pgra.methods.base import (
     Decisions,
     Method,

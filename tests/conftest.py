@@ -22,16 +22,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import pytest
 
-from pgra.config import (
-    CorpusArguments,
-    DataArguments,
-    PgraArguments,
-    ReaderArguments,
-    RerankArguments,
-    RetrieverArguments,
-    RuntimeArguments,
-)
 from pgra.core import Example
+from pgra.data.corpus import CorpusArguments
+from pgra.data.examples import DataArguments
+from pgra.methods.arguments import PgraArguments, RuntimeArguments
+from pgra.reader.arguments import ReaderArguments
+from pgra.rerank.base import RerankArguments
+from pgra.retrieval.base import RetrieverArguments
 
 # Importing torch and transformers makes many objects and next to no garbage. `quick_collections`
 # turns the collector on again.

@@ -85,9 +85,9 @@ def moved_to_meta(encoder):
 def _count_encoder(way):
     from transformers import AutoModel, BertConfig
 
-    from pgra.config import RetrieverArguments
     from pgra.encoders.encoder import Encoder, EncoderParts
     from pgra.lm.load import find_model, load_tokenizer
+    from pgra.retrieval.base import RetrieverArguments
 
     texts, tokenizer = _sentences(8192), load_tokenizer(find_model("bundled:minilm-l6"))
     with torch.device("meta"):
@@ -159,8 +159,7 @@ def _last(output, mask):
 
 
 def _sentences(count):
-    from pgra.config import CorpusArguments
-    from pgra.data.corpus import open_corpus
+    from pgra.data.corpus import CorpusArguments, open_corpus
 
     with TemporaryDirectory() as folder:
         arguments = CorpusArguments(corpus=["bundled:wikipedia-19k"])
@@ -199,12 +198,12 @@ def _count_cross_encoder(num_texts=2048, budget=8192):
     from tiny_models import build_cross_encoder
     from transformers import AutoModelForSequenceClassification, BertConfig
 
-    from pgra.config import CorpusArguments, RerankArguments
     from pgra.core import Context
-    from pgra.data.corpus import open_corpus
+    from pgra.data.corpus import CorpusArguments, open_corpus
     from pgra.prompts.fewshot import FewShotPrompt
     from pgra.prompts.template import PromptTemplate
     from pgra.rerank import RerankRequest, open_reranker
+    from pgra.rerank.base import RerankArguments
     from pgra.rerank.cross_encoder import CrossEncoderArguments
 
     query, *texts = _sentences(num_texts + 1)
@@ -243,9 +242,8 @@ def _count_reader(num_steps=5000, batch=8, depth=16):
     import numpy as np
     from transformers import T5Config, T5ForConditionalGeneration
 
-    from pgra.config import CorpusArguments, DataArguments
-    from pgra.data.corpus import open_corpus
-    from pgra.data.examples import load_splits
+    from pgra.data.corpus import CorpusArguments, open_corpus
+    from pgra.data.examples import DataArguments, load_splits
     from pgra.data.tasks import Task
     from pgra.lm.batching import GroupCost, group_by_length
     from pgra.lm.load import find_model, load_tokenizer

@@ -5,18 +5,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from pgra.commands.common import parse_run
-from pgra.config import (
-    DataArguments,
-    FolderArguments,
-    PgraArguments,
-    RunArguments,
-    RuntimeArguments,
-)
+from pgra.data.examples import DataArguments
 from pgra.exemplars import SelectionArguments
 from pgra.lm.base import CompleterArguments
+from pgra.methods.arguments import FolderArguments, PgraArguments, RunArguments, RuntimeArguments
 from pgra.methods.base import find_method
 from pgra.methods.kate import AnswerArguments
-from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 
 def run_of(args: PgraArguments, method: str, folder: Path, **training: object) -> RunArguments:

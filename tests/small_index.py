@@ -4,10 +4,10 @@ from pathlib import Path
 
 from conftest import SENTENCES
 
-from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import Context
-from pgra.data.corpus import open_corpus
+from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.retrieval import IndexRequest, find_retriever, open_retriever
+from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.trec import find_docnos, write_run
 
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from pgra.api.searching import as_texts, check_count, check_kinds
 from pgra.artifacts import TemporaryFolder
-from pgra.config import RerankArguments
 from pgra.core import Candidates, Example, Hit, check_device
 from pgra.data.examples import class_names, open_rows, read_split
 from pgra.data.read import Record, read_label
@@ -30,7 +29,7 @@ from pgra.progress import Bar
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.bank import query_key
-from pgra.rerank.base import Reference
+from pgra.rerank.base import Reference, RerankArguments
 from pgra.rerank.similarity import Fitting, Similarity, find_similarity
 
 logger = logging.getLogger(__name__)

@@ -27,9 +27,8 @@ from pgra.artifacts import (
     load_manifest,
     sync_folder,
 )
-from pgra.config import CorpusArguments
 from pgra.core import MISSING_ROW, Context, Hit, check_device
-from pgra.data.corpus import Corpus, load_corpus, open_corpus, write_passages
+from pgra.data.corpus import Corpus, CorpusArguments, load_corpus, open_corpus, write_passages
 from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ArtifactError, ConfigError
 from pgra.retrieval.base import BuiltIndex, IndexRequest, Recipe, refuse_strangers

@@ -18,14 +18,14 @@ from typing import Any, Self, overload
 
 from pgra.api.searching import Index
 from pgra.artifacts import at_home, canonical_json, digest, user_cache, write_text
-from pgra.config import READERS, CorpusArguments, RunArguments
 from pgra.core import ALONE
 from pgra.data.bundled import BUNDLED
-from pgra.data.corpus import Corpus, write_passages
+from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import RawSplit, Rows, open_rows, read_split
 from pgra.data.references import read_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.methods.arguments import READERS, RunArguments
 from pgra.methods.base import arguments_of
 from pgra.progress import quiet_transformers
 from pgra.publish import HubTarget, open_target, push_run

@@ -16,14 +16,15 @@ from pgra.commands.common import (
     say,
     say_once,
 )
-from pgra.config import Arguments, Defaults, SeriesArguments, arg, parse_first
+from pgra.config import Arguments, Defaults, arg, parse_first
 from pgra.errors import ConfigError, PgraError
+from pgra.experiments import SeriesArguments
 from pgra.help import wants_all, wants_help
 
 if TYPE_CHECKING:
-    from pgra.config import RunArguments
     from pgra.core import Context
     from pgra.experiments.grid import Grid, GridRun, Point
+    from pgra.methods.arguments import RunArguments
 
 
 @dataclass(kw_only=True)

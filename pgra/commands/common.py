@@ -12,9 +12,11 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import Defaults, PgraArguments, RunArguments, parse_arguments
+from pgra.config import Defaults, parse_arguments
 from pgra.errors import ConfigError
+from pgra.experiments import SeriesArguments
 from pgra.help import Flag, write_help
+from pgra.methods.arguments import PgraArguments, RunArguments
 
 if TYPE_CHECKING:
     from pgra.core import Context
@@ -26,6 +28,14 @@ SECTIONS: dict[str, Any] = {
     if isinstance(section.type, type)
 }
 """The argument dataclasses of PGRA's stages and readers by their name in `PgraArguments`."""
+
+
+def all_arguments() -> frozenset[str]:
+    """Return the names of all arguments that a YAML for several programs may hold."""
+    from pgra.reader.trainer_arguments import ReaderTrainingArguments
+
+    classes = [*SECTIONS.values(), SeriesArguments, ReaderTrainingArguments]
+    return frozenset(field.name for cls in classes for field in fields(cls))
 
 
 def about(command: Callable[..., object]) -> dict[str, Any]:

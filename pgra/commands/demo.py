@@ -16,8 +16,8 @@ from pgra.help import wants_help
 from pgra.progress import Bar
 
 if TYPE_CHECKING:
-    from pgra.config import PgraArguments, RunArguments
     from pgra.experiments.consistency import ConsistencyReport
+    from pgra.methods.arguments import PgraArguments, RunArguments
     from pgra.report.metrics import Difference
     from pgra.report.results import Run
 

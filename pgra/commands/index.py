@@ -14,19 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, given_names, quiet_libraries, say, say_words
 from pgra.commands.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
-from pgra.config import (
-    Arguments,
-    CorpusArguments,
-    RetrieverArguments,
-    RuntimeArguments,
-    arg,
-    choose,
-    parse_arguments,
-)
+from pgra.config import Arguments, arg, choose, parse_arguments
 from pgra.core import MISSING_ROW, Context, join_context
+from pgra.data.corpus import CorpusArguments
 from pgra.data.read import check_file, is_utf8, read_lines, whole_number
 from pgra.errors import ArtifactError, ConfigError, DataError, check_alone, show, visible
 from pgra.help import wants_help
+from pgra.methods.arguments import RuntimeArguments
+from pgra.retrieval.base import RetrieverArguments
 
 if TYPE_CHECKING:
     from pgra.core import Candidates

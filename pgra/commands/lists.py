@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.commands.common import about, quiet_libraries, say, say_words
-from pgra.config import CorpusArguments, arg, choose, flags_of, parse_arguments
+from pgra.config import arg, choose, flags_of, parse_arguments
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled
+from pgra.data.corpus import CorpusArguments
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError, DataError
 from pgra.help import wants_help, write_help

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, parse_stages, quiet_libraries, say
-from pgra.config import Arguments, PgraArguments, arg
+from pgra.config import Arguments, arg
 from pgra.errors import ConfigError
+from pgra.methods.arguments import PgraArguments
 
 if TYPE_CHECKING:
     from pgra.lm.cost import Reading

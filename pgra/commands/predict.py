@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, quiet_libraries, say, typed_lines
 from pgra.commands.index import TextArguments, name_leading_texts
-from pgra.config import KernelArguments, arg, parse_arguments
+from pgra.config import arg, parse_arguments
 from pgra.data.read import check_file, parse_json, read_lines, read_records, table_rows
 from pgra.errors import ConfigError, DataError, PgraError, visible
+from pgra.lm.base import KernelArguments
 
 if TYPE_CHECKING:
     from pgra.report.results import EvidenceLine

@@ -10,9 +10,9 @@ from itertools import chain, islice, takewhile, zip_longest
 from statistics import fmean
 
 from pgra.commands.common import about, say, say_words
-from pgra.config import DataArguments, arg, choose, parse_arguments
+from pgra.config import arg, choose, parse_arguments
 from pgra.core import Example
-from pgra.data.examples import open_named, own_data_set, read_split
+from pgra.data.examples import DataArguments, open_named, own_data_set, read_split
 from pgra.data.references import read_references
 from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError

@@ -18,12 +18,14 @@ from pgra.commands.common import (
     show_metrics,
     show_summary,
 )
-from pgra.config import Defaults, KernelArguments, SeriesArguments, arg, parse_arguments
+from pgra.config import Defaults, arg, parse_arguments
 from pgra.errors import ConfigError
+from pgra.experiments import SeriesArguments
+from pgra.lm.base import KernelArguments
 
 if TYPE_CHECKING:
-    from pgra.config import RunArguments
     from pgra.experiments.search import SearchResult
+    from pgra.methods.arguments import RunArguments
     from pgra.publish import HubTarget
 
 

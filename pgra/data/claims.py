@@ -14,11 +14,11 @@ from pathlib import Path
 from random import Random
 
 from pgra.artifacts import Artifact, build_once, is_finished, write_aside, write_lines
-from pgra.config import LEAK_JACCARD, Arguments, RuntimeArguments, arg
+from pgra.config import Arguments, arg
 from pgra.core import Json
 from pgra.data.corpus import Corpus
 from pgra.data.tasks import LABEL
-from pgra.data.text import split_words
+from pgra.data.text import LEAK_JACCARD, split_words
 from pgra.errors import ArtifactError, DataError
 
 KINDS = ("year", "number", "entity")
@@ -62,9 +62,7 @@ class ClaimsArguments(Arguments):
         most=1,
     )
     seed: int = arg(0, "Seed of all that is drawn.", least=0)
-    artifacts_dir: str = arg(
-        RuntimeArguments.artifacts_dir, "Where corpora are kept that were read.", decides=False
-    )
+    artifacts_dir: str = arg("artifacts", "Where corpora are kept that were read.", decides=False)
 
     @property
     def sizes(self) -> Mapping[str, int]:

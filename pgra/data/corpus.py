@@ -42,13 +42,79 @@ from pgra.artifacts import (
     without_home,
     write_lines,
 )
-from pgra.config import CorpusArguments
+from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW, Json, Rows
 from pgra.data import read
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
 from pgra.data.read import PACKED, Reading
-from pgra.errors import DamageError, DataError, reading
+from pgra.errors import ConfigError, DamageError, DataError, reading
 from pgra.progress import Bar
+
+
+@dataclass(kw_only=True)
+class CorpusArguments(Arguments):
+    """The sentences that are searched."""
+
+    GROUP = "Corpus"
+
+    corpus: str | list[str] = arg(
+        ["princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt"],
+        "One passage a line (.txt), or a field of a table (.jsonl, .csv, .tsv), also .gz or .zst; "
+        "a column of a .parquet file; hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT, "
+        "the last two where there are several); or bundled:NAME. Several are one corpus, in the "
+        "order given.",
+        is_common=True,
+    )
+    corpus_field: str = arg("text", "Field that holds the passage, for all but .txt.")
+    corpus_id: str | None = arg(
+        None,
+        "Field that holds a passage's name in TREC run files and qrels; default: its row.",
+        decides=False,  # a run's fingerprint says which rows are meant
+    )
+    passage_words: int | None = arg(
+        None, "Cut each line, a document, into passages of so many words (DPR: 100).", least=1
+    )
+    max_passages: int | None = arg(None, "Keep the first so many passages.", least=1)
+    passage_seed: int | None = arg(
+        None,
+        "Draw max_passages over all of the corpus by this seed, instead of keeping the first.",
+        least=0,
+        needs={"max_passages": True},
+    )
+    drop_duplicates: bool = arg(
+        True,
+        "Keep only the first of equal passages (their number is reported either way); with "
+        "--corpus_id all are kept, each under its name.",
+        off="Keep equal passages.",
+    )
+    strict: bool = arg(
+        False,
+        "Refuse a corpus with blank, duplicate or non-UTF-8 lines, or passages longer than the "
+        "encoder reads, rather than count them and go on.",
+        decides=False,
+    )
+
+    def check(self) -> None:
+        """Refuse a corpus of no file; a list of one name is that name."""
+        if isinstance(self.corpus, list) and len(self.corpus) == 1:
+            self.corpus = self.corpus[0]
+        if not self.sources:
+            raise ConfigError("corpus names no file: give one, or a bundled: name")
+        if self.corpus_id is not None and self.passage_words is not None:
+            raise ConfigError(
+                "corpus_id names whole lines, which passage_words cuts: leave one of the two out"
+            )
+
+    @property
+    def drops_duplicates(self) -> bool:
+        """Whether of equal passages the first stays alone: not where each has a name."""
+        return self.drop_duplicates and self.corpus_id is None
+
+    @property
+    def sources(self) -> list[str]:
+        """The files that make up the corpus, in order."""
+        return [self.corpus] if isinstance(self.corpus, str) else list(self.corpus)
+
 
 # Where a corpus' texts come from: a file, a file on the hub, a data set on the hub, a bundled one.
 # A source gives raw texts one after the other, never all at once.

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pgra.artifacts import at_home
-from pgra.config import TEST_FRACTION, DataArguments
+from pgra.config import Arguments, arg
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.read import (
@@ -32,6 +32,69 @@ from pgra.data.read import (
 )
 from pgra.data.tasks import LABEL, SPLITS, GenerationTask, HubSource, Task
 from pgra.errors import ConfigError, DataError
+
+TEST_FRACTION = 0.2
+"""Of train, where nothing is named to report on."""
+
+
+@dataclass(kw_only=True)
+class DataArguments(Arguments):
+    """Which task, and where its examples come from."""
+
+    GROUP = "Task"
+
+    task: str | None = arg(
+        None, "Name of a YAML in configs/tasks, or the path of one.", is_common=True
+    )
+    dataset_name: str | None = arg(
+        None,
+        "Hub id, local folder with {train,validation,test}.jsonl, or bundled:NAME; "
+        "default: the task's own.",
+        is_common=True,
+    )
+    train_file: str | None = arg(
+        None,
+        "jsonl, csv or tsv (tsv: no quoting) with the task's input fields and 'label'; over "
+        "dataset_name.",
+        is_common=True,
+    )
+    validation_file: str | None = arg(
+        None, "The same, to choose a checkpoint on; without one a part of train is held out."
+    )
+    test_file: str | None = arg(
+        None,
+        "The same, to report on; without one a part of train is held out (test_fraction).",
+        is_common=True,
+    )
+    max_train_samples: int | None = arg(
+        None, "Keep this many training examples (drawn with split_seed).", least=1
+    )
+    max_dev_samples: int | None = arg(
+        500, "At most this many examples to choose a checkpoint on.", least=1
+    )
+    max_test_samples: int | None = arg(
+        None, "Keep this many test examples (drawn with split_seed).", least=1
+    )
+    dev_fraction: float = arg(
+        0.1,
+        "Share of train held out when there is no validation file, the same share of each label.",
+        above=0,
+        below=1,
+    )
+    test_fraction: float | None = arg(
+        None,
+        "Share of train held out to report on, the same share of each label; default: 0.2 where "
+        "there is a train_file and neither test_file nor dataset_name, else none.",
+        above=0,
+        below=1,
+    )
+    split_seed: int = arg(0, "Seed of the held-out parts and of every sub-sample.")
+
+    def check(self) -> None:
+        """Hold out a test set where there is none: a run that is measured again knows of it."""
+        if self.train_file and not (self.test_file or self.dataset_name or self.test_fraction):
+            self.test_fraction = TEST_FRACTION
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pgra.config import DataArguments
 from pgra.core import Example
-from pgra.data.examples import RawSplit, hold_out, open_pool, sample, warn_of_size
+from pgra.data.examples import DataArguments, RawSplit, hold_out, open_pool, sample, warn_of_size
 from pgra.data.read import Record, clean_text
 from pgra.data.tasks import ANSWERS, GenerationTask
 from pgra.errors import DataError

@@ -6,6 +6,10 @@ from itertools import pairwise
 
 import regex
 
+LEAK_JACCARD = 0.9
+"""Share of common words from which on a text is nearly the query's own; see `LeakGuard`."""
+
+
 WORDS = "NFC, case-folded; letters, digits and their marks; pairs of characters without spaces"
 """Of fingerprints: how `split_words` cuts."""
 

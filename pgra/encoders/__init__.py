@@ -1,1 +1,63 @@
 """Text encoders: a sentence to a vector."""
+
+from dataclasses import dataclass
+
+from pgra.config import Arguments, arg
+from pgra.lm.base import DTYPES
+
+POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
+
+
+@dataclass(kw_only=True)
+class EncoderArguments(Arguments):
+    """Which encoder, and how it reads; shared by all that have one."""
+
+    GROUP = "Retriever"
+
+    encoder: str = arg(
+        "google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.", is_common=True
+    )
+    pooling: str = arg(
+        "auto",
+        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
+        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
+        choices=POOLINGS,
+    )
+    max_encoder_tokens: int | None = arg(
+        None,
+        "Tokens of a text that the encoder reads; default: what a sentence-transformers model "
+        "says, else 128.",
+        least=4,
+    )
+    query_prompt: str | None = arg(
+        None,
+        "What the encoder reads before each query, such as 'query: ' for E5 (an exemplar is a "
+        "query too); default: what a sentence-transformers model says, else nothing.",
+    )
+    encoder_dtype: str = arg(
+        "auto",
+        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
+    )
+
+
+@dataclass(kw_only=True)
+class PassageEncoderArguments(EncoderArguments):
+    """How an encoder writes the vectors of a corpus."""
+
+    GROUP = "Retriever"
+
+    normalize: bool = arg(
+        True,
+        "Unit vectors, so that the inner product is the cosine.",
+        off="Vectors as the encoder gives them.",
+    )
+    passage_prompt: str | None = arg(
+        None, "What it reads before each passage, such as 'passage: '."
+    )
+    encoder_batch_tokens: int = arg(
+        1024,
+        "Padded tokens in one encoder batch on a CPU; a GPU takes 32 times as many.",
+        least=1,
+        decides=False,
+    )

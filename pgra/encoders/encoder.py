@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
 from pgra.artifacts import NO_INPUTS, Inputs, TemporaryFolder, file_checksum
-from pgra.config import POOLINGS, RetrieverArguments, choose
+from pgra.config import choose
 from pgra.core import Example, Json, check_device, run_overlapped
+from pgra.encoders import POOLINGS, PassageEncoderArguments
 from pgra.errors import ConfigError, ModelError, device_failures, show
 from pgra.lm import load
 from pgra.lm.base import Advance
@@ -370,7 +371,7 @@ def _count_positions(model: Any) -> int | None:
 class EncoderParts:
     """What an encoder is made of: see `Encoder`."""
 
-    args: RetrieverArguments
+    args: PassageEncoderArguments
     model: Any
     tokenizer: Any
     fingerprint: Mapping[str, Json]
@@ -440,7 +441,7 @@ class Encoder:
                 `SentenceTransformer`, which is read as if from the folder that it is saved to.
             tokenizer: That of a loaded model of transformers.
             device: Where it runs; with "auto" a loaded model's copy runs where that does.
-            **options: Fields of `RetrieverArguments`, such as `pooling="cls"`.
+            **options: Fields of `PassageEncoderArguments`, such as `pooling="cls"`.
 
         Raises:
             ConfigError: If an option is unknown, or the model has too few positions for it.
@@ -475,7 +476,7 @@ class Encoder:
 
     @classmethod
     def from_name(cls, name: str | Path, *, device: str = "auto", **options: Any) -> "Encoder":
-        """Load an encoder: hub id, folder or bundled:NAME; options are `RetrieverArguments`.
+        """Load an encoder: hub id, folder or bundled:NAME; options are `PassageEncoderArguments`.
 
         Raises:
             PgraError: As the class.
@@ -734,14 +735,14 @@ def _check_peaks(peaks: npt.NDArray[np.float32], chunk: TokenChunk, *, in_half: 
     raise ModelError(f"{name} exceeds {_MOST_HALF}, the most that float16 holds: use normalize")
 
 
-def _encoder_arguments(name: str, options: Mapping[str, Any]) -> RetrieverArguments:
-    known = {each.name for each in fields(RetrieverArguments)} - {"encoder"}
+def _encoder_arguments(name: str, options: Mapping[str, Any]) -> PassageEncoderArguments:
+    known = {each.name for each in fields(PassageEncoderArguments)} - {"encoder"}
     for option in options:
         choose("option of an encoder", option, known)
-    return RetrieverArguments(encoder=name, **options)
+    return PassageEncoderArguments(encoder=name, **options)
 
 
-def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
+def load_encoder(args: PassageEncoderArguments, device: str) -> Encoder:
     """Load the encoder that arguments name.
 
     One with sentence-transformers' files has its own pooling, layers, lengths and prompts, but for
@@ -754,7 +755,9 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
     return Encoder(_read_parts(args, device))
 
 
-def _read_parts(args: RetrieverArguments, device: str, kept: int | None = None) -> EncoderParts:
+def _read_parts(
+    args: PassageEncoderArguments, device: str, kept: int | None = None
+) -> EncoderParts:
     """Read an encoder; `kept` is its truncate_dim, where no file says it."""
     place, source = load.choose_device(device), load.find_model(args.encoder)
     sentence, pooling = read_sentence_model(source), args.pooling
@@ -830,7 +833,7 @@ def _load_model(source: ModelSource, config: Any, pooling: str, dtype: torch.dty
 # A T5's encoder as a text encoder: the k-NN baseline's in Guo et al. 2023.
 
 
-def load_t5_encoder(args: RetrieverArguments, name: str, device: str) -> Encoder:
+def load_t5_encoder(args: PassageEncoderArguments, name: str, device: str) -> Encoder:
     """Load the encoder of a T5; a vector is the mean of its last states, </s> included.
 
     Args:

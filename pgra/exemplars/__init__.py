@@ -16,8 +16,14 @@ This module is light, for the command line reads it.
 from dataclasses import dataclass
 from typing import Any
 
-from pgra.config import LEAK_JACCARD, EncoderArguments, arg, find_class
+from pgra.config import arg, find_class
+from pgra.data.text import LEAK_JACCARD
+from pgra.encoders import EncoderArguments
 from pgra.errors import ConfigError
+
+DRAWN_EXEMPLARS = ("balanced", "fixed", "official", "random")
+"""Selectors whose one draw serves a whole task; all others choose for each query."""
+
 
 SELECTORS = {
     "balanced": "pgra.exemplars.selection:Balanced",

@@ -39,7 +39,7 @@ def build_prompt(
         examples: The training set, in file order, labelled.
         words: The word that answers, by label, in the task's order of labels.
         num_exemplars: The paper's m. `official` takes its own number, 8 to 11 of 8.
-        method: A selector that draws, of `pgra.config.DRAWN_EXEMPLARS`.
+        method: A selector that draws, of `DRAWN_EXEMPLARS`.
         seed: Seed of choice and order.
 
     Raises:

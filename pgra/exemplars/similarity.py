@@ -14,8 +14,9 @@ from typing import ClassVar, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from pgra.config import EncoderArguments, RetrieverArguments, find_class
+from pgra.config import find_class
 from pgra.core import Candidates, Example, Json, Rows
+from pgra.encoders import EncoderArguments, PassageEncoderArguments
 from pgra.encoders.encoder import load_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import BM25, SIMILARITIES, SelectionArguments
@@ -229,7 +230,7 @@ def open_similarity(
         ModelError: If the encoder cannot be found or loaded.
     """
     asked = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
-    plain = RetrieverArguments(normalize=False, **asked)  # lengths stay: the metric reads them
+    plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
     pool = examples if key is None else key(examples)
     neighbors = Neighbors(lambda: encoder or load_encoder(plain, device), pool, root)
     name = BM25 if args.encoder == BM25 else args.likeness

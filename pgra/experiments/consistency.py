@@ -49,11 +49,11 @@ from pgra.artifacts import (
     write_lines,
     write_text,
 )
-from pgra.config import CorpusArguments, PgraArguments
 from pgra.core import ALONE, Context, Json
-from pgra.data.corpus import Corpus, open_corpus
+from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.errors import ConfigError, DamageError, DataError, unknown_name
 from pgra.exemplars.selection import vote
+from pgra.methods.arguments import PgraArguments
 from pgra.methods.stages import Stages
 from pgra.reader.record import RECORD_FILE, Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference

@@ -34,14 +34,12 @@ from typing import Any
 from pgra.artifacts import write_json
 from pgra.config import (
     CHOOSING,
-    PROFILES,
     Defaults,
-    RunArguments,
-    SeriesArguments,
     choose,
     config_root,
     from_values,
     from_yaml,
+    list_yamls,
     parse_yaml,
     read_yaml,
 )
@@ -55,6 +53,8 @@ from pgra.errors import (
     show,
     unknown_name,
 )
+from pgra.experiments import SeriesArguments
+from pgra.methods.arguments import RunArguments
 from pgra.methods.base import METHODS, find_method, find_sections, open_method
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
@@ -294,7 +294,7 @@ def _check(grid: Grid) -> None:
             )
     for profile in (grid.base.get(PROFILE), *(p.values.get(PROFILE) for p in grid.cells)):
         if profile is not None:
-            choose("profile", str(profile), PROFILES)
+            choose("profile", str(profile), list_yamls("profiles"))
     folders: dict[str, str] = {}
     for point in grid.cells:
         other = folders.get(point.folder.lower())

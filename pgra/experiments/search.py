@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_json
-from pgra.config import RunArguments, SeriesArguments
 from pgra.core import ALONE, Context, gather
 from pgra.errors import ConfigError
+from pgra.experiments import SeriesArguments
+from pgra.methods.arguments import RunArguments
 from pgra.runs import (
     Outcome,
     Prepared,

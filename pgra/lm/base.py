@@ -8,9 +8,97 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pgra.config import LMArguments, arg
+from pgra.config import Arguments, arg
 from pgra.core import Context, Json
 from pgra.errors import ConfigError
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
+QUANTIZATIONS = ("4bit", "8bit", "none")
+DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
+FAST_KERNELS = ("auto", "off")
+
+
+@dataclass(kw_only=True)
+class KernelArguments(Arguments):
+    """Whether fast kernels may be used; an argument of all that run an LM or a reader."""
+
+    GROUP = "LM"
+
+    fast_kernels: str = arg(
+        "auto",
+        "Attention and products of our own where they are faster: auto (each is compared with the "
+        "stock way when it is first used, and dropped with a warning where it differs) or off "
+        "(stock calls of torch and transformers only).",
+        choices=FAST_KERNELS,
+        decides=False,
+    )
+
+
+@dataclass(kw_only=True)
+class LMArguments(KernelArguments):
+    """Which LM, and how it is run; shared by all that have one."""
+
+    GROUP = "LM"
+
+    lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.", is_common=True)
+    lm_dtype: str = arg(
+        "auto",
+        "auto (on a GPU float16 for an LM that is kept in it, as OPT is, unless a state overflows, "
+        "and bfloat16 for others; else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
+    )
+    lm_quantization: str = arg(
+        "none",
+        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
+        "needs pip install 'pgra[int8]'.",
+        choices=QUANTIZATIONS,
+    )
+    lm_device_map: str = arg(
+        "none",
+        "none (one device), or over all GPUs of one process: auto, balanced, sequential.",
+        choices=DEVICE_MAPS,
+        decides=False,
+    )
+    lm_batch_tokens: int = arg(
+        2048,
+        "Tokens in one LM batch on a CPU; a GPU takes 16 times as many.",
+        least=1,
+        decides=False,
+    )
+
+
+@dataclass(kw_only=True)
+class StateArguments(LMArguments):
+    """Which of an LM's states are read under a prompt, and how."""
+
+    GROUP = "Reranker"
+
+    lm_batch_tokens: int = arg(
+        512,
+        "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many for 13 billion weights, "
+        "and more for a smaller LM, up to 16 times that.",
+        least=1,
+        decides=False,
+    )
+    max_prompt_tokens: int | None = arg(
+        None,
+        "Longest prompt; default: the LM's window. Longer texts are cut, never the tail.",
+        least=8,
+    )
+    lm_layer: str = arg(
+        "last",
+        "Layer whose states are compared; later ones are not run. last, the number of one (from 1 "
+        "on), or a share of the depth such as 0.6.",
+    )
+    prefix_sharing: str = arg(
+        "auto",
+        "How the prefix is run once: auto, cascade, packed, expanded, or none (run it with every "
+        "text). A way that is named is tried when the LM first reads; a full bank needs no way.",
+        choices=PREFIX_SHARINGS,
+        decides=False,
+    )
+
 
 REMOTE = "openai:"
 AUTO, CHAT, COMPLETIONS = "auto", "chat", "completions"

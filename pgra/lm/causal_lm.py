@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from pgra.config import LMArguments, choose
+from pgra.config import choose
 from pgra.core import Json, check_device
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
-from pgra.lm.base import Advance, Completion
+from pgra.lm.base import Advance, Completion, LMArguments
 from pgra.lm.batching import pad, send
 from pgra.lm.kernels import (
     LastLayer,

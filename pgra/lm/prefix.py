@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from pgra.artifacts import Inputs
-from pgra.config import RerankArguments
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
-from pgra.lm.base import Advance
+from pgra.lm.base import Advance, StateArguments
 from pgra.lm.batching import BackOff, RowLayout, begin_fetch
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import kept_layers, stock_cache
@@ -205,7 +204,7 @@ class PromptedEncoder:
     @classmethod
     def open(
         cls,
-        args: RerankArguments,
+        args: StateArguments,
         prompt: FewShotPrompt,
         device: str,
         *,

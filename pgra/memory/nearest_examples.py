@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pgra.config import LEAK_JACCARD
 from pgra.core import Example
 from pgra.data.read import check_file, read_records
+from pgra.data.text import LEAK_JACCARD
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, Nearest

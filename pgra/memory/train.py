@@ -35,9 +35,9 @@ from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokeni
 from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, in_form, plain_input
 from pgra.memory.stream import Step
 from pgra.progress import Bar
-from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.module import ReaderModule, Trainable
 from pgra.reader.train import TrainResult, fit, replace_folder
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 ABOUT_FILE = "trained_on.json"
 """In the folder of a trained model: what it was trained on, and how."""

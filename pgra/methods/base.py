@@ -15,24 +15,19 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pgra.artifacts import digest
-from pgra.config import (
-    CHOOSING,
+from pgra.config import CHOOSING, Arguments, Defaults, find_class, parse_arguments
+from pgra.core import Context, Example, Json, Prediction
+from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
+from pgra.data.examples import DataArguments, load_splits
+from pgra.data.tasks import GenerationTask, Task
+from pgra.errors import ConfigError, unknown_name
+from pgra.methods.arguments import (
     READERS,
-    Arguments,
-    DataArguments,
-    Defaults,
     FolderArguments,
     PgraArguments,
     RunArguments,
     RuntimeArguments,
-    find_class,
-    parse_arguments,
 )
-from pgra.core import Context, Example, Json, Prediction
-from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
-from pgra.data.examples import load_splits
-from pgra.data.tasks import GenerationTask, Task
-from pgra.errors import ConfigError, unknown_name
 from pgra.report.results import EvidenceLine
 from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
@@ -48,7 +43,7 @@ METHODS: dict[str, str] = {
 }
 """Where each method's class is. What `--method` names else is `module:Class`, or an entry point of
 the group `pgra.methods`. Readers that differ in their evidence alone are one class: what tells
-them apart stands in `pgra.config.READERS`."""
+them apart stands in `pgra.methods.arguments.READERS`."""
 
 SPLITS = ("train", "dev", "test")
 

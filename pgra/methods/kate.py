@@ -20,7 +20,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from pgra.artifacts import digest
-from pgra.config import Arguments, RerankArguments, RunArguments, arg
+from pgra.config import Arguments, arg
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.data.examples import held_out_rule, load_pool
 from pgra.data.references import Reference, load_references
@@ -35,6 +35,7 @@ from pgra.lm.cache import CachedLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.lm.remote import FIRST_TOKEN, NUM_TOP, RemoteLM
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
+from pgra.methods.arguments import RunArguments
 from pgra.methods.base import Decisions, Forecast, Method, TaskData, bundled_notes, task_name
 from pgra.methods.stages import prompt_template
 from pgra.prompts.fewshot import (
@@ -49,6 +50,7 @@ from pgra.prompts.template import PromptTemplate
 from pgra.report import metrics as measures
 from pgra.report.metrics import RIGHT, WRONG
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
+from pgra.rerank.base import RerankArguments
 from pgra.retrieval.neighbors import LEAK_RULE
 
 logger = logging.getLogger(__name__)

@@ -15,20 +15,17 @@ from pathlib import Path
 from typing import ClassVar
 
 from pgra.artifacts import digest
-from pgra.config import (
-    CorpusArguments,
-    ReaderArguments,
-    RerankArguments,
-    RetrieverArguments,
-    RunArguments,
-)
 from pgra.core import Example, Json, Prediction, Rows
+from pgra.data.corpus import CorpusArguments
 from pgra.errors import ConfigError
 from pgra.exemplars.selection import vote
+from pgra.methods.arguments import RunArguments
 from pgra.methods.base import Decisions, Forecast, Method
 from pgra.methods.stages import Stages, neighbor_model, open_neighbors
+from pgra.reader.arguments import ReaderArguments
 from pgra.report.metrics import measure
-from pgra.retrieval.base import examples_digest, store_candidates
+from pgra.rerank.base import RerankArguments
+from pgra.retrieval.base import RetrieverArguments, examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from pgra.config import Arguments, RunArguments, arg
+from pgra.config import Arguments, arg
 from pgra.core import Example, Json
 from pgra.data.examples import draw_shots, whole_train
 from pgra.encoders.encoder import Encoder, choose_max_tokens, load_encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
+from pgra.methods.arguments import RunArguments
 from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.pgra import Pgra
 from pgra.methods.stages import Stages, prompt_template

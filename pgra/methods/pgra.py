@@ -20,17 +20,9 @@ from typing import Any, ClassVar, Self
 from transformers import AutoModelForSeq2SeqLM
 
 from pgra.artifacts import artifact_dir, check_fingerprint
-from pgra.config import (
-    CorpusArguments,
-    FolderArguments,
-    PgraArguments,
-    ReaderArguments,
-    RerankArguments,
-    RetrieverArguments,
-    RunArguments,
-    choose,
-)
+from pgra.config import choose
 from pgra.core import Context, Example, Json, Scores
+from pgra.data.corpus import CorpusArguments
 from pgra.data.tasks import METRICS, Task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.load import (
@@ -41,6 +33,7 @@ from pgra.lm.load import (
     load_tokenizer,
     tokenizer_identity,
 )
+from pgra.methods.arguments import FolderArguments, PgraArguments, RunArguments
 from pgra.methods.base import (
     SPLITS,
     Decisions,
@@ -55,13 +48,9 @@ from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import check_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
-from pgra.reader.arguments import (
-    ReaderTrainingArguments,
-    default_learning_rate,
-)
+from pgra.reader.arguments import NOT_DECIDING, ReaderArguments
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
-from pgra.reader.fields import NOT_DECIDING
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, describe, store_inputs
 from pgra.reader.module import Classifier, check_adapters
 from pgra.reader.predict import Decision, T5Classifier
@@ -75,11 +64,16 @@ from pgra.reader.record import (
     write_record,
 )
 from pgra.reader.train import check_batches, train_reader
+from pgra.reader.trainer_arguments import (
+    ReaderTrainingArguments,
+    default_learning_rate,
+)
 from pgra.report.metrics import BINS, measure, measure_reliability
 from pgra.report.results import PREDICTIONS_FILE, EvidenceLine, add_attention
 from pgra.rerank import Reference, find_reranker
+from pgra.rerank.base import RerankArguments
 from pgra.rerank.similarity import find_similarity
-from pgra.retrieval.base import examples_digest
+from pgra.retrieval.base import RetrieverArguments, examples_digest
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from pgra.config import LoraArguments, RunArguments, arg
+from pgra.config import arg
 from pgra.core import ALONE, Context, Example, Json, Scores, gather
 from pgra.errors import ConfigError
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
@@ -31,12 +31,14 @@ from pgra.lm.batching import BackOff, send, token_budget_batches
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
 from pgra.methods.answers import progress_bar
+from pgra.methods.arguments import RunArguments
 from pgra.methods.base import SPLITS
 from pgra.methods.pgra import Pgra
 from pgra.prompts.fewshot import answer_words
 from pgra.prompts.fitting import fit_prompts
 from pgra.prompts.template import SEPARATOR, PromptTemplate
 from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.arguments import LoraArguments
 from pgra.reader.calibrate import Calibration, decide
 from pgra.reader.causal import CausalModule, answer_row, pad
 from pgra.reader.inputs import SegmentLayout

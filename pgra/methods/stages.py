@@ -19,13 +19,13 @@ from typing import Self
 import numpy as np
 
 from pgra.artifacts import digest
-from pgra.config import PgraArguments
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
+from pgra.methods.arguments import PgraArguments
 from pgra.methods.base import SPLITS, TaskData, Timed
 from pgra.plan import Plan, make_plan
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat

@@ -1,411 +1,119 @@
-"""The Trainer's own arguments, with the paper's values as defaults."""
+"""Arguments of the reader and of its training, without `transformers`."""
 
-import dataclasses
-import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
-import torch
-from transformers import TrainingArguments
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_reporting_integration_callbacks,
-)
-from transformers.trainer_pt_utils import AcceleratorConfig
-from transformers.utils import is_torch_tf32_available
-
-from pgra.config import Rule, arg, at_least, choose, rules
-from pgra.data.read import parse_json, read_json
-from pgra.errors import ConfigError, show
-from pgra.lm.load import ready_device
-
-_A_WEEK = 7 * 24 * 3600
-_PAPER_BATCH = 8  # of SST-2 and most others (appendix H, table 7)
-_REASONS: dict[str, tuple[str, ...]] = {
-    "the reader does not support it. Leave it out": (
-        *("label_smoothing_factor", "neftune_noise_alpha", "use_liger_kernel"),
-        *("liger_kernel_config", "optim_target_modules", "debug"),
-    ),
-    "each device trains the whole reader. Leave it out (accelerate launch uses several devices)": (
-        *("fsdp", "fsdp_config", "deepspeed", "parallelism_config"),
-    ),
-    "it overflows in a T5 and gives NaN: use --bf16, or neither": ("fp16", "fp16_full_eval"),
-    "the dev set is decided as the reader is trained: use --bf16, or neither": ("bf16_full_eval",),
-    (
-        "it would train with other batches than the run's record says. Give --per_device_train_"
-        "batch_size beside --total_train_batch_size"
-    ): ("auto_find_batch_size",),
-    # What a run that was stopped could not go on with, bit for bit.
-    "a run that goes on would train on examples twice. Leave it out": ("ignore_data_skip",),
-    "a run that goes on would draw other dropout. Leave it out": ("dataloader_persistent_workers",),
-    "a run that goes on would read other batches. Leave it out": ("dataloader_in_order",),
-    "a run that goes on would measure once more. Leave it out": ("eval_on_start",),
-    "it would bring back the stop too, and early stopping's count is kept anyway. Leave it out": (
-        "restore_callback_states_from_checkpoint",
-    ),
-    "SIGTERM saves a checkpoint here anyway. Leave it out": ("enable_jit_checkpoint",),
-    "such checkpoints cannot be gone on from. Leave it out (--save_total_limit keeps few)": (
-        "save_only_model",
-    ),
-    # What would change nothing.
-    "the reader decides the dev set itself, in batches of tokens. Leave it out": (
-        *("per_device_eval_batch_size", "prediction_loss_only", "eval_do_concat_batches"),
-        *("eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics"),
-        "batch_eval_metrics",
-    ),
-    "inputs are tokenised beforehand. Leave it out": (
-        *("remove_unused_columns", "label_names", "length_column_name"),
-    ),
-    "training caches nothing. Leave it out": ("use_cache",),
-    "a loss that is no number ends the training. Leave it out": ("logging_nan_inf_filter",),
-}
-REFUSED = {name: reason for reason, names in _REASONS.items() for name in names}
-"""Arguments that must stay as they are, and why."""
-_REFUSED_OPTIMIZERS = ("galore", "apollo", "lomo", "adalomo", "schedule_free")
-_MAPPINGS = (
-    *("lr_scheduler_kwargs", "accelerator_config"),
-    *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
-)
-_LEVELS = Rule(choices=("passive", "detail", "debug", "info", "warning", "error", "critical"))
-_RULES = {
-    **dict.fromkeys(("log_level", "log_level_replica"), _LEVELS),
-    "include_num_input_tokens_seen": Rule(choices=("no", "all", "non_padding")),
-    "train_sampling_strategy": Rule(choices=("random", "sequential")),
-    **dict.fromkeys(("learning_rate", "eval_steps", "save_steps", "logging_steps"), Rule(above=0)),
-    "gradient_accumulation_steps": Rule(least=1),
-    **dict.fromkeys(("dataloader_prefetch_factor", "ddp_timeout"), Rule(least=1)),
-    **dict.fromkeys(("dataloader_num_workers", "weight_decay", "max_grad_norm"), Rule(least=0)),
-    **dict.fromkeys(("warmup_steps", "eval_delay"), Rule(least=0)),
-    **dict.fromkeys(("seed", "data_seed"), Rule(least=0, below=1 << 32)),
-}
-"""What the Trainer's own arguments must be; ours say it themselves."""
+from pgra.config import Arguments, arg
 
 
-@dataclass
-class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not followed by mypy
-    """`transformers.TrainingArguments` with the paper's values for SST-2 (appendix H, table 7).
+@dataclass(kw_only=True)
+class LoraArguments(Arguments):
+    """Low-rank adapters of a reader (Hu et al. 2022)."""
 
-    The Trainer decays all weights but norms and biases; the released code decays those too.
+    GROUP = "Training"
 
-    Made, it says what will be done: `bf16` as the device has it, the batches of each process in
-    `per_device_train_batch_size` and `gradient_accumulation_steps`; None is left in
-    `total_train_batch_size`, which these two stand for from there on. `tf32` stays as it was given,
-    for a run made with it may be measured on a CPU.
-
-    Attributes:
-        HIDDEN: What `--help-all` does not show: it is refused, or taken off before (`pgra.cli`).
-    """
-
-    GROUP: ClassVar[str] = "Training"
-    HIDDEN: ClassVar[Sequence[str]] = (*REFUSED, "log_level", "log_level_replica")
-
-    output_dir: str | None = arg(
-        "runs/{task}-{method}-seed{seed}",
-        "Folder of this run: checkpoints and results.",
-        is_common=True,
-        group="Output",
-    )
-    learning_rate: float | None = arg(
+    lora_rank: int | None = arg(
         None,
-        "Peak learning rate; default: by the reader's width and the number of steps, at most 2e-3 "
-        "(the paper's grid: 1e-5 to 1e-4).",
-        is_common=True,
-    )
-    total_train_batch_size: int | None = arg(
-        None,
-        "Examples a step, of all devices and accumulated batches together (the paper: 4 or 8); "
-        "default: 8, however many processes there are.",
-        least=1,
-        is_common=True,
-    )
-    per_device_train_batch_size: int | None = arg(
-        None,
-        "Examples a device holds at once; default: its share of total_train_batch_size. Beside "
-        "that, batches are accumulated; alone, a step has so many times devices times "
-        "gradient_accumulation_steps, as in transformers.",
+        "Train low-rank adapters of this rank, not the weights: for readers too large to train. "
+        "Needs pip install 'pgra[lora]'. The finished reader is a plain model all the same.",
         least=1,
     )
-    max_steps: int = arg(
-        5000, "Training steps; over num_train_epochs. 0: the reader as it is.", is_common=True
-    )
-    num_train_epochs: float = arg(3.0, "Epochs, with --max_steps -1.")
-    seed: int = arg(
-        42, "Of what the training draws: the order of examples, dropout.", is_common=True
-    )
-    bf16: bool | None = arg(
+    lora_alpha: int | None = arg(
         None,
-        "Train and decide in bfloat16 with float32 weights (autocast): the default on a GPU that "
-        "has it, possible on a CPU. --no_bf16: in float32.",
+        "Scale of the adapters, over the rank; default: peft's.",
+        least=1,
+        needs={"lora_rank": True},
+    )
+    lora_dropout: float | None = arg(
+        None,
+        "Dropout before the adapters; default: peft's.",
+        least=0,
+        below=1,
+        needs={"lora_rank": True},
+    )
+    lora_target_modules: list[str] | None = arg(
+        None,
+        "Layers that get one, by the end of their names; default: peft's, q and v.",
+        needs={"lora_rank": True},
+    )
+
+
+@dataclass(kw_only=True)
+class ReaderArguments(LoraArguments):
+    """The fused T5 that reads a query with its evidence."""
+
+    GROUP = "Reader"
+
+    model_name_or_path: str = arg(
+        "google-t5/t5-base",
+        "Reader, any T5: hub id, folder or bundled:NAME.",
+        decides=False,
         is_common=True,
     )
-    tf32: bool | None = arg(
+    same_train: bool = arg(
+        False,
+        "Of a method without an LM's prompt (plain, fid, random, rag, knn): leave out of training "
+        "what that prompt would show, so that it trains on what --method pgra trains on.",
+    )
+    reader_template: str | None = arg(
         None,
-        "Where a GPU multiplies float32: round factors to TF32. The default without bf16; "
-        "--no_tf32: exact products.",
+        "How the reader sees a query; default: the task's. Holds the task's fields, and "
+        "<extra_id_0> where the word goes.",
     )
-    weight_decay: float = arg(0.01, "AdamW's weight decay.")
-    eval_strategy: str = arg("steps", "When the dev set is measured: steps, epoch or no.")
-    eval_steps: float | None = arg(
-        500, "Steps between measurements on the dev set (at most max_steps)."
+    segment_order: str = arg(
+        "query_first",
+        "query_first, or evidence_first (the paper's code).",
+        choices=("evidence_first", "query_first"),
     )
-    save_steps: float | None = arg(None, "Steps between checkpoints; default: eval_steps.")
-    save_total_limit: int | None = arg(
-        1,
-        "Checkpoints kept: the best, and the last so many. With 1 a finished run keeps its reader "
-        "alone, which is the best one.",
+    max_segment_tokens: int = arg(
+        128, "Tokens of one segment; evidence is cut first, the query's slot never.", least=8
     )
-    load_best_model_at_end: bool = arg(
-        True, "Keep the checkpoint that is best on the dev set.", off="Keep the last checkpoint."
+    decode: str = arg(
+        "verbalizer",
+        "verbalizer (score every label's words), or official (one generated token).",
+        choices=("official", "verbalizer"),
     )
-    logging_steps: float = arg(50, "Steps between lines of the log.")
-    dataloader_drop_last: bool = arg(
-        True,
-        "Leave out an epoch's last, smaller batch.",
-        off="Keep an epoch's last, smaller batch.",
+    length_normalize: bool = arg(
+        False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
     )
-    remove_unused_columns: bool = arg(False, "Not of use here: inputs are tokenised beforehand.")
-    ddp_find_unused_parameters: bool | None = arg(
-        False, "Not needed: every weight of a T5 takes part in every step."
-    )
-    disable_tqdm: bool | None = arg(False, "Show no bar while the reader trains.")
-    report_to: list[str] | None = arg(
-        None, "Trackers of the log: tensorboard, wandb, trackio, ..., several; default: none."
-    )
-    early_stopping_patience: int | None = arg(
-        None, "Measurements on the dev set without progress after which training ends.", least=1
-    )
-    early_stopping_threshold: float = arg(0.0, "What counts as progress: more than this.", least=0)
-    max_train_minutes: float | None = arg(
+    dropout_rate: float | None = arg(
         None,
-        "Minutes of training after which it saves and leaves with exit code 124; the same command "
-        "goes on.",
-        above=0,
+        "Share of activations dropped in training, 0 for none; default: the model's own.",
+        least=0,
+        below=1,
     )
-    logging_nan_inf_filter: bool = arg(
-        False, "Not of use here: a loss that is no number ends the training."
+    evidence_attention: bool = arg(
+        False,
+        "Write to predictions.jsonl what share of the reader's cross-attention each evidence gets "
+        "(predicting then takes about 15 % longer).",
+        decides=False,
     )
-    ddp_timeout: int = arg(_A_WEEK, "Seconds that processes wait for each other.")
-
-    def __post_init__(self) -> None:
-        """Refuse what a reader cannot do, and tie checkpoints to measurements."""
-        self._read_mappings()
-        self._check_refused()
-        self._check_values()
-        if self.max_steps > 0 and self.eval_steps is not None and self.eval_steps >= 1:
-            self.eval_steps = min(self.eval_steps, self.max_steps)
-        if self.save_steps is None:
-            self.save_steps = self.eval_steps or 500
-        elif self.load_best_model_at_end and self.save_steps != self.eval_steps:
-            raise ConfigError(
-                f"save_steps ({self.save_steps}) differs from eval_steps ({self.eval_steps}): the "
-                "best measurement needs its checkpoint. Leave save_steps out"
-            )
-        for end in ("checkpointing", "checkpointing_kwargs"):  # the library's new name for it
-            if getattr(self, f"activation_{end}", None) is None:
-                setattr(self, f"activation_{end}", getattr(self, f"gradient_{end}"))
-        if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
-            self.dataloader_pin_memory = False
-            self.use_cpu = True  # or accelerate takes each process for the only one
-        named = [self.report_to] if isinstance(self.report_to, str) else self.report_to or ["none"]
-        self.report_to = [name for word in named for name in word.split(",") if name]
-        asked = self.tf32
-        self._choose_precision()
-        may_send_early = self.accelerator_config is None
-        try:
-            for name in self.report_to:
-                choose("tracker", name, [*INTEGRATION_TO_CALLBACK, "all", "none"])
-            super().__post_init__()
-            for tracker in get_reporting_integration_callbacks(self.report_to):
-                tracker()  # which refuses where its package is not installed
-        except (ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
-            raise ConfigError(f"training arguments: {error}") from None
-        if self.mixed_precision != ("bf16" if self.bf16 else "no"):  # set by `accelerate launch`
-            raise ConfigError(
-                f"ACCELERATE_MIXED_PRECISION is '{self.mixed_precision}', and bf16 is {self.bf16}: "
-                "say it by --bf16 alone"
-            )
-        self.tf32 = asked
-        self._ready_device(may_send_early=may_send_early)
-        self._share_batch()
-        # Where one process sees several GPUs, the Trainer would use DataParallel, which cannot
-        # gather a FiD's outputs; `accelerate launch` uses them all.
-        self._n_gpu = min(self.n_gpu, 1)
-
-    def _ready_device(self, *, may_send_early: bool) -> None:
-        ready_device(self.device)
-        if may_send_early and self.dataloader_pin_memory and self.device.type == "cuda":
-            self.accelerator_config.non_blocking = True  # no step waits for its batch
-        if self.full_determinism:  # cuBLAS reads it once, at a GPU's first product
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-    def choose_metric(self, metric: str) -> None:
-        """Let a metric choose the checkpoint, unless another one is named."""
-        if self.metric_for_best_model in (None, "loss"):
-            self.metric_for_best_model: str | None = metric
-            self.greater_is_better = True
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what a run's record holds: not the total, which two other arguments stand for."""
-        return {k: v for k, v in super().to_dict().items() if k != "total_train_batch_size"}
-
-    @property
-    def examples_per_step(self) -> int:
-        """Examples a step, of all processes and accumulated batches."""
-        return self._parts * int(self.per_device_train_batch_size or 0)
-
-    @property
-    def precision(self) -> str:
-        """How the reader multiplies: one of `PRECISIONS`."""
-        return "bfloat16" if self.bf16 else "tf32" if self._rounds else "float32"
-
-    def share_of(self, total: int) -> int:
-        """Return how many of the examples of a step each process holds at once.
-
-        Raises:
-            ConfigError: If they cannot be shared out evenly.
-        """
-        if total % self._parts:
-            raise ConfigError(
-                f"total_train_batch_size ({total}) is not divisible by {self._parts} (processes "
-                "times gradient_accumulation_steps): start another number of processes, or change "
-                "--total_train_batch_size"
-            )
-        return total // self._parts
-
-    @property
-    def _parts(self) -> int:
-        """How many batches a step has."""
-        readers = 1 if self.accelerator_config.split_batches else int(self.world_size)
-        return readers * int(self.gradient_accumulation_steps)
-
-    def _share_batch(self) -> None:
-        """Settle how many examples each process holds at once, and how often.
-
-        Raises:
-            ConfigError: If they do not come to the total.
-        """
-        total, held = self.total_train_batch_size, self.per_device_train_batch_size
-        self.total_train_batch_size = None
-        if total is None and held is not None:
-            return
-        total = total or _PAPER_BATCH
-        if held is None:
-            self.per_device_train_batch_size = self.share_of(total)
-        elif self.gradient_accumulation_steps == 1 and total % self.examples_per_step == 0:
-            self.gradient_accumulation_steps: int = total // self.examples_per_step
-        elif self.examples_per_step != total:
-            raise ConfigError(
-                f"total_train_batch_size is {total}, and per_device_train_batch_size ({held}) "
-                f"times {self._parts} (processes times gradient_accumulation_steps) is "
-                f"{self.examples_per_step}: give total_train_batch_size alone"
-            )
-
-    def _choose_precision(self) -> None:
-        """Settle how the device multiplies, and keep transformers from turning TF32 on.
-
-        It would do so for the whole process, and so for the LM's states.
-        """
-        is_on_gpu = not self.use_cpu and torch.cuda.is_available()
-        # Emulated it is slower than float32.
-        has_bf16 = is_on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-        if self.bf16 and is_on_gpu and not has_bf16:
-            raise ConfigError(
-                f"bf16 is True, and {torch.cuda.get_device_name()} has no bfloat16 (an A100 and "
-                "later ones have): use --no_bf16, or --device cpu"
-            )
-        self.bf16 = has_bf16 if self.bf16 is None else self.bf16
-        has_tf32 = is_on_gpu and is_torch_tf32_available()
-        if self.tf32 and not has_tf32:
-            raise ConfigError(
-                "tf32 is True, and there is no GPU that has it (an A100 and later ones have): "
-                "leave it out"
-            )
-        self._rounds = has_tf32 and self.tf32 is not False
-        self.tf32 = False
-
-    def _read_mappings(self) -> None:
-        for name in _MAPPINGS:
-            value = getattr(self, name, None)  # activation_* are newer than transformers 5.17
-            try:
-                if name == "accelerator_config" and str(value).endswith(".json"):
-                    value = read_json(Path(str(value)))
-                value = parse_json(value) if isinstance(value, str) else value
-                if name == "accelerator_config":
-                    _check_accelerator(value)
-            except (OSError, ValueError, TypeError) as error:
-                raise ConfigError(f"{name} is {show(value)}: {error}") from None
-            if isinstance(value, str | int | float | list):
-                raise ConfigError(f"{name} is {show(value)}: it must be a mapping in JSON")
-            setattr(self, name, value)
-
-    def _check_refused(self) -> None:
-        for declared in dataclasses.fields(self):
-            name, value = declared.name, getattr(self, declared.name)
-            make = declared.default_factory
-            default = declared.default if make is MISSING else make()
-            if name in REFUSED and (value or None) != (default or None):
-                raise ConfigError(f"{name} is {show(value)}: {REFUSED[name]}")
-            if not _is_finite(value):
-                raise ConfigError(f"{name} is {value}: it must be a finite number")
-        optim = str(getattr(self.optim, "value", self.optim))
-        if optim.startswith(_REFUSED_OPTIMIZERS):
-            raise ConfigError(
-                f"optim is '{optim}': the reader does not support it. Leave it out, or take "
-                "adamw_torch, adafactor or sgd"
-            )
-        if self.greater_is_better is False and self.metric_for_best_model is None:
-            raise ConfigError(
-                "greater_is_better is False: the task's metric is better when it is greater. Leave "
-                "it out, or name metric_for_best_model"
-            )
-
-    def _check_values(self) -> None:
-        for name, rule in {**rules(type(self)), **_RULES}.items():
-            if rule.choices is None or isinstance(getattr(self, name), str):
-                rule.check(name, getattr(self, name))
-        if self.max_steps != -1:  # -1 leaves it to num_train_epochs
-            at_least("max_steps", self.max_steps, 0)
-        elif self.num_train_epochs <= 0:
-            raise ConfigError(f"num_train_epochs is {self.num_train_epochs}: it must be above 0")
-        measures = str(getattr(self.eval_strategy, "value", self.eval_strategy)) != "no"
-        if self.early_stopping_patience and not (measures and self.load_best_model_at_end):
-            raise ConfigError(
-                "early_stopping_patience needs measurements and their checkpoints: leave "
-                "eval_strategy and load_best_model_at_end as they are"
-            )
 
 
-def default_learning_rate(width: int, steps: int) -> float:
-    """Return the rate that stands for none: 8e-5 x 768 / width x sqrt(5000 / steps), at most 2e-3.
-
-    The paper's for SST-2 (table 7) with its T5-base and 5,000 steps; smaller readers and shorter
-    trainings need more (docs/training.md has what was measured).
-
-    Args:
-        width: The reader's hidden size.
-        steps: Training steps.
-    """
-    return float(f"{min(2e-3, 8e-5 * 768 / width * math.sqrt(5000 / max(steps, 1))):.2g}")
-
-
-def _check_accelerator(value: AcceleratorConfig | Mapping[str, Any] | None) -> None:
-    config = AcceleratorConfig(**value) if isinstance(value, Mapping) else value
-    if not isinstance(config, AcceleratorConfig):
-        return
-    if config.dispatch_batches or not config.use_seedable_sampler:
-        raise ValueError(
-            "with dispatch_batches, or without use_seedable_sampler, a run that goes on would read "
-            "other batches. Leave them out"
-        )
-    if (config.gradient_accumulation_kwargs or {}).get("num_steps", 1) != 1:
-        raise ValueError("take gradient_accumulation_steps instead of num_steps")
-
-
-def _is_finite(value: object) -> bool:
-    """Return whether all numbers in a value are finite; JSON's NaN may stand in a mapping."""
-    if isinstance(value, Mapping):
-        return all(_is_finite(part) for part in value.values())
-    return not isinstance(value, float) or math.isfinite(value)
+LOSSES_FILE = "losses.jsonl"
+"""Of a run: every step's loss."""
+NOT_DECIDING = frozenset(
+    {
+        # Where: folders, names, the Hub.
+        *("output_dir", "run_name", "project", "trackio_space_id", "trackio_bucket_id"),
+        *("trackio_static_space_id", "push_to_hub", "hub_token", "hub_private_repo"),
+        *("hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"),
+        # On which machine. How many processes train together is compared by itself.
+        *("use_cpu", "local_rank", "ddp_backend", "ddp_timeout"),
+        # How much is logged, how often, how loud. (A missing eval_steps is resolved before.)
+        *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
+        *("log_on_each_node", "log_level", "log_level_replica", "disable_tqdm", "report_to"),
+        *("include_num_input_tokens_seen", "skip_memory_metrics"),
+        # How often a run is saved, when it pauses, where it goes on: going on is bit-exact, and the
+        # best checkpoint is always kept (with it, save_steps is eval_steps, which decides).
+        *("save_steps", "save_total_limit", "save_on_each_node", "resume_from_checkpoint"),
+        "max_train_minutes",
+        # Memory and speed of the same computation: what is computed twice, who reads batches.
+        *("activation_checkpointing", "gradient_checkpointing", "torch_empty_cache_steps"),
+        *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"),
+        "dataloader_multiprocessing_context",
+        # Asked by nobody: a run always trains, measures and predicts.
+        *("do_train", "do_eval", "do_predict"),
+    }
+)
+"""Where, how fast and how loud: they change no weight and no prediction. All others decide a run,
+so a new one of a later `transformers` does too, until it is declared here."""

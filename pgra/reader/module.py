@@ -19,10 +19,11 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
 
-from pgra.config import LoraArguments, choose
+from pgra.config import choose
 from pgra.core import Context, Scores
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.load import ModelSource, load_config
+from pgra.reader.arguments import LoraArguments
 
 PRECISIONS = ("bfloat16", "float32", "tf32")
 """How a reader multiplies: in bfloat16 by autocast, or in float32, of a GPU with factors rounded to

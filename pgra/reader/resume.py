@@ -20,8 +20,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 from pgra.artifacts import CHECKSUMS_FILE, find_changes
 from pgra.core import cpu_group, wait_for_all
 from pgra.errors import ArtifactError, DamageError, Stopped, reading
-from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.module import ReaderModule
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 # Stops a training so that the same command goes on: at a signal, or when its time is up.
 #

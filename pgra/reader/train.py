@@ -53,9 +53,8 @@ from pgra.errors import (
     device_fault,
 )
 from pgra.progress import Bar
-from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.arguments import LOSSES_FILE
 from pgra.reader.calibrate import decide
-from pgra.reader.fields import LOSSES_FILE
 from pgra.reader.module import Classifier, ReaderModule, Trainable
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
@@ -68,6 +67,7 @@ from pgra.reader.resume import (
     load_weights,
     read_state,
 )
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 logger = logging.getLogger(__name__)
 

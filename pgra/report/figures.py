@@ -16,7 +16,7 @@ import numpy as np
 
 from pgra.artifacts import write_aside
 from pgra.errors import ConfigError
-from pgra.reader.fields import LOSSES_FILE
+from pgra.reader.arguments import LOSSES_FILE
 from pgra.report.compare import Study
 from pgra.report.metrics import BINS, Values, expected_calibration_error
 from pgra.report.results import TASK_AXIS, Run, read_lines

@@ -26,16 +26,11 @@ from pgra.artifacts import (
     write_json,
     write_lines,
 )
-from pgra.config import (
-    KernelArguments,
-    ReaderArguments,
-    RerankArguments,
-    RetrieverArguments,
-    rules,
-)
+from pgra.config import rules
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
-from pgra.reader.fields import LOSSES_FILE, NOT_DECIDING
+from pgra.lm.base import KernelArguments
+from pgra.reader.arguments import LOSSES_FILE, NOT_DECIDING, ReaderArguments
 from pgra.report.metrics import (
     RIGHT,
     WRONG,
@@ -47,6 +42,8 @@ from pgra.report.metrics import (
     measure,
 )
 from pgra.report.text_metrics import SUBSETS
+from pgra.rerank.base import RerankArguments
+from pgra.retrieval.base import RetrieverArguments
 
 METRICS_FILE = "metrics.json"
 PREDICTIONS_FILE = "predictions.jsonl"

@@ -19,6 +19,8 @@ A reranker of your own is one class and no line of ours:
 What `BaseReranker` implements has sensible defaults and may be left out.
 """
 
+import math
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -29,8 +31,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.config import Arguments as _Arguments
-from pgra.config import RerankArguments
+from pgra.config import arg, at_least
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
+from pgra.errors import ConfigError
+from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
+from pgra.lm.base import StateArguments
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
@@ -38,6 +43,113 @@ if TYPE_CHECKING:
     from pgra.lm.cost import Counter, Reading, Trial
     from pgra.prompts.fewshot import FewShotPrompt
     from pgra.retrieval.survey import FirstStage
+
+
+PAIR_SIMILARITIES = ("cosine", "dot")
+"""Of two states alone: where each query has a prefix of its own there is no space to fit to."""
+
+BANKS = ("full", "lazy")
+BANK_DTYPES = ("auto", "float16", "int8")
+
+
+@dataclass(kw_only=True)
+class RerankArguments(StateArguments):
+    """Second stage: which model orders the candidates, and how many become evidence."""
+
+    GROUP = "Reranker"
+
+    reranker: str = arg(
+        "prompted",
+        "prompted (the paper's), cross-encoder, none (evidence is the first stage's best), or "
+        "module:Class of your own; for arguments of its own see --reranker NAME --help.",
+        is_open=True,
+        is_common=True,
+    )
+    num_evidence: int = arg(
+        16, "Evidence kept a query (the paper's d); 0 is the plain reader.", least=0, is_common=True
+    )
+    similarity: str = arg(
+        "dot",
+        "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
+        "whitened_cosine; label_words (of the log-chances that the LM gives the label words, "
+        "each standardised); head (the chance of one label, by a logistic head learnt from the "
+        "training examples). All but dot and cosine are fitted to up to 2,000 passages and "
+        "training queries, which the LM then reads. Or module:Class of your own.",
+        is_open=True,
+    )
+    topic_weight: float = arg(
+        0.0,
+        "Weight of the first stage's scores beside the second's, both standardised by query: it "
+        "keeps evidence to the query's topic.",
+        least=0,
+        below=math.inf,
+    )
+    num_exemplars: int = arg(
+        8, "Labelled examples in the prompt's prefix (the paper's m).", least=0, is_common=True
+    )
+    exemplars: str = arg(
+        "balanced",
+        "How they are chosen: random, balanced, official (first in the file, capped a class), "
+        "fixed (the first ones), or for each query: knn (KATE: its nearest ones, by "
+        "--neighbor_encoder, nearest first), knn-mmr (near, and unlike each other) or module:Class "
+        "of your own; the LM then reads each query's candidates anew: see pgra plan.",
+        choices=SELECTORS,
+        is_open="selector",
+    )
+    exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
+    bank_shard_rows: int = arg(
+        512,
+        "Texts in one shard of states, the unit that a stopped job does not repeat; on a GPU 16 "
+        "times as many.",
+        least=1,
+        decides=False,
+    )
+    bank: str = arg(
+        "lazy",
+        "lazy (the LM reads the candidates), or full (it reads the whole corpus, once).",
+        choices=BANKS,
+        decides=False,
+    )
+    bank_dtype: str = arg(
+        "auto",
+        "How passages' states are kept on disk: auto (as the LM gives them), float16, int8.",
+        choices=BANK_DTYPES,
+    )
+
+    def check(self) -> None:
+        """Refuse contradictions.
+
+        Raises:
+            ConfigError: If there is one.
+        """
+        if not re.fullmatch(r"last|[1-9]\d*|0?\.0*[1-9]\d*", self.lm_layer):
+            raise ConfigError(
+                f"lm_layer is '{self.lm_layer}': give last, the number of a layer (from 1 "
+                "on), or a share of the depth between 0 and 1, such as 0.6"
+            )
+        if self.fast_kernels == "off" and self.prefix_sharing == "cascade":
+            raise ConfigError(
+                "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "
+                "--prefix_sharing auto, or leave --fast_kernels out"
+            )
+        if not self.per_query:
+            return
+        at_least(f"num_exemplars with exemplars '{self.exemplars}'", self.num_exemplars, 1)
+        if self.bank == "full":
+            raise ConfigError(
+                "bank 'full' reads the corpus once under one prompt, and with exemplars "
+                f"'{self.exemplars}' each query has its own: use --bank lazy, or other --exemplars"
+            )
+        if self.similarity not in PAIR_SIMILARITIES:
+            raise ConfigError(
+                f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
+                f"'{self.exemplars}' each query has its own: use --similarity dot or cosine"
+            )
+
+    @property
+    def per_query(self) -> bool:
+        """Whether each query has exemplars of its own, as from all classes from outside."""
+        return self.exemplars not in DRAWN_EXEMPLARS
 
 
 @dataclass(frozen=True)

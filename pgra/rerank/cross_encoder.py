@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pgra.config import Arguments as _Arguments
-from pgra.config import RerankArguments, arg
+from pgra.config import arg
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import kernels
@@ -35,7 +35,7 @@ from pgra.lm.load import (
     model_fields,
 )
 from pgra.rerank.bank import Advance
-from pgra.rerank.base import RerankRequest
+from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
 from pgra.retrieval.survey import FirstStage
 

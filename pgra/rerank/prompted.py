@@ -15,7 +15,6 @@ import numpy as np
 
 from pgra.artifacts import artifact_dir
 from pgra.config import Arguments as _Arguments
-from pgra.config import RerankArguments
 from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
 from pgra.lm.cost import LmShape, foresee_prompts
 from pgra.lm.load import batch_budget, dtype_name
@@ -24,6 +23,7 @@ from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.base import (
     BaseReranker,
     Cost,
+    RerankArguments,
     RerankRequest,
     ScoringReranker,
     draw_texts,

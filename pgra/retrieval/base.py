@@ -3,6 +3,7 @@
 Light: neither torch nor FAISS is imported here.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,12 +24,15 @@ from pgra.artifacts import (
     write_array,
 )
 from pgra.config import Arguments as _Arguments
-from pgra.config import CorpusArguments, RetrieverArguments, find_class
+from pgra.config import arg, find_class
 from pgra.core import ALONE, Candidates, Context, Example, Json
+from pgra.data.corpus import CorpusArguments
+from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
+
 
 RETRIEVERS: dict[str, str] = {
     "bm25": "pgra.retrieval.bm25:BM25Retriever",
@@ -38,6 +42,70 @@ RETRIEVERS: dict[str, str] = {
     "run": "pgra.retrieval.trec:RunRetriever",
 }
 """What --retriever names; `module:Class` and entry points in `pgra.retrievers` are taken too."""
+NEIGHBOR_ENCODERS = ("encoder", "reader")
+
+
+@dataclass(kw_only=True)
+class RetrieverArguments(PassageEncoderArguments):
+    """First stage: k candidates a query."""
+
+    GROUP = "Retriever"
+
+    retriever: str = arg(
+        "dense",
+        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
+        "control), run:FILE (the candidates of a TREC run file), or exhaustive (none: the LM reads "
+        "the whole corpus once, and evidence is the best of all of it); or your own, module:Class.",
+        choices=sorted([*RETRIEVERS, "exhaustive"]),
+        is_open=True,
+        is_common=True,
+    )
+    num_candidates: int = arg(
+        150,
+        "Candidates a query (the paper's k); with exhaustive it is the whole corpus.",
+        least=1,
+        is_common=True,
+    )
+    index_factory: str = arg(
+        "Flat",
+        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32, or auto: by the corpus's size "
+        "and the memory; with exhaustive it is for the LM's states, and Flat compares them all.",
+    )
+    index_memory_gb: float | None = arg(
+        None,
+        "Memory in GB that an index may take: a Flat one beyond it is searched from the disk, and "
+        "auto chooses by it; default: half of the machine's.",
+        above=0,
+        below=math.inf,
+    )
+    rescore_factor: int = arg(
+        4,
+        "Hits taken from a lossy index (such as PQ or SQ8) for each candidate, and scored again by "
+        "the exact vectors; 0: the index's own scores.",
+        least=0,
+    )
+    index_dir: str | None = arg(
+        None,
+        "A built index to use; default: found or built under artifacts_dir.",
+        decides=False,
+    )
+    shard_rows: int = arg(
+        8192,
+        "Passages in one shard, the unit that a stopped job does not repeat.",
+        least=1,
+        decides=False,
+    )
+    num_neighbors: int | None = arg(
+        None,
+        "Training examples that vote, with --method knn; default: as many as suit the dev set.",
+        least=1,
+    )
+    neighbor_encoder: str = arg(
+        "encoder",
+        "What --method knn compares texts by: encoder (the first stage's), or reader (the paper's: "
+        "the encoder of the T5, untrained, the mean of its states).",
+        choices=NEIGHBOR_ENCODERS,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

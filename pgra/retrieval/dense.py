@@ -36,9 +36,8 @@ from pgra.artifacts import (
     write_array,
     write_manifest,
 )
-from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import MISSING_ROW, Candidates, Context, Json, Rows
-from pgra.data.corpus import Corpus, open_corpus
+from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ArtifactError, ConfigError, DamageError
 from pgra.lm.load import choose_device
@@ -48,6 +47,7 @@ from pgra.retrieval.base import (
     IndexRequest,
     Recipe,
     Retriever,
+    RetrieverArguments,
     check_num_candidates,
     refuse_strangers,
     whole_path,

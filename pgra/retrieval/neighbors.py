@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
-from pgra.config import LEAK_JACCARD, RetrieverArguments
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
-from pgra.data.text import copy_key, text_key
+from pgra.data.text import LEAK_JACCARD, copy_key, text_key
 from pgra.encoders.encoder import Encoder, load_encoder, load_t5_encoder
 from pgra.errors import ConfigError
-from pgra.retrieval.base import examples_digest
+from pgra.retrieval.base import RetrieverArguments, examples_digest
 from pgra.retrieval.faiss import Vectors, nearest
 
 # The leak guard: a query, and what is nearly the same text, is never its own exemplar.

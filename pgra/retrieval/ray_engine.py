@@ -16,12 +16,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import RetrieverArguments
 from pgra.data.corpus import load_corpus
 from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.progress import Bar
-from pgra.retrieval.base import IndexRequest, find_retriever, whole_path
+from pgra.retrieval.base import IndexRequest, RetrieverArguments, find_retriever, whole_path
 from pgra.retrieval.shards import Shard, encode_shards, vectors_digest
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from pgra.artifacts import artifact_dir, is_finished, read_array
-from pgra.config import CorpusArguments
 from pgra.core import MISSING_ROW, Example, Rows
-from pgra.data.corpus import open_corpus
+from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.retrieval import IndexRequest, Retriever, find_retriever, open_retriever
 from pgra.retrieval.base import IndexIdentity, candidates_fields

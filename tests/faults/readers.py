@@ -47,10 +47,10 @@ from pgra.memory.report import score_file
 from pgra.memory.stream import read_pairs, read_stream, read_words
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.calibrate import Calibration
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.record import RECORD_FILE, ReaderRecord, read_record, write_record
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 from pgra.retrieval.trec import read_qrels, read_queries, read_run
 
 LONGEST_SECONDS = 20

@@ -6,8 +6,9 @@ from scripted import call
 
 from index_build.__main__ import main as index_main
 from pgra.commands.common import SECTIONS
-from pgra.config import PgraArguments, config_root, parse_arguments
-from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.config import config_root, parse_arguments
+from pgra.methods.arguments import PgraArguments
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 PAPER = config_root() / "experiments" / "paper.yaml"
 

@@ -20,10 +20,10 @@ from pgra.core import Context, Worker, cpu_group
 from pgra.errors import PgraError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
 from pgra.reader.train import MeasuredTrainer, train_reader
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 # Targets of two and of four tokens: a mean of batches' means is not the mean over tokens.
 VERBALIZER = Verbalizer(

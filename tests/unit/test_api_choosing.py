@@ -6,7 +6,7 @@ from conftest import review_rows, write_jsonl
 from method_runs import having, kate_run, lines_of
 
 import pgra
-from pgra.config import DataArguments
+from pgra.data.examples import DataArguments
 from pgra.runs import run
 
 ROWS = review_rows(60)  # the queries' own texts among them

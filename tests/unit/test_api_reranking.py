@@ -12,7 +12,6 @@ from small_reranking import TRAIN, TWO
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import pgra
-from pgra.config import RerankArguments
 from pgra.core import Context, Example, Hit
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError, DataError, PgraError
@@ -20,7 +19,7 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import prompt_template
 from pgra.prompts.fewshot import PromptFormat
-from pgra.rerank.base import Reference, RerankRequest
+from pgra.rerank.base import Reference, RerankArguments, RerankRequest
 from pgra.rerank.prompted import PromptedReranker
 from pgra.rerank.similarity import SIMILARITIES
 

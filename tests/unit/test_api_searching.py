@@ -13,8 +13,9 @@ from datasets import Dataset, DatasetDict
 
 import pgra
 from pgra.api.searching import _open_encoder
-from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.data.corpus import CorpusArguments
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
+from pgra.retrieval.base import RetrieverArguments
 
 QUERIES = ["A warm film.", "the sea in March", "apples"]
 

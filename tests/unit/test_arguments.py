@@ -12,13 +12,9 @@ import pytest
 import pgra
 from pgra.commands.common import parse_run
 from pgra.config import (
-    DRAWN_EXEMPLARS,
-    EXEMPLARS,
-    PROFILES,
     Arguments,
-    RerankArguments,
-    RetrieverArguments,
     config_root,
+    list_yamls,
     parse_arguments,
     read_yaml,
     rules,
@@ -26,10 +22,12 @@ from pgra.config import (
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import POOLINGS
 from pgra.errors import ConfigError
-from pgra.exemplars import SELECTORS
+from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
 from pgra.prompts.template import check_template
 from pgra.rerank import RERANKERS
+from pgra.rerank.base import RerankArguments
 from pgra.retrieval import RETRIEVERS
+from pgra.retrieval.base import RetrieverArguments
 
 
 @dataclass(kw_only=True)
@@ -154,7 +152,7 @@ def test_every_shipped_yaml_is_read():
 
 CONFIGS = {
     **{path.stem: path for path in sorted((config_root() / "experiments").glob("*.yaml"))},
-    **{name: config_root() / "profiles" / f"{name}.yaml" for name in PROFILES},
+    **{name: config_root() / "profiles" / f"{name}.yaml" for name in list_yamls("profiles")},
 }
 
 
@@ -169,7 +167,8 @@ def all_of(*flags):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_profile_and_an_experiment_give_their_values(name):
     path = CONFIGS[name]
-    values = all_of("--profile", name) if name in PROFILES else all_of("--config", str(path))
+    is_profile = name in list_yamls("profiles")
+    values = all_of("--profile", name) if is_profile else all_of("--config", str(path))
     given = {key: value for key, value in read_yaml(path).items() if key in values}
     assert {key: values[key] for key in given} == given
     assert (values == all_of()) == (name == "pgra")  # the profile of the defaults
@@ -190,6 +189,5 @@ def test_what_the_arguments_allow_is_what_there_is():
         RerankArguments(reranker=name)
     for name in POOLINGS:
         RetrieverArguments(pooling=name)
-    assert set(EXEMPLARS) == set(SELECTORS)
     for name in [*SELECTORS, "my_module:Mine"]:
         assert RerankArguments(exemplars=name).per_query == (name not in DRAWN_EXEMPLARS)

@@ -10,9 +10,8 @@ from conftest import contents, largest_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgra.config import CorpusArguments
 from pgra.data.claims import KINDS, ClaimsArguments, find_fact, make_claims
-from pgra.data.corpus import open_corpus
+from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError
 
 SPLITS = {"train": 7, "validation": 4, "test": 6}

@@ -15,9 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgra.config import CorpusArguments
 from pgra.data import corpus as corpus_module
-from pgra.data.corpus import SeenTexts, cut_words, find_source, load_corpus, open_corpus
+from pgra.data.corpus import (
+    CorpusArguments,
+    SeenTexts,
+    cut_words,
+    find_source,
+    load_corpus,
+    open_corpus,
+)
 from pgra.data.read import read_lines
 from pgra.errors import ArtifactError, DamageError, DataError
 

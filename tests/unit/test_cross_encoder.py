@@ -11,12 +11,12 @@ from small_reranking import QUERIES, ROWS, run
 from tiny_models import build_cross_encoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from pgra.config import RerankArguments
 from pgra.core import Candidates, Context, Example
 from pgra.errors import ConfigError, ModelError
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
+from pgra.rerank.base import RerankArguments
 from pgra.rerank.cross_encoder import CrossEncoderArguments
 
 PAIRS = [

@@ -18,10 +18,11 @@ from tiny_models import _lively, build_encoder
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from pgra.artifacts import write_json
-from pgra.config import POOLINGS, RetrieverArguments
 from pgra.data.bundled import bundled_model_dir
+from pgra.encoders import POOLINGS
 from pgra.encoders.encoder import _LIMITS, Encoder, load_t5_encoder
 from pgra.errors import LONGEST_MESSAGE, ConfigError, ModelError
+from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.shards import encode_shards, plan_shards
 
 PATIENCE = 20  # seconds, for a machine that does other things too

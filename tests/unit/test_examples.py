@@ -18,9 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.api.choosing import ExemplarSelector
-from pgra.config import DataArguments
 from pgra.core import Example
-from pgra.data.examples import draw_shots, load_pool, load_splits, open_split, read_split
+from pgra.data.examples import (
+    DataArguments,
+    draw_shots,
+    load_pool,
+    load_splits,
+    open_split,
+    read_split,
+)
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError, DataError
 

@@ -8,13 +8,12 @@ import torch
 from small_reranking import TEMPLATE, TRAIN, WORDS
 
 from pgra.cli import main
-from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import Context, Example
-from pgra.data.corpus import open_corpus
+from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.rerank.base import RerankRequest
+from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.exhaustive import ExhaustiveSearch
 from pgra.rerank.prompted import PromptedReranker, query_key
 from pgra.retrieval.faiss import nearest_in_blocks

@@ -8,7 +8,6 @@ import pytest
 from conftest import SENTENCES
 from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, run
 
-from pgra.config import RerankArguments
 from pgra.core import Context
 from pgra.errors import ConfigError
 from pgra.exemplars.prompt import build_prompt
@@ -16,7 +15,7 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank import Reference
 from pgra.rerank.bank import query_key
-from pgra.rerank.base import RerankRequest
+from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.head import affine, fit_head, log_softmax
 from pgra.rerank.prompted import PromptedReranker
 from pgra.rerank.similarity import SIMILARITIES

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from conftest import write_jsonl
 
-from pgra.config import DataArguments
-from pgra.data.examples import open_file
+from pgra.data.examples import DataArguments, open_file
 from pgra.data.references import load_references, read_references
 from pgra.data.tasks import GenerationTask
 from pgra.errors import DataError

@@ -7,15 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pgra.config import (
-    RerankArguments,
-    RetrieverArguments,
-    config_root,
-    parse_arguments,
-    read_yaml,
-)
+from pgra.config import config_root, parse_arguments, read_yaml
 from pgra.errors import ConfigError
 from pgra.experiments.grid import Point, grid_names, read_axes, read_grid, short
+from pgra.rerank.base import RerankArguments
+from pgra.retrieval.base import RetrieverArguments
 
 ABLATIONS = Path(__file__).parents[2] / "ablations"
 

@@ -12,7 +12,6 @@ from small_reranking import QUERIES
 from small_training import classifier_of, make_inputs, tokens
 from transformers import AutoConfig
 
-from pgra.config import RerankArguments
 from pgra.core import Context
 from pgra.encoders.encoder import Encoder
 from pgra.lm.batching import GroupCost, send
@@ -25,6 +24,7 @@ from pgra.reader.causal import CausalModule
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import Decision
 from pgra.rerank import RerankRequest, open_reranker
+from pgra.rerank.base import RerankArguments
 from pgra.rerank.cross_encoder import CrossEncoderArguments
 
 META = torch.device("meta")

@@ -14,8 +14,7 @@ from huggingface_hub import hf_hub_download
 from loopback import BOT, LoopbackHub, Repo, commit_of, point_client
 
 from pgra.cli import main
-from pgra.config import CorpusArguments
-from pgra.data.corpus import open_corpus
+from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.data.examples import check_hub, open_split, read_split
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder

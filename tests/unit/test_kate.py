@@ -15,8 +15,8 @@ from method_runs import having, kate_run, lines_of, run_of
 from tiny_models import build_half_lm
 
 from pgra.commands.report import main as report_main
-from pgra.config import DataArguments
 from pgra.core import ALONE
+from pgra.data.examples import DataArguments
 from pgra.data.tasks import Task
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
 from pgra.methods.answers import calibrate

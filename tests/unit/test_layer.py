@@ -7,7 +7,6 @@ from conftest import SENTENCES, with_rerank
 from tiny_models import build_blurred_lm, build_lm, build_odd_lm
 from transformers import AutoModel
 
-from pgra.config import RerankArguments
 from pgra.core import ALONE
 from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM
@@ -16,6 +15,7 @@ from pgra.lm.prefix import WAYS, PromptedEncoder
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
+from pgra.rerank.base import RerankArguments
 
 IDS = [list(range(5, 25)), list(range(9, 18)), [7]]
 PROMPT = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), "A plot.\nThe answer is bad")

@@ -3,10 +3,10 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from pgra.config import ReaderArguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.batching import GroupCost, pack_segments
 from pgra.lm.load import find_model
+from pgra.reader.arguments import ReaderArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.module import check_adapters
 

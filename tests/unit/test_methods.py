@@ -8,10 +8,10 @@ from conftest import with_rerank, with_retriever
 from method_runs import having, lines_of, parse, run_of
 from small_training import at_batch, run_files, signal_self
 
-from pgra.config import READERS
 from pgra.core import ALONE
 from pgra.encoders.encoder import load_encoder, load_t5_encoder
 from pgra.errors import ArtifactError, ConfigError, Stopped
+from pgra.methods.arguments import READERS
 from pgra.methods.base import METHODS, find_method
 from pgra.methods.knn import NUMBERS
 from pgra.methods.rag import RagReader

@@ -17,7 +17,6 @@ from transformers import (
     AutoTokenizer,
 )
 
-from pgra.config import RetrieverArguments
 from pgra.encoders.encoder import Encoder, load_t5_encoder
 from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
@@ -25,6 +24,7 @@ from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.lookup import load_generator
 from pgra.reader.causal import CausalModule
 from pgra.reader.fid import FusionReader
+from pgra.retrieval.base import RetrieverArguments
 
 TEXT = "The sea was red."
 WEIGHTS = "model.safetensors"

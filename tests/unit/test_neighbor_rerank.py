@@ -7,7 +7,6 @@ import pytest
 import torch
 from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, plain_lm, run
 
-from pgra.config import RerankArguments
 from pgra.core import Candidates, Context
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
@@ -15,6 +14,7 @@ from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.prompts.fewshot import PromptFormat
 from pgra.rerank import RerankRequest, open_reranker
+from pgra.rerank.base import RerankArguments
 from pgra.retrieval.neighbors import Neighbors
 
 

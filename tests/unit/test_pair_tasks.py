@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, write_jsonl
 
-from pgra.config import DataArguments, config_root, read_yaml
+from pgra.config import config_root, read_yaml
 from pgra.core import ALONE, Context
+from pgra.data.examples import DataArguments
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM

@@ -6,14 +6,13 @@ import torch
 from conftest import SENTENCES
 from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, plain_lm, run
 
-from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import Context
-from pgra.data.corpus import open_corpus
+from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank.base import RerankRequest
+from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.prompted import PromptedReranker
 
 CANDIDATES = [[3, 0, 3, -1, 1], [2, 5, 0, 7, 10]]  # a passage twice, one missing

@@ -12,8 +12,8 @@ from conftest import with_rerank
 from planted_runs import edit, plant
 
 from pgra.artifacts import write_json
-from pgra.config import CorpusArguments
 from pgra.core import ALONE
+from pgra.data.corpus import CorpusArguments
 from pgra.errors import ConfigError, DataError
 from pgra.experiments.consistency import (
     PseudoLabels,

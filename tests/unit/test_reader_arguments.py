@@ -10,16 +10,16 @@ from transformers import TrainingArguments
 
 import pgra.reader.arguments as arguments_module
 from pgra.artifacts import canonical_json
-from pgra.config import TRAINING_NAMES, parse_arguments
+from pgra.config import parse_arguments
 from pgra.errors import ConfigError
 from pgra.lm.load import ready_device
 from pgra.methods.pgra import training_identity
-from pgra.reader.arguments import (
+from pgra.reader.arguments import NOT_DECIDING
+from pgra.reader.trainer_arguments import (
     REFUSED,
     ReaderTrainingArguments,
     default_learning_rate,
 )
-from pgra.reader.fields import NOT_DECIDING
 
 
 def test_arguments_have_the_papers_defaults_and_are_read_from_yaml_and_command_line(tmp_path):
@@ -334,10 +334,6 @@ def test_whoever_takes_a_gpu_goes_without_cudnns_attention(monkeypatch):
             take()
             assert torch.backends.cuda.cudnn_sdp_enabled() != is_there
             torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-def test_a_yaml_of_the_training_is_known_to_programs_without_one():
-    assert set(TRAINING_NAMES) == set(FIELDS) - {one.name for one in fields(TrainingArguments)}
 
 
 def test_what_is_reported_to_is_asked_for_and_installed():

@@ -17,8 +17,8 @@ from small_training import (
     train_long,
 )
 
-from pgra.config import ReaderArguments
 from pgra.errors import Stopped
+from pgra.reader.arguments import ReaderArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.resume import last_checkpoint
 

@@ -20,11 +20,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pgra.commands.common import quiet_libraries
 from pgra.errors import ConfigError, ModelError
-from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
 from pgra.reader.resume import last_checkpoint
 from pgra.reader.train import read_losses
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 
 def _losses(result):

@@ -14,11 +14,11 @@ from tiny_models import build_half_lm
 from transformers import AutoTokenizer
 
 from pgra.artifacts import write_json
-from pgra.config import RuntimeArguments
 from pgra.core import ALONE, MISSING_ROW, Context, Worker
 from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods import pgra as methods
+from pgra.methods.arguments import RuntimeArguments
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object

@@ -1,6 +1,6 @@
 """Optuna's study."""
 
-from pgra.config import SeriesArguments
+from pgra.experiments import SeriesArguments
 from pgra.experiments.search import Study
 
 SERIES = SeriesArguments(

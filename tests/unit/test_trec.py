@@ -12,9 +12,8 @@ from conftest import SENTENCES, write_jsonl
 from small_index import World
 
 from pgra.cli import main
-from pgra.config import CorpusArguments
 from pgra.core import Candidates
-from pgra.data.corpus import passage_ids
+from pgra.data.corpus import CorpusArguments, passage_ids
 from pgra.errors import ConfigError, DataError
 from pgra.retrieval.trec import (
     RunFileArguments,

@@ -1,0 +1,262 @@
+"""Arguments of a run."""
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pgra.config import Arguments, arg
+from pgra.data.corpus import CorpusArguments
+from pgra.data.examples import DataArguments
+from pgra.errors import ConfigError
+from pgra.reader.arguments import ReaderArguments
+from pgra.rerank.base import RerankArguments
+from pgra.retrieval.base import RetrieverArguments
+
+READERS: Mapping[str, Mapping[str, Any]] = {
+    "exhaustive": {"retriever": "exhaustive", "reranker": "prompted"},
+    "fid": {"reranker": "none"},
+    "knn": {"num_evidence": 0},
+    "lm-bff": {"num_evidence": 0, "reranker": "none"},
+    "pgra": {},
+    "plain": {"num_evidence": 0},
+    "rag": {"retriever": "dense", "reranker": "none"},
+    "ralm": {},
+    "random": {"retriever": "random", "reranker": "none"},
+}
+"""What tells the methods apart that take PGRA's arguments; with pgra these decide."""
+
+
+@dataclass(kw_only=True)
+class RuntimeArguments(Arguments):
+    """Which method decides, where products go, and what computes them."""
+
+    GROUP = "Output"
+
+    method: str = arg(
+        "pgra",
+        "What decides labels. Trained readers: pgra (as the arguments say), exhaustive (without a "
+        "first stage), fid (the first stage's best), random (random passages), plain (no "
+        "evidence), rag (each evidence alone, the query encoder trained too), lm-bff (few shots, "
+        "with demonstrations), ralm (a causal LM that reads the evidence in its prompt). Without "
+        "training: icl (a frozen LM behind examples drawn once), kate (behind each query's "
+        "nearest), knn (nearest training examples). Or a class of your own: module:Class. Each "
+        "has its own arguments: see --method NAME --help.",
+        is_common=True,
+        group="Method",
+    )
+    artifacts_dir: str = arg(
+        "artifacts",
+        "Folder of indexes, candidates, banks and evidence, shared by all runs.",
+        decides=False,
+    )
+    device: str = arg(
+        "auto",
+        "auto (a GPU if there is one), cpu, cuda, cuda:1, ...",
+        decides=False,
+        is_common=True,
+    )
+
+
+@dataclass(kw_only=True)
+class FolderArguments(Arguments):
+    """Where a run that trains nothing is, and its seed."""
+
+    GROUP = "Output"
+
+    output_dir: str = arg(
+        "runs/{task}-{method}-seed{seed}", "The run's folder.", decides=False, is_common=True
+    )
+    seed: int = arg(
+        0, "Seed of what is drawn, if anything is.", least=0, is_common=True, group="Training"
+    )
+
+
+Section = TypeVar("Section", RetrieverArguments, RerankArguments)
+
+
+def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
+    """Refuse d > k, a search by states that are not there, and an index that nobody reads.
+
+    Raises:
+        ConfigError: If more evidence is asked for than the first stage returns, or there is no
+            first stage and something asks for one.
+    """
+    name = retriever.retriever
+    if name == "exhaustive" and rerank.per_query:
+        raise ConfigError(
+            f"exhaustive search compares states of one prompt, and exemplars '{rerank.exemplars}' "
+            "make one a query: use another --retriever (or --method pgra), or one draw of exemplars"
+        )
+    if name in ("exhaustive", "random") and retriever.index_dir is not None:
+        raise ConfigError(
+            f"index_dir ({retriever.index_dir}) names a first stage's index, and retriever "
+            f"'{name}' has none: leave it out, or use another --retriever"
+        )
+    if name == "exhaustive" and rerank.topic_weight:
+        raise ConfigError(
+            f"topic_weight is {rerank.topic_weight:g}, the weight of the first stage's scores, and "
+            "retriever 'exhaustive' has none: leave it out, or use another --retriever"
+        )
+    if name == "exhaustive":
+        if rerank.reranker == "none" and rerank.num_evidence:
+            raise ConfigError(
+                "retriever 'exhaustive' searches by the LM's states, and reranker 'none' has none: "
+                "use --reranker prompted, or another --retriever"
+            )
+    elif rerank.num_evidence > retriever.num_candidates:
+        raise ConfigError(
+            f"num_evidence ({rerank.num_evidence}) exceeds num_candidates "
+            f"({retriever.num_candidates}): the reranker can only keep what the retriever returned"
+        )
+
+
+def _settle(part: Section, method: str) -> Section:
+    """Return a section as the method decides it."""
+    decided = READERS.get(method, {}).items()
+    changes = {name: value for name, value in decided if getattr(part, name, value) != value}
+    return replace(part, **changes) if changes else part
+
+
+@dataclass(frozen=True, kw_only=True)
+class PgraArguments:
+    """Everything but the reader's training; what the method decides stands in its sections.
+
+    The last two are of a retriever and a reranker that have arguments of their own.
+    """
+
+    runtime: RuntimeArguments
+    data: DataArguments
+    corpus: CorpusArguments
+    retriever: RetrieverArguments
+    rerank: RerankArguments
+    reader: ReaderArguments
+    retriever_options: Arguments | None = None
+    rerank_options: Arguments | None = None
+
+    def __post_init__(self) -> None:
+        """Let the method decide, and refuse contradictions between the stages."""
+        object.__setattr__(self, "retriever", _settle(self.retriever, self.runtime.method))
+        object.__setattr__(self, "rerank", _settle(self.rerank, self.runtime.method))
+        check_depths(self.retriever, self.rerank)
+        named = self.runtime.method
+        if named in ("exhaustive", "fid", "rag", "random") and not self.rerank.num_evidence:
+            raise ConfigError(
+                f"method '{named}' reads evidence, and num_evidence is 0: ask for at least 1, or "
+                "use --method plain"
+            )
+        if named == "fid" and self.retriever.retriever == "random":
+            raise ConfigError(
+                "method 'fid' with retriever 'random' is a method of its own: use --method random, "
+                "or another --retriever"
+            )
+
+    @property
+    def artifacts(self) -> Path:
+        """The root of all products."""
+        return Path(self.runtime.artifacts_dir)
+
+    @property
+    def is_exhaustive(self) -> bool:
+        """Whether evidence is searched in the whole corpus, without a first stage."""
+        return self.retriever.retriever == "exhaustive"
+
+    @property
+    def method(self) -> str:
+        """The method as --method names it, also where only the other arguments tell it."""
+        named = self.runtime.method
+        if named not in ("exhaustive", "fid", "pgra", "plain", "random"):
+            return named
+        if self.rerank.num_evidence == 0:
+            return "plain"
+        if self.rerank.reranker == "none":
+            return "random" if self.retriever.retriever == "random" else "fid"
+        return "exhaustive" if self.is_exhaustive else "pgra"
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """All arguments of a run, by section: `runtime`, `data`, and those of its method.
+
+    Attributes:
+        sections: A dataclass by the name of its section.
+    """
+
+    sections: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Let the method decide what it does; refuse contradictions between PGRA's stages."""
+        if "rerank" in self.sections:
+            decided = self.pgra
+            own = {"retriever": decided.retriever, "rerank": decided.rerank}
+            object.__setattr__(self, "sections", {**self.sections, **own})
+
+    def __getitem__(self, section: str) -> Any:
+        """Return a section."""
+        return self.sections[section]
+
+    @property
+    def runtime(self) -> RuntimeArguments:
+        """Which method, and where."""
+        runtime: RuntimeArguments = self.sections["runtime"]
+        return runtime
+
+    @property
+    def data(self) -> DataArguments:
+        """Which task, with which examples."""
+        data: DataArguments = self.sections["data"]
+        return data
+
+    @property
+    def method(self) -> str:
+        """The method's name, as results say it."""
+        if "rerank" in self.sections:
+            return self.pgra.method
+        return self.runtime.method.rpartition(":")[2]
+
+    @property
+    def pgra(self) -> PgraArguments:
+        """The sections that PGRA's stages and readers share, once the method has decided."""
+        known = [f.name for f in dataclasses.fields(PgraArguments)]
+        return PgraArguments(**{k: v for k, v in self.sections.items() if k in known})
+
+    @property
+    def home(self) -> str:
+        """The section that names the run's folder and seed."""
+        return "training" if self.trains else "folder"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the method trains weights, which a run keeps in its `reader/`."""
+        return "training" in self.sections
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(str(self.sections[self.home].output_dir))
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.sections[self.home].seed)
+
+    def change(self, section: str, **changes: Any) -> "RunArguments":
+        """Return these arguments with other values in a section."""
+        part = copy.copy(self.sections[section])
+        for name, value in changes.items():
+            setattr(part, name, value)
+        return RunArguments({**self.sections, section: part})
+
+    def deciding(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the values that decide what comes out, by section."""
+        return {name: self.sections[name].deciding() for name in names}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `arguments.json` holds: all values by section."""
+        return {
+            name: part.to_dict() if hasattr(part, "to_dict") else dataclasses.asdict(part)
+            for name, part in self.sections.items()
+            if part is not None
+        }
