@@ -49,6 +49,16 @@ def test_two_rows_are_shown_as_the_lm_and_the_reader_see_them(task_file, capsys)
     assert told.count("the LM reads") == told.count("the reader reads") == 2
 
 
+def test_a_tasks_own_data_set_is_read_where_it_is_asked_for(task_file, capsys):
+    (task_file.parent / "test.csv").write_bytes((task_file.parent / "train.csv").read_bytes())
+    hub = f"hub: {{id: {task_file.parent}, splits: {{train: train, test: test}}}}\n"
+    task_file.write_text(TASK + hub)
+    assert main(["task", "validate", str(task_file), "--dataset_name", "own"]) == 0
+    assert "test: 3 rows of 2.7 words" in capsys.readouterr().out
+    assert main(["task", "validate", str(task_file)]) == 0
+    assert "rows are made up" in capsys.readouterr().out  # the control
+
+
 def test_several_tasks_are_shown_in_their_order(capsys):
     assert main(["task", "validate", "trec", "sst2", "--num_exemplars", "1"]) == 0
     told = capsys.readouterr().out
