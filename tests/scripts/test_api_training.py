@@ -2,18 +2,16 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import datasets
 import pytest
 from conftest import SENTENCES, contents, review_rows
-from loopback import TOKEN, LoopbackHub, Repo, point_client
+from loopback import TOKEN, LoopbackHub, point_client
 from scripted import call, read_json
 
 import pgra
 from pgra.commands.predict import main as predict_main
-from pgra.commands.train import evaluate as evaluate_main
 from pgra.errors import PgraError
 
 TRAIN, TEST = review_rows(40), review_rows(12, start=20)
@@ -113,14 +111,6 @@ def test_a_loaded_run_gives_new_texts_what_the_command_gives(bench, ours):
         ours.predict({"txt": "a"})
 
 
-def test_the_commands_read_its_folder(ours):
-    words = ["--run", str(ours.folder), "--device", "cpu"]
-    before = ours.metrics
-    assert call(evaluate_main, words).code == 0
-    after = ours.metrics
-    assert (after["value"], after["fingerprints"]) == (before["value"], before["fingerprints"])
-
-
 def test_a_method_without_training_and_a_task_without_a_file(bench, tmp_path):
     task = pgra.Task(
         name="mine",
@@ -152,59 +142,6 @@ def test_a_method_without_training_and_a_task_without_a_file(bench, tmp_path):
         num_neighbors=3,
     )
     assert voted.metrics["n"] == 12
-
-
-WRONG = {
-    "num_candidats": (
-        {"num_candidats": 6},
-        "unknown argument 'num_candidats'. Did you mean",
-    ),
-    "type": ({"max_steps": "50"}, "pgra.train: max_steps is '50'; it must be a whole number"),
-    "kind": ({"num_candidates": [6]}, "num_candidates is [6]; it must be a whole number"),
-    "range": ({"num_candidates": 0}, "num_candidates is 0: it must be at least 1"),
-    "none": ({"lm": None}, "lm is None; it must be text"),
-    "method": ({"method": "pgr"}, "unknown method 'pgr'. Did you mean 'pgra'?"),
-    "option": ({"cross_encoder": "x"}, "cross_encoder is an argument of --reranker"),
-    "contradiction": (
-        {"method": "fid", "reranker": "prompted"},
-        "reranker is prompted, and method",
-    ),
-    "task": ({"task": 3}, "task is 3: give a name"),
-    "sst3": ({"task": "sst3"}, "unknown task 'sst3'. Did you mean"),
-    "label": ({"train": [("a", "positiv")]}, "train, row 0: unknown label 'positiv'. Did you mean"),
-    "column": ({"test": [{"txt": "a", "label": 1}]}, "test, row 0: no column 'text'. Did you mean"),
-    "row": ({"train": ["a text"]}, "train, row 0 is a str ('a text'): give a datasets.Dataset"),
-    "empty": ({"train": []}, "train is empty: give at least one row"),
-    "number": ({"train": 3}, "train is a int: give a datasets.Dataset"),
-    "splits": ({"train": {"train": TRAIN}}, "train is a dict of train: give one of its splits"),
-    "bundled": (
-        {"train": "bundled:x"},
-        "give dataset_name='bundled:x'",
-    ),
-    "file": ({"train": "no.csv"}, "no.csv does not exist"),
-    "twice": ({"train_file": "x.csv"}, "train_file is given twice"),
-    "corpus": ({"method": "icl"}, "unknown argument"),
-    "texts": ({"corpus": ["a", 3]}, "passages[1]: 'text' is 3, not text"),
-    "seeds": ({"seeds": [1, 2]}, "unknown argument 'seeds'. Did you mean 'seed'?"),
-}
-
-
-def test_what_is_no_name_is_said():
-    for ask in (pgra.Reader.from_pretrained, pgra.Predictor.open, pgra.Run.open):
-        with pytest.raises(PgraError, match="3"):
-            ask(3)
-    with pytest.raises(PgraError, match="artifacts_dir is 3: give a folder"):
-        pgra.train("sst2", TRAIN, artifacts_dir=3)
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_argument_is_one_line_and_writes_no_run(name, bench, tmp_path):
-    changes, told = WRONG[name]
-    given = {"artifacts_dir": tmp_path / "made", **changes}
-    with pytest.raises((PgraError, ValueError), match=re.escape(told)) as error:
-        make(bench, "wrong", **given)
-    assert "\n" not in str(error.value)
-    assert not bench.run("wrong").exists()
 
 
 # The way back from the hub.
@@ -258,27 +195,3 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     point_client(monkeypatch, hub.endpoint, tmp_path / "hub", is_offline=True)
     offline = pgra.Reader.from_pretrained("me/name", device="cpu")  # from the hub's cache
     assert offline(TEXTS[0], evidence) == local(TEXTS[0], evidence)
-
-
-def test_what_the_hub_has_not_is_said_in_one_line(ours, hub, tmp_path, monkeypatch):
-    with pytest.raises(PgraError, match=r"cannot push to 'me/x' without a token"):
-        ours.push_to_hub("me/x")
-    hub.repos["models/me/plain"] = Repo({"main": {"config.json": b"{}"}})
-    files = {n: d for n, d in contents(ours.folder / "reader").items() if "/" not in n}
-    values = json.loads(files["pgra.json"])
-    values["arguments"]["corpus"]["corpus"] = "gone/corpus.txt"
-    files["pgra.json"] = json.dumps(values).encode()
-    hub.repos["models/me/bare"] = Repo({"main": files})
-    for name, told in {
-        "me/no": "cannot find reader 'me/no': it is no folder here, and the hub says: ",
-        "me/plain": "'me/plain' on the hub is no trained reader (it has no pgra.json)",
-    }.items():
-        with pytest.raises(PgraError, match=re.escape(told)):
-            pgra.Reader.from_pretrained(name)
-        assert told in call(predict_main, ["a", "--run", name]).error
-    error = call(predict_main, ["a", "--run", "me/bare", "--device", "cpu"]).error
-    assert "gone" in error
-    assert "[the reader 'me/bare' came from the hub without its corpus" in error
-    point_client(monkeypatch, hub.endpoint, tmp_path / "other", is_offline=True)
-    assert "cannot find reader 'me/name'" in call(predict_main, ["a", "--run", "me/name"]).error
-    shutil.rmtree(tmp_path / "other", ignore_errors=True)

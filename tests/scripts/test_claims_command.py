@@ -29,12 +29,6 @@ def test_claims_are_made_of_a_corpus_and_a_reader_is_trained_on_them(new_bench, 
     assert all(len(line["evidence"]) == 2 for line in bench.predictions("read"))
 
 
-def test_a_word_that_is_not_there_and_too_few_sentences_are_refused(bench):
-    assert "unknown word after pgra data 'claim'" in call(data, ["claim"]).error
-    assert "Give a larger --corpus" in call(data, flags(bench, "few")).error
-    assert not (bench.root / "few").exists()
-
-
 @pytest.mark.slow
 def test_a_making_that_was_killed_leaves_nothing_that_looks_finished(new_bench):
     bench = new_bench

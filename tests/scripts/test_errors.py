@@ -1,7 +1,4 @@
-"""What a user can get wrong: one line that names it, exit code 2, early, and nothing half-written.
-
-What each line says of an argument, a corpus, a task or a data file stands in the tests of these.
-"""
+"""What a user can get wrong: one line that names it, exit code 2, and nothing half-written."""
 
 import errno
 import os
@@ -12,6 +9,9 @@ from conftest import SENTENCES, largest_file
 from scripted import contents, half_written
 from tiny_models import build_lm
 
+import pgra
+from pgra.cli import main
+
 TASK = """
 labels: [negative, positive]
 prompt: "{text}"
@@ -20,25 +20,95 @@ verbalizer: {negative: terrible, positive: great}
 """
 
 
-EARLY = [  # refused before anything is encoded, each by another part
-    ({"dataset_name": "bundled:rotten-tomatos", "train_file": None}, "'rotten-tomatoes'?"),
-    ({"device": "cuda:99"}, "cannot use device 'cuda:99'"),
-    ({"num_candidates": 13}, "num_candidates (13) exceeds the corpus (12 passages): lower it"),
-    ({"num_exemplars": 36}, "all 36 training examples stand in the prompt: lower --num_exemplars"),
-    ({"max_prompt_tokens": 20}, " tokens before any text"),
-    ({"index_factory": "Flatt"}, "index_factory 'Flatt' does not work for 16-wide vectors"),
-    ({"per_device_train_batch_size": 39}, " training examples: lower it"),
-    ({"lr_scheduler_type": "cosine_with_min_lr"}, "cosine_with_min_lr"),  # by the Trainer
-]
+# One of each kind of mistake: the words of a command, and the value that its line holds.
+KINDS = {
+    "unknown command": ("trian", "trian"),
+    "unknown argument": ("train --lerning_rate 1", "--lerning_rate"),
+    "missing argument": ("train", "--task"),
+    "unknown name": ("train --task sst3", "sst3"),
+    "unknown class": ("rerank --task sst2 --reranker nope:Reranker", "nope:Reranker"),
+    "wrong type": ("search a --corpus corpus.txt --num_candidates few", "few"),
+    "out of range": ("search a --corpus corpus.txt --num_candidates 0", "num_candidates"),
+    "contradiction": ("train --task sst2 --method plain --num_evidence 8", "num_evidence is 8"),
+    "too many": ("search a --corpus corpus.txt --text b --queries q.tsv", "--queries"),
+    "missing file": ("search a --corpus corpsu.txt", "corpsu.txt"),
+    "folder in place of a file": ("search --corpus corpus.txt --queries folder", "folder"),
+    "no UTF-8": ("search --corpus corpus.txt --text a\udcff", "UTF-8"),
+    "empty corpus": ("search a --corpus empty.txt", "empty.txt"),
+    "broken YAML": ("train --task sst2 --config broken.yaml", "broken.yaml"),
+    "unknown key of a YAML": ("train --task task.yaml", "lables"),
+    "unknown label": ("icl --train_file label.jsonl", "postive"),
+    "missing column": ("icl --train_file column.csv", "'text'"),
+    "ragged table": ("icl --train_file ragged.tsv", "ragged.tsv"),
+    "damaged table": ("icl --train_file damaged.parquet", "damaged.parquet"),
+    "damaged compression": ("search a --corpus damaged.txt.gz", "damaged.txt.gz"),
+    "damaged memory": ("memory list --memory damaged.sqlite", "damaged.sqlite"),
+    "no finished run": ("evaluate --run folder", "folder"),
+    "no index": ("index search folder a", "folder"),
+}
+FILES = {
+    "corpus.txt": "one film\nanother film\n",
+    "empty.txt": "",
+    "broken.yaml": "a: [1",
+    "task.yaml": TASK.replace("labels", "lables"),
+    "label.jsonl": '{"text": "a", "label": "postive"}\n',
+    "column.csv": "words,label\na,positive\n",
+    "ragged.tsv": "text\tlabel\na\tpositive\t1\n",
+    "damaged.parquet": "PAR1 and no more",
+    "damaged.txt.gz": "no gzip",
+    "damaged.sqlite": "no memory " * 100,
+}
+ICL = "--task sst2 --test_file label.jsonl --decide_by vote --encoder bm25 --output_dir out"
 
 
-@pytest.mark.parametrize(("change", "message"), EARLY, ids=[str(change) for change, _ in EARLY])
-def test_what_cannot_work_is_refused_before_anything_is_encoded(bench, change, message):
-    assert message in bench.train("never", **change).error
-    assert "metrics.json" not in contents(bench.run("never"))
-    assert not list(bench.artifacts.glob("indexes/*/vectors*"))
-    assert not list(bench.artifacts.glob("banks/*/*.npy"))
-    assert half_written(bench.root) == []
+@pytest.fixture
+def mistakes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_mistake_is_one_line_with_its_value_and_leaves_nothing(kind, mistakes, capfd):
+    line, value = KINDS[kind]
+    line += f" {ICL}" if line.startswith("icl") else ""
+    assert main(line.split()) == 2
+    told = capfd.readouterr()
+    assert told.out == ""
+    *_, error = told.err.splitlines()
+    assert error.startswith("pgra: error: ")
+    assert value in error
+    assert "Traceback" not in told.err
+    assert set(contents(mistakes)) == set(FILES)
+
+
+ROWS = [("one film", "positive"), ("another film", "negative")]
+FROM_PYTHON = {
+    "sst3": lambda: pgra.train("sst3", ROWS),
+    "num_candidats": lambda: pgra.train("sst2", ROWS, num_candidats=6),
+    "'50'": lambda: pgra.train("sst2", ROWS, max_steps="50"),
+    "postive": lambda: pgra.train("sst2", [("a", "postive")], method="knn"),
+    "corpsu.txt": lambda: pgra.Index.build("corpsu.txt", encoder="bundled:minilm-l6"),
+    "type int": lambda: pgra.Index.build(["a"], encoder=3),
+    "nearest": lambda: pgra.ExemplarSelector(ROWS, selection="nearest"),
+    "pool[1]": lambda: pgra.ExemplarSelector([ROWS[0], 3], encoder="bm25"),
+    "stray brace": lambda: pgra.Reranker("bundled:smollm2-135m", template="{text"),
+    "nope": lambda: pgra.Reranker("bundled:nope", template="{text}"),
+    "edti": lambda: pgra.Memory("memory.sqlite", lookup="edti"),
+    "damaged.sqlite": lambda: pgra.Memory("damaged.sqlite"),
+    "poling": lambda: pgra.Encoder("bundled:minilm-l6", poling="max"),
+    "folder": lambda: pgra.Run.open("folder"),
+}
+
+
+@pytest.mark.parametrize("value", FROM_PYTHON)
+def test_so_it_is_from_python(value, mistakes):
+    with pytest.raises((pgra.PgraError, ValueError), match=re.escape(value)) as error:
+        FROM_PYTHON[value]()
+    assert "\n" not in str(error.value)
+    assert set(contents(mistakes)) == set(FILES)
 
 
 def test_a_prefix_over_the_lms_window_is_refused_and_a_long_text_is_cut_and_counted(new_bench):

@@ -4,7 +4,6 @@ import ast
 import importlib
 import json
 import re
-import runpy
 import sys
 from pathlib import Path
 
@@ -180,30 +179,6 @@ def test_a_similarity_of_ones_own_orders_candidates(example):
     scores = [float(found) for line in second for found in re.findall(r"^ +(-?\d+\.\d{4}) ", line)]
     assert scores == sorted(scores, reverse=True)
     assert -1 < scores[-1] < scores[0] < 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "words", "told"),
-    [
-        ("rerank", ["--documents", "none.txt"], "none.txt does not exist"),
-        ("rerank", ["--documents", "binary.txt"], "binary.txt, line 1: a NUL byte"),
-        ("own_task", ["--csv", "none.csv"], "none.csv does not exist"),
-        ("own_task", ["--csv", "binary.txt"], "binary.txt has a suffix that is not read here"),
-        ("kate_endpoint", ["--base_url", "http://localhost:1/v1"], "base_url is for an endpoint"),
-        ("support_assistant", ["--memory", "binary.txt"], "binary.txt is damaged"),
-        ("add_reranker", ["--corpus", "none.txt"], "none.txt does not exist"),
-    ],
-)
-def test_a_wrong_input_ends_in_one_line(name, words, told, monkeypatch, capsys):
-    Path("binary.txt").write_bytes(b"a\0b" * 100)
-    monkeypatch.setattr(sys, "argv", [name, *words])
-    with pytest.raises(SystemExit) as left:
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert left.value.code == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]  # behind notes on the data
-    assert line.startswith("pgra: error: ")
-    assert told in line
 
 
 @pytest.mark.slow

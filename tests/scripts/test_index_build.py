@@ -4,7 +4,6 @@ What the words print of a small index stands in the golden records.
 """
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -44,17 +43,6 @@ def fingerprint(folder):
     return json.loads((folder / "manifest.json").read_text())["fingerprint"]
 
 
-def test_how_it_is_searched_is_said_of_queries_of_a_file(flags, tmp_path):
-    queries = tmp_path / "queries.txt"
-    queries.write_text("red sea\n\napples of the town\n")
-    said = build(flags, "--index_factory", "SQ4", "--recall_queries", queries)
-    seconds = r"  index SQ4, .* queries/s in one call\n  trained on 9 passages in [\d.]+ s\n"
-    assert re.search(rf"{seconds}  recall @\S+ .* of 2 queries with hits x 4 scored again ", said)
-    assert "shard by shard from the disk" in build(flags, "--index_memory_gb", "1e-7")
-    queries.write_text("\n")
-    assert "holds no text" in call(main, [*flags, "--recall_queries", str(queries)]).error
-
-
 @pytest.mark.parametrize("retriever", ["bm25", "hybrid"])
 def test_output_dir_is_where_it_goes_and_what_is_there_is_left_alone(flags, tmp_path, retriever):
     mine, words = tmp_path / "mine", [*flags, "--retriever", retriever, "--output_dir"]
@@ -64,24 +52,6 @@ def test_output_dir_is_where_it_goes_and_what_is_there_is_left_alone(flags, tmp_
     assert (mine / "thesis.tex").read_text() == "years of work"
     build(words, tmp_path / "here")
     assert fingerprint(tmp_path / "here")["rows"] == 9
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("build FLAGS --index_dir x", "unknown argument '--index_dir'"),
-        ("build FLAGS --retriever random", "retriever 'random' has no index: there is nothing"),
-        ("remove DIR --rows_file rows.txt", "rows.txt, line 2: '-4' is no row: one number a line"),
-    ],
-)
-def test_a_mistake_is_one_line_before_anything_is_encoded(
-    words, message, flags, bench, monkeypatch
-):
-    monkeypatch.chdir(bench.root)
-    (bench.root / "rows.txt").write_text("3\n-4\n")
-    assert message in index(*words.replace("FLAGS", " ".join(flags)).split()).error
-    assert not list(bench.artifacts.glob("indexes/*/vectors*"))
-    assert not (bench.root / "DIR").exists()
 
 
 @pytest.mark.slow

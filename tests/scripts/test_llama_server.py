@@ -1,6 +1,5 @@
 """`pgra icl` and `pgra memory` against llama.cpp's own server, which comes as a wheel of PyPI."""
 
-import io
 import socket
 import subprocess
 import sys
@@ -88,14 +87,3 @@ def test_labels_are_decided_by_first_tokens_where_a_server_scores_no_words(icl, 
     report, again = icl("again", *there, *writes)
     assert (report["endpoint"]["calls"], report["endpoint"]["reused"]) == (0, len(lines))
     assert again == lines
-
-
-def test_a_memory_is_asked_by_chat(url, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    typed = b"what is akin to < fast > ?\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed)))
-    words = ["memory", "chat", "--lm", "openai:smollm2", "--base_url", url, "--endpoint", "chat"]
-    assert main([*words, "--max_new_tokens", "4"]) == 0
-    told = capsys.readouterr().out
-    assert "LM openai:smollm2" in told
-    assert "answer      " in told

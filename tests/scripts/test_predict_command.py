@@ -72,19 +72,6 @@ def test_a_moved_reader_gives_new_texts_what_the_test_set_got(bench, run, tmp_pa
             assert (ours.pop("text"), ours) == (theirs.pop("text"), pytest.approx(theirs, rel=1e-3))
 
 
-def test_attention_is_added_later(bench, run, tmp_path):
-    flags = {"num_evidence": 1, "max_dev_samples": 8, "validation_file": None}
-    bench.make("without", **flags)
-    called = bench.train("without", evidence_attention=True, **flags)
-    assert "pgra evaluate --run" in called.err
-    assert bench.evaluate("without", "--evidence_attention").code == 0
-    assert bench.predictions("without")[0]["evidence"][0]["attention"] == pytest.approx(1)
-    assert "adds it" not in bench.train("without", evidence_attention=True, **flags).err
-    official = bench.evaluate("without", "--decode", "official", "--output_dir", tmp_path)
-    assert official.code == 0, official.err  # without probabilities nothing is calibrated
-    assert read_json(tmp_path / "metrics.json")["calibration"] is None
-
-
 @pytest.mark.parametrize("similarity", ["head", "whitened_cosine"])
 def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench, similarity):
     name = f"fitted-{similarity}"
@@ -192,14 +179,6 @@ def test_a_table_gives_what_its_texts_give(run, tmp_path):
         "y.csv, line 2: no column 'text'. Found: sentence."
         in ask(run, "--file", tmp_path / "y.csv").error
     )
-
-
-def test_what_to_decide_must_be_said_once(run, tmp_path):
-    assert "give either texts" in ask(run).error
-    assert "not both" in ask(run, "a text", "--file", tmp_path / "x.txt").error
-    assert "not both" in ask(run, "a text", "--interactive").error
-    lacking = write_jsonl(tmp_path / "lacking.jsonl", [{"text": "a"}, {"title": "b"}])
-    assert "line 2: no column 'text'. " in (ask(run, "--file", lacking).error)
 
 
 def test_lines_are_decided_as_they_come_by_a_run_that_is_loaded_once(run, monkeypatch):

@@ -1,16 +1,13 @@
 """A finished reader with its model card on a hub: the real client, and a hub on loopback."""
 
-import shutil
 from pathlib import Path
 
 import pytest
-from huggingface_hub import ModelCard, constants
-from loopback import READ_TOKEN, TOKEN, LoopbackHub, point_client
-from scripted import call, contents, read_json
+from huggingface_hub import ModelCard
+from loopback import TOKEN, LoopbackHub, point_client
+from scripted import call, contents
 
-from pgra.artifacts import write_json
 from pgra.commands.push import main as push_main
-from pgra.publish import write_card
 from pgra.reader.record import read_record
 
 
@@ -53,20 +50,6 @@ def test_every_run_has_a_card_that_tells_what_it_is(bench, run):
     ):
         assert told in text, told
     assert str(bench.root) not in text
-
-
-def test_a_card_names_a_hub_model_and_leaves_out_what_was_not_used(run, tmp_path):
-    copy = shutil.copytree(run, tmp_path / "copy")
-    for name, changes in (
-        ("run.json", {"reader_weights": "google-t5/t5-base@abc", "method": "t5"}),
-        ("arguments.json", {"rerank": {"num_evidence": 0}, "data": {"dataset_name": str(copy)}}),
-    ):
-        write_json(copy / name, {**read_json(copy / name), **changes})
-    text = write_card(copy).read_text()
-    assert ModelCard(text).data.base_model == "google-t5/t5-base"
-    assert "(no evidence)" in text
-    assert ModelCard(text).data.eval_results[0].dataset_type == "copy"  # not where it lies
-    assert str(tmp_path) not in text
 
 
 def test_a_pushed_reader_is_the_readers_folder_without_its_paths(run, hub, monkeypatch, tmp_path):
@@ -112,25 +95,3 @@ def test_a_training_whose_push_fails_keeps_its_run_without_the_token_and_says_ho
     assert TOKEN not in called.out + called.err + again.out + again.err
     assert "README.md" in pushed
     assert not any("checkpoint" in name for name in pushed)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ({"hub_model_id": "me/x"}, "cannot push to 'me/x' without a token: log in with 'hf auth"),
-        ({"hub_model_id": "a/b/c", "hub_token": TOKEN}, "'a/b/c': the hub says: Repo id must be"),
-        ({"hub_model_id": "me/x", "hub_token": READ_TOKEN}, "You don't have the rights to create"),
-    ],
-)
-def test_what_cannot_be_pushed_is_refused_before_any_work(bench, hub, words, told):
-    assert told in bench.train("no", push_to_hub=True, **words).error
-    assert not bench.run("no").exists()
-    assert hub.repos == {}
-
-
-def test_offline_mode_and_what_is_no_finished_run_are_refused(run, hub, monkeypatch, tmp_path):
-    assert "--run is missing" in call(push_main, []).error
-    assert "holds no finished run" in push(tmp_path).error
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "offline mode is enabled" in push(run, "--hub_token", TOKEN).error
-    assert hub.requests == []

@@ -9,9 +9,7 @@ import time
 
 import psutil
 import pytest
-from scripted import call, environment, half_written, products, write_passages, written_at
-
-from index_build.__main__ import main
+from scripted import environment, half_written, products, write_passages, written_at
 
 NUM_PASSAGES, RECORDS = 1200, "vectors-*.json"
 needs_ray = pytest.mark.skipif(
@@ -78,14 +76,3 @@ def test_a_worker_is_killed_and_the_index_is_the_one_of_one_process(tmp_path, en
     assert products(tmp_path / "ray") == products(tmp_path / "local")
     assert half_written(tmp_path / "ray") == []
     assert f"{NUM_PASSAGES:,} passages" in told
-
-
-def test_an_engine_that_cannot_work_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    (tmp_path / "c.txt").write_text("one\n")
-    words = ["--corpus", str(tmp_path / "c.txt"), "--artifacts_dir", str(tmp_path / "a")]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'pgra[ray]'" in call(main, [*words, "--engine", "ray"]).error
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    words += ["--engine", "ray", "--retriever", "bm25"]
-    assert call(main, words).error.endswith("encodes nothing: leave --engine ray out")
-    assert not (tmp_path / "a").exists()

@@ -4,9 +4,7 @@ import shutil
 
 import pytest
 from conftest import write_jsonl
-from scripted import call, contents, finish, kill_when, read_json, review_rows
-
-from pgra.commands.train import main
+from scripted import contents, finish, kill_when, read_json, review_rows
 
 GRID = {
     "num_evidence": 0,
@@ -82,20 +80,6 @@ def test_optuna_chooses_points_and_goes_on_with_the_same_study(bench):
     assert called.out.count("sst2 test accuracy") == 1
     assert bench.train("study", **{**OPTUNA, "num_trials": 3}).code == 0
     assert read_json(folder / "search.json")["tried"][:2] == tried
-
-
-def test_what_cannot_be_searched_is_refused(bench, monkeypatch):
-    quiet = {"eval_strategy": "no", "no_load_best_model_at_end": "", "save_steps": None}
-    argv = [word for word in bench.argv("no", **GRID, **quiet) if word]
-    assert "decides on the dev set, which eval_strategy 'no'" in call(main, argv).error
-    told = bench.train("no", **{**GRID, "max_steps": 0}).error
-    assert "search 'grid' is for trained readers: leave it out, or raise max_steps (0)" in told
-    told = bench.train("wide", **{**GRID, "search_batch_sizes": "2,400"}).error
-    assert "per_device_train_batch_size (400) times 1 processes exceeds the 22 training" in told
-    assert not bench.run("wide").exists()
-    monkeypatch.setattr("pgra.experiments.search.importlib.util.find_spec", lambda name: None)
-    told = bench.train("none", **OPTUNA).error
-    assert "search 'optuna' needs optuna: pip install 'pgra[search]', or use --search grid" in told
 
 
 @pytest.mark.slow

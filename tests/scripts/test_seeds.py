@@ -58,24 +58,3 @@ def test_a_seed_that_was_stopped_goes_on_and_one_that_was_measured_is_not_traine
         for name in ("reader/model.safetensors", "predictions.jsonl"):
             inner = f"seed-{seed}/{name}"
             assert (broken / inner).read_bytes() == (whole / inner).read_bytes()
-
-
-def test_what_several_seeds_cannot_do_is_refused(bench, three):
-    bench.train("single", **STEPS)
-    told = bench.train("single", seed=None, seeds="0,1", **STEPS).error
-    assert "is a run itself, and several runs are asked for: choose another --output_dir" in told
-    told = bench.train("x", seeds="0,1", resume_from_checkpoint="checkpoint-2", **STEPS).error
-    assert "resume_from_checkpoint (checkpoint-2) is of one run" in told
-    told = bench.train("three", seed=None, seeds="0,1", **{**STEPS, "max_steps": 5}).error
-    assert "_steps 2, this run asks for 5: choose another --output_dir" in told
-    told = bench.train("x", report_to="wandbb").error
-    assert "unknown tracker 'wandbb'. Did you mean 'wandb'?" in told
-    assert not bench.run("x").exists()
-
-
-def test_tensorboard_gets_the_loss_and_the_dev_metric(bench):
-    words = {**STEPS, "max_steps": 4}
-    bench.make("watched", report_to="tensorboard", logging_steps=1, **words)
-    (path,) = bench.run("watched").rglob("events.out.tfevents.*")  # none unless asked for
-    events = path.read_bytes()
-    assert (events.count(b"train/loss"), events.count(b"eval/accuracy")) == (4, 1)

@@ -213,20 +213,3 @@ def test_a_failing_point_is_told_and_the_others_are_taken_up_without_their_reade
         assert code == 1
         assert told in err
         assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--num_candidates", "4"], "num_candidates is an axis of the grid 'mine': give its val"),
-        (["--num-candidates=4"], "as --axis num_candidates=VALUE,VALUE"),
-        (["--seed", "4"], "a grid runs several seeds: give --seeds 0 1 2, or --seeds 0 for one"),
-        (["--task", "mr", "--tasks", "mr"], "--task and --tasks both name what to run"),
-        (["--axis", "num_candidates=1"], "point 'num_candidates=1': num_evidence (2) exceeds nu"),
-    ],
-)
-def test_what_cannot_be_run_is_one_line_and_leaves_nothing(write, ablate, tmp_path, words, message):
-    code, out, err = ablate(write(grid={"num_candidates": [8]}), *words)
-    assert (code, out) == (2, "")
-    assert message in err.strip().splitlines()[-1]
-    assert not (tmp_path / "grid").exists()

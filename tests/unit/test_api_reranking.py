@@ -1,6 +1,5 @@
 """`pgra.Reranker`: the scores of a run's second stage, from Python, and what is refused."""
 
-import logging
 from functools import partial
 
 import numpy as np
@@ -66,17 +65,6 @@ def test_scores_are_those_of_a_runs_second_stage(make, lm_dirs, lm, similarity, 
     assert np.abs(by_hand(lm_dirs[lm], other, root=tmp_path) - truth).max() > 0.01
 
 
-def test_scores_are_dot_products_of_prompted_states(make, lm_dirs):
-    reranker = make()
-    encoder = PromptedEncoder(CausalLM(lm_dirs["gpt2"], device="cpu"), reranker.prompt)
-    states = encoder.encode([*QUERIES, *SENTENCES]).numpy()
-    np.testing.assert_allclose(
-        reranker.score(QUERIES, SENTENCES), states[:2] @ states[2:].T, rtol=1e-4
-    )
-    np.testing.assert_allclose(reranker.encode(SENTENCES), states[2:], rtol=1e-4, atol=1e-5)
-    assert reranker.encode([]).shape == (0, states.shape[1])
-
-
 def test_a_score_does_not_depend_on_order_company_or_what_was_read_before(make):
     truth = make().score(QUERIES, SENTENCES)
     order = [7, 0, 3, 11, 5, 1, 9, 2, 4, 10, 8, 6]
@@ -91,16 +79,6 @@ def test_a_score_does_not_depend_on_order_company_or_what_was_read_before(make):
             np.testing.assert_allclose(found[0], truth[0, at], rtol=1e-5)
     other = make(examples=SHOTS[::-1]).score(QUERIES, SENTENCES)
     assert np.abs(other - truth).max() > 0.01  # the order of the prompt does matter
-
-
-def test_blocks_of_products_change_nothing(make, monkeypatch):
-    for similarity in ("dot", "cosine"):
-        truth = make(similarity=similarity).score(QUERIES, SENTENCES)
-        with monkeypatch.context() as patch:
-            patch.setattr("pgra.api.reranking._QUERY_BYTES", 1)
-            patch.setattr("pgra.api.reranking._BLOCK_BYTES", 1)
-            parts = make(similarity=similarity).score(QUERIES, SENTENCES)
-        np.testing.assert_allclose(parts, truth, rtol=1e-6)
 
 
 def test_ranking_is_the_scores_in_order_ties_by_place(make):
@@ -127,22 +105,6 @@ def test_hits_of_a_search_keep_their_places(make):
     assert hits == [Hit(40 + hit.index, hit.score, hit.text) for hit in plain]
 
 
-def test_a_text_is_read_once_and_the_prefix_too(make, monkeypatch):
-    reranker = make()
-    first = reranker.score(QUERIES, SENTENCES)
-    read = reranker.encoder.num_tokens
-    whole = sum(len(ids) for ids in reranker.encoder.tokenize([{"text": SENTENCES[0]}]).ids)
-    assert read < len(SENTENCES) * whole / 2  # whole prompts would be more
-    np.testing.assert_array_equal(reranker.score(QUERIES[::-1], SENTENCES)[::-1], first)
-    assert reranker.encoder.num_tokens == read
-    reranker.score(QUERIES, ["A new one."])
-    assert reranker.encoder.num_tokens > read
-    monkeypatch.setattr("pgra.api.reranking._KEPT_BYTES", 1)
-    small = make()
-    np.testing.assert_allclose(small.score(QUERIES, SENTENCES), first, rtol=1e-5)
-    assert len(small._states) == 1
-
-
 def test_examples_may_be_pairs_mappings_rows_or_examples(make):
     features = Features(
         {"text": Value("string"), "label": ClassLabel(names=["negative", "positive"])}
@@ -161,22 +123,6 @@ def test_examples_may_be_pairs_mappings_rows_or_examples(make):
     prompts = [make(examples=examples).prompt.prefix for examples in given]
     assert set(prompts) == {prompts[0]}
     assert all(f"{text}\nThe answer is {label}" in prompts[0] for text, label in SHOTS)
-
-
-def test_a_template_and_words_write_the_prompt(make):
-    how = {"task": None, "template": "Review: {text}", "answer": "Mood:"}
-    words = {"positive": "good", "negative": "bad"}
-    shown = "Follow the demonstrations:\n" + "\n\n".join(
-        f"Review: {text}\nMood: {words[label]}" for text, label in SHOTS
-    )
-    assert make(**how, words=words).prompt.prefix == shown
-    bare = make(**how).prompt.prefix  # the labels themselves
-    assert bare == shown.replace("Mood: good", "Mood: positive").replace("bad", "negative")
-    zero = make(**how, examples=()).prompt
-    assert zero.prefix + zero.suffix({"text": "X"}) == "Review: X\nMood:"
-    over = make(template="Mood of {text}?").prompt  # over the task's
-    assert "Mood of" in over.prefix
-    assert over.suffix({"text": "X"}) == "\n\nMood of X?\nThe answer is"
 
 
 def test_drawn_exemplars_leave_the_others_for_the_fit(make, tmp_path):
@@ -281,86 +227,3 @@ def test_a_loaded_lm_is_told_apart_by_its_weights_and_refuses_what_would_change_
         CausalLM(3)
     with pytest.raises(ConfigError, match="unknown option of an LM 'lm_dytpe'. Did you mean"):
         CausalLM(lm_dirs["gpt2"], dytpe="float32")
-
-
-def test_a_document_beyond_the_window_is_cut_and_that_is_told(make, lm_dirs, caplog):
-    long = " ".join(SENTENCES * 20)
-    reranker = make()
-    with caplog.at_level(logging.WARNING):
-        reranker.score(QUERIES, SENTENCES)
-        assert not caplog.messages
-        states = reranker.encode([long, SENTENCES[0]])
-    assert "1 of 1 texts are too long for the 512 tokens of a prompt" in caplog.text
-    assert reranker.num_cut == 1
-    encoder = PromptedEncoder(CausalLM(lm_dirs["gpt2"], device="cpu"), reranker.prompt)
-    np.testing.assert_allclose(states, encoder.encode([long, SENTENCES[0]]), rtol=1e-4, atol=1e-5)
-    shorter = make(max_prompt_tokens=300).encode([long])
-    assert np.abs(shorter - states[0]).max() > 0.01
-
-
-BAD = [
-    ({"task": "sst"}, ConfigError, "unknown task 'sst'. Did you mean 'sst5'"),
-    ({"task": 3}, ValueError, "task is of type int: give a name, a YAML or a Task"),
-    ({"task": None}, ValueError, "give task=, or template="),
-    ({"template": "no slot"}, ConfigError, "prompt holds no field"),
-    ({"task": None, "template": "{text"}, ConfigError, "prompt has a stray brace"),
-    ({"task": None, "template": "{text", "examples": ()}, ConfigError, "has a stray brace"),
-    ({"words": {"good": "yes"}}, ConfigError, "unknown key of prompt_words 'good'"),
-    ({"examples": "text"}, ValueError, "examples are 'text': give a list"),
-    ({"examples": ["text"]}, DataError, r"examples, row 0 is a str \('text'\): give a dataset"),
-    ({"examples": [("text", "postive")]}, DataError, "examples, row 0: unknown label 'postive'"),
-    ({"examples": [{"text": "a"}]}, DataError, "examples, row 0: no column 'label'"),
-    ({"examples": [{"txt": "a", "label": "positive"}]}, DataError, "no column 'text'. Did you mea"),
-    ({"examples": [(3, "positive")]}, DataError, "examples, row 0: 'text' is 3, not text"),
-    ({"similarity": "dott"}, ConfigError, "unknown similarity 'dott'"),
-    ({"lm_layer": 99}, ConfigError, "lm_layer is 99, and"),
-    ({"lm_layer": 1.5}, ConfigError, "lm_layer is '1.5'"),
-    ({"dtype": "float8"}, ConfigError, "lm_dtype 'float8'"),
-    ({"device": "cuda:99"}, PgraError, "cannot use device 'cuda:99'"),
-    ({"num_exemplars": 9}, ConfigError, "num_exemplars is 9, but there are only 4"),
-    ({"num_exemplars": -1}, ValueError, "num_exemplars is -1"),
-    ({"max_prompt_tokens": 20}, ConfigError, "the prompt has .* tokens before any text"),
-    ({"lm": "bundled:nope"}, PgraError, "unknown bundled model 'nope'"),
-]
-
-
-@pytest.mark.parametrize(("how", "kind", "words"), BAD, ids=lambda v: None)
-def test_what_cannot_work_is_refused_in_words(make, lm_dirs, how, kind, words):
-    given = {"task": "sst2", "examples": SHOTS, "lm": str(lm_dirs["gpt2"]), "device": "cpu", **how}
-    with pytest.raises(kind, match=words):
-        pgra.Reranker(given.pop("lm"), **given)
-
-
-def test_what_cannot_be_ranked_is_refused_in_words(make):
-    reranker = make()
-    for documents in ("one text", 3, None, {"a": "b"}):
-        with pytest.raises(ValueError, match="documents are .*: give a list"):
-            reranker.rank("a", documents)
-    with pytest.raises(ValueError, match=r"documents\[1\] is None, not a text"):
-        reranker.rank("a", ["a", None])
-    for query in (3, None, ["a", 3], ("a", "b")):
-        with pytest.raises(ValueError, match="a query is a text or a mapping of text"):
-            reranker.rank(query, SENTENCES)
-    for top_k in (0, 2.5, "3"):
-        with pytest.raises(ValueError, match="top_k is .* give a whole number from 1 on"):
-            reranker.rank("a", SENTENCES, top_k=top_k)
-    for name in ("whitened", "head"):
-        with pytest.raises(ValueError, match=f"'{name}' is fitted .* call fit.documents, examples"):
-            make(similarity=name).rank("a", SENTENCES)
-    with pytest.raises(ConfigError, match="fitted to training queries beside those in the prompt"):
-        make(similarity="whitened").fit(SENTENCES)
-    with pytest.raises(ConfigError, match="fitted to passages, and there are 1"):
-        make(similarity="whitened").fit(SENTENCES[:1], TRAIN)
-    bare = {"task": None, "template": "{text}", "examples": ()}
-    with pytest.raises(ConfigError, match="compares label words: give words= or task="):
-        make(similarity="label_words", **bare)
-    with pytest.raises(ConfigError, match="there are no labels: give task= or words="):
-        make(similarity="head", **bare).fit(SENTENCES, TRAIN)
-
-
-@pytest.mark.slow
-def test_a_real_lm_puts_a_like_text_first(two_threads):
-    shots = [("a great film", "positive"), ("a dull waste of time", "negative")]
-    reranker = pgra.Reranker("bundled:smollm2-135m", task="sst2", examples=shots)
-    texts = ["I hated every minute.", "A funny, warm film.", "The bus leaves at noon."]
-    assert reranker.rank("a warm, funny film", texts, top_k=1)[0].index == 1

@@ -97,14 +97,6 @@ def test_answers_that_changed_places_are_damaged_and_named(answers, caplog):
     assert f"{answers.path}: 1 answers are damaged, and asked again" in caplog.text
 
 
-@pytest.mark.parametrize("version", [1, 3])  # answers had no checksums in 1
-def test_a_file_of_another_format_is_refused(answers, version):
-    answers.keep({"a": PARIS}, model="m")
-    run_sql(answers.path, [f"PRAGMA user_version = {version}"])
-    with pytest.raises(ArtifactError, match=f"has format {version}, this pgra reads 2: use the"):
-        answers.find(["a"])
-
-
 # A local LM whose answers are kept.
 
 
@@ -184,9 +176,3 @@ def test_processes_share_the_prompts_out_and_all_get_all_answers(answers):
     assert sorted(prompt for lm in lms for prompt in lm.asked) == sorted(PROMPTS[7:])
     assert found == [Counted().score([*PROMPTS, *PROMPTS[:9]], [" x", " yy"])] * 3
     assert told == [7, *[3] * 31, 0]  # of what was there, and then of all three
-
-
-def test_processes_that_do_not_see_one_folder_are_told(tmp_path):
-    caches = [AnswersCache(tmp_path / name) for name in ("one", "two")]
-    with pytest.raises(ArtifactError, match="lacks 100 answers that other processes were given"):
-        all_ask([Counted(), Counted()], caches, PROMPTS, [])

@@ -9,7 +9,7 @@ from conftest import SENTENCES
 from tiny_models import build_odd_lm
 from transformers import AutoModel
 
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ModelError
 from pgra.lm import load
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_config, load_tokenizer
@@ -71,12 +71,6 @@ def test_inputs_that_no_device_is_asked_about_have_the_stock_states(kind, lm_dir
     assert lm._is_unasked is False  # on a CPU nobody waits
     vars(lm)["_is_unasked"] = True
     torch.testing.assert_close(lm.states_of(batch), stock, rtol=0, atol=2e-5)
-
-
-def test_a_device_map_is_for_one_process(lm_dirs, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="lm_device_map is 'auto' and there are 2 processes"):
-        open_lm(lm_dirs["opt"], device_map="auto")
 
 
 def test_what_is_no_causal_lm_or_damaged_is_refused(lm_dirs, encoder_dir, tmp_path):
@@ -168,11 +162,3 @@ def test_a_gpu_that_is_named_is_the_current_one_and_one_that_is_not_there_is_tol
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
         with pytest.raises(ModelError, match=r"cannot use device 'cuda': .*\. Use auto or cpu\."):
             load.choose_device("cuda")
-
-
-def test_a_small_lm_gets_larger_batches_on_a_gpu(lm_dirs):
-    lm = open_lm(lm_dirs["opt"])
-    assert lm.batch_budget(512) == 512
-    assert lm.num_weights == sum(weight.numel() for weight in lm.model.parameters())
-    lm.device = GPU
-    assert lm.batch_budget(512) == 131072

@@ -123,46 +123,6 @@ def test_rerank_does_all_splits_with_neighbors_by_the_reader_that_a_yaml_names(
     assert str(tmp_path / "none") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["search"], "there is nothing to search with"),
-        (["search", "--text", "a\udcffb"], "text is b'a\\xffb', which is not UTF-8"),
-        (["rerank", "--num_evidence", "0"], "num_evidence is 0: there is nothing to rerank"),
-        # fewer candidates than num_evidence are refused only where evidence is kept
-        (["rerank", "A text.", "--num_candidates", "12"], "--task is missing"),
-        (["rerank", "--num_candidates", "12"], "num_evidence (16) exceeds num_candidates (12)"),
-    ],
-)
-def test_what_cannot_be_searched_or_reranked_is_refused(words, message, stage_flags, capsys):
-    assert main([*words, *stage_flags]) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "--task", "sst3"], "unknown task 'sst3'. Did you mean 'sst"),
-        (["icl", "--task", "sst3"], "unknown task 'sst3'. Did you mean 'sst"),
-        (["demo", "--bogus", "1"], "unknown argument '--bogus'. See --help."),
-        (["train", "--lerning_rate", "1"], "Did you mean '--learning_rate'?"),
-        (["train", "--task", "sst2", "--config", "papr"], "Did you mean 'paper'?"),
-        (["train", "--task", "tikets.yaml"], "tikets.yaml does not exist. Near it: tickets.yaml."),
-    ],
-)
-def test_names_are_checked_before_models_are_looked_for(
-    words, message, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tickets.yaml").write_text("a: 1")
-    assert (
-        main([*words, *(("--model_name_or_path", "no/such") if words[0] == "train" else ())]) == 2
-    )
-    told = capsys.readouterr().err
-    assert message in told
-    assert "no/such" not in told
-
-
 def test_a_search_for_more_than_there_is_shows_all_and_says_so(stage_flags, tmp_path, capsys):
     (tmp_path / "three.txt").write_text("red apples\ngreen pears\nblue plums\n")
     words = ["search", "red apples", "--retriever", "bm25", "--corpus", str(tmp_path / "three.txt")]

@@ -81,11 +81,6 @@ def test_runs_that_cannot_be_compared_are_refused_and_both_named(tmp_path, runs,
     assert str(caught.value).endswith("report them apart, or run one again")
 
 
-def test_one_run_twice_is_refused(tmp_path):
-    with pytest.raises(ArtifactError, match="are the same method, setting, task and seed"):
-        check_comparable(group_of(tmp_path, {}, {"wrong": [3]}))
-
-
 def test_a_grid_may_vary_the_data_it_says_it_varies(tmp_path):
     points = {"few": {"value": 8, "seeds": {0: []}}, "many": {"value": 80, "seeds": {0: []}}}
     root = plant_grid(tmp_path / "g", points, axis="data.max_train_samples")

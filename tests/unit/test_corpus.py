@@ -269,17 +269,6 @@ def test_passages_are_drawn_by_a_seed_over_all_of_the_corpus_in_its_order(tmp_pa
     assert rows() == list(range(50))
 
 
-def test_a_bad_value_is_refused_with_its_row(tmp_path):
-    path = table(tmp_path / "t.parquet", text=["a", "b", "c\0d"])
-    with pytest.raises(DataError, match="row 3: 'text' holds a NUL"):
-        texts(path)
-    with pytest.raises(DataError, match="'n' is int64, not text: name another"):
-        texts(table(tmp_path / "n.parquet", n=[1]), "n")
-    raw = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
-    with pytest.raises(DataError, match="row 2: 'text' is not UTF-8"):
-        texts(table(tmp_path / "latin.parquet", text=raw))
-
-
 def test_a_missing_file_names_its_neighbours_and_is_not_looked_for_on_the_hub(
     corpus_file, tmp_path, monkeypatch
 ):

@@ -12,7 +12,7 @@ from tiny_models import build_cross_encoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pgra.core import Candidates, Context, Example
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ModelError
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
@@ -225,8 +225,3 @@ def test_ids_beyond_the_embeddings_are_refused_when_it_is_opened(
     tokenizer.save_pretrained(folder)
     with pytest.raises(ModelError, match="its tokenizer has .* has no embedding"):
         start(folder)
-
-
-def test_more_tokens_than_it_reads_are_refused(start):
-    with pytest.raises(ConfigError, match=r"cross_encoder_tokens is 65, but .* at most 64 tokens"):
-        start(tokens=65)

@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -88,33 +87,6 @@ def test_quote_marks_of_a_tsv_stay(tmp_path):
     found = read(tmp_path / "x.tsv", task=Task.load("trec"))
     assert [e.text for e in found] == ['"fine" and "warm"', '"all of it"', "a"]
     assert labels_of(found) == ["human", "entity", "number"]
-
-
-GOOD = {"text": "a", "label": "negative"}
-BAD_ROWS = [
-    ({"text": "x", "label": "postive"}, r"unknown label 'postive'\. Did you mean 'positive'"),
-    ({"text": "x", "label": True}, "'label' is True, a bool, not a label's name"),
-    ({"text": "x", "label": None}, "has no label$"),
-    ({"text": "x", "lable": 1}, r"no column 'label'\. Did you mean 'lable'\? Found: text, lable"),
-    ({"text": "\ud800", "label": 1}, "'text' holds a NUL or half a surrogate pair"),
-]
-BAD_FILES = [
-    *(
-        ("row.jsonl", f"{json.dumps(GOOD)}\n{json.dumps(row)}\n", rf"row\.jsonl, line 2.*{told}")
-        for row, told in BAD_ROWS
-    ),
-    ("no.csv", "good,1\nbad,0\n", "no column 'text'.*Found: good, 1. Is the first line a h"),
-    ("blank.jsonl", '{"text": "", "label": 1}\n', r"holds no example \(1 blank rows\)"),
-    ("ragged.tsv", "text\tlabel\na\tb\t1\n", r"3 cells under a header of 2 \(text, label\)\.$"),
-    ("quoted.tsv", 'text\tlabel\n"a ""b"" c"\t1\n', "line 2: 'text' is quoted .*use csv for"),
-]
-
-
-@pytest.mark.parametrize(("name", "text", "message"), BAD_FILES)
-def test_bad_files_are_refused_with_their_line(name, text, message, tmp_path):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=message):
-        read(tmp_path / name)
 
 
 # Folders and hubs.
@@ -384,22 +356,3 @@ def test_what_is_no_label_is_refused_with_its_place(read_rows, value, tmp_path):
         rows = [{"text": "a", "label": "1"}, {"text": value, "label": "1"}]
         with pytest.raises(DataError, match=r"(train, row 1|pool\[1\]): 'text' is .*, not text"):
             read_rows(rows, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"test": [("a", 1)]}, "there is no split 'train' .there are: test"),
-        ({"train": []}, "train is empty"),
-        ({"train": 3}, "train is a int: give a datasets.Dataset"),
-        ({"train": [3]}, r"train, row 0 is a int \(3\): give a datasets.Dataset"),
-        ({"train": [("a", "b", "c")]}, "train, row 0 is a tuple"),
-        ({"train": [{"text": "a"}]}, "train, row 0: no column 'label'"),
-        ({"train": "no.csv"}, "no.csv does not exist"),
-    ],
-)
-def test_wrong_rows_are_refused_with_their_place(data, message):
-    with pytest.raises(DataError, match=message):
-        load_splits(TASK, data)
-    with pytest.raises(ValueError, match="data is a list: give the rows by split"):
-        load_splits(TASK, [("a", 1)])

@@ -10,7 +10,6 @@ from conftest import write_jsonl
 from pgra.data.examples import DataArguments, open_file
 from pgra.data.references import load_references, read_references
 from pgra.data.tasks import GenerationTask
-from pgra.errors import DataError
 from pgra.report.text_metrics import measure_written
 
 
@@ -105,21 +104,6 @@ def test_a_local_folder_gives_pool_and_queries(tmp_path):
     pool, held = load_references(task, alone)  # no test file: a fifth of train
     assert sorted(one.example.id for one in [*pool, *held]) == [f"train-{i}" for i in range(9)]
     assert len(held) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "message"),
-    [
-        ("webquestions", {"question": "who?", "answers": []}, r"line 2: has no answer"),
-        ("totto", {**TOTTO, "highlighted_cells": [[2, 3]]}, r"cell \[2, 3\] is not in the table"),
-        ("fetaqa", {**FETAQA, "answer": None}, "line 2: 'answers' is None, not text"),
-    ],
-)
-def test_a_bad_row_is_told_with_its_place(tmp_path, name, row, message):
-    good = {"totto": TOTTO, "fetaqa": FETAQA}.get(name, {"question": "who?", "answers": ["a"]})
-    with pytest.raises(DataError, match=message):
-        read(tmp_path, name, good, row)
-    assert len(read(tmp_path, name, good, good)) == 2  # the control
 
 
 def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):

@@ -9,11 +9,9 @@ import yaml
 
 from pgra.config import config_root, parse_arguments, read_yaml
 from pgra.errors import ConfigError
-from pgra.experiments.grid import Point, grid_names, read_axes, read_grid, short
+from pgra.experiments.grid import grid_names, read_axes, read_grid
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.base import RetrieverArguments
-
-ABLATIONS = Path(__file__).parents[2] / "ablations"
 
 
 @pytest.fixture
@@ -52,13 +50,6 @@ def test_points_are_all_combinations_of_what_goes_together_with_the_axes(write):
     assert alone.name == "one"
 
 
-def test_values_have_short_names_and_folders_no_odd_characters():
-    values = [True, None, 1e-4, "facebook/opt-350m", "bundled:minilm-l6", 150]
-    names = ["yes", "none", "0.0001", "opt-350m", "minilm-l6", "150"]
-    assert [short(value) for value in values] == names
-    assert Point("FiD (BM25), k=3/../x", {}).folder == "FiD-BM25-k=3-..-x"
-
-
 def test_a_demo_replaces_points_and_stands_over_the_base(write):
     path = write(
         base={"num_evidence": 16, "similarity": "cosine"},
@@ -82,17 +73,6 @@ def test_a_file_stands_over_the_one_it_extends(write):
     assert read_grid(path, demo=True).base == {"num_evidence": 2, "lm": "y"}
     with pytest.raises(ConfigError, match="extends above, which extends another: one step is all"):
         read_grid(write("third", extends="above"))
-
-
-def test_an_empty_demo_adds_nothing_and_one_that_is_no_mapping_is_refused(write):
-    small = {"base": {"num_candidates": 4}}
-    write("below", base={"num_evidence": 2}, grid={"num_candidates": [4, 8]}, demo=small)
-    plain = read_grid(write("plain", extends="below"), demo=True)
-    empty = read_grid(write("empty", extends="below", demo=None), demo=True)
-    assert plain.base == empty.base == {"num_evidence": 2, "num_candidates": 4}
-    for wrong in ({"demo": 5}, {"demo": {"base": 5}}):
-        with pytest.raises(ConfigError, match="5"):
-            read_grid(write("wrong", extends="below", **wrong), demo=True)
 
 
 def parsed(grid, *words, task="trec", at=0):
@@ -127,13 +107,6 @@ def test_the_command_line_wins_over_the_point_over_files_over_the_base_over_prof
     assert parsed(grid, *words)[:3] == (40, 2, 6)
 
 
-def test_a_point_may_differ_for_one_task(write):
-    given = {"name": "x", "similarity": "dot", "by_task": {"trec": {"similarity": "cosine"}}}
-    grid = read_grid(write(points=[given]))
-    values = [grid.over(task, grid.cells[0]).values for task in ("trec", "mr")]
-    assert [value["similarity"] for value in values] == ["cosine", "dot"]
-
-
 @pytest.mark.parametrize("name", ["main", "large"])
 def test_the_row_of_lm_bff_is_its_experiment(name):
     """The paper ran it in "the same configuration as Gao et al.", by their five seeds."""
@@ -162,28 +135,6 @@ def test_axes_of_the_command_line_replace_the_yamls(write):
             read_axes([word])
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"grid": {"num_candidate": [1]}}, "unknown axis 'num_candidate'. Did you mean 'num_cand"),
-        ({"grid": {"k": 3}}, "grid.k is 3; it must be a list of at least one"),
-        ({"grid": {"seed": [1]}}, "'seed' cannot be an axis: give --seeds or --tasks"),
-        ({"demo": {"bas": {}}}, "unknown key 'bas'. Did you mean 'base'"),
-        ({"points": ["a"]}, "points is 'a'; it must be a mapping"),
-        ({"baseline": {"numcandidates": 1}}, "unknown argument of the baseline 'numcandidates'"),
-        ({"points": [{"profile": "offical"}]}, "unknown profile 'offical'. Did you mean 'offici"),
-        ({"grid": {"lm": ["a/x", "b/x"]}}, "points 'lm=x' and 'lm=x' would share the folder"),
-        ({"seeds": [0, 0]}, "seeds holds 0 twice"),
-        ({"points": [{"seeds": [-1]}]}, "seeds"),
-    ],
-)
-def test_what_is_no_grid_is_refused_with_the_file(write, values, message):
-    with pytest.raises(ConfigError, match=f"mine.yaml: .*{message}"):
-        read_grid(write(**values))
-    with pytest.raises(ConfigError, match="unknown grid 'retreiver'. Did you mean 'retriever'"):
-        read_grid("retreiver")
-
-
 @pytest.mark.parametrize("name", grid_names())
 def test_every_shipped_grid_is_read_and_says_what_it_is(name):
     for demo in (False, True):
@@ -207,11 +158,3 @@ def test_the_example_in_the_docs_is_a_grid(tmp_path):
     names = [f"{a}, k={b}, {c}" for a in who for b in k for c in how]
     assert [point.name for point in grid.cells] == names
     assert len(read_grid(str(tmp_path / "mine.yaml"), demo=True).cells) == 8
-
-
-@pytest.mark.parametrize("path", sorted(ABLATIONS.glob("*.py")), ids=lambda path: path.stem)
-def test_a_file_of_ablations_runs_the_grid_of_its_name(path):
-    if path.stem not in ("evidence", "label_consistency"):  # which train nothing
-        assert f'run(main, ["{path.stem}", *sys.argv[1:]])' in path.read_text()
-        assert path.stem in grid_names()
-    assert f"`{path.name}`" in (ABLATIONS / "README.md").read_text()

@@ -11,7 +11,7 @@ from small_index import World, flip_byte
 from pgra.artifacts import lock_folder
 from pgra.commands.common import quiet_libraries
 from pgra.commands.verify import main as verify
-from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
+from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.retrieval.dense import add_passages, remove_rows, search_kept
 
 OLD, NEW = SENTENCES[:7], SENTENCES[7:]
@@ -69,23 +69,6 @@ def test_a_grown_index_keeps_its_shards_and_finds_what_one_built_whole_finds(hom
     assert home.add(folder).num_reused == 12  # the same command adds nothing
     assert files(folder) == after
     assert verify([str(folder)]) == 0
-
-
-def test_a_folder_named_by_its_fingerprint_gets_the_name_that_others_look_for(home):
-    folder = home.build(folder=None)
-    remove_rows(folder, [3])
-    assert home.build(folder=None) == folder  # still found, and not built again
-    grown = home.add(folder)
-    assert grown.folder != folder
-    assert not folder.exists()
-    assert home.build(home.one, home.two, folder=None) == grown.folder  # found, not built
-    assert grown.manifest.counts["removed"] == 1  # and stays removed
-    found = home.open("dense", home.one, home.two, shard_rows=3).retrieve([OLD[3], NEW[0]], 4)
-    assert 3 not in found.rows
-    assert found.rows[1, 0] == 7
-    assert home.build(folder=None) == folder  # the old corpus has an index of its own again
-    with pytest.raises(ConfigError, match="is an index of the grown corpus already: use that"):
-        home.add(folder)
 
 
 def test_a_trained_index_is_not_trained_again_and_says_so(home):
@@ -184,14 +167,6 @@ def test_rows_that_were_removed_do_not_come_back_where_the_index_is_damaged(home
     flip_byte(folder / "index.faiss")
     with pytest.raises(ArtifactError, match=r"index\.faiss is damaged .*: make it again"):
         home.build(folder=None)
-
-
-def test_strict_refuses_passages_longer_than_the_encoder_reads(home):
-    for _ in range(2):  # before it is built, and found finished
-        with pytest.raises(DataError, match="passages are longer than the encoder reads.*--stric"):
-            home.build(folder=None, max_encoder_tokens=4, rules={"strict": True})
-        built = home.build(folder=None, max_encoder_tokens=4)
-        assert manifest_of(built)["counts"]["cut"] == 7
 
 
 @pytest.mark.parametrize(("limit", "num_done"), [(200, 7), (600, 12)])

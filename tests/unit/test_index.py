@@ -12,7 +12,7 @@ from conftest import largest_file
 from small_index import World, flip_byte
 
 from pgra.encoders.encoder import Encoder
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ArtifactError, ModelError
 from pgra.retrieval.dense import find_or_build
 from pgra.retrieval.shards import find_shards, read_rows
 
@@ -146,11 +146,6 @@ def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(sma
     (taken.folder / "vectors-00001.json").unlink()
     assert small.build("sq", index_factory="SQfp16").num_reused == 40
     assert contents(flat) == lender  # a shard made again leaves its lender as it was
-
-
-def test_a_factory_that_cannot_be_trained_is_refused(small):
-    with pytest.raises(ConfigError, match="'PQ4' cannot be trained on 40 passages"):
-        small.build(index_factory="PQ4")
 
 
 @pytest.mark.parametrize(("factory", "name"), [("IVF8,Flat", "nprobe"), ("HNSW8", "efSearch")])

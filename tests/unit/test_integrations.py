@@ -74,28 +74,6 @@ def test_a_langchain_compressor_gives_the_rerankers_best_as_documents(
     assert compressor.compress_documents([], QUERY) == []
 
 
-def test_a_langchain_compressor_works_in_a_chain_and_waits_for_nobody(
-    langchain, reranker, hits, documents
-):
-    import asyncio
-
-    from langchain_core.runnables import RunnableLambda
-
-    compressor = langchain.PgraReranker(reranker=reranker, top_n=1)
-    chain = RunnableLambda(lambda query: compressor.compress_documents(documents, query))
-    (best,) = chain.invoke(QUERY)
-    (later,) = asyncio.run(compressor.acompress_documents(documents, QUERY))
-    assert (
-        best.metadata == later.metadata == {"row": hits[0].index, "relevance_score": hits[0].score}
-    )
-
-
-def test_a_langchain_compressor_of_something_else_is_refused(langchain, reranker):
-    for wrong in ({"reranker": "opt"}, {"reranker": reranker, "top_n": 0}, {"top_k": 2}):
-        with pytest.raises(ValueError, match=next(reversed(wrong))):
-            langchain.PgraReranker(**wrong)
-
-
 def test_kate_chooses_the_examples_of_a_langchain_prompt(langchain, selector):
     from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 
@@ -112,25 +90,6 @@ def test_kate_chooses_the_examples_of_a_langchain_prompt(langchain, selector):
     blocks = [f"Q: {item['question']}\nA: {item['answer']}" for item in near]
     assert prompt() == "\n\n".join([*blocks, f"Q: {asked}\nA:"])
     assert prompt(nearest_last=True) == "\n\n".join([*blocks[::-1], f"Q: {asked}\nA:"])
-
-
-def test_an_example_that_is_added_is_chosen_and_others_are_refused(langchain, selector):
-    kate, asked = langchain.KateSelector(selector, k=1), {"question": "Is xylophone music loud?"}
-    new = {"question": "Is the xylophone loud?", "answer": "yes", "source": "new"}
-    assert kate.select_examples(asked) != [new]
-    kate.add_example(new)
-    assert kate.select_examples(asked) == [new]
-    with pytest.raises(ValueError, match=r"a dict, and this is \('text', 'label'\)"):
-        kate.add_example(("text", "label"))
-    with pytest.raises(pgra.PgraError, match="no column 'question'"):
-        kate.add_example({"query": "x", "answer": "y"})
-    with pytest.raises(pgra.PgraError, match="no column 'question'"):
-        kate.select_examples({"query": "x"})
-    with pytest.raises(ValueError, match="give a pgra.ExemplarSelector"):
-        langchain.KateSelector(POOL)
-    texts = pgra.ExemplarSelector(["one text", "two texts"], encoder="bm25")
-    with pytest.raises(ValueError, match="a dict, and this is 'one text'"):
-        langchain.KateSelector(texts)
 
 
 # LlamaIndex.
@@ -165,40 +124,6 @@ def test_a_llama_index_postprocessor_gives_the_rerankers_best_as_nodes(
     assert {node.score for node in nodes} == {0.5}  # the given ones stay
     assert len(llama_index.PgraRerank(reranker).postprocess_nodes(nodes, query_str=QUERY)) == 6
     assert rerank.postprocess_nodes([], query_str=QUERY) == []
-
-
-def test_a_llama_index_postprocessor_works_behind_a_retriever_and_is_traced(
-    llama_index, reranker, hits, nodes
-):
-    from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
-    from llama_index.core.llms import MockLLM
-    from llama_index.core.query_engine import RetrieverQueryEngine
-    from llama_index.core.retrievers import BaseRetriever
-
-    class Everything(BaseRetriever):
-        def _retrieve(self, query_bundle):
-            return nodes
-
-    seen = LlamaDebugHandler(print_trace_on_end=False)
-    engine = RetrieverQueryEngine.from_args(
-        Everything(),
-        llm=MockLLM(),
-        callback_manager=CallbackManager([seen]),
-        node_postprocessors=[llama_index.PgraRerank(reranker, top_n=2)],
-    )
-    sources = engine.query(QUERY).source_nodes
-    assert [node.node.node_id for node in sources] == [f"n{hit.index}" for hit in hits[:2]]
-    ((start, _),) = seen.get_event_pairs(CBEventType.RERANKING)
-    assert start.payload["top_k"] == 2
-
-
-def test_a_llama_index_postprocessor_of_something_else_is_refused(llama_index, reranker, nodes):
-    with pytest.raises(ValueError, match="reranker is 'opt': give a pgra.Reranker"):
-        llama_index.PgraRerank("opt")
-    with pytest.raises(ValueError, match="top_n"):
-        llama_index.PgraRerank(reranker, top_n=0)
-    with pytest.raises(ValueError, match="there is no query"):
-        llama_index.PgraRerank(reranker).postprocess_nodes(nodes)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from loopback import LoopbackEndpoint, Written
 from method_runs import having, kate_run, lines_of, run_of
 from tiny_models import build_half_lm
 
-from pgra.commands.report import main as report_main
 from pgra.core import ALONE
 from pgra.data.examples import DataArguments
 from pgra.data.tasks import Task
-from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
+from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.methods.answers import calibrate
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
@@ -126,23 +125,6 @@ def test_prompts_that_are_too_long_lose_exemplars_and_say_so(kate, near):
     assert any("to fit the LM's window" in note for note in outcome.metrics["notes"])
 
 
-@pytest.mark.parametrize(
-    ("which", "changes", "told"),
-    [
-        ("kate", {"validation_file": "x.jsonl"}, "validation_file chooses a checkpoint"),
-        ("kate", {"max_new_tokens": 5}, "label words are scored, not written"),
-        ("kate", {"decide_by": "vote", "exemplars": "random"}, "'vote' is the neighbors' vote"),
-        ("written", {"decide_by": "score"}, "decide_by score is for tasks with labels, and answer"),
-        ("written", {"num_exemplars": None}, "num_exemplars is 64, but the pool holds only 6"),
-    ],
-)
-def test_what_cannot_be_is_refused_and_leaves_no_folder(request, which, changes, told):
-    mine = request.getfixturevalue(which)
-    with pytest.raises((ConfigError, DataError), match=told):
-        run(having(mine, **changes))
-    assert not (mine.folder / "metrics.json").exists()
-
-
 def test_a_run_decides_new_texts_as_its_own(near, tmp_path):
     lines = lines_of(near.folder)[:2]
     texts = [line["text"] for line in lines]
@@ -187,27 +169,6 @@ def test_a_run_whose_pool_has_changed_decides_nothing(words, tmp_path):
         Predictor.open(outcome.folder, device="cpu")
 
 
-def test_samples_show_what_each_run_read_and_said(world, near, kate, tmp_path, capsys):
-    other = run(having(kate, farthest=True, name="far"))
-    assert report_main([str(near.folder), str(other.folder), "--samples", "2"]) == 0
-    shown = capsys.readouterr().out.strip().split("\n\n")
-    assert len(shown) == 2
-    lines = [{line["id"]: line for line in lines_of(one.folder)} for one in (near, other)]
-    name = shown[0].split(": ")[0].removeprefix("sst2, ")
-    differs = any(lines[0][key]["prediction"] != lines[1][key]["prediction"] for key in lines[0])
-    assert (lines[0][name]["prediction"] != lines[1][name]["prediction"]) == differs
-    rows = review_rows(40)
-    for each in lines:
-        for exemplar in each[name]["exemplars"]:
-            row = rows[int(exemplar["id"].removeprefix("train-"))]
-            assert f"{exemplar['similarity']:.3f}  {row['label']}: {row['text']}" in shown[0]
-    assert f"right: {lines[0][name]['label']}" in shown[0]
-    assert (
-        report_main([str(near.folder), "--samples", "1", "--output", str(tmp_path / "s.txt")]) == 0
-    )
-    assert (tmp_path / "s.txt").read_text().startswith("sst2, test-")
-
-
 @pytest.fixture
 def tickets(tmp_path):
     """A task without what only a reader needs."""
@@ -232,13 +193,6 @@ def test_a_task_for_icl_alone_needs_no_readers_words(kate, words, tickets, args)
     )
     assert Task.load(tickets).reader_words == {"positive": "good", "negative": "bad"}
     assert not kate.folder.exists()
-
-
-@pytest.mark.parametrize("changes", [{}, {"encoder": "prompted", "decide_by": "vote"}])
-def test_an_lm_must_be_named_where_one_is_asked(kate, changes):
-    with pytest.raises(ConfigError, match=r"--lm is missing: name a hub id \(facebook/opt-13b is"):
-        run(having(kate, lm="", **changes))
-    assert run(having(kate, lm="", decide_by="vote", name="vote")).metrics["n"] == 12
 
 
 def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(

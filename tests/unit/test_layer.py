@@ -86,12 +86,6 @@ def test_a_share_is_the_nearest_layer(tmp_path, asked, depth, number):
     assert open_lm(folder, asked).layer == number
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "0.0", "1e-1", "auto", "first", "", "18.0"])
-def test_what_is_no_layer_is_refused(value):
-    with pytest.raises(ConfigError, match=r"lm_layer is '.*': give last, the number"):
-        RerankArguments(lm_layer=value)
-
-
 def test_layers_that_are_not_there_are_refused(args, lm_dirs):
     with pytest.raises(ConfigError, match=r"lm_layer is 3, and .* has 2 layers"):
         open_lm(lm_dirs["gpt2"], "3")

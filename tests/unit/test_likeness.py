@@ -11,11 +11,7 @@ from pgra.core import MISSING_ROW, Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import METRICS, SIMILARITIES, SelectionArguments
-from pgra.exemplars.similarity import CosineSimilarity, WordSimilarity, open_similarity
-from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import PromptTemplate
+from pgra.exemplars.similarity import WordSimilarity, open_similarity
 from pgra.retrieval.neighbors import Neighbors
 
 POOL = [Example(f"train-{i}", {"text": text}, str(i % 2)) for i, text in enumerate(SENTENCES)]
@@ -93,17 +89,3 @@ def test_words_find_what_shares_them_and_nothing_else(neighbors):
         likeness.nearest(QUERIES, ROWS, 2, sign=-1)
     with pytest.raises(ConfigError, match="'knn-mmr' compares exemplars with each other"):
         likeness.among(ROWS)
-
-
-def test_an_lm_under_a_prompt_is_an_encoder(lm_dirs, tmp_path):
-    template = PromptTemplate("What is it?\n{text}")
-    lm = CausalLM.from_name(str(lm_dirs["gpt2"]), device="cpu")
-    prompts = [FewShotPrompt(template), FewShotPrompt(template, "Follow:\nRed\nThe answer is red")]
-    found = []
-    for number, prompt in enumerate(prompts):
-        states = PromptedEncoder(lm, prompt)
-        neighbors = Neighbors(lambda states=states: states, POOL, tmp_path / str(number))
-        (expected,) = states.encode([QUERIES[0].text]).numpy()
-        np.testing.assert_allclose(neighbors.encode(QUERIES)[0], expected, atol=1e-5)
-        found.append(CosineSimilarity(neighbors).nearest(QUERIES, ROWS, 8).scores)
-    assert not np.allclose(found[0], found[1])  # the control: the prompt is part of the encoder

@@ -3,12 +3,9 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from pgra.errors import ConfigError, ModelError
 from pgra.lm.batching import GroupCost, pack_segments
-from pgra.lm.load import find_model
 from pgra.reader.arguments import ReaderArguments
 from pgra.reader.fid import FusionReader
-from pgra.reader.module import check_adapters
 
 LORA = ReaderArguments(lora_rank=4)
 
@@ -103,15 +100,3 @@ def test_adapters_learn_with_activation_checkpointing(plain):
     grads = [w.grad for w in reader.parameters() if w.requires_grad]
     assert all(grad is not None and grad.abs().sum() > 0 for grad in grads)
     assert all(w.grad is None for w in reader.parameters() if not w.requires_grad)
-
-
-def test_a_missing_layer_or_package_is_told_beforehand(t5_dir, monkeypatch):
-    source = find_model(str(t5_dir))
-    check_adapters(ReaderArguments(lora_rank=2, lora_target_modules=["SelfAttention.q"]), source)
-    odd = ReaderArguments(lora_rank=2, lora_target_modules=["c_attn"])
-    with pytest.raises(ModelError, match=r"holds 'c_attn', .* It has: k, lm_head, o, q, v, wi, wo"):
-        check_adapters(odd, source)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check_adapters(ReaderArguments(), source)
-    with pytest.raises(ConfigError, match=r"lora_rank needs peft: pip install 'pgra\[lora\]'"):
-        check_adapters(LORA, source)

@@ -12,7 +12,6 @@ from pgra.core import ALONE
 from pgra.encoders.encoder import load_encoder, load_t5_encoder
 from pgra.errors import ArtifactError, ConfigError, Stopped
 from pgra.methods.arguments import READERS
-from pgra.methods.base import METHODS, find_method
 from pgra.methods.knn import NUMBERS
 from pgra.methods.rag import RagReader
 from pgra.methods.stages import Stages
@@ -25,14 +24,6 @@ FEW = {"num_shots": 4, "exemplar_sets": 2}
 
 def few(method, **changes):
     return {**(FEW if method == "lm-bff" else {}), **changes}
-
-
-def test_every_name_stands_for_a_method_and_says_what_its_seeds_are():
-    for name in METHODS:
-        method = find_method(name)
-        assert method.SEEDS
-        assert not {"runtime", "data", "folder"} & set(method.SECTIONS)
-    assert set(READERS) <= set(METHODS)
 
 
 @pytest.mark.parametrize("method", sorted(READERS))
@@ -141,16 +132,6 @@ def test_a_method_decides_what_makes_it_and_is_told_by_it(args, name, retriever,
             with_rerank(args, num_evidence=0)
 
 
-def test_flags_that_contradict_the_method_are_refused(tmp_path):
-    assert parse("--method", "plain", "--num_evidence", "0").pgra.rerank.num_evidence == 0
-    with pytest.raises(ConfigError, match="num_evidence is 8, and method 'plain' is the one with"):
-        parse("--method", "plain", "--num_evidence", "8")
-    config = tmp_path / "base.yaml"  # a YAML gives defaults: one base serves all methods
-    config.write_text("num_evidence: 8\nreranker: prompted\n")
-    assert parse("--method", "plain", "--config", str(config)).pgra.rerank.num_evidence == 0
-    assert parse("--method", "fid", "--config", str(config)).pgra.rerank.num_evidence == 8
-
-
 def test_arguments_of_another_method_are_passed_over_and_unknown_ones_refused(caplog):
     args = parse("--method", "knn", "--num_evidence", "0", "--learning_rate", "1e-3")
     assert args.method == "knn"
@@ -216,17 +197,3 @@ def test_the_seed_of_lm_bff_gives_the_split(args, tmp_path):
     assert len(set(split(13))) == 16
     assert split(13) == split(13)
     assert split(13) != split(21)
-
-
-@pytest.mark.parametrize(
-    ("method", "changes", "told"),
-    [
-        ("lm-bff", {"decode": "official"}, "decode 'official' writes one token, and lm-bff"),
-        ("rag", {"lora_rank": 2}, "lora_rank is not for method 'rag'"),
-    ],
-)
-def test_what_a_method_cannot_do_is_refused(args, tmp_path, method, changes, told):
-    own = run_of(args, method, tmp_path / "run", **few(method))
-    with pytest.raises(ConfigError, match=told):
-        run(having(own, **changes))
-    assert not (tmp_path / "run").exists()

@@ -3,14 +3,11 @@
 import io
 import logging
 import re
-import time
 
 import pytest
 from conftest import SENTENCES
 
 import pgra
-from pgra.cli import _close_bars
-from pgra.lm.load import find_model, load_pretrained
 from pgra.progress import Bar
 
 
@@ -51,10 +48,6 @@ def test_a_log_gets_a_line_for_each_half_minute_with_name_rate_and_loss(count):
     assert (dev, last[:12]) == ("step 40: dev accuracy 0.5", "train: 40/40")
 
 
-def test_what_is_soon_done_says_nothing_in_a_log(count):
-    assert count(io.StringIO(), 30) == "step 40: dev accuracy 0.5\n"
-
-
 def test_a_terminal_has_a_bar_that_is_drawn_over(count):
     told = count(Terminal(), 30)
     assert told.count("\r") > 3
@@ -84,56 +77,3 @@ def test_long_work_from_python_shows_the_bars_of_the_command_line(
         texts.append(stream.getvalue())
     assert re.search(r"(encode|read): .*\d+/1\d", texts[0])
     assert texts[1:] == ["", ""]  # the controls: the one switch, and what is soon done
-
-
-def test_where_only_errors_are_said_there_is_no_bar(count, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("pgra"), "level", logging.ERROR)
-    assert count(Terminal(), 30) == count(io.StringIO(), 0.01) == ""
-    monkeypatch.setattr(logging.getLogger("pgra"), "level", logging.WARNING)
-    assert count(Terminal(), 30, disable=True) == ""
-    assert count(Terminal(), 30) != ""
-
-
-def test_work_that_nobody_counts_says_how_long_it_has_taken(monkeypatch):
-    def wait(seconds):
-        monkeypatch.setattr("sys.stderr", stream := io.StringIO())
-        monkeypatch.setattr(Bar, "seconds", seconds)
-        with Bar.waiting("writing weights"):
-            time.sleep(0.3)
-        return stream.getvalue().splitlines()
-
-    monkeypatch.setattr(logging.getLogger("pgra"), "level", logging.INFO)
-    lines = wait(0.05)
-    assert len(lines) >= 2
-    assert set(lines) == {"writing weights: 00:00"}
-    assert wait(30) == []
-
-
-def test_loading_a_model_shows_no_bar_of_transformers_and_leaves_it_as_it_was(lm_dirs, capfd):
-    from transformers import AutoModel
-    from transformers.utils import logging as library
-
-    had_bars, folder = library.is_progress_bar_enabled(), next(iter(lm_dirs.values()))
-    library.enable_progress_bar()
-    try:
-        load_pretrained(AutoModel.from_pretrained, find_model(str(folder)))
-        assert capfd.readouterr().err == ""
-        AutoModel.from_pretrained(folder)  # the control: asked directly, the library speaks
-        assert "Loading weights" in capfd.readouterr().err
-    finally:
-        if not had_bars:
-            library.disable_progress_bar()
-
-
-def test_a_bar_that_ctrl_c_left_half_made_is_closed_all_the_same(monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    for place in ("pgra.progress._is_quiet", "tqdm.std.time"):  # before tqdm begins, and within
-        with monkeypatch.context() as patch:
-            patch.setattr(place, interrupt)
-            with pytest.raises(KeyboardInterrupt) as caught:  # which holds the bar
-                Bar(total=3)
-        assert [bar for bar in Bar._instances if "last_print_t" not in vars(bar)]
-        _close_bars()
-        del caught

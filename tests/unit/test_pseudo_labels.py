@@ -157,23 +157,6 @@ def test_a_grid_gives_its_labeler_its_rows_its_baseline_and_what_is_missing(
     assert "PLAIN on reviews has no evidence: left out" in caplog.text
 
 
-def test_runs_and_labelers_that_cannot_be_used_are_named(labeler, runs, tmp_path):
-    def other(name, *evidence, **how):
-        return write_run(tmp_path / name, [evidence] * 3, **how)
-
-    reads = shutil.copytree(labeler, tmp_path / "reads")
-    write_record(reads / "reader", replace(RECORD, num_evidence=2))
-    odd, task = other("odd", TEXTS[0], names=("no", "yes")), other("t", TEXTS[0], task="trec")
-    for named, labelers, error, message in (
-        ([*runs, task], [labeler], ConfigError, "no labeler is of task 'trec'"),
-        ([odd], [labeler], DataError, "odd has the labels no, yes"),
-        (runs, [reads], ConfigError, "reads 2 evidence texts a query.*--num_evidence 0"),
-    ):
-        with pytest.raises(error, match=message):
-            report_consistency(named, tmp_path / "out", labelers=labelers, **QUIET)
-    assert not (tmp_path / "out").exists()
-
-
 def evidence_by_hand(args, labeler):
     """Return the consistency of a run's evidence with a labeler centred at the corpus."""
     stages = Stages.read(args, ALONE)
@@ -220,16 +203,6 @@ def test_a_centred_labeler_calls_half_of_its_corpus_each_label():
     assert list(centred.labels.values()) == ["neg", "neg", "neg", "pos", "pos"]
     assert list(plain.labels.values()) == ["pos"] * 5  # the control: the paper's
     assert centred.medians == pytest.approx({"neg": math.log(0.2), "pos": math.log(0.8)})
-
-
-def test_of_more_labels_each_is_measured_by_its_own_median():
-    scores = scored("abc", (0.5, 0.3, 0.2), (0.6, 0.1, 0.3), (0.7, 0.2, 0.1))
-    centred = PseudoLabels(scores, 3, list(scores))
-    # Medians 0.6, 0.2, 0.2; ratios to them: 5/6, 3/2, 1; 1, 1/2, 3/2; 7/6, 1, 1/2.
-    assert list(centred.labels.values()) == ["b", "c", "a"]
-    assert set(PseudoLabels(scores, 3).labels.values()) == {"a"}  # the control
-    zero = scored("abc", (1.0, 0.0, 0.0), (1.0, 0.0, 0.0))  # of float32; no logarithm of it
-    assert set(PseudoLabels(zero, 2, ["0", "1"]).labels.values()) == {"a"}
 
 
 def with_corpus(folder, path):

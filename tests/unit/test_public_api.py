@@ -39,13 +39,6 @@ def test_names_are_listed_and_an_unknown_one_is_an_attribute_error():
         _ = pgra.Encodre
 
 
-def test_what_a_library_says_while_it_is_imported_is_left_unsaid_whatever_of_ours_comes_first():
-    code = "import {}, logging; print(logging.getLogger('torchao').isEnabledFor(logging.WARNING))"
-    for first, says in (("pgra.errors", "False"), ("pgra", "False"), ("json", "True")):
-        words = [sys.executable, "-c", code.format(first)]
-        assert subprocess.run(words, capture_output=True, text=True).stdout.strip() == says
-
-
 # A device that is not there. What else is asked for is not there either, so that anything that was
 # looked for first would be told of first.
 

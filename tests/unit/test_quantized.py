@@ -1,7 +1,5 @@
 """LMs in 8 and 4 bits: near the states of the plain weights, smaller, and never mixed with them."""
 
-import sys
-
 import pytest
 import torch
 from conftest import SENTENCES
@@ -128,11 +126,3 @@ def test_what_a_library_would_get_wrong_is_refused(folders, lm_dirs):
     ):
         with pytest.raises(error, match=told):
             load(folder, *how).states_of(IDS)
-
-
-@pytest.mark.parametrize(("bits", "library"), [("8bit", "torchao"), ("4bit", "bitsandbytes")])
-def test_a_missing_library_is_named_before_anything_runs(folders, monkeypatch, bits, library):
-    monkeypatch.setitem(sys.modules, library, None)
-    told = rf"'{bits}' needs {library} .*pip install 'pgra\[int8\]'"
-    with pytest.raises(ModelError, match=told):
-        load(folders["opt"], bits)

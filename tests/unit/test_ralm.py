@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import with_rerank, with_retriever
-from method_runs import having, lines_of, parse, run_of
+from method_runs import having, lines_of, run_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra import Reader
 from pgra.core import ALONE, Example
-from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
+from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods.ralm import LMClassifier, PromptReader, RalmArguments
 from pgra.prompts.template import PromptTemplate
@@ -201,28 +201,3 @@ def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, 
 
 
 # What is refused.
-
-
-def test_the_trainers_arguments_are_there_only_with_adapters():
-    assert not parse("--method", "ralm", "--max_steps", "3").trains
-    lora = parse("--method", "ralm", "--lora_rank", "4", "--max_steps", "3")
-    assert (lora["training"].max_steps, lora["reader"].lora_rank) == (3, 4)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"reader_lm": "T5"}, "is an encoder-decoder, not a causal LM"),
-        ({"lora_rank": 2, "lora_target_modules": ["nowhere"]}, "lora_target_modules holds 'nowhe"),
-        ({"neighbor_encoder": "reader"}, "neighbor_encoder 'reader' is a T5's encoder"),
-    ],
-)
-def test_what_cannot_read_is_refused_before_anything_is_found(
-    args, tmp_path, t5_dir, changes, message
-):
-    changes = {name: str(t5_dir) if value == "T5" else value for name, value in changes.items()}
-    if "neighbor_encoder" in changes:
-        args = with_retriever(args, neighbor_encoder=changes.pop("neighbor_encoder"))
-    with pytest.raises(PgraError, match=message):
-        run(run_of(args, "ralm", tmp_path / "run", **changes))
-    assert not (tmp_path / "artifacts" / "evidence").exists()

@@ -1,5 +1,4 @@
 import copy
-import re
 from dataclasses import dataclass, fields
 from functools import partial
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from pgra.lm.load import ready_device
 from pgra.methods.pgra import training_identity
 from pgra.reader.arguments import NOT_DECIDING
 from pgra.reader.trainer_arguments import (
-    REFUSED,
     ReaderTrainingArguments,
     default_learning_rate,
 )
@@ -81,7 +79,6 @@ OTHER = {
     "train_sampling_strategy": "sequential",
 }
 """Other legal values, where they do not follow from the field's kind."""
-NOT_HERE = ("tf32", "ddp_backend")  # ask for a GPU, and for several processes
 BESIDES = {
     "dataloader_prefetch_factor": {"dataloader_num_workers": 1},
     "dataloader_persistent_workers": {"dataloader_num_workers": 1},
@@ -125,53 +122,6 @@ def identity(arguments):
 def test_all_of_the_trainers_arguments_decide_a_run_but_the_declared(name):
     before, after = with_value(name)
     assert (identity(before) == identity(after)) == (name in NOT_DECIDING)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_the_reader_cannot_do_is_refused_with_its_value(name):
-    ReaderTrainingArguments(use_cpu=True)  # the control
-    value = other_value(name)
-    with pytest.raises(ConfigError, match=f"^{name} is ") as caught:
-        ReaderTrainingArguments(use_cpu=True, **{name: value})
-    assert repr(value) in str(caught.value)
-    assert "eave it out" in str(caught.value) or "--" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"optim": "galore_adamw"},
-        {"learning_rate": float("nan")},
-        {"lr_scheduler_kwargs": "{"},
-        {"lr_scheduler_kwargs": '{"min_lr": NaN}'},
-        {"accelerator_config": '{"gradient_accumulation_kwargs": {"num_steps": 2}}'},
-        {"accelerator_config": '{"dispatch_batches": true}'},
-        {"greater_is_better": False},
-        {"load_best_model_at_end": False, "early_stopping_patience": 2},
-        {"eval_steps": 20, "save_steps": 500},
-        {"report_to": "tensorbord"},
-        {"max_steps": -2},
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_value_that_cannot_be_used_is_refused_before_the_training(values):
-    with pytest.raises(ConfigError) as caught:
-        ReaderTrainingArguments(use_cpu=True, **values)
-    (name, value), *_ = reversed(values.items())
-    assert name in str(caught.value) or name == "report_to"
-    message = str(caught.value).lower()
-    if name != "early_stopping_patience":
-        assert all(word.lower() in message for word in re.findall(r"\w+", str(value)))
-
-
-def test_a_precision_that_accelerate_sets_is_said_by_the_argument(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    ReaderTrainingArguments(use_cpu=True, bf16=True)  # the control
-    with pytest.raises(
-        ConfigError, match="ACCELERATE_MIXED_PRECISION is 'bf16', and bf16 is False"
-    ):
-        ReaderTrainingArguments(use_cpu=True)
 
 
 def test_a_declared_argument_exists_and_one_of_a_later_trainer_decides():
@@ -238,38 +188,6 @@ def test_a_gpu_multiplies_in_the_fastest_way_it_has_unless_told_otherwise(
     assert not ReaderTrainingArguments(use_cpu=True).accelerator_config.non_blocking
 
 
-def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):
-    with pytest.raises(ConfigError, match="tf32 is True, and there is no GPU that has it"):
-        ReaderTrainingArguments(use_cpu=True, tf32=True)
-    see_gpu(monkeypatch, has_bf16=False, has_tf32=False)
-    with pytest.raises(ConfigError, match=r"bf16 is True, and Old GPU has no bfloat16 .*--no_bf16"):
-        ReaderTrainingArguments(bf16=True)
-    ReaderTrainingArguments(bf16=True, use_cpu=True)  # the control
-
-
-@pytest.mark.parametrize(
-    ("words", "value"),
-    [
-        ("", False),
-        ("--bf16", True),
-        ("--bf16 --seed 1", True),
-        ("--bf16 true", True),
-        ("--bf16=true", True),
-        ("--bf16 false", False),
-        ("--no_bf16", False),
-        ("--no-bf16", False),
-        ("--config {yaml}", True),
-        ("--config {yaml} --no_bf16", False),
-    ],
-)
-def test_bf16_is_a_switch_on_the_command_line(tmp_path, words, value):
-    path = tmp_path / "run.yaml"
-    path.write_text("bf16: true\n")
-    given = [*words.format(yaml=path).split(), "--use_cpu"]
-    (training,) = parse_arguments([ReaderTrainingArguments], given, prog="x", description="")
-    assert training.bf16 is value
-
-
 SHARES = [
     # processes, what is given; examples at once on a device, batches accumulated
     (1, {}, (8, 1)),
@@ -299,28 +217,6 @@ def test_a_step_has_the_same_examples_however_many_processes(monkeypatch, proces
     assert identity(again) == identity(made)
 
 
-@pytest.mark.parametrize(
-    ("processes", "given", "told"),
-    [
-        (3, {}, r"total_train_batch_size \(8\) is not divisible by 3 \(processes times"),
-        (16, {}, r"total_train_batch_size \(8\) is not divisible by 16"),
-        (2, {"gradient_accumulation_steps": 8}, r"\(8\) is not divisible by 16"),
-        (2, {"total_train_batch_size": 9}, r"\(9\) is not divisible by 2"),
-        (
-            2,
-            {"total_train_batch_size": 8, "per_device_train_batch_size": 8},
-            r"is 8, and per_device_train_batch_size \(8\) times 2 .* is 16: give total_train",
-        ),
-        (1, {"total_train_batch_size": 0}, "total_train_batch_size"),
-        (1, {"per_device_train_batch_size": 0}, "per_device_train_batch_size"),
-    ],
-)
-def test_a_batch_that_cannot_be_shared_out_is_refused(monkeypatch, processes, given, told):
-    monkeypatch.setattr(TrainingArguments, "world_size", processes)
-    with pytest.raises(ConfigError, match=told):
-        ReaderTrainingArguments(use_cpu=True, **given)
-
-
 def test_whoever_takes_a_gpu_goes_without_cudnns_attention(monkeypatch):
     """It gives a T5's position bias no gradient; on a CPU torch is left as it is."""
     for is_there in (False, True):
@@ -334,12 +230,3 @@ def test_whoever_takes_a_gpu_goes_without_cudnns_attention(monkeypatch):
             take()
             assert torch.backends.cuda.cudnn_sdp_enabled() != is_there
             torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-def test_what_is_reported_to_is_asked_for_and_installed():
-    assert ReaderTrainingArguments(use_cpu=True).report_to == []
-    assert TrainingArguments(use_cpu=True).report_to == []  # the Trainer's default is ours
-    for words in (["tensorboard"], "tensorboard"):
-        assert ReaderTrainingArguments(use_cpu=True, report_to=words).report_to == ["tensorboard"]
-    with pytest.raises(ConfigError, match="requires wandb to be installed"):
-        ReaderTrainingArguments(use_cpu=True, report_to="tensorboard,wandb")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from small_training import classifier_of, tokens
 
 from pgra.core import Example
-from pgra.errors import ConfigError, DataError
 from pgra.lm.batching import GroupCost, group_by_length, pack_segments
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
@@ -110,15 +109,6 @@ def test_the_longest_field_is_cut_and_then_the_next(tokenizer, build):
     assert text.startswith("?<extra_id_0>,T")
     assert not text.endswith("blue.")
     assert len(item.segments[0]) <= 12
-
-
-def test_what_cannot_be_built_is_refused(build):
-    with pytest.raises(ConfigError, match=r"max_segment_tokens \(8\) is less than the reader temp"):
-        build([example()], [[]], max_tokens=8)
-    with pytest.raises(ConfigError, match=r"'texts'. Did you mean 'text'"):
-        build([example()], [[]], "{texts} It was")
-    with pytest.raises(DataError, match="'test-0' has label 'meh', the task knows: negative, pos"):
-        build([example(label="meh")], [[]])
 
 
 # Tokens, as a sequence and on disk.

@@ -19,7 +19,7 @@ from small_training import (
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pgra.commands.common import quiet_libraries
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ModelError
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
 from pgra.reader.resume import last_checkpoint
@@ -143,13 +143,6 @@ def test_a_mistake_of_ours_is_not_taken_for_the_devices(t5_dir, tmp_path):
     wrong = failing(RuntimeError("shapes do not match"))
     with at_batch(2, wrong), pytest.raises(RuntimeError, match="shapes do not match"):
         train(t5_dir, make_arguments(tmp_path))
-
-
-def test_what_cannot_be_learnt_from_is_refused(t5_dir, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"batch_size \(4\) times 1 processes exceeds the 3 train"
-    ):
-        train(t5_dir, make_arguments(tmp_path), rows=make_inputs(3))
 
 
 def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from loopback import Fault, LoopbackEndpoint, Written, busy, toy_writer
 
-from pgra.core import Context, Worker
+from pgra.core import Context
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.base import CompleterArguments, open_lm
 from pgra.lm.causal_lm import CausalLM
@@ -534,16 +534,6 @@ def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_d
         (tmp_path / name).write_bytes((lm_dirs["opt"] / name).read_bytes())
     named = open_at(URL, tokenizer=str(tmp_path))
     assert named.fingerprint["tokens"] not in ("estimate", open_at(URL).fingerprint["tokens"])
-
-
-def test_a_window_is_no_larger_than_the_lms_and_one_process_asks_an_endpoint(lm_dirs, tmp_path):
-    here = Context(Worker(1, 2), artifacts=tmp_path, device="cpu")
-    large = CompleterArguments(lm=str(lm_dirs["gpt2"]), lm_window=9999)
-    with pytest.raises(ConfigError, match="lm_window is 9999, and .* tokens"):
-        open_lm(large, here)
-    far = CompleterArguments(lm="openai:m", base_url=URL)
-    with pytest.raises(ConfigError, match="which one process asks, and there are 2: start it"):
-        open_lm(far, here)
 
 
 ASKER = """

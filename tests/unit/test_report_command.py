@@ -64,27 +64,3 @@ def test_what_is_not_finished_is_told(tmp_path, capfd):
     assert f"of 'Candidates' is not measured (yet): {tmp_path}/{gone}0, " in told
     assert f"{gone}2 and 2 more" in told
     assert "'Candidates' has no finished run yet" in told
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["{runs}", "--output", "a.doc"],
-            "in .md, .tex, .csv, .txt, or give --format",
-        ),
-        (["{runs}", "--figure", "a.gif"], "give a file that ends in"),
-        (["{runs}", "--baseline", "fed"], "unknown baseline 'fed'. Did you mean 'fid'?"),
-        (["{runs}", "--reference", "T3"], "unknown reference 'T3'"),
-        (["{runs}", "--reference", "T10"], "holds label consistency, not the tasks' metrics"),
-    ],
-)
-def test_a_mistake_is_one_line_and_writes_nothing(
-    runs, words, message, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", *(word.format(runs=runs) for word in words)]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.strip().count("\n") == 0
-    assert list(tmp_path.iterdir()) == []

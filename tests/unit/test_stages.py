@@ -160,19 +160,6 @@ def test_a_heavy_topic_weight_gives_the_first_stages_order(args):
     assert plain.fingerprints["reranker"] != light.fingerprints["reranker"]
 
 
-def test_contradictions_are_refused(args):
-    exhaustive = with_retriever(args, retriever="exhaustive")
-    with pytest.raises(ConfigError, match="retriever 'exhaustive' has none: leave it out"):
-        with_rerank(exhaustive, topic_weight=0.5)
-    for asked, changes, message in (
-        (exhaustive, {"reranker": "none"}, "reranker 'none' has none: use --reranker prompted"),
-        (exhaustive, {"num_evidence": 13}, "num_evidence .13. exceeds the corpus .12 passages"),
-        (args, {"num_exemplars": 36}, "all 36 training examples stand in the prompt"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            found_for(with_rerank(asked, **changes))
-
-
 # The folder of a run.
 
 

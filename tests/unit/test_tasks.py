@@ -14,14 +14,6 @@ from pgra.config import from_yaml
 from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError
 
-MINIMAL = {
-    "labels": ["no", "yes"],
-    "prompt": "Is it?\n{text}",
-    "reader_template": "{text} <extra_id_0>",
-    "verbalizer": {"no": "wrong", "yes": "right"},
-}
-
-
 PAPERS = ["cola", "cr", "mpqa", "mr", "sst2", "sst5", "subj", "trec"]
 
 
@@ -44,50 +36,6 @@ def test_every_shipped_task_is_whole(name):
         assert set(task.sizes) == {"train", "test"}
         assert task.hub.splits["train"] == "train"
         assert task.answer == "The answer is"
-
-
-WRITTEN = {
-    "kind": "question",
-    "inputs": ["question"],
-    "frame": "Q: {question}\nA:",
-    "metrics": ["exact_match"],
-    "num_exemplars": 4,
-}
-BAD = {
-    "a task has at least two": {"labels": ["no"], "verbalizer": {"no": "a"}},
-    "unknown metric 'acc'": {"metric": "acc"},
-    "verbalizer has no word for 'yes'": {"verbalizer": {"no": "wrong"}},
-    "verbalizer has 'right' for 'no' and 'right' for 'yes'": {
-        "verbalizer": {"no": "right ", "yes": "right"}
-    },
-    "prompt does not hold {question}, the first input": {"inputs": ["question", "text"]},
-    "'no' is in labels and in ignored_labels too": {"ignored_labels": ["no"]},
-    "hub.labels are no, maybe": {"hub": {"id": "a/b", "labels": ["no", "maybe"]}},
-    "unknown key of local.columns 'txt'": {"local": {"columns": {"txt": "claim"}}},
-    "uses one split twice": {"local": {"splits": {"train": "a", "test": "b", "validation": "b"}}},
-}
-BAD_WRITTEN = {
-    "parent compares with a table": {"metrics": ["parent"]},
-    "frame ends in a space": {"frame": "Q: {question} "},
-    "frame does not show the input {table}": {"inputs": ["question", "table"]},
-}
-
-
-@pytest.mark.parametrize(
-    ("load", "whole", "change", "message"),
-    [
-        *((Task.load, MINIMAL, change, message) for message, change in BAD.items()),
-        *((GenerationTask.load, WRITTEN, c, message) for message, c in BAD_WRITTEN.items()),
-    ],
-)
-def test_contradictory_yaml_is_refused(load, whole, change, message, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(whole))
-    assert load(str(path)).name == "mine"  # the control: four keys are a task
-    path.write_text(yaml.safe_dump({**whole, **change}))
-    with pytest.raises(ConfigError, match=message) as caught:
-        load(str(path))
-    assert "mine.yaml" in str(caught.value)
 
 
 # YAMLs become dataclasses by their type hints: what fits comes back, what does not is named.
@@ -140,13 +88,6 @@ def test_what_fits_comes_back(values, tmp_path_factory):
     plain = {name: list(v) if name == "names" else v for name, v in values.items()}
     made = asdict(read(tmp_path_factory.getbasetemp() / "any.yaml", plain))
     assert {name: made[name] for name in values} == values
-
-
-def test_a_path_and_what_is_not_of_the_file(tmp_path):
-    made = read(tmp_path / "a.yaml", {"word": "x", "folder": "b/c"}, name="mine")
-    assert (made.folder, made.name) == (Path("b/c"), "mine")
-    with pytest.raises(ConfigError, match="unknown key 'name'"):
-        read(tmp_path / "a.yaml", {"word": "x", "name": "y"}, name="mine")
 
 
 @pytest.mark.parametrize(

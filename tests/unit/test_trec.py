@@ -91,26 +91,6 @@ def test_a_line_that_would_give_a_wrong_number_is_refused(open_run, message):
     assert "\n" not in str(told.value)
 
 
-def test_queries_that_a_run_lacks_are_refused_by_name(open_run, world):
-    with pytest.raises(DataError, match="'another' has no candidate in the run, or its text is no"):
-        open_run(WHOLE).retrieve(["another"], 2)
-    with pytest.raises(DataError, match="'Critics of the film' has no candidate in the run"):
-        open_run(WHOLE[::2]).retrieve(list(QUERIES.values()), 2)
-    twice = {**QUERIES, "q3": f"{QUERIES['q1']} "}
-    same = [*WHOLE, "q3 Q0 4 1 2.5 y", "q3 Q0 3 2 1.5 y"]
-    assert open_run(same, twice).retrieve([QUERIES["q1"]], 2).rows.tolist() == [[4, 3]]
-    with pytest.raises(DataError, match="query 'q3' has the text of another query, and other cand"):
-        open_run(same[:-1], twice)
-    with pytest.raises(ConfigError, match="retriever 'run' is of no file: give --retriever run:FI"):
-        world.open("run", options=RunFileArguments(run_queries="q.tsv"))
-    with pytest.raises(ConfigError, match="--run_queries is missing: give it"):
-        world.open("run:run.txt")
-    with pytest.raises(DataError, match="none.txt does not exist"):
-        world.open("run:none.txt", options=RunFileArguments(run_queries="q.tsv"))
-    with pytest.raises(DataError, match="run.txt holds no score"):
-        open_run([""])
-
-
 # Queries and judgements.
 
 
@@ -131,25 +111,6 @@ def test_queries_are_read_by_their_ids_and_a_header_is_none(world, caplog, name,
     path = world.write(name, [text])
     assert list(read_queries(path)) == expected
     assert ("is a header and left out" in caplog.text) == (text.split("\t")[0] in HEADERS)
-
-
-BAD_QUERIES = {
-    "line 1: 1 columns, not two: an id, a tab, and a text": ("q.tsv", "no tab"),
-    "line 1: 'id' must be one word to be a name: 'a b'": ("q.tsv", "a b\ttext"),
-    "line 2: query 'a' is there twice": ("q.tsv", "a\ttext\na\tother"),
-    "line 1: the text of query 'a' is empty": ("q.tsv", "a\t "),
-    "no column 'id'": ("q.csv", "text\nx"),
-    "'id' is True, not text": ("q.jsonl", '{"id": true, "text": "x"}'),
-    "holds no query": ("q.tsv", "\n"),
-    "suffix that is not read here: use .tsv, .jsonl, .csv": ("q.txt", "x"),
-}
-
-
-@pytest.mark.parametrize("message", BAD_QUERIES)
-def test_queries_that_are_none_are_refused(world, message):
-    name, text = BAD_QUERIES[message]
-    with pytest.raises(DataError, match=message):
-        read_queries(world.write(name, [text]))
 
 
 def test_measures_are_the_librarys_on_the_files_and_those_worked_out_by_hand(world):
@@ -388,34 +349,3 @@ def test_a_task_reads_its_candidates_from_a_run(world, lm_dirs, review_files, sa
     edited = found(*of_run)  # the control: an edited run is another
     assert [rows.shape[1] for rows in edited] == [4] * 6
     assert all((rows[:, 3] == -1).all() for rows in edited[::2])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--text", "x"], "give texts, or --queries and a file, not both"),
-        (["--trec", "."], "--trec . is a folder: name a plain file"),
-        (["--trec", "./q.tsv"], "--trec q.tsv is the file of --queries: name another"),
-        (["--qrels", "nosuch"], "nosuch does not exist."),
-        (["--corpus_id", "nosuch", "--trec", "run.txt"], "no field 'nosuch' (it has name, text)"),
-    ],
-)
-def test_a_search_that_would_end_badly_is_refused_and_leaves_nothing(
-    world, flags, words, message, capsys
-):
-    before = (world.root / "q.tsv").read_bytes()
-    assert main(["search", *flags, *words]) == 2
-    assert message in capsys.readouterr().err
-    assert (world.root / "q.tsv").read_bytes() == before
-    assert not (world.root / "run.txt").exists()
-
-
-def test_a_run_has_no_index(world, capsys):
-    assert main(["index", "--corpus", str(world.one), "--retriever", "run:run.txt"]) == 2
-    told = "retriever 'run:run.txt' has no index: there is nothing to build"
-    assert told in capsys.readouterr().err
-
-
-def test_a_run_or_judgements_without_queries_are_refused(world, capsys):
-    assert main(["search", "a text", "--corpus", str(world.one), "--trec", "run.txt"]) == 2
-    assert "trec is run.txt, and queries is None: add --queries" in capsys.readouterr().err
