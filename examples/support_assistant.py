@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     lm = open_lm(CompleterArguments(lm=args.lm, base_url=args.base_url), pgra.Context())
 
-    with pgra.Memory(args.memory, encoder="bundled:minilm-l6", threshold=0.6) as memory:
+    with pgra.Memory(args.memory, encoder="bundled:minilm-l6") as memory:
 
         def ask(question: str) -> None:
             shown = memory.prompt(question, template="{question}\nClarification: {feedback}")

@@ -22,7 +22,14 @@ from pgra.config import from_values
 from pgra.core import Context
 from pgra.errors import DataError
 from pgra.memory.log import Event, FeedbackLog, Part, export_log, import_events, read_events
-from pgra.memory.lookup import EncoderLookup, Lookup, LookupArguments, load_lookup, passing
+from pgra.memory.lookup import (
+    EncoderLookup,
+    Lookup,
+    LookupArguments,
+    ParaphraseLookup,
+    load_lookup,
+    passing,
+)
 from pgra.memory.prompts import as_data, fill
 
 BEFORE = "clarification: {feedback}\n{question}"
@@ -87,12 +94,13 @@ class Memory(AbstractContextManager["Memory"]):
 
         Args:
             path: The file.
-            lookup: relative-edit (edit distance beside the lengths: questions of any kind), edit
-                (the paper's: edit distance), encoder (cosine), bm25, or module:Class; default:
-                relative-edit, or encoder where one is given.
+            lookup: relative-edit (letters: the same question with a slip or a word more),
+                paraphrase (an encoder: also in other words), encoder (its cosine alone), edit (the
+                paper's: edit distance), bm25, or module:Class; default: paraphrase where an encoder
+                is given, else relative-edit.
             threshold: Smallest score that passes; higher is nearer. Default: the look-up's own
-                (relative-edit 0.85, edit -5, encoder 0.9, bm25 1).
-            encoder: Of lookup "encoder": hub id, folder, bundled:NAME or a `pgra.Encoder`.
+                (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5, bm25 1).
+            encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME or a `pgra.Encoder`.
             scope: Whose entries; see the class.
             task: Which questions it is for; "" for those of no task.
             device: Where an encoder runs.
@@ -114,9 +122,9 @@ class Memory(AbstractContextManager["Memory"]):
         if lookup is not None:
             _text("lookup", lookup)
         elif encoder is not None:
-            lookup = "encoder"
-        if encoder is not None and lookup != "encoder":
-            raise ValueError(f"encoder is given, and lookup is '{lookup}': use lookup='encoder'")
+            lookup = "paraphrase"
+        if encoder is not None and lookup not in ("encoder", "paraphrase"):
+            raise ValueError(f"encoder is given, and lookup is '{lookup}': use lookup='paraphrase'")
         if isinstance(threshold, bool) or not isinstance(threshold, int | float | None):
             raise ValueError(f"threshold is {threshold!r}: give a number")
         name = str(encoder) if isinstance(encoder, str | Path) else None
@@ -129,7 +137,8 @@ class Memory(AbstractContextManager["Memory"]):
             load = load_lookup(args, context, task=part.task, scope=part.scope)
         else:
             _check_unit_length(encoder)
-            load = lambda log: EncoderLookup(log, encoder, part)  # noqa: E731
+            kind = EncoderLookup if lookup == "encoder" else ParaphraseLookup
+            load = lambda log: kind(log, encoder, part)  # noqa: E731
         self._lock, self._is_open = threading.RLock(), True
         self._log = FeedbackLog.open(self.path)
         self._lookup: Lookup = load(self._log)

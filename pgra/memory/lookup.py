@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol, Self, cast
 import numpy as np
 import numpy.typing as npt
 from rapidfuzz import process
-from rapidfuzz.distance import Indel, Levenshtein
+from rapidfuzz.distance import OSA, Indel, Levenshtein
 
 from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
@@ -39,12 +39,15 @@ LOOKUPS: Mapping[str, str] = {
     "edit": "pgra.memory.lookup:EditLookup",
     "encoder": "pgra.memory.lookup:EncoderLookup",
     "gud-ir": "pgra.memory.lookup:GeneratingLookup",
+    "paraphrase": "pgra.memory.lookup:ParaphraseLookup",
     "relative-edit": "pgra.memory.lookup:RelativeEditLookup",
 }
 MAX_DISTANCE = 5
 """The release accepts a key at an edit distance of less than 6."""
-MIN_LIKENESS = 0.85
+MIN_LIKENESS = 0.8
 """Texts at least so alike are taken for the same; `docs/memory.md` tells what that lets through."""
+_ALIKE = 0.7  # from here on an exchanged word makes another question of one
+_WHOLE = ("paraphrase", "relative-edit")  # what people ask, without slots
 MAX_QUESTION_TOKENS = 512
 """Of a question so many are read by GUD-IR's generator, its beginning."""
 MAX_FEEDBACK_TOKENS = 64
@@ -52,6 +55,7 @@ MAX_FEEDBACK_TOKENS = 64
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
 _FORMS = {"slotless": {}, "whole": {"key_form": "whole"}, "feedback": {"of": "feedback"}}
 _K1, _B = 1.5, 0.75  # as BM25 of the first stage has them
+_LEAST_LETTERS = 4  # of a word that may hold a slip
 _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
 _MOST_WRITTEN = 65_536  # generated feedback kept by question
@@ -100,7 +104,8 @@ class LookupArguments(Arguments):
         None,
         "edit (distance of normalised keys: the paper's, for few phrasings and for languages "
         "without an encoder), relative-edit (distance of whole questions beside their lengths: for "
-        "questions of any kind), encoder (cosine), bm25, or gud-ir (the stored feedback nearest to "
+        "questions of any kind), paraphrase (an encoder: also in other words), encoder (its cosine "
+        "alone), bm25, or gud-ir (the stored feedback nearest to "
         "one that a model writes for the question); default: edit for the families of "
         "configs/memory and those that ask with <...>, else relative-edit.",
         choices=LOOKUPS,
@@ -110,21 +115,22 @@ class LookupArguments(Arguments):
     threshold: float | None = arg(
         None,
         "Smallest score that passes; higher is closer. edit: minus the distance, 0 the same "
-        "(default -5); relative-edit: 0 to 1, 1 the same (0.85); encoder: a cosine, 1 the same "
-        "(0.9); bm25: from 0 (1); gud-ir: as --feedback_by. Label feedback of configs/memory has "
-        "no gate unless one is given.",
+        "(default -5); relative-edit: 0 to 1, 1 the same (0.8); encoder: a cosine, 1 the same "
+        "(0.9; paraphrase 0.65); bm25: from 0 (1); gud-ir: as --feedback_by. Label feedback of "
+        "configs/memory has no gate unless one is given.",
         is_common=True,
     )
     encoder: str = arg(
         "sentence-transformers/all-MiniLM-L6-v2",
-        "Encoder of --lookup encoder or gud-ir: hub id, folder or bundled:NAME. pgra memory "
-        "train-similarity makes a folder.",
+        "Encoder of --lookup paraphrase, encoder or gud-ir: hub id, folder or bundled:NAME. pgra "
+        "memory train-similarity makes a folder.",
         is_common=True,
     )
     key_form: str | None = arg(
         None,
         "What is compared of a question: slotless (without <...>), or whole; default: slotless for "
-        "families that ask with <...>, else whole. relative-edit compares whole questions.",
+        "families that ask with <...>, else whole. relative-edit and paraphrase compare whole "
+        "questions.",
         choices=("slotless", "whole"),
     )
     generator: str | None = arg(
@@ -141,9 +147,9 @@ class LookupArguments(Arguments):
 
     def check(self) -> None:
         """Refuse a look-up without its model, and a threshold that is of another."""
-        if (self.lookup, self.key_form) == ("relative-edit", "slotless"):
+        if self.lookup in _WHOLE and self.key_form == "slotless":
             raise ConfigError(
-                "lookup relative-edit compares whole questions: leave --key_form slotless out, or "
+                f"lookup {self.lookup} compares whole questions: leave --key_form slotless out, or "
                 "use --lookup edit"
             )
         if self.lookup == "gud-ir" and self.generator is None:
@@ -171,7 +177,7 @@ class LookupArguments(Arguments):
         release = family is not None and family.follows_release
         edit = release or self.key_form == "slotless"
         lookup = self.lookup or ("edit" if edit else "relative-edit")
-        has_slots = family is not None and family.has_slots and lookup != "relative-edit"
+        has_slots = family is not None and family.has_slots and lookup not in _WHOLE
         form = self.key_form or ("slotless" if has_slots else "whole")
         return replace(self, lookup=lookup, key_form=form)
 
@@ -272,6 +278,34 @@ def load_lookup(
 def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
     """Return the matches whose score is at least the threshold; all where there is none."""
     return [match for match in matches if threshold is None or match.score >= threshold]
+
+
+def is_exchanged(key: str, other: str) -> bool:
+    """Whether two plain keys have other words in the same place: "close" and "open".
+
+    Words that are only added, slips of a letter within a word, and spaces exchange nothing.
+    """
+    if key.replace(" ", "") == other.replace(" ", ""):
+        return False
+    words, others = ([strip_marks(word) for word in text.split()] for text in (key, other))
+    edits = Levenshtein.editops(words, others)
+    for edit in edits:
+        if edit.tag == "replace" and not _is_slip(words[edit.src_pos], others[edit.dest_pos]):
+            return True
+    return {"insert", "delete"} <= {edit.tag for edit in edits}
+
+
+def _is_slip(word: str, other: str) -> bool:
+    is_long = min(len(word), len(other)) >= _LEAST_LETTERS and word.isalpha() and other.isalpha()
+    return is_long and word[0] == other[0] and OSA.distance(word, other) <= 1
+
+
+def _drop_exchanged(scores: Floats, likeness: Floats, key: str, keys: Sequence[str]) -> Floats:
+    """Return the scores with 0 for rows that are like a key, but for a word that is exchanged."""
+    for row in np.flatnonzero(likeness >= _ALIKE).tolist():
+        if is_exchanged(key, keys[row]):
+            scores[row] = 0.0
+    return scores
 
 
 def nearest_first(scores: Floats, is_own: npt.ArrayLike, ids: npt.ArrayLike) -> Rows:
@@ -393,9 +427,10 @@ class EditLookup(LogLookup):
 class RelativeEditLookup(EditLookup):
     """By the edit distance of whole questions, held against their lengths: from 0 to 1, the same.
 
-    1 - (letters to insert or delete) / (letters of both). That counts a word which is exchanged
-    twice and one that is added once, so that "please" keeps two questions near and another name
-    does not; and a short question is far from any other, where the release's distance of 5 is not.
+    1 - (letters to insert or delete) / (letters of both); 0 for a question that is like it but for
+    a word that is exchanged. So added words and slips keep two questions near, another name or the
+    opposite does not, and a short question is far from any other, where the release's distance of 5
+    is not.
     """
 
     scores: ClassVar = ScoreRange(MIN_LIKENESS, 0.0, 1.0)
@@ -405,7 +440,11 @@ class RelativeEditLookup(EditLookup):
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """See `Lookup`."""
-        return {"lookup": "relative-edit"}
+        return {"lookup": "relative-edit", "exchanged": 0}
+
+    def _score(self, question: str) -> Floats:
+        likeness = super()._score(question)
+        return _drop_exchanged(likeness, likeness, self._normalize(question), self._texts)
 
     def _normalize(self, text: str) -> str:
         return plain_key(text)
@@ -534,6 +573,28 @@ class EncoderLookup(LogLookup):
         self._vectors = np.empty((0, self._encoder.width), np.float32)
 
 
+class ParaphraseLookup(EncoderLookup):
+    """By an encoder, for what people ask: finds other wordings, and no opposite.
+
+    An encoder has "When do you open?" as near to "When do you close?" as a paraphrase is. A
+    question whose letters are like a key's, but for a word that is exchanged, is another one: 0.
+    """
+
+    scores: ClassVar = ScoreRange(0.65, -1.0, 1.0)
+
+    def __init__(
+        self, log: FeedbackLog, encoder: Any, part: Part = SHARED, *, form: str = "whole"
+    ) -> None:
+        """Follow a log; see `EncoderLookup`."""
+        super().__init__(log, encoder, part, form=form)
+        self.fingerprint = {**self.fingerprint, "lookup": "paraphrase"}
+
+    def _score(self, question: str) -> Floats:
+        key, keys = plain_key(question), [plain_key(text) for text in self._texts]
+        distances = process.cdist([key], keys, scorer=Indel.normalized_distance, dtype=np.float64)
+        return _drop_exchanged(super()._score(question), 1 - distances[0], key, keys)
+
+
 class GeneratingLookup:
     """GUD-IR: by the stored feedback that is nearest to one written for the question (App. A.3).
 
@@ -653,7 +714,8 @@ def _near_distance(key: str, other: str, *, is_relative: bool) -> int | None:
     """Return the edit distance of compared keys; None where no look-up takes one for the other."""
     if is_relative:
         likeness = Indel.normalized_similarity(key, other, score_cutoff=MIN_LIKENESS)
-        return Levenshtein.distance(key, other) if likeness >= MIN_LIKENESS else None
+        is_near = likeness >= MIN_LIKENESS and not is_exchanged(key, other)
+        return Levenshtein.distance(key, other) if is_near else None
     distance = Levenshtein.distance(key, other, score_cutoff=MAX_DISTANCE)
     return distance if distance <= MAX_DISTANCE else None
 

@@ -22,6 +22,7 @@ from pgra.memory.lookup import (
     EncoderLookup,
     LookupArguments,
     Match,
+    ParaphraseLookup,
     RelativeEditLookup,
     find_collisions,
     load_lookup,
@@ -43,7 +44,8 @@ class LetterEncoder:
 
     def encode(self, texts, *, is_query=False):
         self.encoded += texts
-        counts = np.array([[t.count(chr(97 + i)) for i in range(26)] for t in texts], np.float32)
+        letters = [chr(97 + i) for i in range(26)]
+        counts = np.array([[t.lower().count(one) for one in letters] for t in texts], np.float32)
         return counts / np.linalg.norm(counts, axis=1, keepdims=True)
 
 
@@ -194,7 +196,30 @@ def test_a_relative_distance_is_that_worked_out_by_hand(log):
     lookup = RelativeEditLookup(log)
     assert found(lookup, "why") == [("reason", 1.0)]
     assert found(lookup, "who") == [("reason", round(1 - 2 / 6, 3))]  # y goes, o comes
-    assert found(lookup, "WHAT  is c#?") == [("language", round(1 - 3 / 21, 3))]
+    assert found(lookup, "WHAT  is really c++?") == [("language", round(1 - 7 / 29, 3))]
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "is_other"),
+    [
+        ("When do you close?", "When do you open?", True),
+        ("How do I turn on the alarm?", "How do I turn off the alarm?", True),
+        ("convert miles to kilometres", "convert kilometres to miles", True),
+        ("Do I have to pay for room 1204?", "Do I have to pay for room 1205?", True),
+        ("Is this move legal in the game?", "Is this move illegal in the game?", True),
+        ("When do you close?", "Please, when do you close?", False),
+        ("How do I reset my password?", "how do I reset my  pasword", False),
+    ],
+)
+def test_a_question_with_an_exchanged_word_is_another_one(stored, asked, is_other, log):
+    """For both look-ups of people's questions; the cosine alone takes it for the same."""
+    log.write(stored, "meant")
+    for lookup in (RelativeEditLookup(log), ParaphraseLookup(log, LetterEncoder())):
+        (match,) = lookup.find(asked)
+        assert (match.score < lookup.scores.gate) == is_other, lookup
+        assert lookup.find(stored)[0].score == 1
+    (control,) = EncoderLookup(log, LetterEncoder()).find(asked)
+    assert control.score > ParaphraseLookup.scores.gate
 
 
 def in_order(matches):
@@ -205,7 +230,7 @@ def in_order(matches):
 
 @settings(derandomize=True, deadline=None, max_examples=24)
 @given(
-    name=st.sampled_from(["edit", "relative-edit", "bm25", "encoder"]),
+    name=st.sampled_from(["edit", "relative-edit", "bm25", "encoder", "paraphrase"]),
     changes=st.lists(st.tuples(WORDS, st.sampled_from(["", "anna"]), st.booleans()), max_size=8),
     question=WORDS,
     k=st.integers(1, 4),
@@ -228,7 +253,7 @@ def test_all_look_ups_have_one_order(tmp_path_factory, name, changes, question, 
             log.write(f"{question} {question}", "equal", scope=scope)
         (first,) = lookup.find(f"{question} {question}")
         assert (first.entry.scope, first.entry.feedback) == ("anna", "equal")
-        if name in ("bm25", "encoder"):  # those by edit distance find equal keys once
+        if "edit" not in name:  # those by edit distance find equal keys once
             found = lookup.find(f"{question} {question}", 99)
             both = [match for match in found if match.entry.feedback == "equal"]
             assert [match.entry.scope for match in both] == ["anna", ""]
@@ -237,8 +262,9 @@ def test_all_look_ups_have_one_order(tmp_path_factory, name, changes, question, 
 
 def open_by(name, log):
     part = Part(scope="anna")
-    if name == "encoder":
-        return EncoderLookup(log, LetterEncoder(), part)
+    if name in ("encoder", "paraphrase"):
+        kind = EncoderLookup if name == "encoder" else ParaphraseLookup
+        return kind(log, LetterEncoder(), part)
     classes = {"edit": EditLookup, "relative-edit": RelativeEditLookup, "bm25": Bm25Lookup}
     return classes[name](log, part)
 
@@ -314,7 +340,7 @@ def test_no_flipped_bit_of_a_vector_hides_an_entry(place, bit, tmp_path_factory)
         ("lexical", "edit", "slotless", -5),
         ("webquestions", "edit", "whole", None),
         ("ert_cat", "edit", "whole", -5),
-        ("own", "relative-edit", "whole", 0.85),
+        ("own", "relative-edit", "whole", 0.8),
     ],
 )
 def test_the_papers_rule_is_for_the_papers_families(name, lookup, key_form, gate, tmp_path):
