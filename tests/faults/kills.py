@@ -1,11 +1,10 @@
-"""Kills, full disks, two at once: a command is broken off, and the same command is given again.
+"""Kills, and two at once: a command is broken off, and the same command is given again.
 
 A case is survived where the second leaves, byte for byte, what an unbroken one leaves, and nothing
 half-written; and where nothing but a kill ended the first one silently. What writes once more when
 it is given once more, such as an entry of a memory, may have done so each time it ran.
 """
 
-import functools
 import io
 import json
 import random
@@ -16,21 +15,17 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from operator import eq
 from pathlib import Path
-from signal import SIGABRT
 
 import numpy as np
 from world import (
     JOBS,
     QUESTION,
-    SHORTAGES,
     Ended,
     Fault,
     Same,
     World,
     alike,
-    can_mount,
     differing,
-    disk_bytes,
     seen,
 )
 
@@ -45,7 +40,6 @@ SHARED = (
     *("evaluate", "ablate", "demo"),
 )
 """Commands whose work several processes share; the others refuse to be several."""
-_FOR_MESSAGES = 1500  # bytes that what a command says takes, for its files have that limit too
 _REST = 3.0  # seconds in which what is left of two processes must end; torchrun kills it then
 
 
@@ -82,12 +76,10 @@ class Whole:
     Attributes:
         files: What is there then.
         once: How it ended.
-        grown: Bytes that it adds to a disk.
     """
 
     files: Mapping[str, object]
     once: Ended
-    grown: int
 
 
 class Unbroken:
@@ -103,11 +95,9 @@ class Unbroken:
         """Give what a command leaves that so many processes share."""
         if (name, processes) not in self._known:
             self._world.after(*JOBS[name].needs)
-            before = disk_bytes(self._world.here)
             ended = run(self._world, name, [Fault()] * processes)
             assert all(process.code == 0 for process in ended), (name, ended)
-            grown = disk_bytes(self._world.here) - before
-            self._known[name, processes] = Whole(everything(self._world), ended[0], grown)
+            self._known[name, processes] = Whole(everything(self._world), ended[0])
         return self._known[name, processes]
 
 
@@ -189,20 +179,18 @@ def _written_once(now: object, whole: object, tries: int) -> object:
     return {**now, "event": log}
 
 
-def _is_told(name: str, ended: Ended) -> bool:
-    """Whether a command succeeded, or said why not; a grid that lacks a run ends with 1."""
-    of_grid = name == "ablate" and ended.code == 1 and "Traceback" not in ended.err
-    return ended.code == 0 or ended.is_refused or of_grid
-
-
-def kill(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
+def kill(
+    world: World, name: str, seed: int, unbroken: Unbroken, *, at_write: int | None = None
+) -> str:
     """Kill a command before a change of a file, or at a random moment, once or twice."""
     whole = unbroken[name]
     draw = random.Random(seed)
     world.after(*JOBS[name].needs)
-    tries = draw.choice((1, 1, 2))
+    tries = 1 if at_write else draw.choice((1, 1, 2))
     for _ in range(tries):
-        if draw.random() < 0.6:
+        if at_write:
+            fault = Fault(at_write=at_write)
+        elif draw.random() < 0.6:
             fault = Fault(at_write=draw.randint(1, whole.once.writes))
         else:
             fault = Fault(after=draw.uniform(0.05, whole.once.seconds))
@@ -251,82 +239,6 @@ def kill_one_of_two(world: World, name: str, seed: int, unbroken: Unbroken) -> s
     return again(world, name, whole.files, processes=2, same=alike)
 
 
-_can_mount = functools.cache(can_mount)
-
-
-def fill(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
-    """Fill the disk, or let no file get longer than so much; then give the command with room."""
-    whole = unbroken[name]
-    draw = random.Random(seed)
-    world.after(*JOBS[name].needs)
-    part = draw.random() ** 2
-    if seed % 2 and _can_mount(world):
-        fault = Fault(room=int(part * whole.grown))
-    else:
-        before = everything(world)
-        files = {n: v for n, v in whole.files.items() if v != before.get(n)}
-        longest = max((len(v) for v in files.values() if isinstance(v, bytes)), default=1 << 18)
-        fault = Fault(longest_file=max(_FOR_MESSAGES, int(longest * part)))
-    ended = world.call(JOBS[name].words, fault)
-    if not _is_told(name, ended):
-        return f"full: exit code {ended.code}: {ended.err[-300:]!r}"
-    return again(world, name, whole.files)
-
-
-def exhaust(world: World, name: str, seed: int, unbroken: Unbroken) -> str | None:
-    """Have one batch, or all from one on, not fit into memory; then give the command with room."""
-    whole = unbroken[name]
-    if not whole.once.batches:
-        return None
-    draw = random.Random(seed)
-    world.after(*JOBS[name].needs)
-    fault = Fault(
-        batches=draw.randrange(whole.once.batches),
-        is_once=draw.random() < 0.5,
-        shortage=draw.choice(sorted(SHORTAGES)),
-    )
-    ended = world.call(JOBS[name].words, fault)
-    if not _is_told(name, ended):
-        return (
-            f"batch {fault.batches}, {fault.shortage}: exit code {ended.code}: {ended.err[-300:]!r}"
-        )
-    return again(world, name, whole.files, same=alike)
-
-
-_ROOM = 32  # MiB; with so much the tiny models' commands end
-ABORTED = {-SIGABRT: "memory allocation of", 127: "cannot allocate memory for thread-local data"}
-"""How Rust, in tokenizers, and the C library end a process, which no Python sees."""
-
-
-def starve(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
-    """Let a process have so much memory and no more; then give the command with room."""
-    whole = unbroken[name]
-    world.after(*JOBS[name].needs)
-    room = random.Random(seed).uniform(0, _ROOM)
-    ended = world.call(JOBS[name].words, Fault(memory=int(room * (1 << 20))))
-    is_aborted = ended.code in ABORTED and ABORTED[ended.code] in ended.err
-    if not (_is_told(name, ended) or is_aborted):
-        return f"{room:.2f} MiB: exit code {ended.code}: {ended.err[-300:]!r}"
-    return again(world, name, whole.files)
-
-
-def forbid(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
-    """Run where nothing may be written; then where it may."""
-    whole = unbroken[name]
-    world.after(*JOBS[name].needs)
-    before = everything(world)
-    world.allow_writing(False)
-    try:
-        ended = world.call(JOBS[name].words, Fault(nobody=True))
-    finally:
-        world.allow_writing(True)
-    if ended.code and not ended.is_refused:
-        return f"read-only: exit code {ended.code}: {ended.err[-300:]!r}"
-    if changed := differing(everything(world), before):
-        return f"read-only, and it changed {changed[:3]}"
-    return again(world, name, whole.files)
-
-
 def two_at_once(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
     """Start a command twice, a random time apart: the second waits, or is refused."""
     whole = unbroken[name]
@@ -342,6 +254,6 @@ def two_at_once(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
     return again(world, name, whole.files, tries=2)
 
 
-Broken = Callable[[World, str, int, Unbroken], str | None]
+Broken = Callable[[World, str, int, Unbroken], str]
 APPENDS = ("memory", "correct", "import", "chat")
 """Given twice they may write twice."""

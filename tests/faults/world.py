@@ -3,21 +3,16 @@
 All commands run in one folder by relative paths, which is put back as it was between two cases.
 """
 
-import builtins
-import contextlib
-import ctypes
 import io
 import json
 import multiprocessing
 import os
 import re
-import resource
 import shutil
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from operator import eq
@@ -53,26 +48,12 @@ class Fault:
         at_write: It is killed before its so-manieth change of a file, counted from 1.
         after: It is killed after so many seconds.
         late: It starts so many seconds later.
-        longest_file: No file may get longer than so many bytes, as on a full disk.
-        room: So many bytes are left in the file system, which is one of its own; see `can_mount`.
-        batches: So many batches fit into memory; the next does not, nor does any behind it.
-        is_once: Only one batch does not.
-        shortage: Which memory is full, as `SHORTAGES` names it.
-        memory: So many bytes may be taken beyond what a process has after its imports.
-        nobody: It is no superuser, who may write everywhere.
         environment: Variables that differ.
     """
 
     at_write: int | None = None
     after: float | None = None
     late: float = 0.0
-    longest_file: int | None = None
-    room: int | None = None
-    batches: int | None = None
-    is_once: bool = False
-    shortage: str = "torch, GPU"
-    memory: int | None = None
-    nobody: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -86,7 +67,6 @@ class Ended:
         err: Its standard error.
         seconds: Wall-clock time.
         writes: Changes of files, where they were counted.
-        batches: Batches that models read.
     """
 
     code: int
@@ -94,7 +74,6 @@ class Ended:
     err: str
     seconds: float
     writes: int
-    batches: int
 
     @property
     def is_refused(self) -> bool:
@@ -133,9 +112,6 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
     os.chdir(here)
     sys.stdin = Path("typed.txt").open(encoding="utf-8")  # noqa: SIM115 (it ends with the fork)
     os.environ.update(fault.environment)
-    host = fault.environment.get("HOSTNAME")
-    if host and not _LIBC.unshare(_OWN_NAMES):  # else, as no superuser, in the environment alone
-        socket.sethostname(host)
     count = os.open(told[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     writes = 0
 
@@ -147,107 +123,11 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-    batches = _count_batches(fault)
     time.sleep(fault.late)
-    if fault.longest_file is not None:
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (fault.longest_file, hard))
-    if fault.memory is not None:
-        has = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        assert has is not None
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(has[1]) + fault.memory, hard))
-    if fault.nobody and os.geteuid() == 0:
-        os.setuid(65534)
     main = unchecked if words[0] == UNCHECKED else import_module("pgra.cli").main
-    with contextlib.nullcontext() if fault.room is None else _small_disk(Path(here), fault.room):
-        code = main(list(words))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-    os.write(count, f"{writes} {len(batches)}".encode())
+    code = main(list(words))
+    os.write(count, str(writes).encode())
     sys.exit(code)
-
-
-SHORTAGES = {
-    "torch, GPU": ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 1.00 GiB."),
-    "torch, CPU": (
-        "RuntimeError",
-        "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you "
-        "tried to allocate 1073741824 bytes. Error code 12 (Cannot allocate memory)",
-    ),
-    "numpy": ("MemoryError", "Unable to allocate 1.00 GiB for an array with shape (9, 9)"),
-    "Python": ("MemoryError", ""),
-}
-"""How a lack of memory is said: the error and its words."""
-
-
-def _count_batches(fault: Fault) -> list[int]:
-    """Count what models read, and have some of it not fit into memory, as torch says it."""
-    import torch
-    from transformers import PreTrainedModel
-
-    seen: list[int] = []
-
-    def look(module: torch.nn.Module, args: object) -> None:
-        if isinstance(module, PreTrainedModel):
-            seen.append(len(seen))
-            late = fault.batches is not None and seen[-1] >= fault.batches
-            if late and not (fault.is_once and seen[-1] > fault.batches):
-                kind, said = SHORTAGES[fault.shortage]
-                raise (getattr(torch, kind, None) or getattr(builtins, kind))(said)
-
-    torch.nn.modules.module.register_module_forward_pre_hook(look)
-    return seen
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_OWN_MOUNTS, _OWN_NAMES = 0x20000, 0x4000000  # of sched.h
-_PRIVATE, _BIND = 0x44000, 0x1000  # of sys/mount.h
-
-
-def _mount(source: Path, target: Path, kind: str, flags: int, options: str = "") -> None:
-    words = [os.fsencode(str(word)) for word in (source, target, kind)]
-    if _LIBC.mount(*words, flags, options.encode()):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(target))
-
-
-@contextlib.contextmanager
-def _small_disk(here: Path, room: int) -> Iterator[None]:
-    """Have a folder on a disk of its own with so much room; what is there then goes back."""
-    if _LIBC.unshare(_OWN_MOUNTS):
-        raise OSError(ctypes.get_errno(), "mounts cannot be had apart")
-    _mount(Path("none"), Path("/"), "none", _PRIVATE)
-    disk = here.with_name("disk")
-    disk.mkdir(exist_ok=True)
-    _mount(Path("none"), disk, "tmpfs", 0, f"size={disk_bytes(here) + room}")
-    shutil.copytree(here, disk, dirs_exist_ok=True, symlinks=True)
-    _mount(disk, here, "none", _BIND)
-    os.chdir(here)
-    try:
-        yield
-    finally:
-        os.chdir(disk)
-        _LIBC.umount2(os.fsencode(here), 2)
-        _clear(here)
-        shutil.copytree(disk, here, dirs_exist_ok=True, symlinks=True)
-
-
-def disk_bytes(folder: Path) -> int:
-    """Give what a folder takes on such a disk, in whole pages."""
-    return sum(-(-path.lstat().st_size // 4096) * 4096 for path in folder.rglob("*"))
-
-
-def _try_disk(here: str) -> None:
-    with _small_disk(Path(here), 1 << 20):
-        pass
-
-
-def can_mount(world: "World") -> bool:
-    """Whether a command can have a disk of its own, which only a superuser can give it."""
-    try:
-        fork_main(_try_disk, str(world.here))
-    except RuntimeError:
-        return False
-    return True
 
 
 UNCHECKED = "unchecked"
@@ -256,21 +136,13 @@ UNCHECKED = "unchecked"
 def unchecked(words: Sequence[str]) -> int:
     """Be the control: a command that checks nothing it reads, and writes in place, by appending."""
     _, source, target = words
-    data = _read_by(source) if Path(source).is_dir() else Path(source).read_bytes() * 20
+    data = Path(source).read_bytes() * 20
     for part in (data[: len(data) // 2], data[len(data) // 2 :]):
         with Path(target).open("ab") as file:
             file.write(part)
         time.sleep(0.05)
     sys.stdout.write(data.decode(errors="replace"))
     return 0
-
-
-def _read_by(model: str) -> bytes:
-    import torch
-    from transformers import AutoModel
-
-    found = AutoModel.from_pretrained(model)(torch.ones(1, 2, dtype=torch.int64))
-    return found.last_hidden_state.detach().numpy().tobytes()
 
 
 class World:
@@ -328,11 +200,6 @@ class World:
         _clear(self.here)
         shutil.copytree(self.kept / name, self.here, dirs_exist_ok=True, symlinks=True)
 
-    def allow_writing(self, is_allowed: bool) -> None:  # noqa: FBT001
-        """Let files and folders be written, or not."""
-        for path in [self.here, *self.here.rglob("*")]:
-            path.chmod(0o755 if is_allowed else 0o555)
-
     def after(self, *jobs: str) -> str:
         """Put the folder into the state after some jobs; give the name of that state."""
         name = "+".join(("files", *jobs))
@@ -368,8 +235,7 @@ class Running:
         )
         if hangs:
             err += f"\nit hangs: no end after {LONGEST_SECONDS} s"
-        counts = [int(count) for count in (writes or "0 0").split()]
-        return Ended(self.process.exitcode, out, err, seconds, *counts)
+        return Ended(self.process.exitcode, out, err, seconds, int(writes or 0))
 
 
 def _preload(temporary: Path) -> None:
@@ -719,12 +585,3 @@ def _timeless(value: object) -> object:
     if isinstance(value, dict):
         return {k: _timeless(v) for k, v in value.items() if k not in CLOCK}
     return [_timeless(v) for v in value] if isinstance(value, list) else value
-
-
-def fork_main(job: Any, *args: Any) -> None:
-    """Run a function in a fork of the warm process, to its end."""
-    process = _FORKS.Process(target=job, args=args)
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise RuntimeError(f"{job.__name__} ended with {process.exitcode}")
