@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tiny_models import build_encoder
 
-from pgra.cli import dispatch
 from pgra.commands.index import _read_queries, read_rows
 from pgra.commands.predict import read_queries_file
 from pgra.config import from_yaml, read_yaml
@@ -36,7 +35,6 @@ from pgra.errors import LONGEST_MESSAGE, ModelError, PgraError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import ExemplarPool
 from pgra.experiments.grid import Grid, read_axes, read_grid
-from pgra.help import Page, collect_pages
 from pgra.lm.load import ModelSource
 from pgra.lm.replies import read_reply, show_error, without_reasoning
 from pgra.memory.families import Family, load_family
@@ -265,7 +263,9 @@ READERS = {
     "corpus parquet": Reader("c.parquet", _parquet(), _corpus),
     "examples jsonl": Reader("e.jsonl", _LABELLED, _split),
     "examples csv": Reader("e.csv", _TABLE, _split),
-    "examples tsv": Reader("e.tsv", _rows("text\tlabel", "a film\t1", "a town\tnegative"), _split),
+    "examples tsv": Reader(
+        "e.tsv", _rows("text\tlabel", "a film\tpositive", "a town\tnegative"), _split
+    ),
     "answers": Reader(
         "a.jsonl", _rows('{"question": "who ?", "answers": ["he", "she"]}'), _answers("nq_open")
     ),
@@ -300,81 +300,6 @@ READERS = {
         for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
     },
 }
-
-READ_BY_FLAG = {
-    "accelerator_config": "accelerator",
-    "axis": "axis",
-    "config": "config",
-    "corpus": "corpus",
-    "dataset_name": "examples",
-    "dev_stream": "stream",
-    "exemplar_file": "exemplars",
-    "family": "family",
-    "file": "queries events salvage",
-    "memory": "memory",
-    "outputs": "outputs",
-    "pairs": "pairs memory events",
-    "prefix_pool": "pool",
-    "prompt": "prompt",
-    "qrels": "qrels",
-    "queries": "queries trec",
-    "query_dataset_name": "examples",
-    "recall_queries": "recall",
-    "rows_file": "rows",
-    "stream": "stream",
-    "task": "task",
-    "tasks": "task",
-    "test_file": "examples answers",
-    "train_file": "examples answers",
-    "validation_file": "examples answers",
-    "words": "words",
-}
-"""Flags that name a file of the user's, by the beginnings of their readers' names."""
-OTHER_FLAGS = {
-    name
-    for names in (
-        # Models, whose files the libraries read.
-        "encoder generator lm model model_name_or_path prefix_encoder tokenizer",
-        # What pgra wrote, which carries digests: see `damage`.
-        "artifacts_dir baseline consistency index_dir labeler paths resume_from_checkpoint run",
-        "runs",
-        # Written.
-        "figure html json output output_dir trec",
-        # Words of the user's, and names.
-        "base_url corpus_field corpus_id decode device feedback host index_factory lm_layer",
-        "lora_target_modules method passage_prompt query_prompt question",
-        "reader_template reference reranker scope search_batch_sizes search_learning_rates seeds",
-        "profile similarities similarity source text",
-        # Of the Trainer.
-        "activation_checkpointing_kwargs dataloader_multiprocessing_context ddp_backend",
-        "eval_strategy gradient_checkpointing_kwargs hub_model_id hub_revision hub_strategy",
-        "hub_token include_num_input_tokens_seen logging_strategy lr_scheduler_kwargs optim",
-        "lr_scheduler_type metric_for_best_model optim_args project report_to run_name",
-        "save_strategy torch_compile_backend torch_compile_mode train_sampling_strategy",
-        "trackio_bucket_id trackio_space_id trackio_static_space_id",
-    )
-    for name in names.split()
-}
-"""Flags with a value of any text that name no such file."""
-
-
-def command_pages() -> dict[str, Page]:
-    """Give the page of each command's flags, by its words; of those with words below, theirs."""
-    found, left = dict[str, Page](), [list[str]()]
-    while left:
-        words = left.pop()
-        with collect_pages() as pages, suppress(SystemExit):
-            dispatch([*words, "--help-all"])
-        found[" ".join(words)] = pages[-1]
-        left += [[*words, word] for word in pages[-1].words]
-    return found
-
-
-def open_flags() -> set[str]:
-    """Name the flags of all commands that take any text."""
-    flags = (flag for page in command_pages().values() for flag in page.flags if not flag.choices)
-    return {flag.name for flag in flags if flag.value[:2] not in ("", "N", "N ", "X", "X ")}
-
 
 _TOKENS = (
     *(b"[" * 3000, b"{" * 3000, b'{"a":' * 3000, b"- " * 200, b"? " * 200, b"\n" + b" " * 4000),

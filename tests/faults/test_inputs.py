@@ -11,39 +11,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from readers import OTHER_FLAGS, READ_BY_FLAG, READERS, cases, check, command_pages, open_flags
-from world import JOBS, READ_ONLY, without_job
+from readers import READERS, cases, check
 
 from pgra.cli import main
 from pgra.commands.common import typed_lines
 from pgra.data.read import LINE_LIMIT, read_lines, table_rows
 from pgra.errors import LONGEST_MESSAGE, ConfigError, DataError, ModelError
-from pgra.help import Flag
 
 ANYTHING = st.binary(max_size=200) | st.text(max_size=200).map(
     lambda text: text.encode("utf-8", "surrogatepass")
 )
-
-
-def test_each_flag_that_names_a_file_of_the_users_has_a_reader_here(monkeypatch):
-    found = open_flags()
-    assert found == {*READ_BY_FLAG} | OTHER_FLAGS
-    assert not {*READ_BY_FLAG} & OTHER_FLAGS
-    for readers in READ_BY_FLAG.values():
-        assert all(any(name.startswith(own) for name in READERS) for own in readers.split())
-    planted = Flag("planted", "A file.", "General", "FILE")  # the control: one without a reader
-    monkeypatch.setattr("pgra.config._file_flags", lambda has_profile: [planted])
-    assert open_flags() - found == {"planted"}
-
-
-def test_each_command_that_writes_is_killed_here(monkeypatch):
-    commands = {words for words, page in command_pages().items() if not page.words}
-    assert {"data claims", "index remove", "memory stream"} <= commands
-    assert without_job(commands) == set()
-    assert without_job({*commands, "memory sweep"}) == {"memory sweep"}  # the controls
-    monkeypatch.delitem(JOBS, "claims")
-    monkeypatch.delitem(READ_ONLY, "index info")
-    assert without_job(commands) == {"data claims", "index info"}
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from operator import eq
@@ -470,7 +470,7 @@ BESIDE: Mapping[str, Job] = {
     "fewer rows": Job(["index", "remove", "grown/indexes/*", "--rows", "2", "5"]),
 }
 
-# Words of the other commands: of those that write nothing, a command line that shows it ...
+# Commands that write nothing.
 READ_ONLY: Mapping[str, Job] = {
     "completion": Job(["completion", "bash"]),
     "index info": Job(["index", "info", "artifacts/indexes/*"], ["index"]),
@@ -482,19 +482,6 @@ READ_ONLY: Mapping[str, Job] = {
     "task schema": Job(["task", "schema"]),
     "task validate": Job(["task", "validate", "sst2"]),
 }
-# ... and of those that cannot be given twice to the same end, why not.
-NO_JOB = {
-    "memory web": "a signal ends it: tests/unit/test_memory_web.py kills it",
-    "plan": "its one file holds the seconds that it took",
-    "push": "it writes to the hub; the card in the run is written by train",
-}
-
-
-def without_job(commands: Iterable[str]) -> set[str]:
-    """Give the commands of which nothing here is known, such as a new one."""
-    lines = [" ".join(job.words) + " " for job in (*JOBS.values(), *READ_ONLY.values())]
-    known = {c for c in commands if any(line.startswith(f"{c} ") for line in lines)} | {*NO_JOB}
-    return {*commands} - known - {"index build"}  # as which index alone is read
 
 
 def seen(world: World, ended: Ended | None = None, *, store: bool = False) -> dict[str, object]:
