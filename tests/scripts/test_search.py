@@ -101,11 +101,3 @@ def test_a_killed_search_is_the_unbroken_one(bench, kind):
     weights = [name for name in one if name.endswith("model.safetensors")]
     assert weights == [name for name in two if name.endswith("model.safetensors")]
     assert all(one[name] == two[name] for name in ("search.json", *weights))
-
-
-@pytest.mark.slow
-def test_two_processes_search_as_one(bench):
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    told = finish([*launch, "train.py", *bench.argv("two", **OPTUNA)])
-    assert told.count("<- kept") == 1
-    assert len(read_json(bench.run("two") / "search.json")["tried"]) == 2

@@ -11,7 +11,7 @@ from pgra.cli import main
 from pgra.commands.ablate import resolve_point, show_results
 from pgra.core import ALONE
 from pgra.errors import ArtifactError
-from pgra.experiments.grid import foresee, grid_record, in_order, make_runs, read_grid, write_grid
+from pgra.experiments.grid import grid_record, in_order, make_runs, read_grid, write_grid
 from pgra.methods.stages import Stages
 
 
@@ -163,31 +163,6 @@ def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_pat
         ("sst2", {"training.max_steps": 2}),
         ("mr", {"training.max_steps": 2}),
     ]
-
-
-def test_the_cost_is_told_once_a_bank_and_is_nothing_once_all_is_read(write, forwards, tmp_path):
-    path = write(grid={"num_candidates": [4, 8]}, points=[{}, {"method": "fid"}])
-    _, runs = runs_of(path, tmp_path / "grid", seeds=(0, 1))
-    assert [(run.seed, run.width) for run in in_order(runs)][:2] == [(0, 8), (0, 8)]
-    before = foresee(runs)  # the first seed of all points and the largest k first
-    assert [len(cost.runs) for cost in before] == [2] * 4
-    assert [cost.note for cost in before] == [
-        *("guessed", "the LM reads nothing"),
-        *("shares the bank of num_candidates=8", "the LM reads nothing"),
-    ]
-    assert not before[0].is_exact
-    assert not forwards
-    find_all(path, tmp_path)
-    after = foresee(runs)
-    assert [cost.texts for cost in after] == [0, 0, 0, 0]
-    assert (after[0].is_exact, after[0].note) == (True, "all read")
-    near = write("near", base={"method": "kate", "encoder": "bm25"}, grid={"num_exemplars": [2]})
-    (cost,) = foresee(runs_of(near, tmp_path / "grid", seeds=(0, 1))[1])
-    assert (len(cost.runs), cost.texts, cost.note) == (1, 12, "prompts, at most")  # no draw
-    lost = write("lost", grid={"lm": ["no-such-folder"]})
-    (cost,) = foresee(runs_of(lost, tmp_path)[1])
-    assert cost.texts is None
-    assert "no-such-folder" in cost.note
 
 
 def test_a_failing_point_is_told_and_the_others_are_taken_up_without_their_readers(

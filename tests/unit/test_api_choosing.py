@@ -85,17 +85,6 @@ def test_without_the_guard_it_is_brute_force(encoder, likeness):
     assert found != select(encoder, likeness=likeness, k=5)  # control: the guard
 
 
-def test_the_callers_own_objects_come_back_nearest_first(encoder):
-    selector = pgra.ExemplarSelector(ROWS, encoder=encoder)
-    found = selector.select("a great film", k=4)
-    assert [any(one is row for row in ROWS) for one in found] == [True] * 4
-    assert selector.select(["a great film"], 4) == [found]  # alone as beside others
-    hits = selector.search("a great film", k=4)
-    (scores,) = cosines(encoder, ["a great film"], [one["text"] for one in found])
-    assert [hit.score for hit in hits] == pytest.approx(scores) == sorted(scores, reverse=True)
-    assert [(ROWS[hit.index], hit.text) for hit in hits] == [(one, one["text"]) for one in found]
-
-
 def test_every_kind_of_pool_is_one_pool(encoder, tmp_path):
     from datasets import ClassLabel, Dataset, Features, Value
 

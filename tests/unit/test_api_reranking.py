@@ -65,22 +65,6 @@ def test_scores_are_those_of_a_runs_second_stage(make, lm_dirs, lm, similarity, 
     assert np.abs(by_hand(lm_dirs[lm], other, root=tmp_path) - truth).max() > 0.01
 
 
-def test_a_score_does_not_depend_on_order_company_or_what_was_read_before(make):
-    truth = make().score(QUERIES, SENTENCES)
-    order = [7, 0, 3, 11, 5, 1, 9, 2, 4, 10, 8, 6]
-    shuffled = make().score(QUERIES[::-1], [SENTENCES[i] for i in order])
-    np.testing.assert_allclose(shuffled[::-1], truth[:, order], rtol=1e-5)
-    alone, used = make(), make()
-    used.score("Something else.", ["And another.", SENTENCES[3]])
-    for reranker in (alone, used):
-        for at, text in enumerate(SENTENCES):
-            found = reranker.score(QUERIES[0], [text])
-            assert found.shape == (1,)
-            np.testing.assert_allclose(found[0], truth[0, at], rtol=1e-5)
-    other = make(examples=SHOTS[::-1]).score(QUERIES, SENTENCES)
-    assert np.abs(other - truth).max() > 0.01  # the order of the prompt does matter
-
-
 def test_ranking_is_the_scores_in_order_ties_by_place(make):
     reranker = make()
     texts = [*SENTENCES[:4], SENTENCES[1]]

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pgra.artifacts import Inputs, lock_folder
 from pgra.cli import run
-from pgra.core import Context, Example, Worker, run_overlapped
+from pgra.core import Context, Example, Worker
 from pgra.errors import ArtifactError, ConfigError, DamageError, ModelError
 from pgra.rerank.bank import Bank, Shard, query_key, write_shard
 
@@ -483,42 +482,6 @@ def test_no_state_is_kept_of_a_model_whose_files_changed(is_changed, tmp_path):
 
 
 # Three steps side by side: what overlaps, and what stays in order.
-
-
-def test_the_next_is_read_and_the_last_is_kept_while_this_one_runs_and_two_values_live_at_most():
-    class Value:
-        pass
-
-    read_2, running_1, kept_0 = threading.Event(), threading.Event(), threading.Event()
-    events, alive, most = [], weakref.WeakSet(), []
-
-    def prepare(unit):
-        events.append(("prepare", unit))
-        if unit == 2:
-            read_2.set()
-        return unit
-
-    def compute(unit):
-        time.sleep(0.02)  # time enough for another thread to go ahead
-        events.append(("compute", unit))
-        if unit == 1:
-            running_1.set()
-            assert read_2.wait(PATIENCE)
-            assert kept_0.wait(PATIENCE)
-        value = Value()
-        alive.add(value)
-        most.append(len(alive))
-        return value
-
-    def keep(unit, _):
-        time.sleep(0.05)  # a keeper that is slow piles nothing up
-        if unit == 0:
-            assert running_1.wait(PATIENCE)
-            kept_0.set()
-
-    run_overlapped(range(5), prepare, compute, keep=keep)
-    assert events[:3] == [("prepare", 0), ("compute", 0), ("prepare", 1)]
-    assert max(most) == 2
 
 
 def test_the_next_shard_is_begun_before_the_last_is_fetched(tmp_path):

@@ -1,21 +1,16 @@
 """Batches keep their budget, hold each item once, and grow smaller where memory runs out."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.errors import ModelError
-from pgra.lm import load
 from pgra.lm.batching import (
     BackOff,
-    GroupCost,
     RowLayout,
-    group_by_length,
     group_by_prefix,
     pack_rows,
-    pack_segments,
     pad,
     token_budget_batches,
 )
@@ -134,33 +129,3 @@ def test_each_prompt_is_in_one_group_and_begins_like_the_others_in_it(prompts):
         size = len(group.shared)
         assert {tuple(prompts[row][:size]) for row in group.rows} == {group.shared}
         assert all(len(prompts[row]) > size for row in group.rows)
-
-
-def test_a_gpu_reads_a_step_of_the_papers_size_in_one_call():
-    lengths = np.random.default_rng(0).integers(20, 128, size=8 * 16)
-    calls = {
-        kind: len(group_by_length(lengths, GroupCost.on(torch.device(kind), is_training=True)))
-        for kind in ("cuda", "cpu")
-    }
-    assert calls["cuda"] == 1 < calls["cpu"]
-
-
-def test_a_gpus_steps_have_few_shapes():
-    rng, shapes = np.random.default_rng(0), {"cuda": set(), "cpu": set()}
-    for _ in range(50):
-        batch = [[np.zeros(n, np.int32) for n in rng.integers(20, 128, 16)] for _ in range(8)]
-        for kind, seen in shapes.items():
-            cost = GroupCost.on(torch.device(kind), is_training=True)
-            packed = pack_segments(batch, pad_token_id=0, cost=cost)
-            seen.add((packed.places.shape, *((rows, long) for rows, long, _ in packed.groups)))
-    assert len(shapes["cuda"]) <= 6 < 50 == len(shapes["cpu"])
-
-
-def test_a_gpu_gets_more_tokens_and_the_more_the_smaller_the_model():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert load.batch_budget(512, cpu, weights=1) == 512
-    assert load.batch_budget(512, gpu) == 8192
-    # (13e9 / weights)^0.7 is 1, 2 and 1/2, and at most 16.
-    for weights, tokens in ((13e9, 8192), (13e9 / 2 ** (1 / 0.7), 16384), (1e6, 131072)):
-        assert load.batch_budget(512, gpu, weights=weights) == pytest.approx(tokens, abs=1)
-    assert load.batch_budget(512, gpu, weights=13e9 * 2 ** (1 / 0.7)) == pytest.approx(4096, abs=1)

@@ -137,28 +137,3 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(folder, monkey
     monkeypatch.undo()
     lm.device = torch.device("cpu")
     assert len(lm.states_of(IDS)) == 3  # the control
-
-
-def test_a_gpu_that_is_named_is_the_current_one_and_one_that_is_not_there_is_told(monkeypatch):
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(str(device)))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
-    def empty(size, *, device):
-        if device.index == 7:
-            raise torch.AcceleratorError("CUDA error: invalid device ordinal\nGPU device may be")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", empty)
-        assert load.choose_device("cuda:1") == torch.device("cuda", 1)
-        patch.setattr(torch.cuda, "current_device", lambda: 3)  # of a fourth process
-        assert load.choose_device("cuda") == torch.device("cuda", 3)
-        with pytest.raises(
-            ModelError, match="'cuda:7': CUDA error: invalid .* Use cuda:0, cuda:1, "
-        ):
-            load.choose_device("cuda:7")
-    assert chosen == ["cuda:1", "cuda:3"]
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-        with pytest.raises(ModelError, match=r"cannot use device 'cuda': .*\. Use auto or cpu\."):
-            load.choose_device("cuda")

@@ -3,7 +3,6 @@ import errno
 import io
 import logging
 import os
-import platform
 import re
 import runpy
 import subprocess
@@ -16,7 +15,7 @@ import torch
 from pgra import __version__
 from pgra.cli import COMMANDS, main, run
 from pgra.errors import ConfigError
-from pgra.help import GROUPS, write_help
+from pgra.help import GROUPS
 
 
 def raising(error):
@@ -83,15 +82,6 @@ def test_what_ends_a_command_is_one_line_and_a_code(error, code, told, capsys):
 def test_our_own_mistakes_are_not_hidden(error):
     with pytest.raises(type(error)):
         run(raising(error))
-
-
-def test_kernels_are_bounded_unless_the_user_says_how_many(monkeypatch):
-    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
-    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
-    seen = []
-    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-    run(lambda _: seen.extend(os.environ[name] for name in names) or 0)
-    assert seen == ["128", "7"]
 
 
 def test_no_word_is_help_and_the_version_is_told(capsys):
@@ -167,60 +157,6 @@ def test_every_command_and_all_words_below_have_help_in_groups(capsys, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("words", "missing", "there"),
-    [
-        (["search"], ["method", "num_neighbors", "neighbor_encoder"], "encoder"),
-        (["index", "info"], ["method", "num_candidates", "shard_rows"], "encoder"),
-        (["report"], ["profile"], "baseline"),
-        (["push"], ["profile"], "run"),
-        (["predict"], ["profile"], "run"),
-        (["train"], ["fsdp", "fp16", "deepspeed", "drop_duplicates", "max-passages"], "profile"),
-    ],
-)
-def test_help_offers_what_a_command_uses_alone(words, missing, there, capsys):
-    assert main([*words, "--help-all"]) == 0
-    flags = [flag for members in helped(capsys.readouterr().out).values() for flag in members]
-    assert there in flags
-    assert not set(missing) & set(flags)
-    if missing[0] in ("method", "profile"):
-        assert main([*words, f"--{missing[0]}", "paper"]) == 2
-        assert f"unknown argument '--{missing[0]}'" in capsys.readouterr().err
-
-
-def test_a_negation_has_words_of_its_own_and_a_dashed_spelling_works(capsys):
-    assert main(["search", "--help-all"]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"^  --no_drop_duplicates +Keep equal passages\.$", told, re.M)
-    assert main(["search", "a", "--corpus", "none.txt", "--no-drop-duplicates"]) == 2
-    assert "none.txt does not exist" in capsys.readouterr().err
-
-
-class Terminal(io.StringIO):
-    """A stream that is one."""
-
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize(
-    ("stream", "environ", "is_coloured"),
-    [
-        (Terminal(), {}, True),
-        (Terminal(), {"NO_COLOR": "1"}, False),
-        (Terminal(), {"TERM": "dumb"}, False),
-        (io.StringIO(), {}, False),
-    ],
-)
-def test_colour_is_for_terminals_that_want_it(stream, environ, is_coloured, monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    write_help("pgra x", "Does x.", stream=stream)
-    assert ("\x1b[" in stream.getvalue()) == is_coloured
-
-
-@pytest.mark.parametrize(
     ("words", "level"),
     [
         ([], logging.INFO),
@@ -240,18 +176,6 @@ def test_how_loud_stands_anywhere_and_is_taken_off(words, level):
         assert logging.getLogger("pgra").level == level
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--log_level"], "--log_level is empty: give debug"),
-        (["--log_level", "inof"], "unknown log_level 'inof'. Did you mean 'info'?"),
-    ],
-)
-def test_a_level_that_is_none_is_refused(words, told, capsys):
-    assert main(["data", *words]) == 2
-    assert told in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_script_has_help(script, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [script.name, "--help"])
@@ -269,21 +193,6 @@ def test_a_reader_that_leaves_ends_a_listing_without_a_word():
     alone = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (alone.returncode, alone.stderr) == (141, "")
-
-
-_LAYERS = """
-import resource
-from pgra.cli import run
-
-def main(argv):
-    for layer in range(8):
-        tensors = [b"x" * (20 << 20) for _ in range(3)]
-        del tensors
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-    return 0
-
-run(main)
-"""
 
 
 @pytest.mark.parametrize(
@@ -309,23 +218,6 @@ def test_a_command_that_shares_no_work_refuses_several_processes(
     monkeypatch.setenv("WORLD_SIZE", "1")
     main(words)
     assert told not in capsys.readouterr().err
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_freed_memory_is_kept_unless_the_user_says_otherwise():
-    """Three blocks of 20 MiB have 15,360 pages; taken anew by each layer, 8 times as many."""
-    faults = {}
-    for name, theirs in (("ours", {}), ("theirs", {"MALLOC_TRIM_THRESHOLD_": "131072"})):
-        environ = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
-        told = subprocess.run(
-            [sys.executable, "-c", _LAYERS],
-            env={**environ, **theirs},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        faults[name] = int(told.stdout)
-    assert faults["ours"] < 2 * 15_360 < 6 * 15_360 < faults["theirs"]
 
 
 # What a command refuses to be without, before it looks at the device.

@@ -216,10 +216,6 @@ BETTER = {"fid": dict.fromkeys((0, 1), range(60)), "pgra": dict.fromkeys((0, 1),
             r"p < 0\.001 over 200 test examples and 2 seeds\)\.",
         ),
         (
-            {**BETTER, "rag": dict.fromkeys((0, 1), range(30))},
-            r"pgra is better than fid by 20\.0 points \(.*\); so is rag\.",
-        ),
-        (
             {"fid": BETTER["pgra"], "pgra": BETTER["fid"]},
             r"pgra is worse than fid by 20\.0 points \(95 % interval \d.*\)\.",
         ),
@@ -227,23 +223,6 @@ BETTER = {"fid": dict.fromkeys((0, 1), range(60)), "pgra": dict.fromkeys((0, 1),
             {"fid": {0: range(9), 1: range(8)}, "pgra": {0: range(20, 27), 1: range(20, 29)}},
             r"No run beats fid by more than noise; pgra is at \+0\.2 points \(95 % interval -.* to "
             r"\+.*, p = [01]\.\d+ over 200 test examples and 2 seeds\)\.",
-        ),
-        (
-            {"fid": {0: range(60)}, "pgra": {0: []}},
-            r"No run beats fid by more than noise; pgra is at \+30\.0 points \(.* and 1 seed\), "
-            r"where one seed tells nothing of the noise of training\.",
-        ),
-        (
-            {
-                "fid": {0: range(5), 1: range(90), 2: range(8)},
-                "pgra": dict.fromkeys(range(3), range(1)),
-            },
-            r"No run beats fid .*, where the seeds differ too much to be sure\.",
-        ),
-        (
-            {**BETTER, "pgra": BETTER["fid"], "rag": dict.fromkeys((0, 1), range(90))},
-            r"No run beats fid by more than noise; the best of 2 is pgra, at \+0\.0 points \(.*\); "
-            r"rag is worse by more than noise\.",
         ),
         (
             {"pgra": {0: range(20)}},

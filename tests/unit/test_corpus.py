@@ -269,20 +269,6 @@ def test_passages_are_drawn_by_a_seed_over_all_of_the_corpus_in_its_order(tmp_pa
     assert rows() == list(range(50))
 
 
-def test_a_missing_file_names_its_neighbours_and_is_not_looked_for_on_the_hub(
-    corpus_file, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    for name, message in {
-        "corpsu.txt": r"corpsu\.txt does not exist\. Near it: corpus\.txt",
-        **dict.fromkeys(("no/corpus.jsonl.zst", "./no/set", "set"), "does not exist"),
-        ".": "is a folder",
-        "/dev/zero": "is a device or a pipe: give a plain file",
-    }.items():
-        with pytest.raises(DataError, match=message):
-            find_source(name)
-
-
 # Duplicates are found however many texts there are, and in whatever batches they come.
 
 

@@ -192,15 +192,6 @@ def test_candidates_are_ordered_by_the_scores_and_each_pair_is_scored_once(start
     assert run(start(), [same], ROWS[:1, :2])[1].num_new == 0
 
 
-def test_another_model_length_or_dtype_scores_anew(start, tmp_path):
-    run(start())
-    other = build_cross_encoder(tmp_path / "other", num_labels=2)
-    for changes in ({"folder": other}, {"tokens": 32}, {"lm_dtype": "bfloat16"}):
-        changed = start(**changes)
-        assert changed.fingerprint != start().fingerprint
-        assert run(changed)[1].num_new == 11
-
-
 def test_a_model_without_a_trained_head_is_refused(encoder_dir, start):
     with pytest.raises(
         ModelError, match="lacks 2 weights of a BertForSeq.*such as classifier.bias"

@@ -16,7 +16,6 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.exhaustive import ExhaustiveSearch
 from pgra.rerank.prompted import PromptedReranker, query_key
-from pgra.retrieval.faiss import nearest_in_blocks
 
 QUERIES = [Example(f"test-{i}", {"text": f"Film number {i}."}) for i in range(9)]
 NUM_ROWS, WIDTH = 400, 32
@@ -103,27 +102,6 @@ def test_ties_are_by_row_also_at_the_cut(lm_dirs, tmp_path, monkeypatch, depth):
     np.testing.assert_array_equal(search.search(QUERIES, depth).rows, tied_order(queries, depth))
 
 
-def test_a_full_gpu_leaves_the_search_to_the_cpu(lm_dirs, tmp_path, monkeypatch, caplog):
-    search = search_of(lm_dirs, tmp_path, random_states(NUM_ROWS, 0), random_states(9, 1))
-    alone = search.search(QUERIES, 12)
-    asked = []
-
-    def fail_once(*args, device="cpu"):
-        asked.append(device)
-        next(iter(args[1]))  # some of the bank was read already
-        if len(asked) == 1:
-            raise torch.OutOfMemoryError("no room")
-        return nearest_in_blocks(args[0], search._blocks(), args[2], device=device)
-
-    monkeypatch.setattr("pgra.rerank.exhaustive.nearest_in_blocks", fail_once)
-    search._device = "cuda"
-    again = search.search(QUERIES, 12)
-    np.testing.assert_array_equal(again.rows, alone.rows)
-    assert asked[0] == "cuda"
-    assert set(asked[1:]) == {"cpu"}
-    assert "compared on the CPU, not on cuda" in caplog.text
-
-
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 def test_an_index_of_the_states_finds_most_and_scores_exactly(lm_dirs, tmp_path, similarity):
     passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
@@ -145,17 +123,6 @@ def test_an_index_of_the_states_finds_most_and_scores_exactly(lm_dirs, tmp_path,
     recall = search.measure_recall(QUERIES, found)
     assert recall["10"] == pytest.approx(np.mean(shares), abs=1e-4)
     assert set(recall) == {"10", "150"}
-
-
-def test_a_lossy_index_says_what_it_loses_on_the_queries(lm_dirs, tmp_path):
-    passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
-    search = search_of(lm_dirs, tmp_path, passages, queries, factory="PQ2x4")
-    found = search.search(QUERIES, 5)
-    recall = search.measure_recall(QUERIES, found)
-    assert set(recall) == {"5"}
-    assert 0 < recall["5"] < 1
-    exact = ExhaustiveSearch(search.reranker)
-    assert exact.measure_recall(QUERIES, exact.search(QUERIES, 5)) == {"5": 1.0}
 
 
 @pytest.mark.slow

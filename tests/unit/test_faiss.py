@@ -1,26 +1,20 @@
 """Exact search, FAISS' own file written by us, exact scores for lossy hits, and which index."""
 
-import contextlib
-
 import faiss
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgra.artifacts import write_manifest
 from pgra.retrieval.faiss import (
     BlockSearch,
     Rescored,
     VectorSource,
     choose_factory,
     is_lossy,
-    load_faiss,
     measure_recall,
     nearest,
     nearest_in_blocks,
-    quick_products,
     without_own,
     write_flat,
 )
@@ -103,18 +97,6 @@ def test_shards_are_searched_and_written_as_faiss_does_it(size, tmp_path):
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
-@pytest.mark.parametrize("num_queries", [1, 2, 1024])
-def test_one_query_is_compared_and_more_are_multiplied_and_the_setting_is_put_back(num_queries):
-    before = faiss.cvar.distance_compute_blas_threshold
-    with contextlib.suppress(ZeroDivisionError), quick_products(num_queries):
-        threshold = faiss.cvar.distance_compute_blas_threshold
-        1 / 0  # noqa: B018
-    # FAISS 1.15 multiplies where queries times dimensions reach it; the largest are 8192 wide.
-    assert (threshold <= num_queries) == (num_queries > 1)
-    assert (threshold > 8192 * num_queries) == (num_queries == 1)
-    assert faiss.cvar.distance_compute_blas_threshold == before
-
-
 def test_an_index_is_lossy_where_it_keeps_less_than_the_shards():
     exact = ["Flat", "IVF16,Flat", "IVF65536_HNSW32,Flat", "HNSW32", "HNSW32,Flat", "SQfp16"]
     lossy = "SQ8 PQ8 IVF16,PQ8 OPQ8_16,IVF16,PQ8 PCA8,Flat IVF16,SQfp16 HNSW32,SQ8 SQfp16,Flat LSH"
@@ -167,23 +149,3 @@ def test_recall_agrees_with_brute_force_on_the_sample():
     assert measure_recall(index, VECTORS[own], own, true) == round((true < 50).sum() / 30, 4)
     kept = without_own(np.array([[4, 7, 9], [1, 2, 3]]), np.array([7, 0]))
     assert kept.tolist() == [[4, 9], [1, 2]]
-
-
-@pytest.mark.parametrize("free", [10**9, 0])
-def test_an_index_goes_to_the_gpu_that_was_asked_for(free, monkeypatch, tmp_path):
-    """And its free memory decides; that of another GPU does not."""
-    index = faiss.IndexFlatIP(16)
-    index.add(VECTORS)
-    faiss.write_index(index, str(tmp_path / "index.faiss"))
-    write_manifest(tmp_path, stage="dense_index", fingerprint={}, counts={}, seconds=0)
-    memory = {0: 10**9 - free, 1: free}
-    monkeypatch.setattr("pgra.lm.load.choose_device", torch.device)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (memory[device.index], 10**9))
-    for name, value in {
-        "get_num_gpus": lambda: 2,
-        "StandardGpuResources": lambda: None,
-        "index_cpu_to_gpu": lambda resources, number, index: f"on {number}",
-    }.items():  # those of faiss-gpu
-        monkeypatch.setattr(faiss, name, value, raising=False)
-    index = load_faiss(tmp_path, "cuda:1")
-    assert index == "on 1" if free else index.ntotal == 101

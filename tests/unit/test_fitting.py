@@ -18,7 +18,6 @@ from pgra.rerank.bank import query_key
 from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.head import affine, fit_head, log_softmax
 from pgra.rerank.prompted import PromptedReranker
-from pgra.rerank.similarity import SIMILARITIES
 
 FITTED = ["head", "label_words", "whitened", "whitened_cosine"]
 CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])
@@ -148,19 +147,3 @@ def test_a_head_depends_on_labels_and_refuses_what_none_has(start, tmp_path):
     with pytest.raises(ConfigError, match="'head' learns each .* none of 5 has label 'negative'"):
         start("head", train=one_label)
     assert not list(tmp_path.glob("banks/similarities/*"))
-
-
-def test_columns_are_known_before_anything_is_fitted_and_by_a_fingerprint(start):
-    for similarity in SIMILARITIES:
-        reranker = start(similarity)
-        width = reranker.fitting.num_columns(32)
-        taken_up = start(similarity, train=(), words={}, made=reranker.fingerprint)
-        assert taken_up.fitting.num_columns(32) == width, similarity
-        rerank(reranker)
-        keys = np.array([query_key(TWO[0])])
-        state, norm = reranker.query_bank.states(keys), reranker.query_bank.norms(keys)
-        own = reranker.fitting.similarity
-        asked, found = own.of_queries(state, norm, keys), own.of_passages(state, norm)
-        columns = reranker.fitting.num_columns(state.shape[1])
-        assert asked.shape == found.shape == (1, columns), similarity
-        assert asked.dtype == found.dtype == np.float32, similarity

@@ -71,26 +71,6 @@ def test_a_grown_index_keeps_its_shards_and_finds_what_one_built_whole_finds(hom
     assert verify([str(folder)]) == 0
 
 
-def test_a_trained_index_is_not_trained_again_and_says_so(home):
-    words = ["red", "blue", "warm", "cold", "great", "dull"]
-    texts = [f"{word} {letter}" for word in words for letter in "abcdefghijklm"]
-    corpora = [home.write("one.txt", texts[:60]), home.write("two.txt", texts[60:])]
-    corpora.append(home.write("three.txt", ["and one more"]))
-    kind = {"index_factory": "IVF1,SQ8", "shard_rows": 50}
-    folder = home.build(**kind)
-    was = faiss.read_index(str(folder / "index.faiss"))
-    for num_rows, path in ((78, corpora[1]), (79, corpora[2])):
-        grown = home.add(folder, path).manifest
-        assert (grown.counts["rows"], grown.counts["trained_rows"]) == (num_rows, 60)
-        assert grown.fingerprint["trained_rows"] == 60
-        assert grown.counts["recall"]["10"] > 0.5
-    index = faiss.read_index(str(folder / "index-79.faiss"))
-    np.testing.assert_array_equal(*(faiss.vector_to_array(i.sq.trained) for i in (was, index)))
-    whole = home.build(*corpora, folder=home.root / "whole", **kind)
-    assert "trained_rows" not in manifest_of(whole)["fingerprint"]  # the control
-    assert home.open_at(folder, *corpora, **kind).fingerprint["trained_rows"] == 60
-
-
 def test_what_cannot_grow_or_lose_rows_is_refused_by_name_and_left_alone(home, tmp_path):
     folder = home.build()
     before = files(folder)

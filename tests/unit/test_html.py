@@ -117,23 +117,6 @@ def test_hostile_text_stays_text(page):
     assert Reader(bare).named("img") != []
 
 
-@pytest.mark.parametrize("points", [{}, {HOSTILE: {"k": 1}}])
-def test_hostile_names_stay_text_too(tmp_path, points):
-    labels = (HOSTILE, "b")
-    example = Example(HOSTILE, {"text": "a"}, HOSTILE)
-    said = Prediction(HOSTILE, HOSTILE, dict.fromkeys(labels, 0.5))
-    run = written(tmp_path / "a-0", [example], [said], labels, notes=[HOSTILE])
-    run = replace(run, method=HOSTILE, name=HOSTILE, task=HOSTILE)
-    text = render_page(HOSTILE, [compare_runs(Group(HOSTILE, [run], points=points))])
-    reader = Reader(text)
-    assert (reader.named("img"), len(reader.named("script"))) == ([], 2)
-    regions = [div["aria-label"] for div in reader.named("div") if "aria-label" in div]
-    assert regions[0] == f"{HOSTILE}, in hundredths"  # quotes are escaped too
-    assert '<th scope="row">&lt;/script&gt;' in text
-    (task,) = json.loads(reader.inside["data"])["tasks"]
-    assert (task["name"], task["ids"], task["labels"]) == (HOSTILE, [HOSTILE], [*labels])
-
-
 def test_the_page_asks_for_nothing_outside(page):
     reader = Reader(page)
     for tag, attributes in reader.elements:

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from dataclasses import replace
 
 import datasets
 import pyarrow as pa
@@ -13,9 +12,8 @@ from conftest import SENTENCES, contents
 from huggingface_hub import hf_hub_download
 from loopback import BOT, LoopbackHub, Repo, commit_of, point_client
 
-from pgra.cli import main
 from pgra.data.corpus import CorpusArguments, open_corpus
-from pgra.data.examples import check_hub, open_split, read_split
+from pgra.data.examples import open_split, read_split
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import PgraError
@@ -269,22 +267,3 @@ def test_corpora_and_task_data_come_from_the_hub_and_stay_there_offline(
     client(NOWHERE, is_offline=True)
     assert {name: ask_corpus(name, tmp_path) for name in CORPORA} == CORPORA
     assert {name: ask_task(name) for name in TASKS} == TASKS
-
-
-@pytest.mark.slow
-def test_what_tasks_say_of_the_hub_is_compared_with_it(whole_hub, client, capsys):
-    trec = Task.load("trec")
-    with whole_hub.serve() as endpoint:
-        client(endpoint)
-        assert check_hub(trec) == []
-        hub = replace(trec.hub, columns={**trec.hub.columns, "label": "fine_label"})
-        differs = check_hub(replace(trec, hub=hub))
-        assert differs[0] == "split 'train' has no column 'fine_label': it has text, coarse_label"
-        assert len(differs) == 2  # of train and test
-        assert main(["data", "--check", "--tasks", "trec", "cr"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"OK  trec: {trec.hub.id}@{trec.hub.revision}"
-    assert re.match(r"NO  cr: \S+; cannot be read: ", lines[1])
-    client(NOWHERE)
-    assert main(["data", "--check", "--tasks", "trec"]) == 1
-    assert capsys.readouterr().out.startswith("NO  trec: CogComp/trec")

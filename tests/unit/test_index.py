@@ -34,11 +34,6 @@ def small(tmp_path, encoder_dir):
     return Builder(tmp_path, encoder_dir, TEXTS[:40])
 
 
-@pytest.fixture
-def large(tmp_path, encoder_dir):
-    return Builder(tmp_path, encoder_dir, TEXTS[:320])
-
-
 def contents(folder):
     """Every file's bytes, the manifest without its times and what was asked for."""
     files = {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
@@ -146,32 +141,6 @@ def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(sma
     (taken.folder / "vectors-00001.json").unlink()
     assert small.build("sq", index_factory="SQfp16").num_reused == 40
     assert contents(flat) == lender  # a shard made again leaves its lender as it was
-
-
-@pytest.mark.parametrize(("factory", "name"), [("IVF8,Flat", "nprobe"), ("HNSW8", "efSearch")])
-def test_an_approximate_index_finds_nearly_all(factory, name, large):
-    built = large.build(index_factory=factory, shard_rows=150)
-    counts = built.manifest.counts
-    assert set(counts["recall"]) == {"10", "150"}
-    assert counts["recall"]["150"] >= 0.95
-    assert set(counts["search"]) == {name}
-    if name == "nprobe":  # the setting is on disk, not only in the manifest
-        index = faiss.read_index(str(built.folder / "index.faiss"))
-        assert index.nprobe == counts["search"]["nprobe"]
-
-
-def test_a_lossy_index_says_how_much_it_loses(large):
-    ways = {"first": {}, "rescored": {"rescore_factor": 4}, "queries": {"queries": TEXTS[400:450]}}
-    lossy = {"index_factory": "PQ2x4", "rescore_factor": 0}
-    counts, rescored, asked = (
-        large.build(name, **{**lossy, **changes}).manifest.counts for name, changes in ways.items()
-    )
-    assert 0.02 < counts["recall"]["10"] < 0.9
-    assert (counts["is_exact"], counts["trained_on"]) == (False, 320)
-    assert counts["recall_of"] == "160 passages not tuned on"
-    assert rescored["recall_without_rescoring"] == counts["recall"]
-    assert rescored["recall"]["10"] > counts["recall"]["10"]
-    assert asked["recall_of"] == "50 queries"
 
 
 def test_vectors_too_large_for_float16_are_refused(small):

@@ -1,14 +1,8 @@
 """A person's conversation with a memory: by itself, in a terminal, and in a pipe."""
 
 import io
-import os
-import pty
-import select
 import sys
-import time
-from pathlib import Path
 
-import following_lm
 import pytest
 from following_lm import AKIN, MEANT, FollowingLM, conversation
 
@@ -16,10 +10,8 @@ from pgra.cli import main
 from pgra.errors import visible
 from pgra.memory import stream
 from pgra.memory.chat import Talk, show_entry
-from pgra.memory.log import Event, FeedbackLog
+from pgra.memory.log import Event
 from pgra.memory.stream import Simulation, Step
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -58,13 +50,6 @@ def test_a_question_is_answered_corrected_and_asked_again(talk):
     assert talk("/forget 1", "/list") == ["1 forgotten", "nothing is in the memory"]
 
 
-@pytest.mark.parametrize("mistake", ["/prompt", "/forget x", "/corect x"])
-def test_a_mistake_is_told_to_a_person_who_goes_on_until_quit(talk, mistake):
-    told = talk(mistake, "", "/list", "/quit", "/list")
-    assert told[0].startswith("! ")
-    assert told[1:] == ["nothing is in the memory"]
-
-
 def test_a_person_gets_the_prompts_and_answers_of_the_simulated_user(log):
     person = conversation(log)
     person.correct(AKIN, MEANT)
@@ -84,52 +69,6 @@ def test_what_is_not_seen_is_told_by_its_number_and_the_rest_stays():
     plain = "क्\u200dष <b> \n\t 😀 é \\u202e"
     assert visible(plain) == plain
     assert show_entry(Event(key='a"\n\u2066', feedback="b")) == '"a\\"\\n\\u2066" -> "b"'
-
-
-WORDS = [following_lm.__file__, "memory", "chat", "--lm", "following", "--memory"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
-
-
-def read_until(terminal, wanted):
-    told = b""
-    while wanted not in told:
-        assert select.select([terminal], [], [], 60)[0], told
-        told += os.read(terminal, 65536)
-    return told.decode()
-
-
-def press(terminal, key, process):
-    """Press a key until the process ends.
-
-    Ctrl-C while Python is not yet waiting for a key is seen with another one only.
-    """
-    for attempt in range(300):
-        if attempt % 50 == 0:
-            os.write(terminal, b"x" * (attempt > 0) + key)
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.1)
-    return None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("last", "code"), [(b"\x03", 130), (b"\x04", 0)])
-def test_in_a_terminal_ctrl_c_and_ctrl_d_leave_and_what_was_noted_stands(tmp_path, last, code):
-    path = tmp_path / "memory.sqlite"
-    process, terminal = pty.fork()
-    if not process:
-        os.execve(sys.executable, [sys.executable, *WORDS, str(path)], ENVIRONMENT)
-    read_until(terminal, b"> ")
-    os.write(terminal, f"/correct x\n{AKIN}\n/correct {MEANT}\n".encode())
-    told = read_until(terminal, b'a synonym"\r\n> ')
-    assert "entry 1, score 0.0000 (gate -5), used" in told
-    assert "! nothing was asked yet" in told
-    assert press(terminal, last, process) == code
-    os.close(terminal)
-    with FeedbackLog.open(path, is_writable=False) as log:
-        log.verify()
-        assert [(entry.key, entry.feedback) for entry in log.entries()] == [(AKIN, MEANT)]
 
 
 def test_a_pipe_is_a_script_that_ends_at_its_first_mistake(tmp_path, monkeypatch, capsys):

@@ -80,25 +80,3 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
     _, out, _ = memory("salvage", "memory.sqlite", "--output", "new.sqlite")
     assert "1 events of memory.sqlite were read whole" in out
     assert '"a" -> "one"' in memory("list", "--memory", "new.sqlite")[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("add", "a", "b", "c"), "'c' is one text too many: put each in quotes"),
-        (
-            ("stream", "--stream", "x", "--dev_stream", "y", "--threshold", "-3", "--lm", "x"),
-            "dev_stream chooses the threshold",
-        ),
-        (
-            ("chat",),
-            "--lm is missing: give it (Causal LM: a hub id (facebook/opt-13b is the paper's",
-        ),
-        # what is needed is named with how the command is called
-        (("salvage", "x"), 'output is missing: pgra memory salvage "FILE" --output OUTPUT'),
-    ],
-)
-def test_a_users_error_is_one_line_and_leaves_nothing(memory, tmp_path, words, message):
-    told = error(memory(*words))
-    assert message in told
-    assert list(tmp_path.iterdir()) == []

@@ -6,14 +6,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from conftest import write_jsonl
 from following_lm import FollowingLM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgra.config import config_root, list_yamls
-from pgra.errors import ConfigError, DataError
+from pgra.config import list_yamls
+from pgra.errors import DataError
 from pgra.lm.base import Completion
 from pgra.memory.experiment import Experiment
 from pgra.memory.families import judge_situation, load_family, read_verdict
@@ -230,18 +229,6 @@ def test_a_scrambled_word_can_be_told_back(kind, word, seed):
     assert changed != word
     assert sorted(letters) == sorted(word)
     assert claims[kind]
-
-
-def test_a_yaml_whose_parts_do_not_fit_is_refused(tmp_path):
-    path = tmp_path / "own.yaml"
-    values = yaml.safe_load((config_root() / "memory_prompts/lexical.yaml").read_text())
-    path.write_text(yaml.safe_dump(values | {"clarified": "{question}"}))
-    with pytest.raises(ConfigError, match="must have {question} .*{feedback}"):
-        load_few_shot(str(path))
-    form = {"about": "category", "labels": ["A"], "output": "{about}", "feedback": "{about}"}
-    path.write_text(yaml.safe_dump({"prompt": "ert_cat", "words": "answers", "situations": form}))
-    with pytest.raises(ConfigError, match="situations must have {label}"):
-        load_family(str(path))
 
 
 def test_an_output_is_read_for_its_understanding_and_its_label():

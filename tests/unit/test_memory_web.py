@@ -3,13 +3,10 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import urllib.parse
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from pathlib import Path
 
@@ -18,8 +15,6 @@ import pytest
 from following_lm import AKIN, MEANT, FollowingLM, entries, open_page
 from starlette.testclient import TestClient
 
-from pgra.cli import main
-from pgra.errors import ArtifactError
 from pgra.lm.base import Completion
 from pgra.memory.log import FeedbackLog, Part
 
@@ -69,36 +64,6 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
     assert (entries(page), visitor.answer.url.fragment) == ([], "memory")
 
 
-def test_an_entry_is_corrected_found_and_a_forget_undone_on_the_page(page):
-    visitor = Visitor(page)
-    for question in (AKIN, "expand on < fast > ?"):
-        visitor.send("ask", question=question)
-        turn = re.search(r'name="turn" value="(\d+)"', visitor.answer.text).group(1)
-        visitor.send("correct", turn=turn, feedback=MEANT)
-    visitor.send("change", entry="1", feedback="I want an <antonym>", search="PRETTY")
-    assert (AKIN, "I want an <antonym>") in entries(page)
-    assert (visitor.answer.url.query, visitor.answer.url.fragment) == (b"search=PRETTY", "memory")
-    assert "In the memory: 1 entry found" in visitor.shown()  # the search goes on
-    assert "entry 2" not in visitor.shown().partition("In the memory")[2].casefold()
-    visitor.send("forget", entry="2")
-    assert [question for question, _ in entries(page)] == [AKIN]
-    assert "Entry 2 is forgotten." in visitor.shown()
-    visitor.send("restore", entry="2")
-    assert entries(page)[-1] == ("expand on < fast > ?", MEANT)
-    assert "is forgotten" not in visitor.shown()
-    answer = visitor.send("change", entry="5", feedback=" ")
-    assert (answer.status_code, entries(page)[-1][1]) == (422, MEANT)
-    assert "the feedback is empty" in visitor.shown()
-    assert str(visitor.client.get(str(answer.url)).url) == visitor.address
-    for number in ("99", "-1", "9" * 30, "x"):  # no such entry
-        for name in ("change", "forget", "restore"):
-            assert visitor.send(name, entry=number, feedback="x").status_code == 422
-    assert len(entries(page)) == 2
-    visitor.answer = visitor.client.get(f"{visitor.address}?search=%3Cb%3E&forgotten=x")
-    assert "Nothing has this text." in visitor.shown()
-    assert "<b>" not in visitor.answer.text
-
-
 def test_a_scope_shows_and_changes_its_own_entries_alone(tmp_path):
     path = tmp_path / "memory.sqlite"
     with FeedbackLog.open(path) as log:
@@ -134,45 +99,6 @@ def test_what_people_and_the_lm_wrote_is_text_and_never_markup(tmp_path):
     assert visitor.shown().count(HOSTILE) >= 8
     assert "\\u202e" in visitor.shown()
     assert "\u202e" not in visitor.answer.text
-
-
-def test_two_tabs_have_a_conversation_each_and_one_memory(page):
-    one, other = Visitor(page), Visitor(page)
-    one.send("ask", question=AKIN)
-    other.send("ask", question="expand on < fast > ?")
-    assert "pretty" not in other.shown()
-    one.send("correct", turn="1", feedback=MEANT)
-    other.send("ask", question="what is akin to < fast > ?")
-    assert "the synonym for fast is" in other.shown()
-    questions = [f"which word {'is' * n} < a{n} > ?" for n in range(1, 9)]
-
-    def teach(question):
-        visitor = Visitor(page)
-        visitor.send("ask", question=question)
-        return visitor.send("correct", turn="1", feedback="I want a synonym").status_code
-
-    with ThreadPoolExecutor(4) as pool:  # several at once
-        assert list(pool.map(teach, questions)) == [200] * 8
-    assert sorted(entries(page)[1:]) == [(q, "I want a synonym") for q in sorted(questions)]
-
-
-@pytest.mark.parametrize(
-    ("form", "fields", "message", "kept"),
-    [
-        ("correct", {"turn": "1", "feedback": "y" * 2001}, "the feedback has 2,001 char", "y" * 99),
-        ("correct", {"turn": "9", "feedback": "z"}, "that question is no longer on the page", "z"),
-    ],
-)
-def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(page, form, fields, message, kept):
-    visitor = Visitor(page)
-    visitor.send("ask", question=AKIN)
-    answer = visitor.send(form, **fields)
-    assert (answer.status_code, str(answer.url)) == (422, f"{visitor.address}/{form}")
-    assert str(visitor.client.get(str(answer.url)).url) == visitor.address  # loaded again
-    assert message in visitor.shown()
-    assert '<p class="error" role="alert"' in answer.text
-    assert kept in answer.text
-    assert entries(page) == []
 
 
 def test_another_page_or_name_may_not_send_forms_here(page):
@@ -215,19 +141,6 @@ def test_a_page_asks_for_nothing_of_another_host(page):
         asset = visitor.client.get(f"/{name}")
         assert asset.status_code == 200
         assert not re.search(r"http|url\(", asset.text)
-
-
-def test_a_page_that_cannot_open_says_why(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "memory.sqlite").write_text("no memory " * 100)
-    before = threading.active_count()
-    with pytest.raises(ArtifactError, match="is damaged"), open_page(tmp_path / "memory.sqlite"):
-        pass
-    assert threading.active_count() == before
-    with socket.create_server(("127.0.0.1", 0)) as taken:  # told before anything is loaded
-        port = taken.getsockname()[1]
-        assert main(["memory", "web", "--lm", "x", "--port", str(port)]) == 2
-        assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -95,29 +95,6 @@ def test_sharing_order_and_size_of_shards_change_no_score(lm_dirs, open_one, tmp
     np.testing.assert_allclose(found.scores, expected.scores[order], rtol=1e-4, atol=1e-4)
 
 
-def test_a_prefix_is_read_once_for_its_query(lm_dirs, open_one, monkeypatch):
-    from transformers import GPT2Model
-
-    read, forward = [], GPT2Model.forward
-
-    def listen(self, input_ids, **kwargs):
-        read.append(input_ids.shape)
-        return forward(self, input_ids, **kwargs)
-
-    reranker = open_one(lm_dirs["gpt2"])
-    run(reranker, QUERIES[:1], ROWS[:1])  # finds the way
-    monkeypatch.setattr(GPT2Model, "forward", listen)
-    _, work = run(reranker, QUERIES[1:], ROWS[1:])
-    shared = [
-        len(reranker.exemplars.encoder_for(reranker.encoder, query).shared_ids)
-        for query in QUERIES[1:]
-    ]
-    for tokens in shared:
-        assert sum(shape[1] >= tokens for shape in read) == len([t for t in shared if t <= tokens])
-    whole = work.num_new * min(shared)
-    assert sum(shared) < work.num_tokens < whole
-
-
 def test_what_was_read_costs_nothing_and_other_exemplars_are_other_pairs(lm_dirs, open_one):
     first, work = run(open_one(lm_dirs["gpt2"]))
     assert work.num_new == (4 + 1) + (3 + 1) + (4 + 1)

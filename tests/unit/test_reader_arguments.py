@@ -1,5 +1,5 @@
 import copy
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from types import SimpleNamespace
 
@@ -122,19 +122,6 @@ def identity(arguments):
 def test_all_of_the_trainers_arguments_decide_a_run_but_the_declared(name):
     before, after = with_value(name)
     assert (identity(before) == identity(after)) == (name in NOT_DECIDING)
-
-
-def test_a_declared_argument_exists_and_one_of_a_later_trainer_decides():
-    assert set(FIELDS) >= NOT_DECIDING
-
-    @dataclass
-    class Later(ReaderTrainingArguments):
-        brand_new: int = 0
-
-    assert identity(Later(use_cpu=True)) != identity(Later(use_cpu=True, brand_new=1))
-    mapped = [{"power": 2.0}, '{"power": 2}']
-    one, other = (ReaderTrainingArguments(use_cpu=True, lr_scheduler_kwargs=m) for m in mapped)
-    assert identity(one) == identity(other)  # a value is what it resolves to
 
 
 def see_gpu(monkeypatch, *, has_bf16=True, has_tf32=True):

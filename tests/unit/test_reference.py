@@ -67,18 +67,3 @@ def test_a_row_that_is_made_otherwise_has_no_number_of_the_papers_beside_it(
     for folder, values, expected in (("a", papers, row), ("b", other, None)):
         run = load_run(plant(tmp_path / folder, method=method, arguments={"retriever": values}))
         assert reference.find_row(run) == expected
-
-
-def test_notes_of_a_task_are_told_where_it_is_in_the_table():
-    table = load_reference("T2a")
-    assert any("81.2 is the ceiling" in note for note in table.notes_on(["sst2", "trec"]))
-    assert not any("81.2" in note for note in table.notes_on(["sst2"]))
-
-
-def test_rows_that_no_run_can_stand_beside_are_told_with_the_values_they_have():
-    table = load_references()["kate_t6"]
-    told = table.notes_on(["nq_open", "triviaqa"])[-1]
-    assert "RAG (open domain) nq_open 44.5, triviaqa 68.0; T5+SSM" in told
-    assert "GPT-3 (64 examples) nq_open 29.9." in told  # no value for TriviaQA
-    assert "KATE" not in told
-    assert "too" not in "".join(load_references()["kate_t2"].notes_on(["nq_open"]))

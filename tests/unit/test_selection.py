@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgra.core import MISSING_ROW, Candidates, Example
+from pgra.core import Candidates, Example
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars import ORDERS, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
@@ -45,11 +45,6 @@ class OnALine:
 
     def among(self, rows):
         return -np.abs(self.places[rows][:, None] - self.places[rows][None, :])
-
-
-class WithCopies(LastFirst):
-    def rank(self, queries, depth):
-        return Candidates.best(np.full((len(queries), 1), 11), np.zeros((len(queries), 1)), depth)
 
 
 def open_selector(examples=POOL, *, similarity=None, root=None, **values):
@@ -113,32 +108,6 @@ def test_no_copy_is_shown_and_an_equal_text_of_another_label_is(way):
         select(NEW[:1], [*POOL, same, copy], **every)
 
 
-@every_way
-def test_a_pool_without_enough_examples_is_refused_and_none_may_be_asked_for(way):
-    twice = [*POOL[:2], Example("train-9", {"text": TEXTS[0]}, "x")]
-    message = "num_exemplars is 3, but the pool holds only 2 examples and 1 copies of them"
-    with pytest.raises(ConfigError, match=message):
-        select(NEW, twice, **way, num_exemplars=3)
-    assert select(NEW, twice, **way, num_exemplars=0).rows.shape == (len(NEW), 0)
-
-
-def test_a_class_from_outside_may_not_show_a_copy():
-    with pytest.raises(ConfigError, match="not among the pool's"):
-        select(NEW, [*POOL, *POOL[:2]], exemplars="test_selection:WithCopies")
-
-
-def test_neighbors_are_stored_for_other_numbers_of_exemplars_and_for_the_same_rows(tmp_path):
-    line = OnALine(np.append(PLACES, [0]))
-    kept = {"similarity": line, "root": tmp_path}
-    for number, (label, last) in enumerate((("x", 1), ("y", 10)), 1):  # a copy, and none
-        pool = [*POOL, Example("train-10", {"text": TEXTS[0]}, label)]
-        assert rows_of(NEW[:1], pool, num_exemplars=2, **kept) == [[0, last]]
-        assert rows_of(NEW[:1], pool, num_exemplars=5, **kept)[0][:2] == [0, last]
-        assert line.searches == number
-    select(NEW[1:], **kept)  # the control: other queries
-    assert line.searches == 3
-
-
 def test_marginal_relevance_by_hand_and_of_lambda_1_is_the_nearest():
     relevance = np.array([1.0, 0.9, 0.5], np.float32)
     among = np.array([[1, 0.95, 0.1], [0.95, 1, 0.1], [0.1, 0.1, 1]], np.float32)
@@ -153,17 +122,6 @@ def test_marginal_relevance_by_hand_and_of_lambda_1_is_the_nearest():
     assert other.rows.tolist() != plain.rows.tolist()
     with pytest.raises(ConfigError, match="mmr_candidates is 4, and 8 exemplars"):
         SelectionArguments(exemplars="knn-mmr", mmr_candidates=4)
-
-
-def test_the_nearest_come_first_with_their_similarity():
-    chosen = select(NEW[:2], num_exemplars=3)
-    assert chosen.rows.tolist() == [[0, 1, 2], [4, 3, 2]]  # of 7: 8, 4, 2
-    assert chosen.similarity.tolist() == [[0, -1, -2], [-1, -3, -5]]
-    far = select(NEW[:2], num_exemplars=3, farthest=True)
-    assert far.rows.tolist() == [[9, 8, 7]] * 2
-    assert far.similarity.tolist() == [[-256, -128, -64], [-249, -121, -57]]
-    few = select([OWN[0]], POOL[:2], num_exemplars=2)
-    assert few.rows.tolist() == [[1, MISSING_ROW]]
 
 
 @pytest.mark.parametrize("redraw", [False, True])
