@@ -23,19 +23,18 @@ HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
 
 
 class Visitor:
-    """A tab that reads pages and sends their forms."""
+    """Who reads pages and sends their forms."""
 
     def __init__(self, app):
         self.client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True)
         self.answer = self.client.get("/")
-        self.address = str(self.answer.url)
 
     def send(self, name, **fields):
-        self.answer = self.client.post(f"{self.address}/{name}", data=fields)
+        self.answer = self.client.post("/", data={"do": name, **fields})
         return self.answer
 
     def shown(self):
-        text = re.sub(r"<[^>]*>", " ", self.answer.text)
+        text = re.sub(r"<style>.*</style>|<[^>]*>", " ", self.answer.text, flags=re.DOTALL)
         return " ".join(unescape(text).split())
 
 
@@ -48,20 +47,37 @@ def page(tmp_path):
 def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
     visitor = Visitor(page)
     visitor.send("ask", question=AKIN)
-    assert visitor.answer.url.fragment == "answer"
-    assert f"Question {AKIN} Understood the homonym for pretty is … Answer x" in visitor.shown()
-    assert "nothing was found" in visitor.shown()
-    visitor.send("correct", turn="1", feedback=f"{MEANT}\r\nplease")
+    assert f"Question: {AKIN} Understood: the homonym for pretty is … Answer: x" in visitor.shown()
+    assert "Nothing was found in the memory." in visitor.shown()
+    visitor.send("correct", question=AKIN, feedback=f"{MEANT}\r\nplease")
     assert entries(page) == [(AKIN, f"{MEANT}\nplease")]
     assert "Noted as entry 1, and asked again." in visitor.shown()
-    assert "Understood the synonym for pretty is …" in visitor.shown()
-    told = f"Used entry 1, score 0.0000 (passes the gate of -5) Question {AKIN} Feedback {MEANT}"
-    assert told in visitor.shown()
+    assert "Understood: the synonym for pretty is …" in visitor.shown()
+    assert f"Used: entry 1, score 0.0000, gate -5 {AKIN} {MEANT}" in visitor.shown()
     visitor.send("ask", question="make something with < fast > ?")
-    assert "Not used: too far entry 1, score -14.0000 (does not pass the gate" in visitor.shown()
-    assert visitor.answer.text.count('<details class="earlier">') == 2
+    assert "Not used: too far: entry 1, score -14.0000" in visitor.shown()
     visitor.send("forget", entry="1")
-    assert (entries(page), visitor.answer.url.fragment) == ([], "memory")
+    assert entries(page) == []
+
+
+def test_an_entry_is_corrected_found_and_a_forget_undone_on_the_page(page):
+    visitor = Visitor(page)
+    for question in (AKIN, "expand on < fast > ?"):
+        visitor.send("correct", question=question, feedback=MEANT)
+    visitor.send("change", entry="1", feedback="I want an <antonym>", search="PRETTY")
+    assert (AKIN, "I want an <antonym>") in entries(page)
+    assert "In the memory: 1 found" in visitor.shown()  # the search stays
+    assert "entry 2" not in visitor.shown().partition("In the memory")[2].casefold()
+    visitor.send("forget", entry="2")
+    assert [question for question, _ in entries(page)] == [AKIN]
+    assert "Entry 2 is forgotten." in visitor.shown()
+    visitor.send("restore", entry="2")
+    assert entries(page)[-1] == ("expand on < fast > ?", MEANT)
+    assert "is forgotten" not in visitor.shown()
+    for number in ("99", "-1", "9" * 30, "x"):  # no such entry
+        for name in ("change", "forget", "restore"):
+            assert visitor.send(name, entry=number, feedback="x").status_code == 422
+    assert len(entries(page)) == 2
 
 
 def test_a_scope_shows_and_changes_its_own_entries_alone(tmp_path):
@@ -72,12 +88,12 @@ def test_a_scope_shows_and_changes_its_own_entries_alone(tmp_path):
     with open_page(path, part=Part(scope="anna")) as page:
         visitor = Visitor(page)
         visitor.send("ask", question="what is akin to < fast > ?")
-        assert "Used entry 1" in visitor.shown()  # what all share
+        assert "Used: entry 1" in visitor.shown()  # what all share
         for name in ("forget", "change", "restore"):
             visitor.send(name, entry="2", feedback="x")
             assert "entry 2 is of another task or scope" in visitor.shown()
-        visitor.send("correct", turn="1", feedback="of anna")
-        assert "In the memory: 1 entry" in visitor.shown()
+        visitor.send("correct", question="what is akin to < fast > ?", feedback="of anna")
+        assert "In the memory: 1" in visitor.shown()
     with FeedbackLog.open(path) as log:
         assert [(e.scope, e.feedback) for e in log.entries()][1:] == [
             ("bert", "of bert"),
@@ -92,34 +108,41 @@ def test_what_people_and_the_lm_wrote_is_text_and_never_markup(tmp_path):
         visitor = Visitor(page)
         plain = visitor.answer.text
         visitor.send("ask", question=HOSTILE)
-        visitor.send("correct", turn="1", feedback=f"{HOSTILE} END \u202e")
-        visitor.send("correct", turn="2", feedback=" ")  # the error's page, with what was typed
+        visitor.send("correct", question=HOSTILE, feedback=f"{HOSTILE} END \u202e")
+        asked = visitor.shown()
+        visitor.send("correct", question=HOSTILE, feedback=" ")  # the error's page
     assert "LM &lt;following&gt;" in plain
-    assert visitor.answer.text.count("<script") == plain.count("<script") == 1
-    assert visitor.shown().count(HOSTILE) >= 8
+    assert visitor.answer.text.count("<script") == plain.count("<script") == 0
+    assert asked.count(HOSTILE) >= 8
     assert "\\u202e" in visitor.shown()
     assert "\u202e" not in visitor.answer.text
 
 
+def test_a_mistake_is_shown_on_the_page_and_what_was_typed_stays(page):
+    visitor = Visitor(page)
+    answer = visitor.send("correct", question=AKIN, feedback="y" * 2001)
+    assert answer.status_code == 422
+    assert "the feedback has 2,001 char" in visitor.shown()
+    assert '<p role="alert">' in answer.text
+    assert "y" * 2001 in answer.text
+    assert AKIN in unescape(answer.text)
+    assert entries(page) == []
+
+
 def test_another_page_or_name_may_not_send_forms_here(page):
     visitor = Visitor(page)
-    address = f"{visitor.address}/ask"
 
     def code(**headers):
-        return visitor.client.post(address, data={"question": AKIN}, headers=headers).status_code
+        fields = {"do": "ask", "question": AKIN}
+        return visitor.client.post("/", data=fields, headers=headers).status_code
 
     assert code(origin="http://127.0.0.1") == 200
     for other in ("http://evil.example", "null", "http://["):
         assert code(origin=other) == 403
     assert code(host="evil.example") == 400  # a name that was made to point here
-    refused = visitor.client.get("/", headers={"host": "evil.example"}).text
-    assert "open http://127.0.0.1:80/ there. To open it to others, start pgra" in refused
     assert visitor.client.get("/", headers={"host": "127.0.0.1:7860"}).status_code == 200
-    far = visitor.client.post("/chat/guessed/ask", data={"question": AKIN})
-    assert str(far.url) not in (address, visitor.address)  # a new tab
-    assert AKIN not in far.text
     bodies = (b"question=" + b"x" * 300_000, b"&a=1" * 9, b"question=%FF")
-    codes = [visitor.client.post(address, content=body).status_code for body in bodies]
+    codes = [visitor.client.post("/", content=body).status_code for body in bodies]
     assert codes == [413, 400, 400]
 
 
@@ -129,18 +152,11 @@ def test_a_page_asks_for_nothing_of_another_host(page):
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert answer.headers["cache-control"] == "no-store"
     fields = re.findall(r'<(?:input|textarea) id="(\w+)"', answer.text)
-    assert (
-        re.findall(r'<label for="(\w+)"', answer.text)
-        == fields
-        == ["question", "feedback", "search"]
-    )
+    labels = re.findall(r'<label for="(\w+)"', answer.text)
+    assert sorted(labels) == sorted(fields) == ["feedback", "question", "search"]
     own = re.findall(r'(?:src|href|action)="([^"]*)"', answer.text)
-    assert len(own) >= 5
-    assert all(re.match(r"/\w|#|data:,$", place) for place in own), own
-    for name in ("memory.css", "memory.js"):
-        asset = visitor.client.get(f"/{name}")
-        assert asset.status_code == 200
-        assert not re.search(r"http|url\(", asset.text)
+    assert set(own) == {"/", "data:,"}
+    assert not re.search(r"https?:|url\(", answer.text)
 
 
 @pytest.mark.slow
@@ -157,11 +173,8 @@ def test_what_was_noted_stands_however_the_server_ends(sent, code, tmp_path):
     )
     assert process.stdout.readline() == f"{path}: LM following; look-up edit, gate -5\n"
     address = re.search(r"http://127.0.0.1:\d+/", process.stdout.readline()).group()
-    with urllib.request.urlopen(address) as page:
-        tab = page.url
-    for name, fields in (("ask", {"question": AKIN}), ("correct", {"turn": 1, "feedback": MEANT})):
-        body = urllib.parse.urlencode(fields).encode()
-        urllib.request.urlopen(f"{tab}/{name}", body).close()
+    fields = {"do": "correct", "question": AKIN, "feedback": MEANT}
+    urllib.request.urlopen(address, urllib.parse.urlencode(fields).encode()).close()
     process.send_signal(signal.Signals[sent])
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == code
