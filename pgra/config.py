@@ -366,6 +366,16 @@ def rules(cls: type) -> dict[str, Rule]:
     }
 
 
+def whole(cls: type) -> type:
+    """Return what is made of a class of arguments: itself, or what it names as its `WHOLE`."""
+    path = getattr(cls, "WHOLE", None)
+    if path is None:
+        return cls
+    module, _, name = path.partition(":")
+    found: type = getattr(import_module(module), name)
+    return found
+
+
 @dataclass(kw_only=True)
 class Arguments:
     """A group of arguments, each checked by what it says of itself.
@@ -497,14 +507,19 @@ def parse_arguments(
     layers = (*under, *(Defaults(str(path), read_yaml(path)) for path in files), *over)
     if callable(classes):
         classes = classes(_chosen(layers, rest))
+    if not wants_help(rest):
+        classes = [whole(cls) for cls in classes]
     fields = _field_types(classes)
     defaults: dict[str, Any] = {}
-    for layer in layers:
-        defaults |= check_defaults(layer, fields, others)
+    for layer in layers:  # a help shows what it knows, without torch
+        known_besides = list(layer.values) if wants_help(rest) else others
+        defaults |= check_defaults(layer, fields, known_besides)
     has_profile = "retriever" in fields or "reranker" in fields
     if wants_help(rest):
         flags = [*flags_of(classes, defaults, unused=unused), *_file_flags(has_profile=has_profile)]
         is_whole = wants_all(rest)
+        more = [cls.MORE for cls in classes if hasattr(cls, "MORE")]
+        epilog = "\n\n".join([*more, *filter(None, [epilog])])
         write_help(prog, description, epilog, flags, stream=sys.stdout, is_whole=is_whole)
         raise SystemExit(0)
     from transformers import HfArgumentParser
@@ -791,7 +806,8 @@ def check_defaults(
         ConfigError: On an unknown key or a wrong type, with the value and the way out.
     """
     path = layer.origin
-    others = _all_fields().union(others) if set(layer.values) - set(fields) else frozenset[str]()
+    if set(layer.values) - {*fields, *others}:
+        others = _all_fields().union(others)
     for name in layer.values:
         if name not in fields and name not in others:
             raise ConfigError(f"{path}: {_unknown('key', str(name), {*fields, *others})}")

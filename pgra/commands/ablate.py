@@ -18,7 +18,7 @@ from pgra.commands.common import (
 )
 from pgra.config import Arguments, Defaults, arg, parse_first
 from pgra.errors import ConfigError, PgraError
-from pgra.experiments import SeriesArguments
+from pgra.experiments import SeriesArguments, list_grids
 from pgra.help import wants_all, wants_help
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     command goes on where it was stopped.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0].startswith("-"):
+        return _explain(words)
     from pgra.experiments.grid import make_runs, run_grid, write_grid
     from pgra.runs import lock_run
 
-    if not words or words[0].startswith("-"):
-        return _explain(words)
     how, rest = parse_first(GridArguments, words[1:])
     grid = _read(words[0], how, rest)
     if wants_help(rest):
@@ -203,9 +203,7 @@ def describe_costs(grid: "Grid", runs: "Sequence[GridRun]", context: "Context") 
 
 def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:
     """Show the help, or say that the grid is missing."""
-    from pgra.experiments.grid import grid_names
-
-    names = ", ".join(grid_names())
+    names = ", ".join(list_grids())
     if not wants_help(words):
         raise ConfigError(f"name a grid first, such as pgra ablate k --demo; there are: {names}")
     parse_run(

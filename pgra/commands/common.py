@@ -12,11 +12,12 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import Defaults, parse_arguments
+from pgra.config import Defaults, parse_arguments, whole
 from pgra.errors import ConfigError
 from pgra.experiments import SeriesArguments
 from pgra.help import Flag, write_help
 from pgra.methods.arguments import PgraArguments, RunArguments
+from pgra.reader.arguments import TrainingArguments
 
 if TYPE_CHECKING:
     from pgra.core import Context
@@ -32,9 +33,7 @@ SECTIONS: dict[str, Any] = {
 
 def all_arguments() -> frozenset[str]:
     """Return the names of all arguments that a YAML for several programs may hold."""
-    from pgra.reader.trainer_arguments import ReaderTrainingArguments
-
-    classes = [*SECTIONS.values(), SeriesArguments, ReaderTrainingArguments]
+    classes = [*SECTIONS.values(), SeriesArguments, whole(TrainingArguments)]
     return frozenset(field.name for cls in classes for field in fields(cls))
 
 
@@ -87,7 +86,8 @@ def parse_run(
     Raises:
         ConfigError: As `parse_arguments`.
     """
-    from pgra.methods.base import METHODS, find_method, find_sections, refuse_contradictions
+    from pgra.methods.arguments import SECTIONS as OWN
+    from pgra.methods.base import find_sections, refuse_contradictions
 
     words = list(sys.argv[1:] if argv is None else argv)
 
@@ -99,9 +99,9 @@ def parse_run(
 
     ours = {
         field.name
-        for name in METHODS
-        for section in find_method(name).SECTIONS.values()
-        for field in fields(section)
+        for sections in OWN.values()
+        for cls in sections.values()
+        for field in fields(cls)
     }
     is_shared = bool(others)
     sections, rest = _parse(

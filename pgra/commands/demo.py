@@ -58,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
     Bar.seconds = _SILENCE
     words = [*(argv or [])]
-    if not wants_help(words):
-        say("Loading torch and transformers ...")
+    if wants_help(words):
+        _parse(words)
+    say("Loading torch and transformers ...")
     context, (run_args, how) = join_run(words), _parse(words)
     args = run_args.pgra
     if args.is_exhaustive:

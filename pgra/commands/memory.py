@@ -19,6 +19,7 @@ from pgra.config import Arguments, arg, choose, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError, visible
 from pgra.help import wants_help
+from pgra.memory import GeneratorArguments, SimilarityArguments
 from pgra.memory.chat import (
     ChatArguments,
     Talk,
@@ -493,11 +494,8 @@ def _train_gud_ir(parse: Parse) -> None:
       pgra memory train-gud-ir pairs.jsonl --model bundled:t5-small-titles --output_dir gud-ir
       pgra memory lookup "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
     """
-    quiet_libraries()
-    from pgra.memory.train import GeneratorArguments, train_generator
-
     flags = "--lookup gud-ir --generator {folder}"
-    _train_on_pairs(parse, GeneratorArguments, train_generator, flags)
+    _train_on_pairs(parse, GeneratorArguments, "train_generator", flags)
 
 
 def _train_similarity(parse: Parse) -> None:
@@ -508,16 +506,17 @@ def _train_similarity(parse: Parse) -> None:
       pgra memory lookup "what is akin to < pretty > ?" --family lexical --lookup encoder \
           --encoder similar
     """
-    quiet_libraries()
-    from pgra.memory.train import SimilarityArguments, train_encoder
-
     flags = "--lookup encoder --encoder {folder} --key_form {key_form}"
-    _train_on_pairs(parse, SimilarityArguments, train_encoder, flags)
+    _train_on_pairs(parse, SimilarityArguments, "train_encoder", flags)
 
 
-def _train_on_pairs(parse: Parse, arguments: type, train: Callable[..., Any], flags: str) -> None:
+def _train_on_pairs(parse: Parse, arguments: type, function: str, flags: str) -> None:
     """Train a model for a look-up; `flags` are those that take it."""
     args, how = parse(PairsArguments, arguments, bare=("pairs",), needs=("output_dir",))
+    quiet_libraries()
+    from pgra.memory import train as training
+
+    train = getattr(training, function)
     pairs = read_pairs(Path(args.pairs), args.load_family())
     done = train(pairs, Path(args.output_dir), how, Context(device=args.device))
     say(f"{done.folder}: {len(pairs):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")

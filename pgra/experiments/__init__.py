@@ -5,13 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pgra.config import Arguments, Rule, arg
+from pgra.config import Arguments, Rule, arg, list_yamls
 from pgra.errors import ConfigError
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 8e-5, 1e-4)
 PAPER_BATCH_SIZES = (4, 8)
 SEARCHES = ("grid", "none", "optuna")
 _Number = TypeVar("_Number", int, float)
+
+
+def list_grids() -> list[str]:
+    """Return the names of the shipped grids."""
+    return [name for name in list_yamls("ablations") if not name.startswith("_")]
 
 
 @dataclass(kw_only=True)

@@ -42,6 +42,7 @@ from pgra.config import (
     list_yamls,
     parse_yaml,
     read_yaml,
+    whole,
 )
 from pgra.core import ALONE, Context, Json
 from pgra.errors import (
@@ -53,9 +54,9 @@ from pgra.errors import (
     show,
     unknown_name,
 )
-from pgra.experiments import SeriesArguments
-from pgra.methods.arguments import RunArguments
-from pgra.methods.base import METHODS, find_method, find_sections, open_method
+from pgra.experiments import SeriesArguments, list_grids
+from pgra.methods.arguments import SECTIONS, RunArguments
+from pgra.methods.base import find_method, find_sections, open_method
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
 from pgra.runs import run_all, variant
@@ -167,12 +168,6 @@ class Grid:
         return Defaults(f"{self.origin}: {point.name}", values)
 
 
-def grid_names() -> list[str]:
-    """Return the names of the shipped grids."""
-    paths = (config_root() / "ablations").glob("*.yaml")
-    return sorted(path.stem for path in paths if not path.stem.startswith("_"))
-
-
 def read_grid(
     name: str, *, demo: bool = False, axes: Mapping[str, Sequence[Any]] | None = None
 ) -> Grid:
@@ -189,7 +184,7 @@ def read_grid(
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        choose("grid", name, grid_names())
+        choose("grid", name, list_grids())
         path = config_root() / "ablations" / f"{name}.yaml"
     values = _read_layers(path)
     small = values.pop("demo", None) or {}
@@ -258,12 +253,12 @@ def argument_names(grid: Grid) -> set[str]:
 
     Those of all methods of ours, and of every class that the grid names.
     """
-    sections = [find_method(name).SECTIONS for name in METHODS]
+    sections = list(SECTIONS.values())
     for point in grid.cells:
         for own in ({}, *point.by_task.values()):
             layer = {**grid.base, **point.values, **own}
             sections.append(find_sections({n: layer[n] for n in CHOOSING if n in layer}))
-    return {f.name for classes in sections for cls in classes.values() for f in fields(cls)}
+    return {f.name for classes in sections for cls in classes.values() for f in fields(whole(cls))}
 
 
 def short(value: Json) -> str:

@@ -11,9 +11,13 @@ from pgra.config import Arguments, arg
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
-from pgra.reader.arguments import ReaderArguments
-from pgra.rerank.base import RerankArguments
+from pgra.exemplars import SELECTORS, SelectionArguments
+from pgra.lm.base import CompleterArguments
+from pgra.prompts.fewshot import FORMATS
+from pgra.reader.arguments import LoraArguments, ReaderArguments, TrainingArguments
+from pgra.rerank.base import CrossEncoderArguments, RerankArguments
 from pgra.retrieval.base import RetrieverArguments
+from pgra.retrieval.trec import RunFileArguments
 
 READERS: Mapping[str, Mapping[str, Any]] = {
     "exhaustive": {"retriever": "exhaustive", "reranker": "prompted"},
@@ -72,6 +76,148 @@ class FolderArguments(Arguments):
     seed: int = arg(
         0, "Seed of what is drawn, if anything is.", least=0, is_common=True, group="Training"
     )
+
+
+@dataclass(kw_only=True)
+class AnswerArguments(Arguments):
+    """How prompts are written and answers taken."""
+
+    GROUP = "LM"
+
+    prompt_format: str | None = arg(
+        None,
+        "task (the template of the task's YAML, with PGRA's instruction) or kate (the paper's: "
+        "'Sentence: ... Label: Positive'); default: task, and kate where a task writes answers.",
+        choices=FORMATS,
+        is_common=True,
+    )
+    decide_by: str | None = arg(
+        None,
+        "score (the likeliest label word), first_token (of an endpoint: the likeliest first token "
+        "of the words), generation (what the LM writes), or vote (no LM: the majority of the "
+        "exemplars, of a tie the nearest); default: score, of an endpoint the first of these that "
+        "it offers, and generation where a task has no labels.",
+        choices=("first_token", "generation", "score", "vote"),
+        is_common=True,
+    )
+    calibrate: bool = arg(
+        False,
+        "Divide a label's chance by the one that the same prompt gives it for an input without "
+        "content (Zhao et al. 2021): three more prompts for each set of exemplars.",
+        needs={"decide_by": ("score", "first_token", None)},
+    )
+    length_normalize: bool = arg(
+        False,
+        "Divide a label word's log-probability by its tokens.",
+        needs={"decide_by": ("score", None)},
+    )
+    max_new_tokens: int | None = arg(
+        None,
+        "Most tokens that are written; default: the task's, 10 where labels are written.",
+        least=1,
+    )
+    query_dataset_name: str | None = arg(
+        None,
+        "Take the test split of another data set for queries: hub id, local folder or "
+        "bundled:NAME (the paper: SST-2 examples, IMDB queries); --test_file names a file.",
+    )
+
+
+@dataclass(kw_only=True)
+class IclSelectionArguments(SelectionArguments):
+    """Which labelled examples stand before all queries: PGRA's, unless it is said otherwise."""
+
+    exemplars: str = arg(
+        "balanced",
+        "How they are chosen: see --method kate.",
+        choices=SELECTORS,
+        is_open=True,
+        is_common=True,
+    )
+    exemplar_seed: int | None = arg(0, "Seed of what is drawn, as of PGRA's prompt.", least=0)
+
+
+@dataclass(kw_only=True)
+class LmBffArguments(Arguments):
+    """The few examples, and what stands beside each."""
+
+    GROUP = "Reader"
+
+    num_shots: int = arg(
+        16,
+        "Examples of each label that lm-bff trains on; as many others choose the checkpoint.",
+        least=2,  # an example's label needs another one to show
+        is_common=True,
+    )
+    exemplar_sets: int = arg(
+        16, "Sets of demonstrations, one of each label, that lm-bff reads an example with.", least=1
+    )
+    exemplar_share: float = arg(
+        0.5,
+        "Share of a label's examples, the nearest, that lm-bff takes demonstrations from.",
+        above=0,
+        most=1,
+    )
+
+
+@dataclass(kw_only=True)
+class RalmArguments(LoraArguments):
+    """The causal LM that reads a query behind its evidence."""
+
+    GROUP = "Reader"
+
+    reader_lm: str = arg(
+        "HuggingFaceTB/SmolLM2-135M",
+        "Reader, any causal LM: hub id, folder or bundled:NAME. It stays as it is unless "
+        "--lora_rank is given; --lm_dtype, --lm_quantization, --lm_device_map and "
+        "--lm_batch_tokens go for it too.",
+        decides=False,
+        is_common=True,
+    )
+    evidence_order: str = arg(
+        "best_last",
+        "How evidence stands before the query: best_last (next to it), or best_first.",
+        choices=("best_first", "best_last"),
+    )
+    max_reader_tokens: int = arg(
+        1024,
+        "Most tokens of a prompt and its answer, at most the LM's window; the worst evidence is "
+        "cut first, the query never.",
+        least=8,
+    )
+
+    @property
+    def model_name_or_path(self) -> str:
+        """The reader, as other readers' arguments call it."""
+        return self.reader_lm
+
+
+_PGRA = {
+    "corpus": CorpusArguments,
+    "retriever": RetrieverArguments,
+    "rerank": RerankArguments,
+    "reader": ReaderArguments,
+    "training": TrainingArguments,
+}
+_KATE = {
+    "completer": CompleterArguments,
+    "selection": SelectionArguments,
+    "icl": AnswerArguments,
+}
+SECTIONS: Mapping[str, Mapping[str, type]] = {
+    **dict.fromkeys(("exhaustive", "fid", "pgra", "plain", "rag", "random"), _PGRA),
+    "icl": {**_KATE, "selection": IclSelectionArguments},
+    "kate": _KATE,
+    "knn": {name: cls for name, cls in _PGRA.items() if name != "training"},
+    "lm-bff": {**_PGRA, "shots": LmBffArguments},
+    "ralm": {**_PGRA, "reader": RalmArguments},
+}
+"""Argument dataclasses of our methods by section: the help reads them without torch."""
+OPTIONS: Mapping[str, Mapping[str, type]] = {
+    "retriever": {"run": RunFileArguments},
+    "reranker": {"cross-encoder": CrossEncoderArguments},
+}
+"""Those of our retrievers and rerankers that have arguments of their own."""
 
 
 Section = TypeVar("Section", RetrieverArguments, RerankArguments)

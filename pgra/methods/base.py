@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pgra.artifacts import digest
-from pgra.config import CHOOSING, Arguments, Defaults, find_class, parse_arguments
+from pgra.config import CHOOSING, Defaults, find_class, parse_arguments, whole
 from pgra.core import Context, Example, Json, Prediction
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import (
+    OPTIONS,
     READERS,
+    SECTIONS,
     FolderArguments,
     PgraArguments,
     RunArguments,
@@ -317,9 +319,11 @@ def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
     Raises:
         ConfigError: If a name stands for nothing.
     """
-    method = find_method(str(chosen.get("method", RuntimeArguments.method)))
+    method = str(chosen.get("method", RuntimeArguments.method))
     sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
-    sections |= method.sections(chosen)
+    sections |= SECTIONS[method] if method in SECTIONS else find_method(method).sections(chosen)
+    if method == "ralm" and chosen.get("lora_rank") is None:
+        del sections["training"]  # an LM as it is
     if "training" not in sections:
         sections["folder"] = FolderArguments
     options = find_options(chosen).items()
@@ -332,13 +336,20 @@ def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
     Raises:
         ConfigError: If a name stands for nothing.
     """
-    found: dict[str, type] = {}
-    retriever, reranker = chosen.get("retriever"), chosen.get("reranker")
-    if retriever not in (None, "exhaustive") and (own := find_retriever(str(retriever)).Arguments):
-        found["retriever_options"] = own
-    if reranker is not None and (own := find_reranker(str(reranker)).Arguments):
-        found["rerank_options"] = own
-    return found
+    found = {"retriever_options": "retriever", "rerank_options": "reranker"}
+    own = {section: _own_arguments(kind, chosen.get(kind)) for section, kind in found.items()}
+    return {section: cls for section, cls in own.items() if cls is not None}
+
+
+def _own_arguments(kind: str, name: object) -> type | None:
+    """Return the own arguments of a retriever or reranker; of ours without its class."""
+    if name is None or (kind == "retriever" and str(name).startswith("exhaustive")):
+        return None
+    table: Mapping[str, str] = RETRIEVERS if kind == "retriever" else RERANKERS
+    ours = str(name).partition(":")[0] if str(name).startswith("run:") else str(name)
+    if ours in table:
+        return OPTIONS[kind].get(ours)
+    return find_retriever(ours).Arguments if kind == "retriever" else find_reranker(ours).Arguments
 
 
 def known_options() -> dict[str, str]:
@@ -349,9 +360,8 @@ def known_options() -> dict[str, str]:
     """
     return {
         f.name: f"--{kind} {name}"
-        for kind, table in (("retriever", RETRIEVERS), ("reranker", RERANKERS))
-        for name in table
-        for own in find_options({kind: name}).values()
+        for kind, classes in OPTIONS.items()
+        for name, own in classes.items()
         for f in fields(own)
     }
 
@@ -395,7 +405,7 @@ def _plain_value(value: Any) -> Any:
 def _refuse_strangers(
     given: Mapping[str, Any], sections: Mapping[str, type], chosen: Mapping[str, Any]
 ) -> None:
-    known = {f.name for cls in sections.values() for f in fields(cls) if f.init}
+    known = {f.name for cls in sections.values() for f in fields(whole(cls)) if f.init}
     for name in given:
         if name in known:
             continue
@@ -450,7 +460,7 @@ def arguments_from(
     chosen = {name: value for own in made for name, value in own.items() if name in CHOOSING}
     chosen["method"] = values["runtime"]["method"]
     sections = {}
-    for name, cls in find_sections(chosen).items():
+    for name, cls in ((name, whole(cls)) for name, cls in find_sections(chosen).items()):
         if values.get(name) is None and name not in changes:
             continue
         asked = changes.get(name, {})
@@ -459,7 +469,7 @@ def arguments_from(
                 f"{min(strange)} is not an argument of method '{chosen['method']}': leave it out"
             )
         own = {**(values.get(name) or {}), **asked}
-        if not issubclass(cls, Arguments):  # the Trainer's, which writes more than it reads
+        if hasattr(cls, "to_dict"):  # the Trainer's, which writes more than it reads
             known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
             own = {key: value for key, value in own.items() if key in known}
         sections[name] = cls(**own)

@@ -15,31 +15,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 
 from pgra.artifacts import digest
-from pgra.config import Arguments, arg
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.data.examples import held_out_rule, load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
-from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
+from pgra.exemplars import PROMPTED, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
 from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
 from pgra.exemplars.similarity import Similarity, open_similarity
-from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
+from pgra.lm.base import LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.lm.remote import FIRST_TOKEN, NUM_TOP, RemoteLM
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
-from pgra.methods.arguments import RunArguments
+from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Forecast, Method, TaskData, bundled_notes, task_name
 from pgra.methods.stages import prompt_template
 from pgra.prompts.fewshot import (
-    FORMATS,
     FewShotPrompt,
     PromptFormat,
     line_format,
@@ -69,51 +67,6 @@ _NOTES = {
     "undecided": "{undecided} of {queries} answers are no label's word, and count as wrong",
 }
 """What is told of a run where a count is not 0."""
-
-
-@dataclass(kw_only=True)
-class AnswerArguments(Arguments):
-    """How prompts are written and answers taken."""
-
-    GROUP = "LM"
-
-    prompt_format: str | None = arg(
-        None,
-        "task (the template of the task's YAML, with PGRA's instruction) or kate (the paper's: "
-        "'Sentence: ... Label: Positive'); default: task, and kate where a task writes answers.",
-        choices=FORMATS,
-        is_common=True,
-    )
-    decide_by: str | None = arg(
-        None,
-        "score (the likeliest label word), first_token (of an endpoint: the likeliest first token "
-        "of the words), generation (what the LM writes), or vote (no LM: the majority of the "
-        "exemplars, of a tie the nearest); default: score, of an endpoint the first of these that "
-        "it offers, and generation where a task has no labels.",
-        choices=("first_token", "generation", "score", "vote"),
-        is_common=True,
-    )
-    calibrate: bool = arg(
-        False,
-        "Divide a label's chance by the one that the same prompt gives it for an input without "
-        "content (Zhao et al. 2021): three more prompts for each set of exemplars.",
-        needs={"decide_by": ("score", "first_token", None)},
-    )
-    length_normalize: bool = arg(
-        False,
-        "Divide a label word's log-probability by its tokens.",
-        needs={"decide_by": ("score", None)},
-    )
-    max_new_tokens: int | None = arg(
-        None,
-        "Most tokens that are written; default: the task's, 10 where labels are written.",
-        least=1,
-    )
-    query_dataset_name: str | None = arg(
-        None,
-        "Take the test split of another data set for queries: hub id, local folder or "
-        "bundled:NAME (the paper: SST-2 examples, IMDB queries); --test_file names a file.",
-    )
 
 
 @dataclass
@@ -171,11 +124,7 @@ class Kate(Method):
         icl: How answers are taken; the task has filled in what it decides.
     """
 
-    SECTIONS: ClassVar[Mapping[str, type]] = {
-        "completer": CompleterArguments,
-        "selection": SelectionArguments,
-        "icl": AnswerArguments,
-    }
+    SECTIONS = SECTIONS["kate"]
     SEEDS = "exemplar seeds: draws of the exemplars, and their order"
 
     data: PoolData
@@ -620,20 +569,6 @@ class Kate(Method):
         return draws
 
 
-@dataclass(kw_only=True)
-class IclSelectionArguments(SelectionArguments):
-    """Which labelled examples stand before all queries: PGRA's, unless it is said otherwise."""
-
-    exemplars: str = arg(
-        "balanced",
-        "How they are chosen: see --method kate.",
-        choices=SELECTORS,
-        is_open=True,
-        is_common=True,
-    )
-    exemplar_seed: int | None = arg(0, "Seed of what is drawn, as of PGRA's prompt.", least=0)
-
-
 class Icl(Kate):
     """The frozen LM as PGRA's baseline: the reranker's LM, template and exemplars.
 
@@ -642,7 +577,7 @@ class Icl(Kate):
     every query gets a label.
     """
 
-    SECTIONS: ClassVar[Mapping[str, type]] = {**Kate.SECTIONS, "selection": IclSelectionArguments}
+    SECTIONS = SECTIONS["icl"]
     SEEDS = "of no effect here: exemplars are those of exemplar_seed, alike for all"
 
     @classmethod

@@ -12,20 +12,16 @@ order of the training file.
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 from pgra.artifacts import digest
 from pgra.core import Example, Json, Prediction, Rows
-from pgra.data.corpus import CorpusArguments
 from pgra.errors import ConfigError
 from pgra.exemplars.selection import vote
-from pgra.methods.arguments import RunArguments
+from pgra.methods.arguments import SECTIONS, RunArguments
 from pgra.methods.base import Decisions, Forecast, Method
 from pgra.methods.stages import Stages, neighbor_model, open_neighbors
-from pgra.reader.arguments import ReaderArguments
 from pgra.report.metrics import measure
-from pgra.rerank.base import RerankArguments
-from pgra.retrieval.base import RetrieverArguments, examples_digest, store_candidates
+from pgra.retrieval.base import examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +32,7 @@ NUMBERS = (1, 3, 5, 9, 17, 33, 65)
 class NearestNeighbors(Method):
     """Lets each query's nearest training examples vote."""
 
-    SECTIONS: ClassVar[Mapping[str, type]] = {
-        "corpus": CorpusArguments,
-        "retriever": RetrieverArguments,
-        "rerank": RerankArguments,
-        "reader": ReaderArguments,
-    }
+    SECTIONS = SECTIONS["knn"]
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)

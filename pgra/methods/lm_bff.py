@@ -12,21 +12,20 @@ for every reader here; there is no evidence.
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from pgra.config import Arguments, arg
 from pgra.core import Example, Json
 from pgra.data.examples import draw_shots, whole_train
 from pgra.encoders.encoder import Encoder, choose_max_tokens, load_encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
-from pgra.methods.arguments import RunArguments
+from pgra.methods.arguments import SECTIONS, LmBffArguments, RunArguments
 from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.pgra import Pgra
 from pgra.methods.stages import Stages, prompt_template
@@ -48,33 +47,10 @@ logger = logging.getLogger(__name__)
 Vectors = npt.NDArray[np.float32]
 
 
-@dataclass(kw_only=True)
-class LmBffArguments(Arguments):
-    """The few examples, and what stands beside each."""
-
-    GROUP = "Reader"
-
-    num_shots: int = arg(
-        16,
-        "Examples of each label that lm-bff trains on; as many others choose the checkpoint.",
-        least=2,  # an example's label needs another one to show
-        is_common=True,
-    )
-    exemplar_sets: int = arg(
-        16, "Sets of demonstrations, one of each label, that lm-bff reads an example with.", least=1
-    )
-    exemplar_share: float = arg(
-        0.5,
-        "Share of a label's examples, the nearest, that lm-bff takes demonstrations from.",
-        above=0,
-        most=1,
-    )
-
-
 class LmBff(Pgra):
     """Tunes a T5 on a few examples with demonstrations beside each."""
 
-    SECTIONS: ClassVar[Mapping[str, type]] = {**Pgra.SECTIONS, "shots": LmBffArguments}
+    SECTIONS = SECTIONS["lm-bff"]
     SEEDS = "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)"
 
     @classmethod

@@ -22,7 +22,6 @@ from transformers import AutoModelForSeq2SeqLM
 from pgra.artifacts import artifact_dir, check_fingerprint
 from pgra.config import choose
 from pgra.core import Context, Example, Json, Scores
-from pgra.data.corpus import CorpusArguments
 from pgra.data.tasks import METRICS, Task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.load import (
@@ -33,7 +32,7 @@ from pgra.lm.load import (
     load_tokenizer,
     tokenizer_identity,
 )
-from pgra.methods.arguments import FolderArguments, PgraArguments, RunArguments
+from pgra.methods.arguments import SECTIONS, FolderArguments, PgraArguments, RunArguments
 from pgra.methods.base import (
     SPLITS,
     Decisions,
@@ -71,9 +70,8 @@ from pgra.reader.trainer_arguments import (
 from pgra.report.metrics import BINS, measure, measure_reliability
 from pgra.report.results import PREDICTIONS_FILE, EvidenceLine, add_attention
 from pgra.rerank import Reference, find_reranker
-from pgra.rerank.base import RerankArguments
 from pgra.rerank.similarity import find_similarity
-from pgra.retrieval.base import RetrieverArguments, examples_digest
+from pgra.retrieval.base import examples_digest
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +86,7 @@ class Pgra(Method):
         calibration: The temperature of its probabilities.
     """
 
-    SECTIONS: ClassVar[Mapping[str, type]] = {
-        "corpus": CorpusArguments,
-        "retriever": RetrieverArguments,
-        "rerank": RerankArguments,
-        "reader": ReaderArguments,
-        "training": ReaderTrainingArguments,
-    }
+    SECTIONS = SECTIONS["pgra"]
     SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
     CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
     MODELS: ClassVar[Any] = AutoModelForSeq2SeqLM

@@ -16,14 +16,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from pgra.config import arg
 from pgra.core import ALONE, Context, Example, Json, Scores, gather
 from pgra.errors import ConfigError
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
@@ -31,14 +30,13 @@ from pgra.lm.batching import BackOff, send, token_budget_batches
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
 from pgra.methods.answers import progress_bar
-from pgra.methods.arguments import RunArguments
+from pgra.methods.arguments import SECTIONS, RalmArguments, RunArguments
 from pgra.methods.base import SPLITS
 from pgra.methods.pgra import Pgra
 from pgra.prompts.fewshot import answer_words
 from pgra.prompts.fitting import fit_prompts
 from pgra.prompts.template import SEPARATOR, PromptTemplate
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.arguments import LoraArguments
 from pgra.reader.calibrate import Calibration, decide
 from pgra.reader.causal import CausalModule, answer_row, pad
 from pgra.reader.inputs import SegmentLayout
@@ -48,38 +46,6 @@ from pgra.reader.record import READER_FOLDER, RECORD_FILE
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE
-
-
-@dataclass(kw_only=True)
-class RalmArguments(LoraArguments):
-    """The causal LM that reads a query behind its evidence."""
-
-    GROUP = "Reader"
-
-    reader_lm: str = arg(
-        "HuggingFaceTB/SmolLM2-135M",
-        "Reader, any causal LM: hub id, folder or bundled:NAME. It stays as it is unless "
-        "--lora_rank is given; --lm_dtype, --lm_quantization, --lm_device_map and "
-        "--lm_batch_tokens go for it too.",
-        decides=False,
-        is_common=True,
-    )
-    evidence_order: str = arg(
-        "best_last",
-        "How evidence stands before the query: best_last (next to it), or best_first.",
-        choices=("best_first", "best_last"),
-    )
-    max_reader_tokens: int = arg(
-        1024,
-        "Most tokens of a prompt and its answer, at most the LM's window; the worst evidence is "
-        "cut first, the query never.",
-        least=8,
-    )
-
-    @property
-    def model_name_or_path(self) -> str:
-        """The reader, as other readers' arguments call it."""
-        return self.reader_lm
 
 
 @dataclass(frozen=True)
@@ -167,15 +133,9 @@ class PromptReader:
 class Ralm(Pgra):
     """Lets a causal LM read evidence and decide, as it is or with adapters that were trained."""
 
-    SECTIONS: ClassVar[Mapping[str, type]] = {**Pgra.SECTIONS, "reader": RalmArguments}
+    SECTIONS = SECTIONS["ralm"]
     SEEDS = "seeds of the adapters and the order of examples; without adapters of no effect"
     MODELS = AutoModelForCausalLM
-
-    @classmethod
-    def sections(cls, chosen: Mapping[str, Any]) -> Mapping[str, type]:
-        """Leave the Trainer's arguments out where nothing is trained."""
-        is_trained = chosen.get("lora_rank") is not None
-        return {k: v for k, v in cls.SECTIONS.items() if k != "training" or is_trained}
 
     @classmethod
     def name(cls, args: RunArguments) -> str:

@@ -1,6 +1,7 @@
 """Arguments of the reader and of its training, without `transformers`."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pgra.config import Arguments, arg
 
@@ -87,6 +88,126 @@ class ReaderArguments(LoraArguments):
         "(predicting then takes about 15 % longer).",
         decides=False,
     )
+
+
+_A_WEEK = 7 * 24 * 3600
+
+
+@dataclass(kw_only=True)
+class TrainingArguments(Arguments):
+    """How a reader is trained: of `transformers.TrainingArguments` what a T5 needs, and our own.
+
+    What is read becomes a `WHOLE`, which has all others of transformers too.
+
+    Attributes:
+        WHOLE: The class with all of them, which imports torch.
+        MORE: What the help says of the others.
+    """
+
+    GROUP = "Training"
+    WHOLE: ClassVar[str] = "pgra.reader.trainer_arguments:ReaderTrainingArguments"
+    MORE: ClassVar[str] = (
+        "All other arguments of transformers.TrainingArguments are taken too, here and in a YAML."
+    )
+
+    output_dir: str | None = arg(
+        "runs/{task}-{method}-seed{seed}",
+        "Folder of this run: checkpoints and results.",
+        is_common=True,
+        group="Output",
+    )
+    learning_rate: float | None = arg(
+        None,
+        "Peak learning rate; default: by the reader's width and the number of steps, at most 2e-3 "
+        "(the paper's grid: 1e-5 to 1e-4).",
+        is_common=True,
+        above=0,
+    )
+    total_train_batch_size: int | None = arg(
+        None,
+        "Examples a step, of all devices and accumulated batches together (the paper: 4 or 8); "
+        "default: 8, however many processes there are.",
+        least=1,
+        is_common=True,
+    )
+    per_device_train_batch_size: int | None = arg(
+        None,
+        "Examples a device holds at once; default: its share of total_train_batch_size. Beside "
+        "that, batches are accumulated; alone, a step has so many times devices times "
+        "gradient_accumulation_steps, as in transformers.",
+        least=1,
+    )
+    max_steps: int = arg(
+        5000, "Training steps; over num_train_epochs. 0: the reader as it is.", is_common=True
+    )
+    num_train_epochs: float = arg(3.0, "Epochs, with --max_steps -1.")
+    seed: int = arg(
+        42,
+        "Of what the training draws: the order of examples, dropout.",
+        is_common=True,
+        least=0,
+        below=1 << 32,
+    )
+    bf16: bool | None = arg(
+        None,
+        "Train and decide in bfloat16 with float32 weights (autocast): the default on a GPU that "
+        "has it, possible on a CPU. --no_bf16: in float32.",
+        is_common=True,
+    )
+    tf32: bool | None = arg(
+        None,
+        "Where a GPU multiplies float32: round factors to TF32. The default without bf16; "
+        "--no_tf32: exact products.",
+    )
+    weight_decay: float = arg(0.01, "AdamW's weight decay.", least=0)
+    eval_strategy: str = arg("steps", "When the dev set is measured: steps, epoch or no.")
+    eval_steps: float | None = arg(
+        500, "Steps between measurements on the dev set (at most max_steps).", above=0
+    )
+    save_steps: float | None = arg(None, "Steps between checkpoints; default: eval_steps.", above=0)
+    save_total_limit: int | None = arg(
+        1,
+        "Checkpoints kept: the best, and the last so many. With 1 a finished run keeps its reader "
+        "alone, which is the best one.",
+    )
+    load_best_model_at_end: bool = arg(
+        True, "Keep the checkpoint that is best on the dev set.", off="Keep the last checkpoint."
+    )
+    logging_steps: float = arg(50, "Steps between lines of the log.", above=0)
+    dataloader_drop_last: bool = arg(
+        True,
+        "Leave out an epoch's last, smaller batch.",
+        off="Keep an epoch's last, smaller batch.",
+    )
+    disable_tqdm: bool | None = arg(False, "Show no bar while the reader trains.")
+    report_to: list[str] | None = arg(
+        None, "Trackers of the log: tensorboard, wandb, trackio, ..., several; default: none."
+    )
+    early_stopping_patience: int | None = arg(
+        None, "Measurements on the dev set without progress after which training ends.", least=1
+    )
+    early_stopping_threshold: float = arg(0.0, "What counts as progress: more than this.", least=0)
+    max_train_minutes: float | None = arg(
+        None,
+        "Minutes of training after which it saves and leaves with exit code 124; the same command "
+        "goes on.",
+        above=0,
+    )
+    ddp_timeout: int = arg(_A_WEEK, "Seconds that processes wait for each other.", least=1)
+    warmup_steps: float = arg(
+        0, "Steps over which the learning rate rises; below 1: their share of all.", least=0
+    )
+    lr_scheduler_type: str = arg("linear", "How the learning rate falls: linear, cosine, ...")
+    gradient_accumulation_steps: int = arg(1, "Batches a step.", least=1)
+    max_grad_norm: float = arg(1.0, "Gradients are cut to this norm; 0: not.", least=0)
+    metric_for_best_model: str | None = arg(
+        None, "What the best checkpoint has the most of; default: the task's metric."
+    )
+    data_seed: int | None = arg(
+        None, "Of the order of examples; default: seed.", least=0, below=1 << 32
+    )
+    full_determinism: bool = arg(False, "Only deterministic kernels, where there are any.")
+    dataloader_num_workers: int = arg(0, "Processes that prepare batches.", least=0)
 
 
 LOSSES_FILE = "losses.jsonl"

@@ -3,13 +3,13 @@
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from transformers import TrainingArguments
+import transformers
 from transformers.integrations.integration_utils import (
     INTEGRATION_TO_CALLBACK,
     get_reporting_integration_callbacks,
@@ -17,12 +17,12 @@ from transformers.integrations.integration_utils import (
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.utils import is_torch_tf32_available
 
-from pgra.config import Rule, arg, at_least, choose, rules
+from pgra.config import at_least, choose, rules
 from pgra.data.read import parse_json, read_json
 from pgra.errors import ConfigError, show
 from pgra.lm.load import ready_device
+from pgra.reader.arguments import TrainingArguments
 
-_A_WEEK = 7 * 24 * 3600
 _PAPER_BATCH = 8  # of SST-2 and most others (appendix H, table 7)
 _REASONS: dict[str, tuple[str, ...]] = {
     "the reader does not support it. Leave it out": (
@@ -69,23 +69,10 @@ _MAPPINGS = (
     *("lr_scheduler_kwargs", "accelerator_config"),
     *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
 )
-_LEVELS = Rule(choices=("passive", "detail", "debug", "info", "warning", "error", "critical"))
-_RULES = {
-    **dict.fromkeys(("log_level", "log_level_replica"), _LEVELS),
-    "include_num_input_tokens_seen": Rule(choices=("no", "all", "non_padding")),
-    "train_sampling_strategy": Rule(choices=("random", "sequential")),
-    **dict.fromkeys(("learning_rate", "eval_steps", "save_steps", "logging_steps"), Rule(above=0)),
-    "gradient_accumulation_steps": Rule(least=1),
-    **dict.fromkeys(("dataloader_prefetch_factor", "ddp_timeout"), Rule(least=1)),
-    **dict.fromkeys(("dataloader_num_workers", "weight_decay", "max_grad_norm"), Rule(least=0)),
-    **dict.fromkeys(("warmup_steps", "eval_delay"), Rule(least=0)),
-    **dict.fromkeys(("seed", "data_seed"), Rule(least=0, below=1 << 32)),
-}
-"""What the Trainer's own arguments must be; ours say it themselves."""
 
 
 @dataclass
-class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not followed by mypy
+class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments):  # type: ignore[misc]
     """`transformers.TrainingArguments` with the paper's values for SST-2 (appendix H, table 7).
 
     The Trainer decays all weights but norms and biases; the released code decays those too.
@@ -94,100 +81,11 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     `per_device_train_batch_size` and `gradient_accumulation_steps`; None is left in
     `total_train_batch_size`, which these two stand for from there on. `tf32` stays as it was given,
     for a run made with it may be measured on a CPU.
-
-    Attributes:
-        HIDDEN: What `--help-all` does not show: it is refused, or taken off before (`pgra.cli`).
     """
 
-    GROUP: ClassVar[str] = "Training"
-    HIDDEN: ClassVar[Sequence[str]] = (*REFUSED, "log_level", "log_level_replica")
-
-    output_dir: str | None = arg(
-        "runs/{task}-{method}-seed{seed}",
-        "Folder of this run: checkpoints and results.",
-        is_common=True,
-        group="Output",
-    )
-    learning_rate: float | None = arg(
-        None,
-        "Peak learning rate; default: by the reader's width and the number of steps, at most 2e-3 "
-        "(the paper's grid: 1e-5 to 1e-4).",
-        is_common=True,
-    )
-    total_train_batch_size: int | None = arg(
-        None,
-        "Examples a step, of all devices and accumulated batches together (the paper: 4 or 8); "
-        "default: 8, however many processes there are.",
-        least=1,
-        is_common=True,
-    )
-    per_device_train_batch_size: int | None = arg(
-        None,
-        "Examples a device holds at once; default: its share of total_train_batch_size. Beside "
-        "that, batches are accumulated; alone, a step has so many times devices times "
-        "gradient_accumulation_steps, as in transformers.",
-        least=1,
-    )
-    max_steps: int = arg(
-        5000, "Training steps; over num_train_epochs. 0: the reader as it is.", is_common=True
-    )
-    num_train_epochs: float = arg(3.0, "Epochs, with --max_steps -1.")
-    seed: int = arg(
-        42, "Of what the training draws: the order of examples, dropout.", is_common=True
-    )
-    bf16: bool | None = arg(
-        None,
-        "Train and decide in bfloat16 with float32 weights (autocast): the default on a GPU that "
-        "has it, possible on a CPU. --no_bf16: in float32.",
-        is_common=True,
-    )
-    tf32: bool | None = arg(
-        None,
-        "Where a GPU multiplies float32: round factors to TF32. The default without bf16; "
-        "--no_tf32: exact products.",
-    )
-    weight_decay: float = arg(0.01, "AdamW's weight decay.")
-    eval_strategy: str = arg("steps", "When the dev set is measured: steps, epoch or no.")
-    eval_steps: float | None = arg(
-        500, "Steps between measurements on the dev set (at most max_steps)."
-    )
-    save_steps: float | None = arg(None, "Steps between checkpoints; default: eval_steps.")
-    save_total_limit: int | None = arg(
-        1,
-        "Checkpoints kept: the best, and the last so many. With 1 a finished run keeps its reader "
-        "alone, which is the best one.",
-    )
-    load_best_model_at_end: bool = arg(
-        True, "Keep the checkpoint that is best on the dev set.", off="Keep the last checkpoint."
-    )
-    logging_steps: float = arg(50, "Steps between lines of the log.")
-    dataloader_drop_last: bool = arg(
-        True,
-        "Leave out an epoch's last, smaller batch.",
-        off="Keep an epoch's last, smaller batch.",
-    )
-    remove_unused_columns: bool = arg(False, "Not of use here: inputs are tokenised beforehand.")
-    ddp_find_unused_parameters: bool | None = arg(
-        False, "Not needed: every weight of a T5 takes part in every step."
-    )
-    disable_tqdm: bool | None = arg(False, "Show no bar while the reader trains.")
-    report_to: list[str] | None = arg(
-        None, "Trackers of the log: tensorboard, wandb, trackio, ..., several; default: none."
-    )
-    early_stopping_patience: int | None = arg(
-        None, "Measurements on the dev set without progress after which training ends.", least=1
-    )
-    early_stopping_threshold: float = arg(0.0, "What counts as progress: more than this.", least=0)
-    max_train_minutes: float | None = arg(
-        None,
-        "Minutes of training after which it saves and leaves with exit code 124; the same command "
-        "goes on.",
-        above=0,
-    )
-    logging_nan_inf_filter: bool = arg(
-        False, "Not of use here: a loss that is no number ends the training."
-    )
-    ddp_timeout: int = arg(_A_WEEK, "Seconds that processes wait for each other.")
+    remove_unused_columns: bool = False
+    ddp_find_unused_parameters: bool | None = False  # every weight of a T5 takes part in each step
+    logging_nan_inf_filter: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what a reader cannot do, and tie checkpoints to measurements."""
@@ -217,7 +115,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
         try:
             for name in self.report_to:
                 choose("tracker", name, [*INTEGRATION_TO_CALLBACK, "all", "none"])
-            super().__post_init__()
+            transformers.TrainingArguments.__post_init__(self)
             for tracker in get_reporting_integration_callbacks(self.report_to):
                 tracker()  # which refuses where its package is not installed
         except (ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
@@ -249,7 +147,8 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a run's record holds: not the total, which two other arguments stand for."""
-        return {k: v for k, v in super().to_dict().items() if k != "total_train_batch_size"}
+        values = transformers.TrainingArguments.to_dict(self)
+        return {name: value for name, value in values.items() if name != "total_train_batch_size"}
 
     @property
     def examples_per_step(self) -> int:
@@ -363,9 +262,8 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             )
 
     def _check_values(self) -> None:
-        for name, rule in {**rules(type(self)), **_RULES}.items():
-            if rule.choices is None or isinstance(getattr(self, name), str):
-                rule.check(name, getattr(self, name))
+        for name, rule in rules(type(self)).items():
+            rule.check(name, getattr(self, name))
         if self.max_steps != -1:  # -1 leaves it to num_train_epochs
             at_least("max_steps", self.max_steps, 0)
         elif self.num_train_epochs <= 0:

@@ -152,6 +152,23 @@ class RerankArguments(StateArguments):
         return self.exemplars not in DRAWN_EXEMPLARS
 
 
+@dataclass(kw_only=True)
+class CrossEncoderArguments(_Arguments):
+    """Which cross-encoder; --lm_dtype, --lm_batch_tokens and --bank_shard_rows are its too."""
+
+    GROUP = "Reranker"
+
+    cross_encoder: str = arg(
+        "cross-encoder/ms-marco-MiniLM-L6-v2",
+        "Sequence classifier that reads each query with each of its candidates: hub id, folder or "
+        "bundled:NAME.",
+        is_common=True,
+    )
+    cross_encoder_tokens: int | None = arg(
+        None, "Longest pair of query and passage; default: the cross-encoder's window.", least=8
+    )
+
+
 @dataclass(frozen=True)
 class Reference:
     """What a task gives a reranker that is fitted to it.

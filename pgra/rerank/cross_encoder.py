@@ -9,7 +9,6 @@ the second.
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from pgra.config import Arguments as _Arguments
-from pgra.config import arg
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import kernels
@@ -35,7 +33,7 @@ from pgra.lm.load import (
     model_fields,
 )
 from pgra.rerank.bank import Advance
-from pgra.rerank.base import RerankArguments, RerankRequest
+from pgra.rerank.base import CrossEncoderArguments, RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
 from pgra.retrieval.survey import FirstStage
 
@@ -43,23 +41,6 @@ _SAMPLE = 2000  # pairs that are tokenised to foresee all
 _RELEVANT = ("relevant", "entailment")  # names of the class that counts, the first known one
 _UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls classes
 _NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number
-
-
-@dataclass(kw_only=True)
-class CrossEncoderArguments(_Arguments):
-    """Which cross-encoder; --lm_dtype, --lm_batch_tokens and --bank_shard_rows are its too."""
-
-    GROUP = "Reranker"
-
-    cross_encoder: str = arg(
-        "cross-encoder/ms-marco-MiniLM-L6-v2",
-        "Sequence classifier that reads each query with each of its candidates: hub id, folder or "
-        "bundled:NAME.",
-        is_common=True,
-    )
-    cross_encoder_tokens: int | None = arg(
-        None, "Longest pair of query and passage; default: the cross-encoder's window.", least=8
-    )
 
 
 class CrossEncoderReranker(PairReranker):

@@ -18,7 +18,8 @@ from pgra.cli import main
 from pgra.commands.ablate import main as ablate_main
 from pgra.commands.report import main as report_main
 from pgra.config import config_root, read_yaml
-from pgra.experiments.grid import grid_names, read_grid
+from pgra.experiments import list_grids
+from pgra.experiments.grid import read_grid
 from pgra.memory.families import load_family
 from pgra.report.compare import load_reference
 
@@ -87,7 +88,7 @@ def is_small(name):
     return read_grid(name).extends == "_two_cores"
 
 
-GRIDS = [name for name in grid_names() if read_grid(name).extends != "_two_cores_kate"]
+GRIDS = [name for name in list_grids() if read_grid(name).extends != "_two_cores_kate"]
 
 
 @pytest.mark.parametrize("paper", SIZE_OF_PAPERS)

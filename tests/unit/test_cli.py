@@ -310,3 +310,23 @@ def test_closed_streams_an_odd_encoding_and_a_folder_that_went_are_no_mistake(tm
     assert called.stderr.endswith(
         "pgra: error: the folder that this runs in was removed: go into another one\n"
     )
+
+
+HELPS = """
+import sys, pgra.cli
+words = [[name] for name in pgra.cli.COMMANDS] + [
+    ["demo", "--full"], ["ablate"], ["memory", "stream"], ["memory", "train-gud-ir"],
+    *(["train", "--method", name] for name in ("icl", "kate", "knn", "lm-bff", "rag", "ralm")),
+    ["rerank", "--reranker", "cross-encoder"], ["search", "--retriever", "bm25"],
+]
+for each in words:
+    assert pgra.cli.main([*each, "--help-all"]) == 0, each
+    assert not {"torch", "transformers"} & {*sys.modules}, each
+"""
+
+
+@pytest.mark.slow
+def test_the_help_of_every_command_needs_neither_torch_nor_transformers():
+    done = subprocess.run([sys.executable, "-c", HELPS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "All other arguments of transformers.TrainingArguments are taken" in done.stdout

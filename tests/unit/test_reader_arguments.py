@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-import pgra.reader.arguments as arguments_module
+import pgra.reader.trainer_arguments as arguments_module
 from pgra.artifacts import canonical_json
 from pgra.config import parse_arguments
 from pgra.errors import ConfigError

@@ -41,7 +41,7 @@ def test_csv_has_all_numbers_of_all_groups_and_a_figure_is_of_one(runs, tmp_path
     assert not (tmp_path / "a.png").exists()
 
 
-def test_a_grid_names_the_papers_table_by_itself(tmp_path, capsys):
+def test_a_list_grids_the_papers_table_by_itself(tmp_path, capsys):
     root = plant_grid(tmp_path, {"k=50": {"value": 50, "seeds": {0: [1]}}}, reference="T5")
     assert main(["report", str(root)]) == 0
     assert "sst2 (paper)" in capsys.readouterr().out
