@@ -5,35 +5,28 @@ from pgra.api.remembering import Memory, MemoryEntry
 from pgra.api.reranking import Reranker
 from pgra.api.searching import Index
 from pgra.api.training import Run, train
-from pgra.config import (
-    CorpusArguments,
-    DataArguments,
-    PgraArguments,
-    ReaderArguments,
-    RerankArguments,
-    RetrieverArguments,
-    RunArguments,
-    RuntimeArguments,
-)
 from pgra.core import Candidates, Context, Example, Hit, Prediction
-from pgra.data.corpus import Corpus, open_corpus
-from pgra.data.examples import Splits, load_splits
+from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
+from pgra.data.examples import DataArguments, Splits, load_splits
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
+from pgra.methods.arguments import PgraArguments, RunArguments, RuntimeArguments
 from pgra.methods.base import Method
 from pgra.methods.stages import Stages, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.arguments import ReaderArguments, ReaderTrainingArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.record import Reader
 from pgra.rerank import BaseReranker, RerankRequest, open_reranker
+from pgra.rerank.base import RerankArguments
 from pgra.rerank.prompted import PromptedReranker
 from pgra.retrieval import open_retriever
+from pgra.retrieval.base import RetrieverArguments
 from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
 
 __version__: str
