@@ -102,13 +102,6 @@ def test_a_loaded_run_gives_new_texts_what_the_command_gives(bench, ours):
     again = pgra.Run.open(str(ours.folder))
     assert again.predict({"text": TEXTS[0], "other": 1}).scores == one.scores
     assert "sst2 test accuracy" in repr(again)
-    for wrong, error in {"": "query 0 is empty", 3: "queries is 3: give a text"}.items():
-        with pytest.raises(PgraError, match=error):
-            ours.predict(wrong)
-    with pytest.raises(PgraError, match="query 1 is a int"):
-        ours.predict([TEXTS[0], 3])
-    with pytest.raises(PgraError, match="query 0 has no 'text'"):
-        ours.predict({"txt": "a"})
 
 
 def test_a_method_without_training_and_a_task_without_a_file(bench, tmp_path):

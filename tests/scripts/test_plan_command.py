@@ -3,7 +3,6 @@
 import json
 import re
 
-import pytest
 from scripted import call, contents
 
 from pgra.commands.plan import main as plan_main
@@ -50,17 +49,3 @@ def test_after_a_run_there_is_nothing_left_to_read(new_bench):
     assert "counted: the candidates are stored" in told
     assert "0 LM forwards" in told
     assert value_of(plan(new_bench, bank="full").out, "to read") != "0"  # the control
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"calibration_seconds": "inf"}, "calibration_seconds is inf: it must be a finite number"),
-        ({"num_evidence": 0}, "the LM has nothing to read with --num_evidence 0"),
-        ({"num_candidates": 99}, r"num_candidates \(99\) exceeds the corpus"),
-        ({"json": "."}, "is a folder: name a file in it"),
-    ],
-)
-def test_a_mistake_is_one_line(new_bench, change, message):
-    assert re.search(message, plan(new_bench, **change).error)
-    assert not (new_bench.artifacts / "indexes").exists()

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 import pgra
 from pgra.core import Context, Example, Hit
 from pgra.data.tasks import Task
-from pgra.errors import ConfigError, DataError, PgraError
+from pgra.errors import ConfigError, PgraError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import prompt_template
@@ -138,16 +138,6 @@ def test_a_task_of_two_inputs_takes_mappings(make):
     np.testing.assert_allclose(reranker.score(query, SENTENCES), truth[0], rtol=1e-4)
     swapped = dict(zip(query, reversed(query.values()), strict=True))
     assert np.abs(reranker.score(swapped, SENTENCES) - truth[0]).max() > 1e-3
-    for wrong in (
-        "one text",
-        {"sentence1": "a"},
-        {**query, "more": "b"},
-        {**query, "sentence1": 3},
-    ):
-        with pytest.raises(ValueError, match="a query has the inputs sentence1, sentence2"):
-            reranker.rank(wrong, SENTENCES)
-    with pytest.raises(DataError, match="examples, row 0 is a tuple .* give a datasets.Dataset"):
-        make(task="rte")
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "opt", "opt-350m", "qwen2"])
@@ -205,9 +195,3 @@ def test_a_loaded_lm_is_told_apart_by_its_weights_and_refuses_what_would_change_
     for option in ({"dtype": "bfloat16"}, {"quantization": "8bit"}, {"device_map": "auto"}):
         with pytest.raises(ConfigError, match="and the LM is loaded already"):
             CausalLM(*parts, **option)
-    with pytest.raises(ValueError, match="a loaded model needs its tokenizer"):
-        CausalLM(parts[0])
-    with pytest.raises(ValueError, match="an LM is a hub id, .* of type int"):
-        CausalLM(3)
-    with pytest.raises(ConfigError, match="unknown option of an LM 'lm_dytpe'. Did you mean"):
-        CausalLM(lm_dirs["gpt2"], dytpe="float32")

@@ -8,7 +8,6 @@ from tiny_models import build_blurred_lm, build_lm, build_odd_lm
 from transformers import AutoModel
 
 from pgra.core import ALONE
-from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import LmShape
 from pgra.lm.prefix import WAYS, PromptedEncoder
@@ -84,14 +83,6 @@ def test_a_share_is_the_nearest_layer(tmp_path, asked, depth, number):
     folder = build_lm(tmp_path / "lm", "gpt2", layers=depth)
     assert RerankArguments(lm_layer=asked).lm_layer == asked
     assert open_lm(folder, asked).layer == number
-
-
-def test_layers_that_are_not_there_are_refused(args, lm_dirs):
-    with pytest.raises(ConfigError, match=r"lm_layer is 3, and .* has 2 layers"):
-        open_lm(lm_dirs["gpt2"], "3")
-    stages = Stages.read(with_rerank(args, lm_layer="1", similarity="label_words"), ALONE)
-    with pytest.raises(ConfigError, match="--similarity label_words needs: use --lm_layer last"):
-        stages.open()
 
 
 @pytest.fixture

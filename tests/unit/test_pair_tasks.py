@@ -4,21 +4,17 @@ The rule: stage 1 searches with both fields side by side, in the order of `input
 the first input and leaves the other empty, so that it has one state for all queries.
 """
 
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, write_jsonl
 
-from pgra.config import config_root, read_yaml
 from pgra.core import ALONE, Context
 from pgra.data.examples import DataArguments
 from pgra.data.tasks import Task
-from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.pgra import reader_template
 from pgra.methods.stages import Stages, prompt_template
 from pgra.retrieval import open_retriever
 
@@ -48,15 +44,6 @@ def pair_args(args, tmp_path):
     test = write_jsonl(tmp_path / "pairs-test.jsonl", rows[30:])
     data = DataArguments(task="rte", train_file=str(train), test_file=str(test))
     return with_rerank(replace(args, data=data), num_exemplars=2)
-
-
-def test_the_official_template_is_refused_for_a_pair(pair_args):
-    task = Task.load("rte")
-    one_text = read_yaml(config_root() / "profiles" / "official.yaml")["reader_template"]
-    reader = replace(pair_args.reader, reader_template=one_text)
-    own = re.escape("--reader_template '{sentence1} ? <extra_id_0> , {sentence2}'")
-    with pytest.raises(ConfigError, match=f"does not fit task 'rte': .*'text'.* own.*: {own}$"):
-        reader_template(task, reader)
 
 
 def test_both_fields_search_and_are_compared_with_each_passage_alone(pair_args):

@@ -139,12 +139,6 @@ def test_a_device_that_fails_is_told_in_a_line_and_the_run_goes_on(t5_dir, tmp_p
     assert result.steps == 6
 
 
-def test_a_mistake_of_ours_is_not_taken_for_the_devices(t5_dir, tmp_path):
-    wrong = failing(RuntimeError("shapes do not match"))
-    with at_batch(2, wrong), pytest.raises(RuntimeError, match="shapes do not match"):
-        train(t5_dir, make_arguments(tmp_path))
-
-
 def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(
     t5_dir, tmp_path, capsys, caplog, monkeypatch
 ):

@@ -57,23 +57,6 @@ def test_nothing_there_is_refused(tmp_path):
             load_collection([folder])
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("metrics.json", "{", "metrics.json cannot be read .*: make it again in another folder"),
-        ("metrics.json", "{}", r"metrics.json is damaged \(no 'method'\)"),
-        ("predictions.jsonl", "[]\n", "line 1 is no object"),
-        ("predictions.jsonl", '{"id": 1, "label": "bad"}\n', "line 1 has no 'prediction'"),
-    ],
-)
-def test_a_damaged_file_is_refused_by_name(tmp_path, name, text, message):
-    folder = plant(tmp_path / "a")
-    edit(folder / "metrics.json")
-    (folder / name).write_text(text)
-    with pytest.raises(ArtifactError, match=message):
-        load_run(folder)
-
-
 FILES = ("metrics.json", "predictions.jsonl", "arguments.json")
 
 

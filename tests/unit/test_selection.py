@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from pgra.core import Candidates, Example
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars import ORDERS, SELECTORS, SelectionArguments
-from pgra.exemplars.prompt import build_prompt
 from pgra.exemplars.selection import ExemplarPool, Selector, arrange, marginal_relevance
-from pgra.prompts.template import PromptTemplate
 
 WORDS = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"]
 TEXTS = [f"{word} number {i}" for i, word in enumerate(WORDS)]
@@ -130,15 +128,6 @@ def test_balanced_takes_the_labels_in_turn(redraw):
         assert sorted(Counter(POOL[row].label for row in line).values()) == [2, 2, 2]
     with pytest.raises(ConfigError, match="'balanced' counts labels, and this task has none"):
         select(NEW, [Example(e.id, e.fields) for e in POOL], exemplars="balanced")
-
-
-@pytest.mark.parametrize("method", ["balanced", "official", "random"])
-def test_a_task_and_its_queries_get_the_same_draw(method):
-    """PGRA's prompt and `pgra icl` with one seed."""
-    template, words = PromptTemplate("{text}"), {label: label for label in "xyz"}
-    prompt = build_prompt(template, POOL, words, num_exemplars=4, method=method, seed=2)
-    chosen = select(NEW, exemplars=method, exemplar_seed=2).of(0)
-    assert [POOL[row].id for row in chosen] == list(prompt.exemplar_ids)
 
 
 def test_fixed_rows_are_the_first_or_those_that_a_file_names(tmp_path):

@@ -82,22 +82,6 @@ def test_a_task_without_files_is_shown_with_made_up_rows(name, capsys):
     assert "rows are made up" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["validate"], "name the task's YAML"),
-        (["validate", "sst3"], "unknown task 'sst3'"),
-        (["validate", "nme.yaml"], "nme.yaml does not exist"),
-        (["validate", "sst2", "--train_file", "none.csv"], "none.csv does not exist"),
-        (["schema", "more"], "unknown argument 'more'"),
-        (["shema"], "Did you mean 'schema'?"),
-    ],
-)
-def test_what_cannot_be_shown_is_refused(words, message, capsys):
-    assert main(["task", *words]) == 2
-    assert message in capsys.readouterr().err
-
-
 def problems(value, schema, path=""):
     """Say what in a value breaks a schema, as far as `task_schema` goes."""
     if "if" in schema:

@@ -1,6 +1,5 @@
 """A trained reader's folder, used alone."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -8,9 +7,8 @@ import numpy as np
 import pytest
 from small_training import lively
 
-from pgra.artifacts import write_json
 from pgra.core import Example
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError
 from pgra.lm.batching import GroupCost, pack_segments
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
@@ -103,39 +101,6 @@ def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(rea
         (alone,) = model.attention_mass(packed, pad_targets([target]))
         parts = alone.split([*map(len, segments)])
         np.testing.assert_allclose(found, [float(part.sum()) for part in parts], atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("queries", "evidence", "message"),
-    [
-        ("a text", "evidence", "evidence 0 is 'evidence': give a list of clean texts"),
-        ([""], [], "query 0 is empty"),
-        ([{"text": "a", "title": "", "body": "b"}], [], "query 0: unknown input 'body'"),
-        ([{"text": "a\0", "title": ""}], [], "query 0: 'text' is 'a.x00', not clean text"),
-        (QUERIES, None, "was trained with 2 evidence texts a query, and none"),
-        (QUERIES, [["a"]], "evidence holds 1 lists, there are 3 queries"),
-        (QUERIES, [["a"], [3], []], r"evidence 1 is \[3\]: give a list"),
-    ],
-)
-def test_what_the_task_does_not_take_is_refused(reader, queries, evidence, message):
-    with pytest.raises(ConfigError, match=message):
-        reader.predict(queries, evidence)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"format": 9}, r"pgra\.json was written by another version of pgra \(format 9, this"),
-        ({"labels": ["a"]}, r"pgra\.json cannot be read \(ValueError: words and labels differ"),
-        ({"layout": {"template": "{text}", "order": "x"}}, "unknown layout.order 'x'"),
-        ({"prompt": 3}, r"prompt is 3; it must be a mapping"),
-    ],
-)
-def test_a_damaged_or_foreign_record_is_refused(copy, changes, message):
-    path = copy / RECORD_FILE
-    write_json(path, {**json.loads(path.read_text()), **changes})
-    with pytest.raises(ArtifactError, match=message):
-        Reader.load(copy)
 
 
 def test_damaged_weights_are_refused_by_name_and_the_model_card_may_be_edited(copy):

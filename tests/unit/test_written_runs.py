@@ -7,7 +7,7 @@ import pytest
 
 from pgra.artifacts import write_json
 from pgra.commands.report import main
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ConfigError
 from pgra.report.compare import compare_runs
 from pgra.report.metrics import TextOutcomes, bootstrap
 from pgra.report.results import load_collection
@@ -83,22 +83,3 @@ def test_the_papers_values_stand_beside_them(tmp_path, capsys):
     with pytest.raises(ConfigError, match="--html shows which examples are right, and totto"):
         main([str(tmp_path), "--html", str(page)])
     assert not page.exists()
-
-
-def test_a_run_that_lacks_each_querys_numbers_is_refused_with_the_way_out(tmp_path):
-    plant(tmp_path / "old", NEAR, [0.9, 0.5, 0.1], keep=("parent",))
-    with pytest.raises(ArtifactError, match=r"\(no 'bleu_counts'\): make it again"):
-        load_collection([tmp_path])
-
-
-def test_what_a_grid_lacks_is_missing_in_each_column(tmp_path):
-    plant(tmp_path / "near" / "seed-0", NEAR, [0.9, 0.5, 0.1])
-    points = [
-        {"name": name, "task": "totto", "values": {}, "seeds": {"0": f"{name}/seed-0"}}
-        for name in ("near", "gone")
-    ]
-    told = {"name": "g", "axes": [], "points": points}
-    write_json(tmp_path / "grid.json", told)
-    (group,) = load_collection([tmp_path]).groups
-    assert {one.task for one in group.missing} == {run.task for run in group.runs}
-    assert "totto" not in compare_runs(group).tasks
