@@ -36,8 +36,7 @@ from pgra.commands.common import say
 from pgra.core import Example
 from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.cost import LmShape
-from pgra.lm.load import dtype_name
+from pgra.lm.load import LmShape, dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate

@@ -46,7 +46,7 @@ from pgra.data.references import load_references
 from pgra.data.tasks import GenerationTask, Task
 from pgra.lm.base import DTYPES
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.cost import LmShape
+from pgra.lm.load import LmShape
 from pgra.retrieval import open_retriever
 from pgra.retrieval.base import RetrieverArguments
 

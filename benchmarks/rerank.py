@@ -46,7 +46,7 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.lm.base import DTYPES
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.cost import LmShape
+from pgra.lm.load import LmShape
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.retrieval import open_retriever

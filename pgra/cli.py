@@ -51,7 +51,7 @@ class Command:
     group: str
 
 
-_FIND, _DECIDE, _COMPARE, _LOOK = "Find evidence", "Train and decide", "Foresee and compare", "Look"
+_FIND, _DECIDE, _COMPARE, _LOOK = "Find evidence", "Train and decide", "Plan and compare", "Look"
 COMMANDS: Mapping[str, Command] = {
     name: Command(f"pgra.{target}", about, group)
     for group, commands in {
@@ -72,7 +72,7 @@ COMMANDS: Mapping[str, Command] = {
             ),
         },
         _COMPARE: {
-            "plan": ("commands.plan", "foresee texts, tokens, memory and time of a task"),
+            "plan": ("commands.plan", "count what the LM has yet to read, and time it"),
             "consistency": (
                 "commands.consistency",
                 "measure how often evidence has the label of its query",

@@ -14,7 +14,6 @@ from pgra.commands.common import (
     parse_run,
     quiet_libraries,
     say,
-    say_once,
 )
 from pgra.config import Arguments, Defaults, arg, parse_first
 from pgra.errors import ConfigError, PgraError
@@ -22,7 +21,6 @@ from pgra.experiments import SeriesArguments, list_grids
 from pgra.help import wants_all, wants_help
 
 if TYPE_CHECKING:
-    from pgra.core import Context
     from pgra.experiments.grid import Grid, GridRun, Point
     from pgra.methods.arguments import RunArguments
 
@@ -32,7 +30,7 @@ class GridArguments(Arguments):
     """How a grid is run."""
 
     demo: bool = arg(False, "Bundled models and small sizes, as the YAML says.")
-    dry_run: bool = arg(False, "List points and what they cost, and run nothing.")
+    dry_run: bool = arg(False, "List the points and their runs, and run nothing.")
     seeds: list[str] | None = arg(
         None, "Seeds of the reader or the exemplars, a run each; default: the YAML's, else 0 1 2."
     )
@@ -81,9 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     quiet_libraries()
     if how.dry_run:
-        with say_once():
-            shown = describe_costs(grid, runs, context)
-        say(shown)
+        say(describe_runs(grid, runs))
         return 0
     with lock_run(root, context):
         if context.is_main:
@@ -175,30 +171,23 @@ def _describe_best(runs: "Sequence[GridRun]") -> str:
     return Table("Best on the dev set", columns, rows).to_text()
 
 
-def describe_costs(grid: "Grid", runs: "Sequence[GridRun]", context: "Context") -> str:
-    """List points in the order they run, with what the LM reads for each."""
-    from pgra.experiments.grid import foresee
+def describe_runs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
+    """List points in the order they run."""
+    from pgra.experiments.grid import in_order
     from pgra.report.tables import Cell, Table
 
-    costs = foresee(runs, context)
+    points: dict[tuple[str | None, str], list[GridRun]] = {}
+    for run in in_order(runs):
+        points.setdefault((run.task, run.point.name), []).append(run)
     rows = []
-    for cost in costs:
-        run, finished = cost.runs[0], sum(run.is_finished for run in cost.runs)
-        training = run.args.sections.get("training")
-        texts = "?" if cost.texts is None else f"{'' if cost.is_exact else '~'}{cost.texts:,}"
-        cells = [run.point.name, run.args.data.task or "", str(len(cost.runs)), str(finished)]
-        cells += ["-" if training is None else str(training.max_steps), texts, cost.note]
+    for own in points.values():
+        training = own[0].args.sections.get("training")
+        steps = "-" if training is None else str(training.max_steps)
+        finished = str(sum(run.is_finished for run in own))
+        cells = [own[0].point.name, own[0].args.data.task or "", str(len(own)), finished, steps]
         rows.append([Cell(text) for text in cells])
-    known = [cost.texts for cost in costs if cost.texts is not None]
-    sign = "" if all(cost.is_exact for cost in costs) else "about "
-    unknown = len(costs) - len(known)
-    note = (
-        f"{len(runs)} runs, {sum(run.is_finished for run in runs)} of them finished; the LM reads "
-        f"{sign}{sum(known):,} texts in all"
-        + (f", and {unknown} points cannot be told" if unknown else "")
-    )
-    columns = ["point", "task", "runs", "finished", "steps", "LM reads", "note"]
-    return Table(grid.title, columns, rows, [note]).to_text()
+    note = f"{len(runs)} runs, {sum(run.is_finished for run in runs)} of them finished"
+    return Table(grid.title, ["point", "task", "runs", "finished", "steps"], rows, [note]).to_text()
 
 
 def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:

@@ -1,10 +1,9 @@
-"""Foresees what a task's second stage will cost, before it is run: `pgra plan`."""
+"""Counts what a run's second stage has yet to read, and how long that takes here: `pgra plan`."""
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pgra.commands.common import about, parse_stages, quiet_libraries, say
 from pgra.config import Arguments, arg
@@ -12,56 +11,61 @@ from pgra.errors import ConfigError
 from pgra.methods.arguments import PgraArguments
 
 if TYPE_CHECKING:
-    from pgra.lm.cost import Reading
-    from pgra.plan import Plan
-    from pgra.rerank.base import Cost
+    from pgra.core import Example, Rows
+    from pgra.methods.stages import Stages
 
-_PROCESSES = (2, 4, 8)
-_POWERS = ("", "k", "M", "G", "T", "P", "E")  # of a thousand
-_OPERATIONS = "2 x weights for a token, and attention"
-_BASES = {
-    "stored": "counted: the candidates are stored",
-    "searched": "counted: the first stage was searched in memory",
-    "sampled": "about: grown from a part of the queries",
-    "trial": "about: from a small index of drawn passages",
-    "guessed": "about, and rather fewer: as if candidates were drawn at random",
-    "whole corpus": "counted: the LM reads the whole corpus",
-    "every pair": "counted: each passage is read anew with each query",
-    "at most every pair": "at most: which were read before, or how many words find, is not known",
-}
+_TIMED = 2  # batches: the first loads the model and is slow
+_ROWS = 150  # passages of a batch, where no candidates are searched
 
 
 @dataclass(kw_only=True)
 class PlanArguments(Arguments):
     """How a plan is made."""
 
-    calibration_seconds: float = arg(
-        10.0,
-        "How long the LM reads on this device to measure its speed; 0 runs no model and predicts "
-        "no time.",
-        least=0,
-        below=math.inf,
-    )
+    timed: bool = arg(True, "Read two batches to time them.", off="Count only; no model is loaded.")
     json: str | None = arg(None, "File that gets the same as numbers, as JSON.", writes=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    r"""Foresee texts, tokens, operations, bytes and time of a task's second stage.
+@dataclass(frozen=True)
+class Plan:
+    """What a task's second stage has yet to read.
 
-    Examples:
-      pgra plan --task sst2 --lm facebook/opt-13b --encoder google-bert/bert-base-uncased
+    Attributes:
+        task: Its name.
+        queries: How many, by split.
+        pairs: Queries and their candidates.
+        to_read: Texts, or pairs where each is read with its query; None where that is not known.
+        texts_per_second: Of the second of two batches; None where nothing was timed.
+    """
+
+    task: str
+    queries: Mapping[str, int]
+    pairs: int
+    to_read: int | None
+    texts_per_second: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long reading takes on one device like this one."""
+        if self.to_read is None or (self.to_read and self.texts_per_second is None):
+            return None
+        return self.to_read / self.texts_per_second if self.texts_per_second else 0.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Run the first stage, and count what the second has yet to read.
+
+    Example:
       pgra plan --task sst2 --dataset_name bundled:rotten-tomatoes --corpus bundled:wikipedia-19k \
           --encoder bundled:minilm-l6 --lm bundled:smollm2-135m --max_train_samples 32 \
           --json plan.json
 
-    Takes the flags of pgra train but for the reader's training. Nothing is computed for keeps: only
-    the corpus is read into the artifacts folder, as by every command that opens it. Numbers are
-    counts where candidates or an index are there to count on; where it says "about", they are
-    estimates: build the index first (pgra index) for better ones.
+    Takes the flags of pgra train but for the reader's training. The index is built and candidates
+    are found as by the run, which then finds them there. Two batches are read to time them; they
+    are kept too.
     """
     sections, (how,) = parse_stages(argv, [PlanArguments], prog="pgra plan", **about(main))
     args = PgraArguments(**sections)
-    target = None if how.json is None else Path(how.json)
     if args.rerank.num_evidence == 0 or args.rerank.reranker == "none":
         raise ConfigError(
             "the LM has nothing to read with --num_evidence 0 or --reranker none: "
@@ -72,151 +76,80 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.methods.stages import Stages
 
     quiet_libraries()
-    plan = Stages.read(args, ALONE).plan(seconds=how.calibration_seconds)
-    if target is not None:
-        write_json(target, {"reranker": args.rerank.reranker, **plan_numbers(plan)})
+    plan = make_plan(Stages.read(args, ALONE), timed=how.timed)
+    if how.json is not None:
+        write_json(Path(how.json), {**vars(plan), "seconds": plan.seconds})
     say(describe_plan(plan, args.rerank.reranker))
     return 0
 
 
-def plan_numbers(plan: "Plan") -> dict[str, Any]:
-    """Return a plan for JSON: bytes, seconds and counts, unrounded."""
-    from pgra.artifacts import package_versions
+def make_plan(stages: "Stages", *, timed: bool) -> Plan:
+    """Run the first stage, and count what the second has yet to read.
 
-    first, cost, speed = dict(vars(plan.first)), plan.cost, plan.speed
-    del first["rows"], first["stored"]  # as many as there are passages
-    costs: dict[str, Any] | None = None
-    if cost is not None:
-        reading = {**vars(cost.reading), "device_bytes": cost.reading.device_bytes}
-        costs = {**vars(cost), "reading": reading}
-        del costs["trial"], costs["for_fit"]  # a grid's concern
-    return {
-        **vars(plan),
-        "first": first,
-        "cost": costs,
-        "speed": speed and {**vars(speed), "tokens_per_second": speed.tokens_per_second},
-        "seconds": {str(count): plan.seconds(count) for count in (1, *_PROCESSES)},
-        "versions": package_versions(),
-    }
+    Raises:
+        PgraError: As the stages themselves would.
+    """
+    from pgra.core import MISSING_ROW
+    from pgra.methods.base import SPLITS
 
-
-def describe_plan(plan: "Plan", reranker: str) -> str:
-    """Word a plan as a table: what, how much, and how that is known."""
-    cost, title = plan.cost, f"plan of {plan.task} with --reranker {reranker}"
-    if cost is not None:
-        title = f"plan of {plan.task} with {cost.reading.model} on {cost.reading.device}"
-    rows = list(_rows(plan, reranker))
-    names = max(len(name) for name, value, _ in rows if value)
-    values = max(len(value) for _, value, _ in rows)
-    lines = [title]
-    for name, value, note in rows:
-        line = f"  {name:<{names}}  {value:>{values}}  {note}".rstrip()
-        lines += [line] if value else ["", name]
-    return "\n".join(lines)
+    stages.open()
+    rows = stages.find_candidates()
+    splits = {split: stages.data.examples(split) for split in SPLITS}
+    examples = [example for split in SPLITS for example in splits[split]]
+    pairs = len(examples) * rows.size if stages.args.is_exhaustive else (rows != MISSING_ROW).sum()
+    to_read = stages.reranker.count_missing(examples, rows)
+    plan = Plan(
+        task=stages.data.task.name,
+        queries={split: len(own) for split, own in splits.items()},
+        pairs=int(pairs),
+        to_read=to_read,
+    )
+    if not timed or not to_read:
+        return plan
+    return replace(plan, texts_per_second=time_batches(stages, examples, rows))
 
 
-Row = tuple[str, str, str]
-"""What, how much, and how that is known; without a value the title of those below."""
+def time_batches(stages: "Stages", examples: "Sequence[Example]", rows: "Rows") -> float | None:
+    """Return the texts a second of the second of two batches, which are read and kept."""
+    import numpy as np
 
+    from pgra.methods.stages import Stages
 
-def _rows(plan: "Plan", reranker: str) -> Iterator[Row]:
-    first, cost = plan.first, plan.cost
-    is_whole = first.basis == "whole corpus"
-    if is_whole:
-        yield "first stage: none, the LM's own states are searched", "", ""
+    # The same bank without what a similarity is fitted to, and without the whole corpus.
+    plain = replace(stages.args.rerank, similarity="dot", bank="lazy")
+    bare = Stages.read(replace(stages.args, rerank=plain), stages.context)
+    if stages.args.is_exhaustive:
+        parts = np.array_split(rows, max(1, rows.size // _ROWS))
+        batches = [(examples[:1], part) for part in parts]
     else:
-        yield "first stage", "", ""
-        yield "candidates", f"{first.num_candidates:,}", "a query"
-    if first.width:
-        state = "for the index" if first.num_to_encode else "the index is built"
-        yield "passages to encode", f"{first.num_to_encode:,}", state
-    if plan.index_bytes:
-        about = ", at most about" if is_whole else ", about: vectors and a Flat index"
-        yield "index", _amount(plan.index_bytes, "B"), "on disk" + about * (not first.index_bytes)
-    if first.seconds is not None:
-        yield "time", _time(first.seconds), "about, one process"
-    if cost is None:
-        yield f"second stage: what {reranker} reads is not known", "", ""
-        return
-    queries, k, about = sum(plan.queries.values()), first.num_candidates, "~" * (not cost.is_exact)
-    texts = "pairs to read" if cost.reads_pairs else "distinct passages"
-    yield "second stage: what there is to read", "", ""
+        batches = [(examples[i : i + 1], rows[i : i + 1]) for i in range(len(examples))]
+    rate, num_timed = None, 0
+    for batch in batches:
+        work = bare.reranker.prepare(*batch)
+        if not work.num_new:
+            continue
+        rate, num_timed = work.num_new / work.seconds, num_timed + 1
+        if num_timed == _TIMED:
+            break
+    bare.release()
+    return rate
+
+
+def describe_plan(plan: Plan, reranker: str) -> str:
+    """Return a plan as lines."""
     splits = ", ".join(f"{split} {count:,}" for split, count in plan.queries.items())
-    yield "queries", f"{queries:,}", splits
-    yield "pairs", f"{queries * k:,}", f"queries x {k:,}"
-    yield texts, f"{about}{cost.passages:,}", _BASES[cost.basis]
-    yield "  at most", f"{cost.most_passages:,}", "pairs, or the corpus"
-    yield "distinct queries", f"{cost.queries:,}", ""
-    yield "in the bank", f"{about}{cost.banked:,}", "read before"
-    yield "to read", f"{about}{cost.to_read:,}", "LM forwards"
-    yield "second stage: what that costs", "", ""
-    reading = cost.reading
-    if cost.to_read:
-        yield from _reading_rows(reading, is_own=cost.reads_pairs)
-    yield "bank", _amount(cost.bank_bytes, "B"), "more on disk"
-    parts = [_amount(size, "B") for size in (reading.weights, reading.cache, reading.batch)]
-    note = "weights {}, prefix {}, a batch about {}".format(*parts)
-    yield "device memory", _amount(reading.device_bytes, "B"), note
-    yield from _time_rows(plan, cost)
-
-
-def _reading_rows(reading: "Reading", *, is_own: bool) -> Iterator[Row]:
-    """Say what reading costs; `is_own`: each query has a prefix of its own."""
-    shared, count = reading.is_shared, reading.num_prefixes
-    if not shared:
-        how = "read with every text"
-    elif count == 1:
-        how = "read once"
-    elif is_own:
-        how = f"about: {count:,} queries have one each, read once each"
-    else:
-        how = f"there are {count}, each read once; every text is read under each"
-    if reading.prefix:
-        yield "tokens of the prefix", f"{reading.prefix:,}", how
-    cut = f", {reading.cut:.1%} cut to fit" if reading.cut else ""
-    whole = "with the prefix, " if reading.prefix and not shared else ""
-    text = "tokens of a text" if shared else "tokens of a prompt"
-    yield text, f"{reading.own_mean:.1f}", f"{whole}of {reading.sampled:,} texts{cut}"
-    sharing = "with the prefix shared" if shared else "the prefix is not shared" if whole else ""
-    for name, once, anew, unit, note in (
-        ("tokens", reading.tokens, reading.tokens_whole, "", sharing),
-        ("operations", reading.flops, reading.flops_whole, "FLOP", _OPERATIONS),
-    ):
-        yield name, _amount(once, unit), note
-        if shared:
-            yield "  without sharing", _amount(anew, unit), f"{anew / once:.1f} x as many"
-
-
-def _time_rows(plan: "Plan", cost: "Cost") -> Iterator[Row]:
-    total, speed, reading = plan.seconds(), plan.speed, cost.reading
-    if total is None:
-        yield "time: not predicted (--calibration_seconds 0)", "", ""
-    elif speed is None:
-        yield "time", "", ""
-        yield "one process", _time(total), "0 LM forwards"
-    else:
-        rate = speed.tokens_per_second
-        work = _amount(rate * reading.flops / max(1, reading.tokens), "FLOP/s")
-        note = f"{speed.texts:,} texts in {speed.seconds:.1f} s, {work}"
-        yield "time, foreseen from the speed on this device", "", ""
-        yield "calibration", f"{rate:,.0f} tokens/s", note
-        note = f"of which {speed.load_seconds:.0f} s to load the LM"
-        yield "one process", _time(total), note
-        note = "each on a device like this one"
-        for count in _PROCESSES:
-            seconds = plan.seconds(count)
-            if seconds is not None and cost.shards >= count:
-                yield f"{count} processes", _time(seconds), note * (count == _PROCESSES[0])
-
-
-def _amount(value: float, unit: str) -> str:
-    """Word a count, bytes or operations in powers of a thousand."""
-    index = 0
-    while value >= 1000 and index < len(_POWERS) - 1:
-        value, index = value / 1000, index + 1
-    number = f"{value:.3g}" if index else f"{value:,.0f}"
-    power = _POWERS[index].upper() if unit == "B" else _POWERS[index]
-    return f"{number} {power}{unit}".rstrip()
+    lines = [
+        f"plan of {plan.task} with --reranker {reranker}",
+        f"  queries  {sum(plan.queries.values()):,} ({splits})",
+        f"  pairs    {plan.pairs:,}",
+    ]
+    if plan.to_read is None:
+        return "\n".join([*lines, f"  what {reranker} reads is not known"])
+    lines.append(f"  to read  {plan.to_read:,} texts that were not read before")
+    if plan.seconds is not None:
+        rate = "" if plan.texts_per_second is None else f", {plan.texts_per_second:,.1f} texts/s"
+        lines.append(f"  time     {_time(plan.seconds)} on one device like this one{rate}")
+    return "\n".join(lines)
 
 
 def _time(seconds: float) -> str:

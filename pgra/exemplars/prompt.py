@@ -140,22 +140,19 @@ class NearestExemplars:
         """Write the prompt of exemplars, in their order."""
         return self._format.prompt(exemplars)
 
-    def encoder_for(
-        self, base: PromptedEncoder, query: Example, chosen: Sequence[Example] | None = None
-    ) -> PromptedEncoder:
+    def encoder_for(self, base: PromptedEncoder, query: Example) -> PromptedEncoder:
         """Return the LM under a prompt of as many exemplars as leave the query whole.
 
         The last chosen are left out first. The query is cut only where it alone is too long.
 
         Args:
             base: The LM without exemplars.
-            query: What stands behind them.
-            chosen: The exemplars; None: the query's own.
+            query: What stands behind its own ones.
 
         Raises:
             ConfigError: If not even a prompt without exemplars leaves room for a text.
         """
-        chosen = self.of(query) if chosen is None else chosen
+        chosen = self.of(query)
         for count in range(len(chosen), -1, -1):
             try:
                 encoder = base.under(self.prompt(chosen[:count]))

@@ -25,7 +25,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -56,7 +56,7 @@ from pgra.errors import (
 )
 from pgra.experiments import SeriesArguments, list_grids
 from pgra.methods.arguments import SECTIONS, RunArguments
-from pgra.methods.base import find_method, find_sections, open_method
+from pgra.methods.base import find_method, find_sections
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
 from pgra.runs import run_all, variant
@@ -504,56 +504,3 @@ def grid_record(grid: Grid, runs: Sequence[GridRun], root: Path) -> dict[str, Js
         "baseline": grid.baseline and {long[name]: v for name, v in grid.baseline.items()},
         "points": list(points.values()),
     }
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What the LM has yet to read for the runs of one point.
-
-    Attributes:
-        runs: The point's, one a seed.
-        texts: For this point alone, behind those before it; None if it cannot be told.
-        is_exact: Whether that is a count, not an estimate.
-        note: Why there is nothing to read, or why it cannot be told.
-    """
-
-    runs: Sequence[GridRun]
-    texts: int | None
-    is_exact: bool
-    note: str
-
-
-def foresee(runs: Sequence[GridRun], context: Context = ALONE) -> list[Cost]:
-    """Tell what the LM has to read for each point, in the order they run; no model runs.
-
-    What points share is counted with the first of them. One that searches the same bank in another
-    way may read some texts that another does: it is counted as if it did not.
-    """
-    points: dict[tuple[str | None, str], list[GridRun]] = {}
-    for run in in_order(runs):
-        points.setdefault((run.task, run.point.name), []).append(run)
-    known: dict[tuple[str, ...], str] = {}
-    return [_foresee(own, known, context) for own in points.values()]
-
-
-def _foresee(runs: Sequence[GridRun], known: dict[tuple[str, ...], str], context: Context) -> Cost:
-    first = runs[0]
-    folder = Path(first.args.runtime.artifacts_dir)
-    try:
-        forecast = open_method(first.args, replace(context, artifacts=folder)).foresee()
-    except PgraError as error:
-        return Cost(runs, None, is_exact=False, note=" ".join(str(error).split()))
-    if forecast.parts is None:
-        return Cost(runs, None, is_exact=False, note=forecast.note)
-    if forecast.is_each:
-        unfinished = sum(not run.is_finished for run in runs)
-        texts = sum(forecast.parts.values()) * unfinished
-        return Cost(runs, texts, forecast.is_exact, forecast.note)
-    shared = {part: known.get(part) or known.get(part[:1]) for part in forecast.parts}
-    new = {part: texts for part, texts in forecast.parts.items() if shared[part] is None}
-    known |= dict.fromkeys(new, first.point.name)
-    other = next((name for name in shared.values() if name is not None), None)
-    if forecast.parts and not new:
-        return Cost(runs, 0, is_exact=True, note=f"shares the bank of {other}")
-    note = forecast.note + (f", behind {other}" if other is not None else "")
-    return Cost(runs, sum(new.values()), forecast.is_exact, note)

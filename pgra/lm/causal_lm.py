@@ -269,11 +269,11 @@ class CausalLM:
             return self._share()
         from transformers import AutoModel, AutoModelForCausalLM
 
-        from pgra.lm.cost import LmShape
-
         kind = AutoModelForCausalLM if self.with_head else AutoModel
         if self.how.lm_device_map == "none":
-            needed = LmShape.of(self.config).weight_bytes(self.dtype.itemsize, self.quantization)
+            needed = load.LmShape.of(self.config).weight_bytes(
+                self.dtype.itemsize, self.quantization
+            )
             load.check_room(self.source, needed, self.dtype, self.device)
         try:
             return load.load_pretrained(

@@ -266,10 +266,6 @@ class Method(Timed, ABC):
         """Whether the seed decides anything."""
         return True
 
-    def foresee(self) -> "Forecast":
-        """Tell what the LM has yet to read, before anything is run."""
-        return Forecast(None, f"{self.args.method} is not foreseen")
-
     def notes(self) -> list[str]:
         """Return what a reader of the numbers must know of data and models."""
         shared = self.data.notes.get("test_rows_in_train")
@@ -278,25 +274,6 @@ class Method(Timed, ABC):
         if self.data.notes.get("test_rule"):
             found.append(str(self.data.notes["test_rule"]))
         return [*bundled_notes(self.models(), sources), *found]
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What an LM has yet to read.
-
-    Attributes:
-        parts: Texts or prompts by what they are of, whose first word names a bank: what another run
-            has read of the same is not read again, and ("bank",) is all of one. None if it cannot
-            be told.
-        note: Why, or of what kind they are.
-        is_exact: Whether they are counted, not estimated.
-        is_each: Whether each seed reads anew.
-    """
-
-    parts: Mapping[tuple[str, ...], int] | None
-    note: str = ""
-    is_exact: bool = True
-    is_each: bool = False
 
 
 def find_method(name: str) -> type[Method]:

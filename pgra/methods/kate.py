@@ -33,9 +33,9 @@ from pgra.lm.base import LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.lm.remote import FIRST_TOKEN, NUM_TOP, RemoteLM
-from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
+from pgra.methods.answers import Answer, Answerer, TextWriter, WordScorer
 from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
-from pgra.methods.base import Decisions, Forecast, Method, TaskData, bundled_notes, task_name
+from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
 from pgra.methods.stages import prompt_template
 from pgra.prompts.fewshot import (
     FewShotPrompt,
@@ -553,14 +553,6 @@ class Kate(Method):
             rows = generator.integers(len(each), size=(_DRAWS, len(each)))
             interval = np.percentile(each[rows].mean(axis=1), [2.5, 97.5]).tolist()
         return replace(decided, details=details, values=found.values, interval=interval)
-
-    def foresee(self) -> Forecast:
-        """Tell how many prompts are asked, at most: what is kept is not asked again."""
-        if self.icl.decide_by == "vote":
-            return Forecast({}, "no LM")
-        each = 1 + len(CONTENT_FREE) * self.icl.calibrate
-        parts: dict[tuple[str, ...], int] = {("prompts",): len(self.data.test) * each}
-        return Forecast(parts, "prompts, at most", is_exact=False, is_each=True)
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:

@@ -18,7 +18,7 @@ from pgra.core import Example, Json, Prediction, Rows
 from pgra.errors import ConfigError
 from pgra.exemplars.selection import vote
 from pgra.methods.arguments import SECTIONS, RunArguments
-from pgra.methods.base import Decisions, Forecast, Method
+from pgra.methods.base import Decisions, Method
 from pgra.methods.stages import Stages, neighbor_model, open_neighbors
 from pgra.report.metrics import measure
 from pgra.retrieval.base import examples_digest, store_candidates
@@ -60,10 +60,6 @@ class NearestNeighbors(Method):
     def models(self) -> list[str]:
         """Return the model that texts are compared by."""
         return [neighbor_model(self.args.pgra)]
-
-    def foresee(self) -> Forecast:
-        """Tell that no LM reads."""
-        return Forecast({}, "the LM reads nothing")
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
         """Choose the number of neighbors that suits the dev set; of equals the smallest."""

@@ -36,7 +36,6 @@ from pgra.methods.arguments import SECTIONS, FolderArguments, PgraArguments, Run
 from pgra.methods.base import (
     SPLITS,
     Decisions,
-    Forecast,
     Method,
     TaskData,
     bundled_notes,
@@ -70,7 +69,6 @@ from pgra.reader.trainer_arguments import (
 from pgra.report.metrics import BINS, measure, measure_reliability
 from pgra.report.results import PREDICTIONS_FILE, EvidenceLine, add_attention
 from pgra.rerank import Reference, find_reranker
-from pgra.rerank.similarity import find_similarity
 from pgra.retrieval.base import examples_digest
 
 logger = logging.getLogger(__name__)
@@ -426,26 +424,6 @@ class Pgra(Method):
         method.open_trained(home)
         method.stages = _open_recorded(home, record, method.data, method.pgra, context)
         return method
-
-    def foresee(self) -> Forecast:
-        """Tell what the LM has yet to read: of a bank, what its candidates and its sample need."""
-        args = self.pgra
-        if not args.rerank.num_evidence or args.rerank.reranker == "none":
-            return Forecast({}, "the LM reads nothing")
-        cost = self.stages.plan(seconds=0).cost
-        if cost is None:
-            return Forecast(None, f"what reranker {args.rerank.reranker} reads is not known")
-        bank, texts = self.stages.reranker.store, cost.to_read
-        note = cost.basis if texts else "all read"
-        if texts and cost.reads_pairs:
-            note += f": each passage with each query, about {cost.reading.tokens:,} tokens"
-        if args.is_exhaustive or args.rerank.bank == "full":
-            return Forecast({(bank,): texts}, note, cost.is_exact)
-        first = {k: v for k, v in asdict(args.retriever).items() if k != "num_candidates"}
-        parts: dict[tuple[str, ...], int] = {(bank, str(first)): texts - cost.for_fit}
-        if find_similarity(args.rerank.similarity).is_fitted:
-            parts[bank, str(first), "sample"] = cost.for_fit
-        return Forecast(parts, note, cost.is_exact)
 
 
 def reliability(

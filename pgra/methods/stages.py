@@ -19,7 +19,7 @@ from typing import Self
 import numpy as np
 
 from pgra.artifacts import digest
-from pgra.core import MISSING_ROW, Candidates, Context, Example, Json
+from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
@@ -27,7 +27,6 @@ from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.methods.arguments import PgraArguments
 from pgra.methods.base import SPLITS, TaskData, Timed
-from pgra.plan import Plan, make_plan
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.report.results import EvidenceLine
@@ -40,7 +39,7 @@ from pgra.rerank import (
     open_reranker,
 )
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept
-from pgra.retrieval import IndexRequest, Retriever, open_retriever
+from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import (
     Stored,
     candidates_fields,
@@ -49,7 +48,6 @@ from pgra.retrieval.base import (
     store_candidates,
 )
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
-from pgra.retrieval.survey import Survey
 
 logger = logging.getLogger(__name__)
 
@@ -195,27 +193,6 @@ class Stages(Timed):
         self.fingerprints["corpus"] = self.corpus.fingerprint["corpus_sha256"]
         self.fingerprints["reranker"] = dict(self.reranker.fingerprint)
 
-    def plan(self, *, seconds: float = 10.0) -> Plan:
-        """Foresee what the reranker will read for all splits; see `pgra.plan`.
-
-        Raises:
-            PgraError: As the stages themselves would.
-        """
-        self.open()
-        survey = Survey(
-            request=IndexRequest(
-                args=self.args.retriever,
-                corpus=self.corpus,
-                context=replace(self.context, progress=False),
-                options=self.args.retriever_options,
-            ),
-            task=self.data.task.name,
-            splits={split: self.data.examples(split) for split in SPLITS},
-            seconds=seconds,
-        )
-        search = self.exhaustive if self.args.is_exhaustive else None
-        return make_plan(survey, self.reranker, search)
-
     def find(self, splits: Sequence[str] = SPLITS) -> None:
         """Find the evidence of splits, or take up what is there; no LM is in memory afterwards.
 
@@ -239,6 +216,35 @@ class Stages(Timed):
         if self.args.is_exhaustive:
             self._find_in_all(splits)
             return
+        rows = self.find_candidates(splits)
+        with self.timed("states"):  # the LM reads the union of all candidates, each passage once
+            everything = [example for split in splits for example in self.data.examples(split)]
+            work = self.reranker.prepare(everything, rows)
+            if work.num_passages:
+                pairs = int((rows != MISSING_ROW).sum())
+                logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
+        with self.timed("evidence"):
+            for split in splits:
+                first = self.candidates[split]
+                fields = {**self.reranker.fingerprint, "candidates": digest(first.fingerprint)}
+                self.evidence[split] = self._store(
+                    "evidence",
+                    split,
+                    fields,
+                    partial(self.reranker.rerank, self.data.examples(split), first.candidates),
+                )
+
+    def find_candidates(self, splits: Sequence[str] = SPLITS) -> Rows:
+        """Return the first stage's candidates of all queries, (B, K); they are stored by split.
+
+        Of the exhaustive search they are all passages, (P,).
+
+        Raises:
+            PgraError: As the first stage says.
+        """
+        if self.args.is_exhaustive:
+            self.exhaustive.check()
+            return np.arange(len(self.corpus))
         k = self.args.retriever.num_candidates
         with self.timed("index"):
             retriever = self.retriever
@@ -254,23 +260,7 @@ class Stages(Timed):
                 )
         self._log_found(f"{self.args.retriever.retriever}: {k} candidates", self.candidates, splits)
         del retriever, self.retriever  # the LM may need the memory of index and encoder
-        with self.timed("states"):  # the LM reads the union of all candidates, each passage once
-            everything = [example for split in splits for example in self.data.examples(split)]
-            rows = np.concatenate([self.candidates[split].candidates.rows for split in splits])
-            work = self.reranker.prepare(everything, rows)
-            if work.num_passages:
-                pairs = int((rows != MISSING_ROW).sum())
-                logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
-        with self.timed("evidence"):
-            for split in splits:
-                first = self.candidates[split]
-                fields = {**self.reranker.fingerprint, "candidates": digest(first.fingerprint)}
-                self.evidence[split] = self._store(
-                    "evidence",
-                    split,
-                    fields,
-                    partial(self.reranker.rerank, self.data.examples(split), first.candidates),
-                )
+        return np.concatenate([self.candidates[split].candidates.rows for split in splits])
 
     def search(self, queries: Sequence[Example], *, depth: int | None = None) -> Found:
         """Take any queries through both stages; states that the LM read are kept in its banks.

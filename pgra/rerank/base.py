@@ -25,7 +25,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +40,7 @@ from pgra.lm.base import StateArguments
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
     from pgra.exemplars.prompt import NearestExemplars
-    from pgra.lm.cost import Counter, Reading, Trial
     from pgra.prompts.fewshot import FewShotPrompt
-    from pgra.retrieval.survey import FirstStage
 
 
 PAIR_SIMILARITIES = ("cosine", "dot")
@@ -228,50 +226,7 @@ class Work:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What a reranker will have to read, before it does.
-
-    Attributes:
-        basis: How `passages` was found: a basis of `pgra.retrieval.survey`, `PAIRS`, or
-            `MOST_PAIRS`.
-        queries: Different queries.
-        passages: Different passages; where each is read with its query, the pairs.
-        most_passages: No more than this, whatever is found.
-        banked: Texts that were read before.
-        to_read: Texts that are yet to be read: forwards.
-        shards: Units of work that processes share.
-        bank_bytes: On disk, that the bank grows by.
-        reading: What reading them costs; None where nothing is known of the model.
-        trial: Times the model on such texts.
-        for_fit: Of `to_read`, what is no candidate: a similarity is fitted to it.
-    """
-
-    basis: str
-    queries: int
-    passages: int
-    most_passages: int
-    banked: int
-    to_read: int
-    shards: int
-    bank_bytes: int
-    reading: "Reading"
-    trial: "Trial"
-    for_fit: int = 0
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the numbers are counts, not estimates."""
-        return self.basis in ("stored", "searched", "whole corpus", PAIRS)
-
-    @property
-    def reads_pairs(self) -> bool:
-        """Whether a passage is read anew with each query."""
-        return self.basis in (PAIRS, MOST_PAIRS)
-
-
 _ROUNDING = 1e-6  # of a line's largest score: less spread than this is float32's own
-PAIRS, MOST_PAIRS = "every pair", "at most every pair"
 
 
 class BaseReranker(ABC):
@@ -308,19 +263,14 @@ class BaseReranker(ABC):
         """
         return Work()
 
-    def cost(self, examples: Sequence[Example], first: "FirstStage") -> Cost | None:  # noqa: ARG002
-        """Foresee what `prepare` will read; None where that is not known. No model runs."""
-        return None
-
     @classmethod
     def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
         """Name the models that it uses, as the user wrote them."""
         return []
 
-    @property
-    def store(self) -> str:
-        """What names the place where states or scores are kept: equal if they are shared."""
-        return ""
+    def count_missing(self, examples: Sequence[Example], rows: Rows) -> int | None:  # noqa: ARG002
+        """Count the texts that `prepare` would read; None where that is not known."""
+        return None
 
     def check(self) -> None:  # noqa: B027 (most have nothing to refuse)
         """Refuse what only shows when work begins, such as a lost part of an earlier run."""
@@ -331,13 +281,6 @@ class BaseReranker(ABC):
     def whole_prompt(self, query: Example) -> str:  # noqa: ARG002
         """Return the prompt that a query is read in; "" without prompts."""
         return ""
-
-
-def draw_texts(corpus: "Corpus", rows: Rows, count: int, seed: int) -> list[str]:
-    """Return the texts of so many of these rows, drawn by chance; of all where there are fewer."""
-    if len(rows) > count:
-        rows = np.random.default_rng(seed).choice(rows, count, replace=False)
-    return corpus.texts(rows)
 
 
 class FirstStageOrder(BaseReranker):
@@ -355,6 +298,13 @@ class FirstStageOrder(BaseReranker):
         return candidates
 
 
+class Counter(Protocol):
+    """A model that counts what it reads: tokens, and texts that were cut."""
+
+    num_tokens: int
+    num_cut: int
+
+
 class ScoringReranker(BaseReranker):
     """Orders candidates by scores of what a model reads once and keeps in banks.
 
@@ -363,7 +313,7 @@ class ScoringReranker(BaseReranker):
         topic_weight: Of the first stage's scores beside them; see `add_topic`.
     """
 
-    counter: "Counter"
+    counter: Counter
     topic_weight = 0.0
 
     def with_topic(self, fingerprint: Mapping[str, Json]) -> Mapping[str, Json]:

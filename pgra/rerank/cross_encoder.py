@@ -9,10 +9,9 @@ the second.
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,6 @@ from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import kernels
 from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
-from pgra.lm.cost import Reading, Trial, estimate_reading, time_reading
 from pgra.lm.load import (
     batch_budget,
     choose_device,
@@ -35,7 +33,6 @@ from pgra.lm.load import (
 from pgra.rerank.bank import Advance
 from pgra.rerank.base import CrossEncoderArguments, RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
-from pgra.retrieval.survey import FirstStage
 
 _SAMPLE = 2000  # pairs that are tokenised to foresee all
 _RELEVANT = ("relevant", "entailment")  # names of the class that counts, the first known one
@@ -223,36 +220,6 @@ class CrossEncoderReranker(PairReranker):
         if self._class is None:
             return logits[:, 0]
         return logits.log_softmax(dim=1)[:, self._class]
-
-    def estimate(
-        self,
-        examples: Sequence[Example],
-        first: FirstStage,
-        new_pairs: int,
-        new_queries: int,  # noqa: ARG002 (it reads pairs only)
-    ) -> tuple[Reading, Trial]:
-        """Tokenise some pairs by chance."""
-        rng, size, cut = np.random.default_rng(0), min(_SAMPLE, new_pairs), self.num_cut
-        asked = [examples[i].text for i in rng.integers(len(examples), size=size)]
-        texts = self.corpus.texts(rng.choice(first.rows, size))
-        pairs = self.tokenize(asked, texts) if size else []
-        lengths = [len(pair["input_ids"]) for pair in pairs]
-        reading = estimate_reading(
-            self,
-            [(new_pairs, lengths, lengths)],
-            num_cut=self.num_cut - cut,
-            batch_tokens=self.batch_tokens,
-            is_causal=False,
-        )
-        self.num_cut = cut
-        return reading, partial(
-            time_reading,
-            self,
-            iter([(pairs, lengths)]),
-            lambda pairs, advance: self.compute(pairs, advance)(),
-            batch_tokens=self.batch_tokens,
-            is_cpu=self.device.type == "cpu",
-        )
 
 
 def _find_class(config: Any, name: str) -> int | None:

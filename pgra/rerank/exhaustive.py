@@ -17,7 +17,7 @@ import torch
 from pgra.artifacts import artifact_dir, build_once
 from pgra.core import Candidates, Example, Json, Rows
 from pgra.errors import ConfigError
-from pgra.lm.cost import LmShape
+from pgra.lm.load import LmShape
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import BaseReranker, Work
 from pgra.rerank.prompted import PromptedReranker

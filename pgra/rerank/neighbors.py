@@ -6,7 +6,6 @@ query, so states are not kept: k + 1 texts are read a query, and its prefix once
 each pair's dot product and cosine (`pgra.rerank.pairs`): the other similarity costs nothing.
 """
 
-import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -17,12 +16,10 @@ from torch import Tensor
 
 from pgra.core import Example, Json, Rows
 from pgra.errors import ConfigError
-from pgra.lm.cost import Reading, Trial, foresee_prompts
 from pgra.lm.prefix import PromptedEncoder, Prompts
-from pgra.rerank.bank import Advance, query_key
-from pgra.rerank.base import RerankRequest, draw_texts
+from pgra.rerank.bank import Advance
+from pgra.rerank.base import RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
-from pgra.retrieval.survey import FirstStage
 
 KEPT = ("dot", "cosine")
 """What a pair's entry in the bank holds, in this order."""
@@ -81,11 +78,6 @@ class NeighborReranker(PairReranker):
             }
         )
 
-    @property
-    def store(self) -> str:
-        """The bank's folder, and the exemplars: pairs of others lie in it too."""
-        return f"{self.bank.folder} {self.exemplars.fingerprint}"
-
     def release(self) -> None:
         """Let go of the LM."""
         self.encoder.release()
@@ -140,32 +132,3 @@ class NeighborReranker(PairReranker):
             self.encoder.num_cut += encoder.num_cut
             advance(len(passages))
         return found
-
-    def estimate(
-        self, examples: Sequence[Example], first: FirstStage, new_pairs: int, new_queries: int
-    ) -> tuple[Reading, Trial]:
-        """Foresee with exemplars by chance, as long as others on average.
-
-        Which are the nearest is not looked up for that, nor does the LM run.
-        """
-        queries = list({query_key(example): example for example in examples}.values())
-        rng, pool = random.Random(_SEED), list(self.exemplars.neighbors.examples)
-        encoders = [  # where a prefix is too long, the run leaves exemplars out
-            self.exemplars.encoder_for(self.encoder, query, rng.sample(pool, self.exemplars.count))
-            for query in rng.sample(queries, min(_PREFIXES, len(queries)))
-        ]
-        asked = rng.sample(queries, min(_TEXTS, len(queries)))
-        template = self.encoder.prompt.template
-        texts = draw_texts(self.corpus, first.rows, _TEXTS, _SEED)
-        # As a query meets them: k passages behind one prefix.
-        k, seeds = first.num_candidates, range(1, len(queries) + 1)
-        return foresee_prompts(
-            encoders[0],
-            [
-                (new_queries, [query.fields for query in asked]),
-                (new_pairs, [template.passage_fields(text) for text in texts]),
-            ],
-            (draw_texts(self.corpus, first.rows, k, seed) for seed in seeds),
-            prefix=round(float(np.mean([len(encoder.shared_ids) for encoder in encoders]))),
-            num_prefixes=new_queries,
-        )

@@ -6,7 +6,7 @@ stopped job goes on with the queries that are missing, and fewer candidates cost
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,9 @@ from torch import Tensor
 
 from pgra.artifacts import Inputs, artifact_dir, canonical_json
 from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
-from pgra.lm.cost import Reading, Trial
 from pgra.lm.load import batch_budget
-from pgra.rerank.bank import Advance, Bank, bank_name, query_key
-from pgra.rerank.base import MOST_PAIRS, PAIRS, Cost, RerankRequest, ScoringReranker
-from pgra.retrieval.survey import FirstStage
+from pgra.rerank.bank import Advance, Bank, bank_name
+from pgra.rerank.base import RerankRequest, ScoringReranker
 
 _KEY_BYTES = 12  # a key and a norm
 
@@ -115,11 +113,6 @@ class PairReranker(ScoringReranker):
     def compute(self, shard: Any, advance: Advance) -> Tensor | Callable[[], Tensor]:
         """Score what `read` returned, (n, columns) float32, or return what waits for that."""
 
-    @property
-    def store(self) -> str:
-        """The bank's folder."""
-        return str(self.bank.folder)
-
     def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
         """Name the pairs of queries and candidates, (B, K)."""
         present = rows != MISSING_ROW
@@ -162,37 +155,8 @@ class PairReranker(ScoringReranker):
             scores[present] = self.bank.states(keys)[:, self.column]
         return scores
 
-    def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
-        """Count the pairs that are yet to be read; those on disk are looked up."""
-        queries = new_queries = len({query_key(example) for example in examples})
-        pairs = new_pairs = queries * first.num_candidates
-        # The bank may hold some of them, and words may find fewer than k.
-        basis = PAIRS if first.is_full and not len(self.bank) else MOST_PAIRS
-        if first.stored is not None and len(self.bank):
-            known = self.pairs(examples, first.stored)
-            basis, pairs = PAIRS, len(known.keys)
-            new_pairs = len(self.bank.missing(known.keys))
-            new_queries = self._count_queries(known)
-        if not len(first.rows):  # no query has a word of the corpus
-            first = replace(first, rows=np.arange(len(self.corpus)))
-        to_read = new_pairs + new_queries * self.reads_queries
-        every = pairs + queries * self.reads_queries
-        reading, trial = self.estimate(examples, first, new_pairs, new_queries)
-        return Cost(
-            basis=basis,
-            queries=queries,
-            passages=pairs,
-            most_passages=pairs,
-            banked=every - to_read,
-            to_read=to_read,
-            shards=max(1, -(-new_pairs // self.shard_rows)),
-            bank_bytes=new_pairs * (4 * self.columns + _KEY_BYTES),
-            reading=reading,
-            trial=trial,
-        )
-
-    @abstractmethod
-    def estimate(
-        self, examples: Sequence[Example], first: FirstStage, new_pairs: int, new_queries: int
-    ) -> tuple[Reading, Trial]:
-        """Return what reading so many texts costs, and what times the model; see `Cost`."""
+    def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Count the pairs that are yet to be read, and their queries where these are read too."""
+        pairs = self.pairs(examples, rows)
+        new = len(self.bank.missing(pairs.keys))
+        return new + self._count_queries(pairs) * self.reads_queries

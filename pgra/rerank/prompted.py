@@ -6,31 +6,24 @@ a query is in `pgra.rerank.neighbors`.
 """
 
 import logging
-import math
-import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from pgra.artifacts import artifact_dir
 from pgra.config import Arguments as _Arguments
 from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
-from pgra.lm.cost import LmShape, foresee_prompts
 from pgra.lm.load import batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.base import (
     BaseReranker,
-    Cost,
     RerankArguments,
     RerankRequest,
     ScoringReranker,
-    draw_texts,
 )
 from pgra.rerank.neighbors import NeighborReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
-from pgra.retrieval.survey import WHOLE, FirstStage
 
 logger = logging.getLogger(__name__)
 
@@ -118,11 +111,6 @@ class PromptedReranker(ScoringReranker):
         """All that the order depends on: LM, prompt, corpus, similarity and its fit."""
         return self.with_topic(self.fitting.fingerprint)
 
-    @property
-    def store(self) -> str:
-        """The folder of the passages' bank."""
-        return str(self.bank.folder)
-
     def check(self) -> None:
         """Refuse a similarity that an earlier run fitted, and that is missing.
 
@@ -147,10 +135,7 @@ class PromptedReranker(ScoringReranker):
             ArtifactError: If the similarity was fitted by an earlier run, and that is missing.
         """
         self.check()
-        if self._full:
-            wanted = np.arange(len(self.corpus))
-        else:
-            wanted = np.union1d(rows[rows != MISSING_ROW], self.fitting.rows())
+        wanted = self._wanted(rows)
         logger.info(
             "reranker: %d distinct passages of %d in the corpus, %d for the LM to read",
             len(wanted),
@@ -170,6 +155,16 @@ class PromptedReranker(ScoringReranker):
         new += self._fill(self.bank, wanted, of_passages, "passages")
         self.fitting.fit(self.bank, self.query_bank)
         return len(wanted), new
+
+    def _wanted(self, rows: Rows) -> Rows:
+        if self._full:
+            return np.arange(len(self.corpus))
+        return np.union1d(rows[rows != MISSING_ROW], self.fitting.rows())
+
+    def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Count the queries and passages that the LM has yet to read."""
+        queries = _keys([*examples, *self.fitting.queries()])
+        return len(self.query_bank.missing(queries)) + len(self.bank.missing(self._wanted(rows)))
 
     def _fill(self, bank: Bank, keys: Rows, fields: Callable[[Rows], Fields], title: str) -> int:
         is_cpu = self.encoder.lm.device.type == "cpu"  # all is done when it returns
@@ -191,56 +186,6 @@ class PromptedReranker(ScoringReranker):
             query_bank=self.query_bank,
             query_keys=_keys(examples),
             similarity=self.fitting.similarity,
-        )
-
-    def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
-        """Count what the LM has yet to read, and tokenise a sample of it."""
-        encoder, num_rows, size = self.encoder, len(self.corpus), self.shard_rows
-        queries = {query_key(example): example for example in examples}
-        new = [queries[key] for key in self.query_bank.missing(list(queries)).tolist()]
-        if self._full:
-            first = replace(first, rows=np.arange(num_rows), num_texts=num_rows, basis=WHOLE)
-        drawn = self.fitting.rows()  # read beside the candidates
-        most = min(num_rows, len(examples) * first.num_candidates + len(drawn))
-        beside, share = drawn, 1 - first.num_texts / num_rows
-        if first.is_exact:
-            beside, share = np.setdiff1d(drawn, first.rows), 1.0
-        missing, more = self.bank.missing(first.rows), self.bank.missing(beside)
-        for_fit = round(share * len(more))
-        passages = for_fit + round(first.num_texts * len(missing) / max(1, len(first.rows)))
-        count = first.num_texts + round(share * len(beside))
-        missing = np.union1d(missing, more)
-
-        texts = draw_texts(self.corpus, missing, _SAMPLE, _SEED)
-        asked = [query.fields for query in new]
-        reading, trial = foresee_prompts(
-            encoder,
-            [
-                (passages, [encoder.prompt.template.passage_fields(text) for text in texts]),
-                (len(new), random.Random(_SEED).sample(asked, min(_SAMPLE, len(new)))),
-            ],
-            (  # as the fill will meet them, a shard at a time
-                draw_texts(self.corpus, missing, size, seed) or [query.text for query in new[:size]]
-                for seed in range(1, 2 + len(missing) // size)
-            ),
-        )
-        width, item = LmShape.of(encoder.lm.config).state, encoder.lm.dtype.itemsize
-        kept = passages * width * _STATE_BYTES.get(self._dtype, item)
-        if self._dtype == "int8":
-            kept += math.ceil(passages / size) * width * _SCALE_BYTES
-        to_read = passages + len(new)
-        return Cost(
-            basis=first.basis,
-            queries=len(queries),
-            passages=count,
-            most_passages=most if first.basis != WHOLE else num_rows,
-            banked=count + len(queries) - to_read,
-            to_read=to_read,
-            shards=max(1, math.ceil(to_read / size)),
-            bank_bytes=kept + len(new) * width * item + to_read * _ROW_BYTES,
-            reading=reading,
-            trial=trial,
-            for_fit=for_fit,
         )
 
 

@@ -44,7 +44,7 @@ _VOLATILE = [  # what a clock, a disk, a processor or an installation says
     (re.compile(r"(?<=  bytes) +[\d,]+|(?<=  index) +[\d.]+ KB(?=  on disk)"), " <size>"),
 ]
 _DROPPED = {
-    *("git_commit", "versions", "notes", "seconds", "time", "when", "calibration_seconds"),
+    *("git_commit", "versions", "notes", "seconds", "time", "when"),
     *("uses_seed", "date", "sizes", "digest", "files"),
 }
 """Of metrics: what differs each time, also by its checksum, notes, which are shown too, and what a

@@ -137,7 +137,7 @@ def test_a_method_runs_is_measured_reported_ablated_and_asked(bench, name):
     grid = bench.root / "grid.yaml"
     grid.write_text(yaml.safe_dump({"base": base, "points": points, "seeds": [0]}))
     listed = pgra("ablate", grid, "--dry-run", "--output_dir", bench.run("grid"))
-    assert "is not foreseen" in listed.out
+    assert "2 runs, 0 of them finished" in listed.out
     assert "one_label=negative" in pgra("ablate", grid, "--output_dir", bench.run("grid")).out
     assert "--one_label" in pgra("train", "--method", name, "--help").out
 
@@ -163,10 +163,9 @@ def test_it_is_planned_and_finds_the_evidence_of_a_reader_that_predicts(bench, n
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(named))
     plan = ["plan", *words_of(bench, *STAGES, config=config)]
-    told = pgra(*plan, "--calibration_seconds", "0.2").out
+    told = pgra(*plan).out
     is_ours = "cross_encoder" in named
-    assert (f"with {named['cross_encoder']} on cpu" if is_ours else "is not known") in told
-    assert ("tokens/s" in told) == is_ours
+    assert ("texts/s" if is_ours else "is not known") in told
     bench.make("run", config=config)
     kept = read_json(bench.run("run") / "arguments.json")
     options = {**kept["rerank_options"], **kept.get("retriever_options", {})}
@@ -178,37 +177,6 @@ def test_it_is_planned_and_finds_the_evidence_of_a_reader_that_predicts(bench, n
     before = contents(bench.artifacts)
     assert pgra(*asked).out == first  # and nothing is scored twice
     assert contents(bench.artifacts) == before
-
-
-def test_a_grids_dry_run_says_what_each_reranker_reads(bench, cross_encoder_dir, tmp_path):
-    own, few = "toys:ByLength", {"max_train_samples": 8, "max_test_samples": 4}
-    cross = {"reranker": "cross-encoder", "cross_encoder": str(cross_encoder_dir)}
-    grid = {
-        "base": {
-            **{name: str(value) for name, value in bench.flags.items() if isinstance(value, Path)},
-            **{name: value for name, value in bench.flags.items() if isinstance(value, int)},
-            **{"task": "sst2", "device": "cpu", "retriever": "random", **few},
-        },
-        "points": [
-            {"name": "neighbors", "exemplars": "knn"},
-            {**cross, "name": "cross"},
-            {"name": "own", "reranker": own, "shortest": True},
-            {"name": "chance", "method": "random"},
-        ],
-        "seeds": [0],
-    }
-    path = tmp_path / "grid.yaml"
-    path.write_text(yaml.safe_dump(grid))
-    told = pgra("ablate", path, "--dry-run", "--output_dir", tmp_path / "grid").out
-    lines = {line.split()[0]: line for line in told.splitlines() if " sst2 " in line}
-    # 8 to train on, 4 to choose on, 4 to test; one prompt for all has 2 of the 8.
-    each = "each passage with each query, about "
-    assert lines["neighbors"].split()[5] == str((8 + 4 + 4) * (6 + 1))
-    assert lines["cross"].split()[5] == str((6 + 4 + 4) * 6)
-    assert all(each in lines[name] for name in ("neighbors", "cross"))
-    assert f"what reranker {own} reads is not known" in lines["own"]
-    assert "the LM reads nothing" in lines["chance"]
-    assert not (tmp_path / "grid").exists()
 
 
 @pytest.mark.parametrize(

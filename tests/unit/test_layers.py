@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = [
     *("errors", "help", "progress", "core", "artifacts", "database", "config", "data", "prompts"),
-    *("lm", "encoders", "retrieval", "exemplars", "rerank", "plan", "reader", "report"),
+    *("lm", "encoders", "retrieval", "exemplars", "rerank", "reader", "report"),
     *("run_folder", "publish", "memory", "methods", "runs", "experiments", "api"),
     *("integrations", "commands", "cli", "completion", "__main__"),
 ]
