@@ -17,7 +17,7 @@ FRONT_DOOR = (
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages, before links are checked."""
-    pages = {"commands": commands_page(), "task": task_page(), "python": python_page()}
+    pages = {"commands": commands_page(), "python": python_page()}
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
@@ -39,16 +39,6 @@ def commands_page() -> str:
     for name in COMMANDS:
         parts.append(f"## pgra {name}\n\n```text\n{shown(name, '--help-all')}```")
     return "\n\n".join(parts) + "\n"
-
-
-def task_page() -> str:
-    """Return the JSON schema of a task's YAML."""
-    return (
-        "# Task YAML\n\nA task is one YAML file; [data](../data.md) shows how to write it, and "
-        "`pgra task validate FILE` checks it. This is its JSON schema (`pgra task "
-        "schema`), for editors:\n\n"
-        f"```json\n{shown('task', 'schema')}```\n"
-    )
 
 
 def python_page() -> str:

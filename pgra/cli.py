@@ -87,7 +87,6 @@ COMMANDS: Mapping[str, Command] = {
             ),
             "models": ("commands.lists:models", "list the models that come inside packages"),
             "task": ("commands.task", "check a task's YAML, and see rows as models see them"),
-            "completion": ("completion", "write what completes commands and flags in your shell"),
             "verify": ("commands.verify", "compare artifacts and runs with their checksums"),
             "data": (
                 "commands.lists:data",
@@ -332,6 +331,8 @@ def dispatch(words: Sequence[str] | None) -> int:
     if words[0] in ("-V", "--version"):
         sys.stdout.write(f"pgra {__version__}\n")
         return 0
+    if words[0] == "--print-completion":
+        return _print_completion(words)
     if words[0] not in COMMANDS:
         raise ConfigError(unknown_name("command", words[0], COMMANDS))
     if words[0] not in _SHARED:
@@ -339,6 +340,21 @@ def dispatch(words: Sequence[str] | None) -> int:
     module, _, name = COMMANDS[words[0]].target.partition(":")
     code: int = getattr(import_module(module), name or "main")(words[1:])
     return code
+
+
+def _print_completion(words: Sequence[str]) -> int:
+    """Write the script that completes commands, by shtab's own flag."""
+    import argparse
+
+    import shtab
+
+    parser = argparse.ArgumentParser("pgra")
+    below = parser.add_subparsers()
+    for name, command in COMMANDS.items():
+        below.add_parser(name, help=command.about)
+    shtab.add_argument_to(parser, "--print-completion")
+    parser.parse_args(words)
+    return 0
 
 
 def _show_help() -> None:

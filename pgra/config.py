@@ -683,38 +683,15 @@ def _field_types(classes: Sequence[type]) -> dict[str, Any]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Words a mistake in one line, without the usage of two hundred arguments."""
+    """Reports a mistake in one line, without the usage of two hundred arguments."""
 
     def error(self, message: str) -> NoReturn:
         _refuse(message)
 
 
 def _refuse(message: str) -> NoReturn:
-    """Word what argparse says, of which it tells no more than a text."""
-    for pattern, wording in _PARSER_WORDS.items():
-        if found := pattern.fullmatch(message):
-            parts = found.groupdict()
-            parts["kind"] = _PARSED_KINDS.get(parts.get("kind", ""), "")
-            raise ConfigError(f"{wording.format(**parts)} See --help.")
+    """Report a mistake in one line, without the usage of two hundred arguments."""
     raise ConfigError(f"{message}. See --help.")
-
-
-_FLAG = r"argument (?:--(?P<name>[\w-]+?))(?:/--[\w/-]+)?: "
-_PARSED_KINDS = {"int": "a whole number", "float": "a number"}
-_PARSER_WORDS = {
-    re.compile(_FLAG + r"invalid (?P<kind>int|float) value: (?P<value>.*)", re.DOTALL): (
-        "{name} is {value}: it must be {kind}."
-    ),
-    re.compile(
-        _FLAG + r"Truthy value expected: got (?P<value>.*) but expected one of.*", re.DOTALL
-    ): ("{name} is '{value}': it must be true or false."),
-    re.compile(
-        _FLAG + r"expected (?:at least )?one argument"
-    ): "--{name} is empty: give its value.",
-    re.compile(_FLAG + r"invalid choice: (?P<value>.*) \(choose from (?P<known>.*)\)", re.DOTALL): (
-        "{name} is {value}: choose from {known}."
-    ),
-}
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:

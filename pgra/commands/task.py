@@ -1,10 +1,9 @@
-"""Looks at the YAML of a task of one's own: `pgra task validate|schema`."""
+"""Looks at the YAML of a task of one's own: `pgra task validate`."""
 
-import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, takewhile, zip_longest
 from statistics import fmean
@@ -16,7 +15,7 @@ from pgra.data.examples import DataArguments, open_named, own_data_set, read_spl
 from pgra.data.references import read_references
 from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
-from pgra.help import wants_help, write_help
+from pgra.help import wants_help
 from pgra.prompts.fewshot import PromptFormat, line_format, task_format
 from pgra.prompts.verbalizer import Verbalizer
 
@@ -35,17 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Examples:
       pgra task validate my_task.yaml
       pgra task validate my_task.yaml --train_file train.csv --test_file test.csv
-      pgra task schema > task.schema.json
-
-    An editor that knows the schema completes keys and marks mistakes. With the YAML extension of VS
-    Code, begin a task's YAML with the line: # yaml-language-server: $schema=task.schema.json
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or wants_help(words[:1]):
-        say_words("pgra task", main, _WORDS)
+        say_words("pgra task", main, {"validate": validate})
         return 0
-    choose("word after pgra task", words[0], _WORDS)
-    return _WORDS[words[0]](words[1:])
+    choose("word after pgra task", words[0], ["validate"])
+    return validate(words[1:])
 
 
 @dataclass(kw_only=True)
@@ -100,26 +95,6 @@ def _validate(words: Sequence[str]) -> int:
         lines.append("rows are made up; give --train_file FILE to read yours")
     say("\n".join([*lines, *_show(task, rows, args.num_exemplars)]))
     return 0
-
-
-def schema(argv: Sequence[str]) -> int:
-    """Write a JSON schema of a task's YAML, for editors.
-
-    Example:
-      pgra task schema > task.schema.json
-    """
-    if wants_help(argv):
-        write_help("pgra task schema", **about(schema), stream=sys.stdout)
-        return 0
-    if argv:
-        raise ConfigError(f"unknown argument '{argv[0]}'. See --help.")
-    from pgra.data.schema import task_schema
-
-    say(json.dumps(task_schema(), indent=2, ensure_ascii=False))
-    return 0
-
-
-_WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {"validate": validate, "schema": schema}
 
 
 def _read(

@@ -472,14 +472,12 @@ BESIDE: Mapping[str, Job] = {
 
 # Commands that write nothing.
 READ_ONLY: Mapping[str, Job] = {
-    "completion": Job(["completion", "bash"]),
     "index info": Job(["index", "info", "artifacts/indexes/*"], ["index"]),
     "verify": Job(["verify", "artifacts"], ["index"]),
     "memory gate": Job(["memory", "gate", "--stream", "stream.jsonl", "--threshold", "-3"]),
     "memory list": Job(["memory", "list", "--verify"], ["memory"]),
     "memory score": Job(["memory", "score", "outputs.jsonl"]),
     "models": Job(["models"]),
-    "task schema": Job(["task", "schema"]),
     "task validate": Job(["task", "validate", "sst2"]),
 }
 

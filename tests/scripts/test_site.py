@@ -20,7 +20,7 @@ def test_the_site_builds_and_a_wrong_link_would_not(tmp_path):
     done = build(ROOT, tmp_path / "site")
     assert done.returncode == 0, done.stderr
     pages = {str(page.relative_to(tmp_path / "site").parent) for page in tmp_path.rglob("*.html")}
-    assert {"icl", "memory", "reference/python", "reference/commands", "reference/task"} <= pages
+    assert {"icl", "memory", "reference/python", "reference/commands"} <= pages
     commands = (tmp_path / "site/reference/commands/index.html").read_text()
     assert "--num_candidates" in commands
     python = (tmp_path / "site/reference/python/index.html").read_text()

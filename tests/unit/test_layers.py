@@ -10,7 +10,7 @@ LAYERS = [
     *("errors", "help", "progress", "core", "artifacts", "database", "config", "data", "prompts"),
     *("lm", "encoders", "retrieval", "exemplars", "rerank", "reader", "report"),
     *("run_folder", "publish", "memory", "methods", "runs", "experiments", "api"),
-    *("integrations", "commands", "cli", "completion", "__main__"),
+    *("integrations", "commands", "cli", "__main__"),
 ]
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text
 MODULES = sorted(

@@ -1,13 +1,8 @@
-"""`pgra task`: a task's YAML is checked, shown as models see it, and described for editors."""
-
-import json
+"""`pgra task`: a task's YAML is checked and shown as models see it."""
 
 import pytest
-import yaml
 
 from pgra.cli import main
-from pgra.config import config_root
-from pgra.data.schema import task_schema
 
 TASK = """
 inputs: [question]
@@ -17,7 +12,6 @@ reader_template: "{question} It asks for a <extra_id_0> ."
 verbalizer: {where: place, who: person}
 """
 ROWS = [("Who wrote this?", "who"), ("Where is it?", "where"), ("Who ran?", "who")]
-KINDS = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
 
 
 @pytest.fixture
