@@ -5,7 +5,6 @@ import io
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from inspect import getdoc
@@ -223,27 +222,6 @@ def typed_lines() -> Iterator[str]:
             yield input("> " if sys.stdout.isatty() else "")
     if sys.stdout.isatty():
         say("")
-
-
-@contextmanager
-def say_once() -> Iterator[None]:
-    """Drop log lines that were said before: a plan of many runs reads the same data for each."""
-    said: set[str] = set()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        line = record.getMessage()
-        is_known = line in said
-        said.add(line)
-        return not is_known
-
-    handlers = list(logging.getLogger().handlers)
-    for handler in handlers:
-        handler.addFilter(is_new)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(is_new)
 
 
 def quiet_libraries() -> None:

@@ -34,7 +34,6 @@ from pgra.rerank.bank import Advance
 from pgra.rerank.base import CrossEncoderArguments, RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
 
-_SAMPLE = 2000  # pairs that are tokenised to foresee all
 _RELEVANT = ("relevant", "entailment")  # names of the class that counts, the first known one
 _UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls classes
 _NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number

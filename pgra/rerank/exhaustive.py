@@ -112,11 +112,6 @@ class ExhaustiveSearch:
         if not self.is_exact:
             empty_index(self.factory, self._num_columns, self.num_rows)
 
-    @property
-    def index_bytes(self) -> int:
-        """The bytes of an index of the states, about; 0 where they are compared themselves."""
-        return 0 if self.is_exact else self.num_rows * self._num_columns * 4
-
     def search(self, examples: Sequence[Example], depth: int) -> Candidates:
         """Find each query's evidence; `prepare` must have seen the queries.
 

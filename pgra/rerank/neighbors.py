@@ -23,9 +23,6 @@ from pgra.rerank.pairs import PairReranker, Pairs
 
 KEPT = ("dot", "cosine")
 """What a pair's entry in the bank holds, in this order."""
-_PREFIXES = 64  # are written to see how long they are
-_TEXTS = 1000  # passages, and queries, likewise
-_SEED = 0
 
 
 Unit = tuple[PromptedEncoder, Prompts, npt.NDArray[np.intp]]

@@ -22,8 +22,6 @@ from pgra.lm.load import batch_budget
 from pgra.rerank.bank import Advance, Bank, bank_name
 from pgra.rerank.base import RerankRequest, ScoringReranker
 
-_KEY_BYTES = 12  # a key and a norm
-
 
 @dataclass(frozen=True)
 class Pairs:

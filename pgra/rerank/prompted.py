@@ -29,12 +29,6 @@ logger = logging.getLogger(__name__)
 
 Fields = Sequence[Mapping[str, str]]
 
-_SAMPLE = 2000  # passages, and queries, that are tokenised to foresee all
-_SEED = 0
-_STATE_BYTES = {"float16": 2, "int8": 1}
-_ROW_BYTES = 12  # a key and a norm
-_SCALE_BYTES = 8  # of a shard's column: its middle and its step
-
 
 class PromptedReranker(ScoringReranker):
     """Orders candidates by the likeness of their prompted states to the query's.
