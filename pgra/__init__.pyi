@@ -19,9 +19,10 @@ from pgra.methods.base import Method
 from pgra.methods.stages import Stages, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.reader.arguments import ReaderArguments, ReaderTrainingArguments
+from pgra.reader.arguments import ReaderArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.record import Reader
+from pgra.reader.trainer_arguments import ReaderTrainingArguments
 from pgra.rerank import BaseReranker, RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
 from pgra.rerank.prompted import PromptedReranker

@@ -31,7 +31,13 @@ from pgra.core import MISSING_ROW, Context, Hit, check_device
 from pgra.data.corpus import Corpus, CorpusArguments, load_corpus, open_corpus, write_passages
 from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ArtifactError, ConfigError
-from pgra.retrieval.base import BuiltIndex, IndexRequest, Recipe, refuse_strangers
+from pgra.retrieval.base import (
+    BuiltIndex,
+    IndexRequest,
+    Recipe,
+    RetrieverArguments,
+    refuse_strangers,
+)
 from pgra.retrieval.dense import (
     HISTORY,
     STAGE,
@@ -125,7 +131,8 @@ class Index:
                 raise ValueError("this corpus was opened by its folder: give its file or passages")
             passages = passages.made_by
         own = _open_encoder(encoder, device)
-        args = replace(own.args, retriever="dense", index_factory=factory, index_dir=None)
+        asked = {"retriever": "dense", "index_factory": factory, "index_dir": None}
+        args = RetrieverArguments(**{**vars(own.args), **asked})
         if is_finished(root / _INDEX):
             corpus = open_corpus(passages, corpus_field=field, is_quiet=True)
             factory = settle_factory(args, len(corpus), own.width)

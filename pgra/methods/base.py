@@ -447,7 +447,7 @@ def arguments_from(
             )
         own = {**(values.get(name) or {}), **asked}
         if hasattr(cls, "to_dict"):  # the Trainer's, which writes more than it reads
-            known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
+            known = {f.name for f in fields(cls) if f.init}
             own = {key: value for key, value in own.items() if key in known}
         sections[name] = cls(**own)
     return RunArguments(sections)
