@@ -55,7 +55,27 @@ SENTENCES = [
 ]
 LM_KINDS = ["gpt2", "llama", "opt", "opt-350m", "qwen2"]
 T5_KINDS = ["t5", "t5-v1.1", "flan-t5", "mt5", "byt5"]
+QUICK_SECONDS = 1.0
+"""What a test may take that is not marked slow: CPU seconds, of its subprocesses too."""
 ENCODER_KINDS = ["bert", "roberta"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a quick test that takes too long, but for one that loads a library for all others."""
+    start, num_modules = sum(os.times()[:4]), len(sys.modules)
+    result = yield
+    seconds = sum(os.times()[:4]) - start
+    loads_library = len(sys.modules) - num_modules > 50
+    is_slow = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
+    if seconds > QUICK_SECONDS and not loads_library and not is_slow:
+        pytest.fail(f"{seconds:.1f} s of CPU: make it smaller, or mark it slow", pytrace=False)
+    return result
+
+
+def one_quick(kinds, quick):
+    """Give a fixture's kinds of which all but one are for the slow suite."""
+    return [kind if kind == quick else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -134,7 +154,7 @@ def lm_dirs(tmp_path_factory) -> dict[str, Path]:
     return {kind: build_lm(root / kind, kind) for kind in LM_KINDS}
 
 
-@pytest.fixture(scope="session", params=LM_KINDS)
+@pytest.fixture(scope="session", params=one_quick(LM_KINDS, "opt"))
 def lm_dir(request, lm_dirs) -> Path:
     return lm_dirs[request.param]
 
@@ -167,7 +187,7 @@ def t5_dirs(tmp_path_factory) -> dict[str, Path]:
     return {kind: build_t5(root / kind, kind) for kind in T5_KINDS}
 
 
-@pytest.fixture(scope="session", params=T5_KINDS)
+@pytest.fixture(scope="session", params=one_quick(T5_KINDS, "t5"))
 def reader_dir(request, t5_dirs) -> Path:
     return t5_dirs[request.param]
 

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES
+from conftest import LM_KINDS, SENTENCES, one_quick
 from datasets import ClassLabel, Dataset, Features, Value
 from small_reranking import TRAIN, TWO
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
@@ -55,7 +55,7 @@ def by_hand(folder, similarity="dot", *, queries=TWO, reference=(), documents=SE
 
 
 @pytest.mark.parametrize("similarity", sorted(SIMILARITIES))
-@pytest.mark.parametrize("lm", ["gpt2", "opt"])
+@pytest.mark.parametrize("lm", one_quick(["gpt2", "opt"], "opt"))
 def test_scores_are_those_of_a_runs_second_stage(make, lm_dirs, lm, similarity, tmp_path):
     reranker = make(lm, similarity=similarity).fit(SENTENCES, TRAIN)
     scores = reranker.score(QUERIES, SENTENCES)
@@ -140,7 +140,7 @@ def test_a_task_of_two_inputs_takes_mappings(make):
     assert np.abs(reranker.score(swapped, SENTENCES) - truth[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt", "opt-350m", "qwen2"])
+@pytest.mark.parametrize("kind", one_quick(LM_KINDS, "opt"))
 @pytest.mark.parametrize("layer", ["last", 1])
 def test_a_loaded_lm_gives_the_scores_of_its_folder_and_stays_as_it_is(make, lm_dirs, kind, layer):
     folder = lm_dirs[kind]

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from conftest import SENTENCES
+from conftest import SENTENCES, one_quick
 from tiny_models import build_odd_lm
 from transformers import AutoModel
 
@@ -21,7 +21,7 @@ IDS = [list(range(5, 25)), list(range(9, 18)), [7]]
 PROMPT = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), "A plot.\nThe answer is bad")
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama", "opt"])
+@pytest.fixture(scope="module", params=one_quick(["gpt2", "llama", "opt"], "opt"))
 def folder(request, lm_dirs):
     return str(lm_dirs[request.param])
 
@@ -61,7 +61,8 @@ def test_layers_that_wait_elsewhere_give_the_same_states(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["opt", "gpt2", "llama", "bloom", "gemma2", "gpt_neo", "mistral", "mamba"]
+    "kind",
+    one_quick(["opt", "gpt2", "llama", "bloom", "gemma2", "gpt_neo", "mistral", "mamba"], "opt"),
 )
 def test_inputs_that_no_device_is_asked_about_have_the_stock_states(kind, lm_dirs, tmp_path):
     lm = open_lm(lm_dirs[kind] if kind in lm_dirs else build_odd_lm(tmp_path / kind, kind))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import LM_KINDS, SENTENCES
+from conftest import LM_KINDS, SENTENCES, one_quick
 from tiny_models import build_lm, build_odd_lm
 
 from pgra.errors import ConfigError, ModelError
@@ -62,7 +62,7 @@ def check_scores(lm, prompts, words):
     assert min(sizes) == 1 < max(sizes)
 
 
-@pytest.mark.parametrize("kind", LM_KINDS)
+@pytest.mark.parametrize("kind", one_quick(LM_KINDS, "opt"))
 def test_completions_are_those_of_each_prompt_alone(kind, lm_dirs):
     lm = open_lm(lm_dirs[kind])
     found = check_completions(lm, PROMPTS, **NO_STOP)
@@ -71,7 +71,7 @@ def test_completions_are_those_of_each_prompt_alone(kind, lm_dirs):
     check_scores(lm, PROMPTS[3:], [" great", " the old house"])
 
 
-@pytest.mark.parametrize("kind", ["bloom", "gemma2", "mamba", "mistral"])
+@pytest.mark.parametrize("kind", one_quick(["bloom", "gemma2", "mamba", "mistral"], "bloom"))
 def test_other_kinds_of_attention_give_the_same(kind, tmp_path, caplog):
     # ALiBi; a window shorter than the prompts in half of the layers, and capped logits; no keys at
     # all, so that prompts are read one at a time; a window in all layers.

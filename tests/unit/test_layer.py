@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, with_rerank
+from conftest import SENTENCES, one_quick, with_rerank
 from tiny_models import build_blurred_lm, build_lm, build_odd_lm
 from transformers import AutoModel
 
@@ -22,7 +22,9 @@ FINAL = ("norm", "ln_f", "decoder.final_layer_norm", "decoder.project_out")
 """What an LM does after its last layer, under its names; each has one of them."""
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama", "opt", "opt-350m", "qwen2", "gemma2"])
+@pytest.fixture(
+    scope="module", params=one_quick(["gpt2", "llama", "opt", "opt-350m", "qwen2", "gemma2"], "opt")
+)
 def folder(request, tmp_path_factory):
     """LMs of three layers; Gemma 2, whose layers differ in kind, of two."""
     path = tmp_path_factory.mktemp("deep") / request.param

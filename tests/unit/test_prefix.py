@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from conftest import SENTENCES
+from conftest import SENTENCES, one_quick
 from meta_device import moved_to_meta
 from tiny_models import build_odd_lm
 from transformers import AutoModel, AutoTokenizer
@@ -267,7 +267,7 @@ def old_varlen_attn(
     return found[:2] if return_aux is not None and return_aux.lse else found[0]
 
 
-@pytest.mark.parametrize("kind", ["opt", "llama"])
+@pytest.mark.parametrize("kind", one_quick(["opt", "llama"], "opt"))
 def test_an_older_torch_has_cascade_too(kind, lm_dirs, kernel, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", old_varlen_attn)
     encoder = open_encoder(lm_dirs[kind], dtype="float16")
@@ -291,7 +291,7 @@ def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, capl
     assert set(kernel.groups) == {heads // getattr(config, "num_key_value_heads", heads)}
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt"])
+@pytest.mark.parametrize("kind", one_quick(["gpt2", "llama", "opt"], "opt"))
 def test_the_host_waits_for_no_batch_and_once_for_a_shard(kind, lm_dirs, monkeypatch):
     """What a GPU's batches ask of the host, seen on a device that only looks like one."""
     encoder = open_encoder(lm_dirs[kind], dtype="float16", batch_tokens=40)
