@@ -1,7 +1,6 @@
 import copy
 from dataclasses import fields
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from transformers import TrainingArguments
 import pgra.reader.trainer_arguments as arguments_module
 from pgra.artifacts import canonical_json
 from pgra.config import parse_arguments
-from pgra.errors import ConfigError
 from pgra.lm.load import ready_device
 from pgra.methods.pgra import training_identity
 from pgra.reader.arguments import NOT_DECIDING
@@ -44,84 +42,19 @@ def test_the_default_rate_is_the_papers_for_its_reader_and_higher_for_less_of_bo
     assert default_learning_rate(width, steps) == rate
 
 
-FIELDS = [one.name for one in fields(ReaderTrainingArguments)]
-OTHER = {
-    "dataloader_prefetch_factor": 2,
-    "parallelism_config": SimpleNamespace(to_json=lambda: {"dp_shard_size": 2}),
-    "accelerator_config": {"even_batches": False},
-    "activation_checkpointing_kwargs": {"use_reentrant": True},
-    "data_seed": 7,
-    "dataloader_multiprocessing_context": "fork",
-    "debug": "underflow_overflow",
-    "early_stopping_patience": 3,
-    "eval_strategy": "epoch",
-    "gradient_checkpointing_kwargs": {"use_reentrant": True},
-    "greater_is_better": False,
-    "hub_strategy": "end",
-    "learning_rate": 1e-3,
-    "log_level": "debug",
-    "log_level_replica": "debug",
-    "logging_strategy": "epoch",
-    "lr_scheduler_kwargs": {"power": 2.0},
-    "lr_scheduler_type": "cosine",
-    "max_steps": 900,
-    "max_train_minutes": 5.0,
-    "metric_for_best_model": "mcc",
-    "optim": "sgd",
-    "include_num_input_tokens_seen": "all",
-    "optim_args": "maximize=False",
-    "torch_compile_mode": "reduce-overhead",
-    "torch_empty_cache_steps": 2,
-    "total_train_batch_size": 16,
-    "report_to": ["tensorboard"],
-    "save_strategy": "best",
-    "torch_compile_backend": "eager",
-    "train_sampling_strategy": "sequential",
-}
-"""Other legal values, where they do not follow from the field's kind."""
-BESIDES = {
-    "dataloader_prefetch_factor": {"dataloader_num_workers": 1},
-    "dataloader_persistent_workers": {"dataloader_num_workers": 1},
-    "dataloader_multiprocessing_context": {"dataloader_num_workers": 1},
-    "eval_strategy": {"load_best_model_at_end": False},
-    "greater_is_better": {"metric_for_best_model": "mcc"},
-    "save_steps": {"load_best_model_at_end": False},
-}
-"""What else a value asks for."""
-
-
-def other_value(name):
-    """Give another value of a field than its default."""
-    if name in OTHER:
-        return OTHER[name]
-    value = getattr(ReaderTrainingArguments(use_cpu=True), name)
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return value / 2 if 0 < value < 1 else value + 1
-    return "x"
-
-
-def with_value(name):
-    """Give arguments with a field's default and with another value, set by force if refused."""
-    more = {"use_cpu": True, **BESIDES.get(name, {})}
-    before = ReaderTrainingArguments(**more)
-    try:
-        return before, ReaderTrainingArguments(**{**more, name: other_value(name)})
-    except ConfigError:
-        after = copy.copy(before)
-        setattr(after, name, other_value(name))
-        return before, after
-
-
 def identity(arguments):
     return canonical_json(training_identity(arguments, "accuracy"))
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_all_of_the_trainers_arguments_decide_a_run_but_the_declared(name):
-    before, after = with_value(name)
-    assert (identity(before) == identity(after)) == (name in NOT_DECIDING)
+def test_all_of_the_trainers_arguments_decide_a_run_but_the_declared():
+    before = ReaderTrainingArguments(use_cpu=True)
+    names = {one.name for one in fields(ReaderTrainingArguments)}
+    assert names > NOT_DECIDING
+    # Two follow from others, and one must be an object.
+    for name in names - {"greater_is_better", "total_train_batch_size", "parallelism_config"}:
+        after = copy.copy(before)
+        setattr(after, name, "another")
+        assert (identity(before) == identity(after)) == (name in NOT_DECIDING), name
 
 
 def see_gpu(monkeypatch, *, has_bf16=True, has_tf32=True):
