@@ -21,6 +21,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
+from hypothesis import settings, strategies
 
 from pgra.core import Example
 from pgra.data.corpus import CorpusArguments
@@ -57,6 +58,8 @@ LM_KINDS = ["gpt2", "llama", "opt", "opt-350m", "qwen2"]
 T5_KINDS = ["t5", "t5-v1.1", "flan-t5", "mt5", "byt5"]
 QUICK_SECONDS = 1.0
 """What a test may take that is not marked slow: CPU seconds, of its subprocesses too."""
+settings.register_profile("quick", max_examples=25, derandomize=True, deadline=None)
+settings.load_profile("quick")
 ENCODER_KINDS = ["bert", "roberta"]
 
 
@@ -86,6 +89,12 @@ def quick_collections():
     """
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tables_of_characters():
+    """Have hypothesis make its tables of Unicode, once an installation, before a test is timed."""
+    strategies.characters(codec="utf-8").validate()
 
 
 @pytest.fixture(scope="session", autouse=True)

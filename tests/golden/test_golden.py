@@ -12,6 +12,7 @@ GROUPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_commands_leave_what_was_recorded(group, tmp_path):
     recorded = golden.record(group, tmp_path)
@@ -23,6 +24,7 @@ def test_commands_leave_what_was_recorded(group, tmp_path):
     assert list(differences(expected, recorded["fingerprints"], "fingerprints")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", ["similarity cosine/dot", "exemplars random/official"])
 def test_another_argument_is_noticed(pair):
     """The control: what commands that differ in one value leave differs, and the place is named."""

@@ -14,6 +14,8 @@ import pgra
 from pgra.commands.predict import main as predict_main
 from pgra.errors import PgraError
 
+pytestmark = pytest.mark.slow
+
 TRAIN, TEST = review_rows(40), review_rows(12, start=20)
 TEXTS = ["A warm film by the sea.", "A dull story."]
 _ROWS = {"train": TRAIN, "test": TEST}

@@ -13,6 +13,7 @@ def flags(bench, name, **changes):
     return ["claims", *(str(word) for key, value in given.items() for word in (f"--{key}", value))]
 
 
+@pytest.mark.slow
 def test_claims_are_made_of_a_corpus_and_a_reader_is_trained_on_them(new_bench, t5_dirs):
     bench = new_bench
     write_passages(bench.corpus, 60)  # "17 The film was ...": a number, or a year of SENTENCES

@@ -13,6 +13,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--full"]], ids=["short", "full"])
 def test_the_demo_says_what_it_found_and_is_reused(
     more, tmp_path, monkeypatch, capsys, two_threads

@@ -111,6 +111,7 @@ def test_so_it_is_from_python(value, mistakes):
     assert set(contents(mistakes)) == set(FILES)
 
 
+@pytest.mark.slow
 def test_a_prefix_over_the_lms_window_is_refused_and_a_long_text_is_cut_and_counted(new_bench):
     lm = build_lm(new_bench.root / "small", "gpt2", window=128)
     assert "num_exemplars" in new_bench.train("never", lm=lm, num_exemplars=16).error
@@ -126,6 +127,7 @@ def test_a_damaged_lm_is_named(bench, tmp_path):
     assert f"cannot load model '{lm}'" in bench.train("never", lm=lm).error
 
 
+@pytest.mark.slow
 def test_a_run_is_not_measured_on_inputs_that_changed_since(new_bench):
     task = new_bench.root / "mine.yaml"
     task.write_text(TASK)
@@ -151,6 +153,7 @@ def test_a_run_is_not_measured_on_inputs_that_changed_since(new_bench):
     assert new_bench.evaluate("x").code == 0  # the control: as they were
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_the_same_command_goes_on(new_bench, monkeypatch):
     """Whichever file does not fit, nothing half-written stays; with room, the run goes on."""
     replace, handles, places = Path.replace, [], (2, 4, 7, 12, 20)

@@ -85,6 +85,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_number_that_float16_does_not_hold_is_one_error_and_bfloat16_holds_it(
     there, name, monkeypatch, tmp_path

@@ -10,6 +10,8 @@ from scripted import call, contents, read_json
 
 from pgra.cli import main
 
+pytestmark = pytest.mark.slow
+
 OUTSIDE = Path(__file__).parents[1] / "outside"
 TASK = """
 inputs: [text]

@@ -13,6 +13,8 @@ import pgra
 from pgra.artifacts import write_json
 from pgra.commands.predict import main as predict_main
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["A warm film by the sea.", "A dull story."]
 
 

@@ -10,6 +10,8 @@ from scripted import call, contents
 from pgra.commands.push import main as push_main
 from pgra.reader.record import read_record
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(bench):

@@ -6,6 +6,8 @@ import pytest
 from conftest import write_jsonl
 from scripted import contents, review_rows
 
+pytestmark = pytest.mark.slow
+
 PLAIN = {"num_evidence": 0, "max_segment_tokens": 64}
 
 

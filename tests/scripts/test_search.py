@@ -6,6 +6,8 @@ import pytest
 from conftest import write_jsonl
 from scripted import contents, finish, kill_when, read_json, review_rows
 
+pytestmark = pytest.mark.slow
+
 GRID = {
     "num_evidence": 0,
     "max_steps": 3,

@@ -6,6 +6,8 @@ import statistics
 import pytest
 from scripted import contents, read_json
 
+pytestmark = pytest.mark.slow
+
 STEPS = {"save_total_limit": 2, "num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
 
 

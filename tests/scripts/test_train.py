@@ -7,6 +7,8 @@ from scripted import call, contents, finish, read_json, review_rows
 from pgra.artifacts import lock_folder
 from pgra.cli import main as pgra
 
+pytestmark = pytest.mark.slow
+
 EVIDENCE_KEYS = ["row", "text", "stage1_rank", "stage1_score", "score"]
 
 

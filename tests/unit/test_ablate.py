@@ -14,6 +14,8 @@ from pgra.errors import ArtifactError
 from pgra.experiments.grid import grid_record, in_order, make_runs, read_grid, write_grid
 from pgra.methods.stages import Stages
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def no_budget_is_remembered(tmp_path, monkeypatch):

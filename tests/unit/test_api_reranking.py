@@ -109,6 +109,7 @@ def test_examples_may_be_pairs_mappings_rows_or_examples(make):
     assert all(f"{text}\nThe answer is {label}" in prompts[0] for text, label in SHOTS)
 
 
+@pytest.mark.slow
 def test_drawn_exemplars_leave_the_others_for_the_fit(make, tmp_path):
     reranker = make(examples=TRAIN, num_exemplars=4, similarity="head")
     assert len(reranker.prompt.exemplar_ids) == 4

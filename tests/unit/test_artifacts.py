@@ -14,7 +14,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgra.artifacts import (
@@ -56,7 +56,6 @@ def folder(tmp_path):
     return path
 
 
-@settings(derandomize=True, deadline=None, max_examples=20)
 @given(st.dictionaries(st.text(), json_values, max_size=4))
 def test_equal_values_give_equal_text_and_digest(fields):
     try:

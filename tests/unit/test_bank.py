@@ -157,7 +157,7 @@ FilledKilledDamaged.TestCase.settings = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-TestFilledKilledDamaged = FilledKilledDamaged.TestCase
+TestFilledKilledDamaged = pytest.mark.slow(FilledKilledDamaged.TestCase)
 
 
 def test_shards_of_another_bank_are_not_taken_and_a_bank_of_another_model_is_refused(tmp_path):
@@ -332,6 +332,7 @@ def test_a_stopped_and_a_killed_job_go_on_and_leave_the_same_bytes(tmp_path):
     assert not list(broken.glob(".*partial*"))
 
 
+@pytest.mark.slow
 def test_a_bank_of_many_shards_needs_few_file_descriptors(tmp_path):
     fill(tmp_path, range(150), shard_rows=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

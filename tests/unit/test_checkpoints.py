@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_training import at_batch, make_arguments, run_files, train
 from transformers import AutoModelForSeq2SeqLM
@@ -72,7 +72,6 @@ def test_a_broken_checkpoint_is_not_gone_on_from(copy, t5_dir, name, is_cut):
     place=st.floats(0, 1, exclude_max=True),
     bit=st.integers(0, 6),
 )
-@settings(derandomize=True, deadline=None, max_examples=60)
 def test_no_flipped_bit_of_a_checkpoint_is_gone_on_from(run, name, place, bit):
     path = run / "checkpoint-6" / name
     assert last_checkpoint(run, num_processes=1) == path.parent  # the control
@@ -149,6 +148,7 @@ def test_losses_that_are_gone_are_said_to_be(copy, t5_dir, caplog):
     assert "losses.jsonl lacks losses up to step 6" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoints(run, t5_dir, tmp_path):
     began = str(run / "checkpoint-3")
     changes = {"resume_from_checkpoint": began, "save_total_limit": 2}

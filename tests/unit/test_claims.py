@@ -85,7 +85,7 @@ def test_a_sentence_has_a_fact_where_it_holds_just_one_and_all_of_it(words, kind
         assert " ".join(shown) == found.before + found.text + found.after
 
 
-@settings(derandomize=True, deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.integers(0, 99), st.sampled_from(KINDS), st.sampled_from([0.05, 0.5, 0.65, 1.0]))
 def test_a_claim_is_its_source_without_some_words_and_with_its_fact_or_another(
     tmp_path_factory, seed, kind, keep
@@ -122,7 +122,7 @@ def test_a_claim_is_its_source_without_some_words_and_with_its_fact_or_another(
             assert len(fact.split()) == len(written.split())
 
 
-@settings(derandomize=True, deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(st.integers(0, 99), st.sampled_from(KINDS), st.tuples(*[st.floats(0, 1)] * 2).map(sorted))
 def test_a_smaller_share_keeps_some_of_the_same_sources_and_the_same_claims(
     tmp_path_factory, seed, kind, shares

@@ -115,6 +115,7 @@ COMMAND_GROUPS = {command.group for command in COMMANDS.values()} | {"Commands"}
 FEWER = {"train": 30, "demo": 30, "plan": 30, "icl": 35, "ablate": 40, "rerank": 30}
 
 
+@pytest.mark.slow
 def test_every_command_and_all_words_below_have_help_in_groups(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     left, met = [(), ("ablate", "k"), ("ablate", "kate_t2")], set()
@@ -186,6 +187,7 @@ def test_every_script_has_help(script, capsys, monkeypatch):
     assert "usage: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_a_listing_without_a_word():
     command = [sys.executable, "-m", "pgra", "data"]
     read, write = os.pipe()
@@ -248,6 +250,7 @@ def device_flags():
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_not_there_is_refused_by_every_command_before_anything_is_read(
     tmp_path, monkeypatch, capsys
 ):

@@ -55,6 +55,7 @@ def run_fresh(*words):
     return set(done.stdout.partition("LOADED")[2].split()), seconds
 
 
+@pytest.mark.slow
 def test_a_light_command_is_quick_and_loads_neither_torch_nor_transformers():
     for word in ("--help", "models", "data"):
         assert not {"torch", "transformers", "datasets", "faiss"} & run_fresh(word)[0]
@@ -108,6 +109,7 @@ def test_rerank_finds_a_sentence_by_itself_in_both_stages(rerank_flags, say):
         assert shown[:3] == ["Red", "apples", "grow"]
 
 
+@pytest.mark.slow
 def test_rerank_does_all_splits_with_neighbors_by_the_reader_that_a_yaml_names(
     rerank_flags, t5_dir, tmp_path, say, capsys
 ):

@@ -72,7 +72,7 @@ LINES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r"), max_s
 @given(
     texts=st.lists(LINES, min_size=1, max_size=12), rows=st.lists(st.integers(0, 99), max_size=9)
 )
-@settings(derandomize=True, deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_all_formats_give_one_corpus_whose_texts_follow_the_rows(texts, rows, tmp_path_factory):
     folder = tmp_path_factory.mktemp("any")
     passages = list(dict.fromkeys(text.strip() for text in texts if text.strip()))
@@ -145,7 +145,6 @@ def test_a_corpus_that_is_overwritten_while_it_is_read_is_not_kept(when, tmp_pat
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@settings(derandomize=True, deadline=None, max_examples=150)
 def test_no_flipped_bit_of_a_corpus_changes_a_text_or_ends_the_process(
     place, bit, tmp_path_factory
 ):
@@ -231,7 +230,6 @@ def test_unusable_source_is_refused_and_nothing_stays_behind(name, tmp_path):
     documents=st.lists(st.lists(st.text("abc\u00e9", min_size=1), max_size=12), max_size=5),
     num_words=st.integers(1, 5),
 )
-@settings(derandomize=True, deadline=None, max_examples=25)
 def test_passages_hold_all_words_in_order_and_cross_no_document(documents, num_words):
     for words in documents:
         blocks = cut_words("  ".join(words), num_words)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from method_runs import run_of
 from small_training import VERBALIZER
@@ -36,7 +36,6 @@ def build(tokenizer, drawn, queries=(QUERY,), *, verbalizer=VERBALIZER, max_toke
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=20)
 @given(seed=st.integers(0, 99), rows=st.lists(st.integers(0, 3), min_size=1, unique=True))
 def test_a_set_is_one_example_of_each_label_and_never_the_query_itself(seed, rows):
     queries = [QUERY, *(SUPPORT[row] for row in rows)]

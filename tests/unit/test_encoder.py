@@ -195,6 +195,7 @@ def test_a_model_with_masks_of_its_own_keeps_them_and_it_is_said(any_encoder, ca
     assert not np.allclose(any_encoder.encode(TEXTS), stock, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switch", ["auto", "off"])
 @pytest.mark.parametrize("pooling", POOLINGS[1:])
 def test_no_batch_waits_for_the_device_and_a_chunk_is_one_copy_there(

@@ -3,7 +3,7 @@
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgra.retrieval.faiss import (
@@ -65,7 +65,6 @@ def test_float16_chooses_and_float32_scores(device, are_kept, monkeypatch):
     assert np.abs(BlockSearch(source, device).search(queries, 9)[0] / true - 1).max() > 1e-6
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
 @given(
     st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=30),
     st.integers(1, 12),

@@ -126,6 +126,7 @@ def test_a_llama_index_postprocessor_gives_the_rerankers_best_as_nodes(
     assert rerank.postprocess_nodes([], query_str=QUERY) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "library"), [("langchain", "langchain_core"), ("llama_index", "llama_index")]
 )

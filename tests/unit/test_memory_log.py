@@ -153,6 +153,7 @@ with FeedbackLog.open(Path(sys.argv[1])) as log:
 """
 
 
+@pytest.mark.slow
 def test_what_two_processes_were_told_is_written_is_there_after_they_are_killed(tmp_path):
     path, acknowledged = tmp_path / "memory.sqlite", []
     # Both make the file, and are killed where they happen to be.
@@ -318,6 +319,7 @@ with FeedbackLog.open(Path(sys.argv[1])) as log:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 0.004, 0.012, 0.02, 0.05])
 def test_a_killed_erasure_leaves_the_log_before_or_after_it(tmp_path, delay):
     path = tmp_path / "memory.sqlite"
@@ -339,6 +341,7 @@ def test_a_killed_erasure_leaves_the_log_before_or_after_it(tmp_path, delay):
     assert bool(holding(tmp_path, SECRET, MEANT)) != is_gone
 
 
+@pytest.mark.slow
 def test_what_others_write_while_entries_are_erased_is_kept(tmp_path):
     path = tmp_path / "memory.sqlite"
     with FeedbackLog.open(path) as log:

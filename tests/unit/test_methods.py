@@ -26,6 +26,7 @@ def few(method, **changes):
     return {**(FEW if method == "lm-bff" else {}), **changes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(READERS))
 def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tmp_path, method):
     folder = tmp_path / "run"
@@ -60,6 +61,7 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
 RALM = {"lora_rank": 2, "lora_target_modules": ["c_attn"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "kind", "changes"),
     [
@@ -82,6 +84,7 @@ def test_a_stopped_training_goes_on_to_the_same_run(args, tmp_path, method, kind
         assert encoder.read_bytes() == (stopped / "reader" / encoder.name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "changes"), [("fid", {}), ("lm-bff", FEW), ("rag", {}), ("ralm", RALM)]
 )
@@ -171,6 +174,7 @@ def test_labels_are_the_nearest_examples(args, tmp_path, encoder):
     assert [line["prediction"] for line in lines_of(folder)] == expected
 
 
+@pytest.mark.slow
 def test_the_dev_set_chooses_how_many_vote(args, tmp_path):
     done = run(run_of(args, "knn", tmp_path / "knn")).training
     values = {}

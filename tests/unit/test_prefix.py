@@ -291,6 +291,7 @@ def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, capl
     assert set(kernel.groups) == {heads // getattr(config, "num_key_value_heads", heads)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", one_quick(["gpt2", "llama", "opt"], "opt"))
 def test_the_host_waits_for_no_batch_and_once_for_a_shard(kind, lm_dirs, monkeypatch):
     """What a GPU's batches ask of the host, seen on a device that only looks like one."""

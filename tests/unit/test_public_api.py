@@ -17,6 +17,7 @@ def modules_after(code):
     return set(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_a_name_imports_its_own_module_only():
     heavy = {"torch", "transformers", "datasets", "faiss"}
     assert not modules_after("import pgra") & {*heavy, "numpy", "pgra.core"}

@@ -160,6 +160,7 @@ LORA = {
 }
 
 
+@pytest.mark.slow
 def test_a_frozen_run_trains_nothing_and_leaves_no_reader(args, tmp_path):
     args = with_retriever(args, retriever="bm25")
     mine = run_of(
@@ -179,6 +180,7 @@ def test_a_frozen_run_trains_nothing_and_leaves_no_reader(args, tmp_path):
         evaluate_run(tmp_path / "run", **again)
 
 
+@pytest.mark.slow
 def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, tmp_path):
     folder, moved = tmp_path / "run", tmp_path / "moved"
     frozen = run(run_of(args, "ralm", tmp_path / "frozen"))

@@ -54,6 +54,7 @@ def test_killed_at_any_batch_it_goes_on_as_if_it_had_not_been(whole, t5_dir, tmp
     assert result.train_loss == whole[1].train_loss
 
 
+@pytest.mark.slow
 def test_adapters_go_on_too_from_checkpoints_without_the_model(t5_dir, tmp_path):
     def adapt(name):
         reader = FusionReader.from_name(str(t5_dir))

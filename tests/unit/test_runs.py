@@ -1,7 +1,7 @@
 """Runs and grids are read back with checks; what is damaged is refused by name."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from planted_runs import edit, plant, plant_grid
 
@@ -69,7 +69,6 @@ def plant_whole(folder, **changes):
 @given(
     name=st.sampled_from(FILES[1:]), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7)
 )
-@settings(derandomize=True, deadline=None, max_examples=100)
 def test_no_flipped_bit_of_a_run_changes_what_is_read(name, place, bit, tmp_path_factory):
     folder = plant_whole(tmp_path_factory.mktemp("flip") / "a", wrong=[1])
     load_run(folder)  # the control

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgra.core import Candidates, Example
@@ -147,7 +147,6 @@ def test_fixed_rows_are_the_first_or_those_that_a_file_names(tmp_path):
     query=st.sampled_from(["", "a", "b c"]),
     seed=st.integers(0, 9),
 )
-@settings(derandomize=True, deadline=None, max_examples=25)
 def test_an_order_keeps_the_rows_and_reversing_reverses(rows, order, query, seed):
     shown = arrange(rows, order, query=query, seed=seed)
     assert sorted(shown) == sorted(rows)

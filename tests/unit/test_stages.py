@@ -93,6 +93,7 @@ def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     assert line.text == "A zebra."
 
 
+@pytest.mark.slow
 def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     for similarity in SIMILARITIES:
         args = with_rerank(args, similarity=similarity)
@@ -131,6 +132,7 @@ def test_a_second_experiment_runs_the_lm_on_nothing(args, caplog):
     assert not any(stored.reused for stored in cosine.evidence.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("similarity", ["dot", "head", "label_words"])
 def test_two_processes_search_everything_as_one_does(args, tmp_path, similarity):
     args = with_retriever(with_rerank(args, similarity=similarity), retriever="exhaustive")
@@ -216,6 +218,7 @@ def test_a_state_that_float16_does_not_hold_is_an_error_that_names_bfloat16(half
 # The LM's memory.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_let_go", [True, False])
 def test_no_weight_of_the_lm_is_left_when_the_reader_trains(args, tmp_path, monkeypatch, is_let_go):
     weights, left = [], []

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgra.config import from_yaml
@@ -83,7 +83,6 @@ VALUES = {
 
 
 @given(values=st.fixed_dictionaries({"word": WORDS}, optional=VALUES))
-@settings(derandomize=True, deadline=None, max_examples=25)
 def test_what_fits_comes_back(values, tmp_path_factory):
     plain = {name: list(v) if name == "names" else v for name, v in values.items()}
     made = asdict(read(tmp_path_factory.getbasetemp() / "any.yaml", plain))
