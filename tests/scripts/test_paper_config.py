@@ -1,5 +1,6 @@
 """The paper's own run, from its YAML: what it says, and every stage built from it, small."""
 
+import pytest
 import yaml
 from conftest import SENTENCES
 from scripted import call
@@ -51,6 +52,7 @@ def test_it_names_every_value_once_and_nothing_unknown():
     assert sorted(keys) == sorted(set(keys)) == sorted(yaml.safe_load(text))
 
 
+@pytest.mark.slow
 def test_every_stage_is_built_from_it(new_bench, lm_dirs):
     """With models of the same architectures, a dozen sentences, and only sizes and places."""
     new_bench.corpus.write_text("\n".join([*SENTENCES, SENTENCES[0]]) + "\n")

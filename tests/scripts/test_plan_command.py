@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from scripted import call, contents
 
 from pgra.commands.plan import main as plan_main
@@ -15,6 +16,7 @@ def plan(bench, **changes):
     return call(plan_main, [word for pair in pairs for word in pair])
 
 
+@pytest.mark.slow
 def test_after_a_run_there_is_nothing_left_to_read(new_bench, tmp_path):
     new_bench.make("x", num_candidates=2)
     before, path = contents(new_bench.artifacts), tmp_path / "plan.json"

@@ -74,6 +74,7 @@ def test_scores_by_hand_from_the_states(start):
     assert np.abs(by_row(found) - others).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("similarity", FITTED)
 def test_a_full_bank_scores_as_a_lazy_one_and_its_fingerprint_is_enough(start, similarity):
     reranker = start(similarity, "lazy")

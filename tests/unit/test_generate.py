@@ -82,6 +82,7 @@ def test_other_kinds_of_attention_give_the_same(kind, tmp_path, caplog):
     check_scores(lm, PROMPTS[4:], [" great", " the old house"])
 
 
+@pytest.mark.slow
 def test_stock_calls_and_sizes_of_what_is_kept_change_nothing(lm_dirs, monkeypatch):
     lm = open_lm(lm_dirs["llama"])
     ids = tokenize(lm, PROMPTS)

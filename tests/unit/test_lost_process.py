@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 JOB = """
 import atexit, os, signal, sys, weakref
 import pgra.core
@@ -51,6 +53,7 @@ def _run(*killed):
     return [process.returncode for process in processes], told
 
 
+@pytest.mark.slow
 def test_the_others_say_which_process_was_lost():
     codes, told = _run("1")
     assert codes == [1, -signal.SIGKILL]
