@@ -118,7 +118,7 @@ class TrainingArguments(Arguments):
     )
     learning_rate: float | None = arg(
         None,
-        "Peak learning rate; default: by the reader's width and the number of steps, at most 2e-3 "
+        "Peak learning rate; default: by the reader's width and the number of steps, at most 1e-3 "
         "(the paper's grid: 1e-5 to 1e-4).",
         is_common=True,
         above=0,

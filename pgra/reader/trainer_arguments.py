@@ -277,7 +277,7 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
 
 
 def default_learning_rate(width: int, steps: int) -> float:
-    """Return the rate that stands for none: 8e-5 x 768 / width x sqrt(5000 / steps), at most 2e-3.
+    """Return the rate that stands for none: 8e-5 x 768 / width x (5000 / steps)^(1/3), to 1e-3.
 
     The paper's for SST-2 (table 7) with its T5-base and 5,000 steps; smaller readers and shorter
     trainings need more (docs/training.md has what was measured).
@@ -286,7 +286,7 @@ def default_learning_rate(width: int, steps: int) -> float:
         width: The reader's hidden size.
         steps: Training steps.
     """
-    return float(f"{min(2e-3, 8e-5 * 768 / width * math.sqrt(5000 / max(steps, 1))):.2g}")
+    return float(f"{min(1e-3, 8e-5 * 768 / width * (5000 / max(steps, 1)) ** (1 / 3)):.2g}")
 
 
 def _check_accelerator(value: AcceleratorConfig | Mapping[str, Any] | None) -> None:

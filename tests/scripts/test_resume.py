@@ -49,7 +49,7 @@ def test_a_checkpoint_of_another_run_or_of_none_is_refused(made, tmp_path):
     flags = {**PLAIN, "max_steps": 4}
     checkpoint = next(made.run("one").glob("checkpoint-*"))
     told = made.train("other", **flags, resume_from_checkpoint=checkpoint, learning_rate=1).error
-    assert f"{checkpoint} was made with learning_rate 8e-05, this run asks for 1" in told
+    assert f"{checkpoint} was made with learning_rate 0.001, this run asks for 1" in told
     assert told.endswith("give a checkpoint of the same run")
     assert not made.run("other").exists()
     told = made.train("other", **flags, resume_from_checkpoint=tmp_path / "no").error

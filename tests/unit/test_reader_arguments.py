@@ -34,7 +34,7 @@ def test_arguments_have_the_papers_defaults_and_are_read_from_yaml_and_command_l
 
 @pytest.mark.parametrize(
     ("width", "steps", "rate"),
-    [(768, 5000, 8e-5), (1024, 5000, 6e-5), (512, 5000, 1.2e-4), (512, 200, 6e-4), (512, 8, 2e-3)],
+    [(768, 5000, 8e-5), (1024, 5000, 6e-5), (512, 5000, 1.2e-4), (512, 40, 6e-4), (64, 4, 1e-3)],
 )
 def test_the_default_rate_is_the_papers_for_its_reader_and_higher_for_less_of_both(
     width, steps, rate
