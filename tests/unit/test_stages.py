@@ -1,5 +1,6 @@
 """Both retrieval stages on a task: what they find, share, store and refuse."""
 
+import shutil
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -213,6 +214,35 @@ def test_a_state_that_float16_does_not_hold_is_an_error_that_names_bfloat16(half
     with pytest.raises(ModelError, match=r"no finite state in torch.float16 .*: use --lm_dtype b"):
         found_for(half_args())
     assert dtype_of(found_for(half_args(lm_dtype="bfloat16"))) == "bfloat16"  # in the same folder
+
+
+# Models that change.
+
+
+@pytest.mark.parametrize("part", ["lm", "encoder"])
+def test_a_model_folder_that_is_replaced_during_a_run_leaves_nothing_under_its_name(
+    part, args, tmp_path
+):
+    name = args.rerank.lm if part == "lm" else args.retriever.encoder
+    folder = Path(shutil.copytree(name, tmp_path / "model"))
+    change = with_rerank if part == "lm" else with_retriever
+    args = change(args, **{part: str(folder)})
+    elsewhere = replace(args.runtime, artifacts_dir=str(tmp_path / "other"))
+    whole = found_for(replace(args, runtime=elsewhere))  # the control
+    weights = folder / "model.safetensors"
+    good = weights.read_bytes()
+    stages = Stages.read(args, ALONE)
+    stages.open()
+    assert stages.retriever.fingerprint  # the encoder is loaded, the LM only found
+    weights.write_bytes(good[:-64] + bytes(64))
+    with pytest.raises(ArtifactError, match="model.safetensors changed while it was in use"):
+        stages.find()
+    weights.write_bytes(good)
+    found = found_for(args)
+    assert found.fingerprints == whole.fingerprints
+    for split in SPLITS:
+        ours, theirs = (one.evidence[split].candidates for one in (found, whole))
+        np.testing.assert_array_equal(ours.scores, theirs.scores)
 
 
 # The LM's memory.
