@@ -7,11 +7,9 @@ line. Light: no torch, no transformers until a command line is read.
 import argparse
 import dataclasses
 import enum
-import functools
 import logging
 import math
 import os
-import re
 import sys
 import types
 import typing
@@ -24,6 +22,7 @@ from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
+import msgspec
 import yaml
 
 from pgra.core import check_device
@@ -292,6 +291,11 @@ def arg(
     return field(default=default, metadata=metadata)
 
 
+def _is_declared(cls: type, f: Any) -> bool:
+    """Whether a field is declared by us, and not by transformers."""
+    return not hasattr(cls, "WHOLE") or isinstance(f.metadata.get("help"), _Help)
+
+
 def rules(cls: type) -> dict[str, Rule]:
     """Return what each argument of a class says of itself, by name."""
     return {
@@ -324,15 +328,12 @@ class Arguments:
 
         A `Path` becomes text, as on the command line.
         """
-        cls: type = type(self)
-        kinds = _kinds_of(cls)
+        kinds = typing.get_type_hints(type(self))
         for name, rule in rules(type(self)).items():
             value = getattr(self, name)
-            if isinstance(value, Path):
-                value = str(value)
-                setattr(self, name, value)
-            if not _fits(value, kinds[name]):
-                raise ConfigError(f"{name} is {show(value)}: it must be {_in_words(kinds[name])}")
+            value = str(value) if isinstance(value, Path) else value
+            value = typed_value(name, value, kinds[name], is_exact=True)
+            setattr(self, name, value)
             rule.check(name, value)
             self._check_needs(name, rule)
         self.check()
@@ -672,10 +673,11 @@ def _file_flags(*, has_profile: bool) -> list[Flag]:
 
 
 def _field_types(classes: Sequence[type]) -> dict[str, Any]:
-    """Return types by field name, from the annotations: the parser edits its fields' types."""
+    """Return types by field name; Any for those of transformers, which checks them itself."""
     return {
-        f.name: hints[f.name]
+        f.name: hints[f.name] if f.name in own or hints[f.name] == bool | None else Any
         for cls in classes
+        for own in ({f.name for f in dataclasses.fields(cls) if _is_declared(cls, f)},)
         for hints in (typing.get_type_hints(cls),)
         for f in dataclasses.fields(cls)
         if f.init
@@ -721,11 +723,12 @@ def check_defaults(
     for name in layer.values:
         if name not in fields and name not in others:
             raise ConfigError(f"{path}: {_unknown('key', str(name), {*fields, *others})}")
-    values = {name: value for name, value in layer.values.items() if name in fields}
-    for name, value in values.items():
-        if value == []:
-            raise ConfigError(f"{path}: {name} is empty: give at least one")
-        _refuse_misfit(f"{path}: {name}", value, fields[name])
+    values = {}
+    for name, value in layer.values.items():
+        if name in fields:
+            if value == []:
+                raise ConfigError(f"{path}: {name} is empty: give at least one")
+            values[name] = typed_value(f"{path}: {name}", value, fields[name])
     return values
 
 
@@ -739,45 +742,11 @@ _EVERY = "pgra.commands.common:all_arguments"
 """What returns the names of all arguments that a YAML may hold; imported where one is unknown."""
 
 
-def _fits(value: object, kind: Any) -> bool:
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return any(_fits(value, part) for part in typing.get_args(kind))
-    kind = typing.get_origin(kind) or kind
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return value in [member.value for member in kind]
-    if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    return (
-        value is None
-        if kind is type(None)
-        else not isinstance(kind, type) or isinstance(value, kind)
-    )
-
-
-_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def _in_words(kind: Any) -> str:
-    """Say what a type hint wants; that it may be left out is not said."""
-    if isinstance(kind, types.UnionType):
-        return " or ".join(_in_words(part) for part in kind.__args__ if part is not type(None))
-    return "a list" if typing.get_origin(kind) is list else _KINDS.get(kind) or str(kind)
-
-
-@functools.cache
-def _kinds_of(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
 def from_yaml(cls: type[_T], path: Path, **given: Any) -> _T:
-    """Build a dataclass from a YAML, whose keys are its fields; their type hints are checked.
-
-    Hints may be text, numbers, bool, Any, Path, Literal, unions, lists, tuples of one type,
-    mappings, and dataclasses of these. What a class says against its values (`__post_init__`) is
-    told with the file's name.
+    """Build a dataclass from a YAML, whose keys are its fields, of the types of its hints.
 
     Args:
-        cls: The dataclass.
+        cls: The dataclass; what its `__post_init__` refuses is said with the file's name.
         path: The YAML.
         given: Fields that are not read from the file.
 
@@ -792,15 +761,8 @@ def from_yaml(cls: type[_T], path: Path, **given: Any) -> _T:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def from_values(cls: type[_T], values: Mapping[Any, Any], where: str = "", **given: Any) -> _T:
-    """Build a dataclass from a mapping; see `from_yaml`.
-
-    Args:
-        cls: The dataclass.
-        values: Values by name, as a YAML has them.
-        where: What stands before a name in messages, such as "hub.".
-        given: Other fields.
-    """
+def from_values(cls: type[_T], values: Mapping[Any, Any], **given: Any) -> _T:
+    """Build a dataclass from a mapping, as a YAML has it, and of fields given; see `from_yaml`."""
     hints = typing.get_type_hints(cls)
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     known = {f.name: f for f in fields if f.init and f.name not in given}
@@ -808,64 +770,48 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], where: str = "", **giv
         choose("key", str(name), known)
     for name, f in known.items():
         if name not in values and f.default is f.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"'{where}{name}' is missing")
+            raise ConfigError(f"'{name}' is missing")
     typed = {}
     for name, value in values.items():
-        is_empty = value == [] if known[name].default == () else value == ""
-        if is_empty and may_be_empty(known[name]):
-            typed[name] = type(known[name].default)()
-        else:
-            typed[name] = typed_value(where + name, value, hints[name])
+        f = known[name]
+        may_be_empty = f.default in ("", ()) or f.metadata.get("may_be_empty", False)
+        if not (may_be_empty and value in ("", [])):
+            check_parts(name, value, hints[name])
+        typed[name] = typed_value(name, value, hints[name])
     return cls(**given, **typed)
 
 
-def may_be_empty(f: Any) -> bool:
-    """Whether a dataclass's field of a text or a tuple may be empty: by default, or as it says."""
-    return f.default in ("", ()) or f.metadata.get("may_be_empty", False)
+def typed_value(name: str, value: Any, kind: Any, *, is_exact: bool = False) -> Any:
+    """Return a value as a type hint has it; a text that is a number is one, unless `is_exact`.
+
+    Raises:
+        ConfigError: If it is of another type, with its name.
+    """
+    try:
+        return msgspec.convert(value, kind, strict=is_exact, dec_hook=_as_kind)
+    except msgspec.ValidationError as error:
+        hint = " (put a text in quotes)" if "Expected `str`" in str(error) else ""
+        raise ConfigError(f"{name} is {show(value)}: {error}{hint}".replace("`", "")) from None
 
 
-def typed_value(name: str, value: Any, kind: Any) -> Any:
-    """Return a value of a YAML as a type hint has it, or refuse it; see `from_yaml`."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any or kind is object:
-        return value
-    if origin in (typing.Union, types.UnionType):
-        fitting = [part for part in parts if _fits(value, part)]
-        return typed_value(name, value, (fitting or [parts[0]])[0])
-    if origin is typing.Literal:
-        choose(name, str(value), parts)
-        return value
-    if origin in (list, tuple, Sequence):
-        if not isinstance(value, list | tuple) or not value:
-            raise ConfigError(f"{name} is {show(value)}; it must be a list of at least one")
-        items = [typed_value(name, item, parts[0]) for item in value]
-        return items if origin is list else tuple(items)
-    if (origin in (dict, Mapping) or dataclasses.is_dataclass(kind)) and not isinstance(
-        value, dict
-    ):
-        raise ConfigError(f"{name} is {show(value)}; it must be a mapping")
-    if dataclasses.is_dataclass(kind):
-        return from_values(kind, value, f"{name}.")  # type: ignore[arg-type]
-    if origin in (dict, Mapping):
-        key = f"key of {name}"
-        return {
-            typed_value(key, k, parts[0]): typed_value(f"{name}.{k}", v, parts[1])
-            for k, v in value.items()
-        }
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    _refuse_misfit(name, value, kind, may_be_empty=False)
-    return value
+def _as_kind(kind: type, value: Any) -> Any:
+    """Return a value as a class that msgspec does not know, such as `Path`."""
+    return value if isinstance(value, kind) else kind(value)
 
 
-def _refuse_misfit(name: str, value: Any, kind: Any, *, may_be_empty: bool = True) -> None:
-    """Refuse a value of a YAML that is not of a type."""
-    if _fits(value, kind) and (may_be_empty or value != ""):
+def check_parts(name: str, value: Any, kind: Any) -> None:
+    """Refuse what msgspec passes: an empty value, and an unknown key of a dataclass within one."""
+    if kind in (Any, object):
         return
-    hint = ""
-    if kind is str:
-        hint = " (in quotes, where YAML reads yes, no, true or a number)"
-    elif isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", value):
-        hint = " (write it as 1.0e-4: YAML reads 1e-4 as text)"
-    wanted = _KINDS.get(kind) or str(getattr(kind, "__name__", kind)).replace("NoneType", "null")
-    raise ConfigError(f"{name} is {show(value)}; it must be {wanted}{hint}")
+    if value in ("", []):
+        raise ConfigError(f"{name} is {show(value)}: it must not be empty")
+    own = [part for part in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(part)]
+    if isinstance(value, dict) and own:
+        hints = typing.get_type_hints(own[0])
+        for key, part in value.items():
+            choose(f"key of {name}", str(key), hints)
+            check_parts(f"{name}.{key}", part, hints[key])
+    elif isinstance(value, dict | list) and (parts := typing.get_args(kind)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in items:
+            check_parts(f"{name}.{key}", part, parts[-1] if parts[-1] is not ... else parts[0])

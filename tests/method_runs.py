@@ -9,7 +9,7 @@ from pgra.data.examples import DataArguments
 from pgra.exemplars import SelectionArguments
 from pgra.lm.base import CompleterArguments
 from pgra.methods.arguments import FolderArguments, PgraArguments, RunArguments, RuntimeArguments
-from pgra.methods.base import find_method
+from pgra.methods.base import find_method, find_sections
 from pgra.methods.kate import AnswerArguments
 from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
@@ -29,8 +29,8 @@ def run_of(args: PgraArguments, method: str, folder: Path, **training: object) -
         if name not in sections and name != "training":
             own = {f.name for f in fields(cls)} & set(training)
             sections[name] = cls(**{key: training.pop(key) for key in own})
-    chosen = {"lora_rank": getattr(sections.get("reader"), "lora_rank", None)}
-    if "training" in find_method(method).sections(chosen):
+    chosen = {"method": method, "lora_rank": getattr(sections.get("reader"), "lora_rank", None)}
+    if "training" in find_sections(chosen):
         usual = {"max_steps": 2, "per_device_train_batch_size": 4, "seed": 1, "disable_tqdm": True}
         sections["training"] = ReaderTrainingArguments(
             output_dir=str(folder), use_cpu=True, **{**usual, **training}

@@ -15,6 +15,7 @@ import yaml
 
 from pgra.config import (
     at_least,
+    check_parts,
     choose,
     find_class,
     find_yaml,
@@ -127,9 +128,11 @@ class _Sourced:
             given = getattr(self, f.name)
             if given != f.default and not is_dataclass(given):  # else a default, or checked itself
                 value = dict(given) if isinstance(given, Mapping) else given
-                if value not in ("", [], (), {}):
-                    value = typed_value(f.name, value, hints[f.name])
-                object.__setattr__(self, f.name, () if value == [] else value)
+                value = list(value) if isinstance(value, tuple) else value
+                if value not in ("", [], {}):
+                    check_parts(f.name, value, hints[f.name])
+                value = typed_value(f.name, value, hints[f.name])
+                object.__setattr__(self, f.name, value)
 
     @classmethod
     def names(cls) -> list[str]:

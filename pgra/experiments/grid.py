@@ -111,18 +111,18 @@ class Grid:
     about: str = ""
     extends: str | None = None
     base: Mapping[str, Any] = field(default_factory=dict)
-    tasks: Sequence[str] = ()
+    tasks: tuple[str, ...] = ()
     by_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    points: Sequence[Mapping[str, Any]] = ({},)
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    points: tuple[Mapping[str, Any], ...] = ({},)
     baseline: Mapping[str, Any] | None = None
     labels: Mapping[str, Any] = field(default_factory=dict)
-    seeds: Sequence[int] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2)
     reference: str | None = None
     share: bool = True
     show: str | None = None
     demo: "Grid | None" = None
-    asked: Sequence[str] | None = None
+    asked: tuple[str, ...] | None = None
 
     @cached_property
     def cells(self) -> list[Point]:

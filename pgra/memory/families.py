@@ -7,7 +7,7 @@ ERT-NL were never released.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,10 +37,10 @@ class SituationForm:
     """
 
     about: str
-    labels: Sequence[str]
+    labels: tuple[str, ...]
     output: str
     feedback: str
-    categories: Sequence[str] = ()
+    categories: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, slot in (("output", "{about}"), ("output", "{label}"), ("feedback", "{about}")):
@@ -89,10 +89,10 @@ class Family:
     name: str
     prompt: str
     words: Literal["answers", "relations", "scrambles", "situations"]
-    understood_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    understood_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     answers: Mapping[str, str] = field(default_factory=dict)
-    phrasings: Sequence[Phrasing] = ()
-    released_check: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    phrasings: tuple[Phrasing, ...] = ()
+    released_check: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     num_remembered: int = 0
     situations: SituationForm | None = None

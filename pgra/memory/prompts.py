@@ -104,8 +104,8 @@ class FewShot:
     separator: str
     end: str
     clarified: str
-    examples: Sequence[PromptExample]
-    nearest: Mapping[str, Sequence[PromptExample]] = field(default_factory=dict)
+    examples: tuple[PromptExample, ...]
+    nearest: Mapping[str, tuple[PromptExample, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if "\n" not in self.separator or not self.end.strip():

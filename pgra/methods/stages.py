@@ -112,7 +112,7 @@ class Stages(Timed):
         if reads_prompt(args):
             prompt, exemplars = _write_prompt(data, args, context)
             shown = prompt.exemplar_ids
-        elif args.reader.same_train and not args.rerank.per_query:
+        elif getattr(args.reader, "same_train", False) and not args.rerank.per_query:
             shown = _write_prompt(data, args, context)[0].exemplar_ids
         train = [example for example in data.train if example.id not in shown]
         if not train:

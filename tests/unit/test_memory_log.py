@@ -130,7 +130,7 @@ def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(log):
     [
         ({"label": "x"}, "unknown key 'label'"),
         ({"feedback": "x" * 2_001}, "has 2,001 characters, and may have 2,000"),
-        ({"feedback": 1.0}, "feedback is 1.0; it must be text"),
+        ({"feedback": 1.0}, "feedback is 1.0: Expected str"),
         ({"feedback": "red \x1b[31m"}, r"the control character '\\x1b': give plain text"),
     ],
 )
