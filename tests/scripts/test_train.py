@@ -40,7 +40,7 @@ def test_a_model_card_lost_by_a_kill_is_written_again_by_the_same_command(bench,
     path.unlink()
     (bench.run("first") / "checkpoint-2").mkdir()
     (bench.run("first") / ".01234567.partial.json").write_text("{")
-    (path.parent / ".01234567.partial.md").write_text("half")
+    (path.parent / ".README.md.4194305.01234567.partial.md").write_text("half")
     assert "(reused)" in bench.make("first").out
     assert contents(bench.root) == before
 
