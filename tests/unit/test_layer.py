@@ -98,6 +98,7 @@ def find(args):
     return stages
 
 
+@pytest.mark.slow
 def test_a_prefix_a_query_is_read_at_a_layer_too(args, blurred):
     found = {}
     for layer in ("1", "2", "3"):
