@@ -132,7 +132,8 @@ def test_a_run_decides_new_texts_as_its_own(near, tmp_path):
     for line, answer in zip(lines, alone, strict=True):
         assert answer.prediction.label == line["prediction"]
         assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-5)
-        assert answer.details["exemplars"] == line["exemplars"]
+        for mine, theirs in zip(answer.details["exemplars"], line["exemplars"], strict=True):
+            assert mine == {**theirs, "similarity": pytest.approx(theirs["similarity"], abs=1e-5)}
     few = write_jsonl(tmp_path / "few.jsonl", review_rows(4, start=20))  # measured on another file
     changes = {"data": {"test_file": str(few)}}
     again = evaluate_run(near.folder, changes=changes, output_dir=tmp_path / "elsewhere")
