@@ -220,7 +220,7 @@ def _read(name: str, how: GridArguments, rest: Sequence[str]) -> "Grid":
         raise ConfigError("a grid runs several seeds: give --seeds 0 1 2, or --seeds 0 for one")
     if how.tasks and "task" in given:
         raise ConfigError("--task and --tasks both name what to run: give one of them")
-    return replace(grid, asked=how.tasks or ()) if how.tasks or "task" in given else grid
+    return replace(grid, asked=tuple(how.tasks or ())) if how.tasks or "task" in given else grid
 
 
 def _root(grid: "Grid", how: GridArguments, rest: Sequence[str]) -> Path:
