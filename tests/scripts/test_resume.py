@@ -35,7 +35,7 @@ def test_out_of_time_is_124_and_the_same_command_goes_on(made):
 
 def test_stopped_before_it_was_measured_it_is_only_measured(made):
     copy = shutil.copytree(made.run("one"), made.run("copy"))
-    for name in ("metrics.json", "predictions.jsonl", "reader/pgra.json"):
+    for name in ("metrics.json", "predictions.jsonl"):
         (copy / name).unlink()
     for checkpoint in copy.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
