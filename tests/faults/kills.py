@@ -154,7 +154,7 @@ def again(
     if name == "erase" and (held := holders(world, QUESTION)):
         return f"not erased from {held}"
     if name in APPENDS:
-        memory = "other.sqlite" if name == "import" else "memory.sqlite"
+        memory = "memory.sqlite"
         ended = world.call(["memory", "list", "--verify", "--memory", memory])
         if ended.code:
             return f"not whole: {ended.err[-300:]!r}"
@@ -255,5 +255,5 @@ def two_at_once(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
 
 
 Broken = Callable[[World, str, int, Unbroken], str]
-APPENDS = ("memory", "correct", "import", "chat")
+APPENDS = ("memory", "correct", "chat")
 """Given twice they may write twice."""
