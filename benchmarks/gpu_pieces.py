@@ -3,10 +3,8 @@
 import argparse
 import itertools
 import json
-import os
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +17,6 @@ from measuring import Cost, copy_rate, matrix_rate, measured, wait_for, write_fi
 from rerank import RELEASED_BATCH, read_shared, read_whole
 from subjects import (
     BERT_TOKENIZER,
-    OPT_SHAPES,
     RANDOM,
     T5_TOKENIZER,
     TOKENIZER,
@@ -34,7 +31,6 @@ from usual import Reading, batches, encode_usual, train_usual
 from pgra.artifacts import package_versions
 from pgra.commands.common import say
 from pgra.core import Example
-from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import LmShape, dtype_name
 from pgra.lm.prefix import PromptedEncoder
@@ -54,10 +50,9 @@ class Sizes:
     """How much is measured.
 
     Attributes:
-        planned: Seconds that a piece plans for.
         product: Rows and columns of the matrices.
         copied: Bytes.
-        lms: Shapes that read candidates; the first that fits.
+        lm: Shape that reads candidates.
         encoder: Shape.
         reader: Shape.
         candidates: Most that the LM reads.
@@ -68,10 +63,9 @@ class Sizes:
         steps: Of training.
     """
 
-    planned: int = 130
     product: int = 8192
     copied: int = 4 << 30
-    lms: Sequence[str] = ("opt-13b", "opt-6.7b", "opt-2.7b", "opt-1.3b")
+    lm: str = "opt-13b"
     encoder: str = "bert-base"
     reader: str = "t5-base"
     candidates: int = 40_000
@@ -83,10 +77,9 @@ class Sizes:
 
 
 TINY = Sizes(
-    planned=1300,  # a CPU may be busy otherwise
     product=256,
     copied=1 << 20,
-    lms=("opt-tiny",),
+    lm="opt-tiny",
     encoder="bert-tiny",
     reader="t5-tiny",
     candidates=32,
@@ -118,14 +111,6 @@ class Bench:
     path: Path
     figures: dict[str, float]
 
-    def __post_init__(self) -> None:
-        self._begun = time.perf_counter()
-
-    @property
-    def left(self) -> float:
-        """The seconds that this piece may still plan."""
-        return self.sizes.planned - (time.perf_counter() - self._begun)
-
     def tell(self, prefix: str = "", **figures: float) -> None:
         """Write and print figures, named after the piece and what they have in common."""
         named = {f"{self.name}/{prefix}{end}": float(value) for end, value in figures.items()}
@@ -156,7 +141,6 @@ class Bench:
         work(first)
         with measured(self.device) as cost:
             work(first)
-        seconds = max(0.0, min(seconds, self.left))
         count = min(most, max(first, int(first / cost.seconds * seconds)))
         if count > first:
             with measured(self.device) as cost:
@@ -203,40 +187,18 @@ class Bench:
         return f"{RANDOM}{shape}@{self.folder / tokenizer}"
 
     def open_lm(self) -> CausalLM:
-        """Make the largest LM that fits, in the precision of OPT's own weights."""
+        """Make the LM, in the precision of OPT's own weights."""
         dtype = "float16" if self.device.type == "cuda" else "float32"
-        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else 1 << 60
-        for shape in self.sizes.lms:
-            layers, width, _ = OPT_SHAPES[shape]
-            if 1.25 * 2 * 12 * layers * width**2 + (3 << 30) < free:  # weights, and room to work
-                break
-            self.note(f"{shape} does not fit the {free / 1e9:.0f} GB that are free: a smaller one")
-        else:
-            raise ModelError(f"no LM fits the {free / 1e9:.1f} GB that are free on {self.device}")
-        lm = open_lm(self.model(shape, "lm"), dtype=dtype, device=str(self.device))
-        self.note(f"{shape}, {dtype}, {sum(p.numel() for p in lm.model.parameters()):,} weights")
-        return lm
+        return open_lm(self.model(self.sizes.lm, "lm"), dtype=dtype, device=str(self.device))
 
 
 def measure_env(bench: Bench) -> None:
     """Measure what the machine can do."""
-    device, size = bench.device, bench.sizes.product
-    facts = {**package_versions(), "threads": torch.get_num_threads(), "cores": os.cpu_count()}
-    if device.type == "cuda":
-        about = torch.cuda.get_device_properties(device)
-        facts |= {"cuda": torch.version.cuda, "processors": about.multi_processor_count}
-        facts |= {"capability": f"{about.major}.{about.minor}"}
-        bench.tell(memory_gb=about.total_memory / 1e9)
-    bench.note(", ".join(f"{name} {value}" for name, value in facts.items()))
-    bench.tell(product_size=size)
+    bench.note(", ".join(f"{name} {value}" for name, value in package_versions().items()))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         bench.tell("product_tflops_", **{dtype_name(dtype): bench.product_rate(dtype) / 1e12})
-    if device.type == "cuda":
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-        bench.tell("product_tflops_", tf32=bench.product_rate(torch.float32) / 1e12)
-        torch.set_float32_matmul_precision(before)
-    bench.tell(copy_gb_per_second=copy_rate(device, num_bytes=bench.sizes.copied) / 1e9)
+    rate = copy_rate(bench.device, num_bytes=bench.sizes.copied)
+    bench.tell(copy_gb_per_second=rate / 1e9)
 
 
 def measure_rerank(bench: Bench) -> None:
@@ -372,15 +334,13 @@ def measure_reader(bench: Bench) -> None:
     for dtype in ("bfloat16", "float32"):
         args = reader_arguments(bench, dtype)
         product = bench.product_rate(getattr(torch, dtype))
-        inputs = tokenized(bench, args)
+        _, tokenizer = open_reader(args.model, device=torch.device("meta"))
+        inputs = reader.tokenize(bench.reading, bench.sizes.depth, tokenizer)
         steps = list(batches(args, len(inputs)))[1:]
         t5 = open_plain(args.model, device=torch.device("meta"))
         operations = 3.0 * sum(reader.count_operations(t5, inputs, rows) for rows in steps)
         rates = {}
         for title in ("pgra", "usual"):
-            if bench.left < 20:
-                bench.note(f"{dtype}, {title}: left out, no time is left")
-                continue
             cost = train(bench, title, args)
             rates[title] = args.steps / cost.seconds
             bench.tell(
@@ -390,8 +350,7 @@ def measure_reader(bench: Bench) -> None:
                 share_of_product=operations / (cost.seconds * product),
                 peak_mib=cost.peak_mib,
             )
-        if len(rates) == 2:
-            bench.tell(f"{dtype}_", speedup=rates["pgra"] / rates["usual"])
+        bench.tell(f"{dtype}_", speedup=rates["pgra"] / rates["usual"])
 
 
 def reader_arguments(bench: Bench, dtype: str) -> argparse.Namespace:
@@ -399,12 +358,6 @@ def reader_arguments(bench: Bench, dtype: str) -> argparse.Namespace:
     words = ["--model", bench.model(bench.sizes.reader, "t5"), "--device", str(bench.device)]
     words += ["--steps", str(bench.sizes.steps), "--batch_size", str(bench.sizes.batch)]
     return reader.parse([*words, *(["--bf16"] if dtype == "bfloat16" else [])])
-
-
-def tokenized(bench: Bench, args: argparse.Namespace) -> Any:
-    """Give the reader's inputs."""
-    _, tokenizer = open_reader(args.model, device=torch.device("meta"))
-    return reader.tokenize(bench.reading, bench.sizes.depth, tokenizer)
 
 
 def train(bench: Bench, title: str, args: argparse.Namespace) -> Cost:

@@ -1,4 +1,4 @@
-"""The first stage beside the tools that others use: encoding, exact search, and BM25.
+"""The first stage beside the tools that others use: encoding and exact search.
 
     python benchmarks/index.py --quick
     python benchmarks/index.py --sizes 100000 1000000 --widths 384 768 --json figures.json
@@ -9,13 +9,11 @@
     search   random unit vectors (an exact search takes the same time for any), `--k` hits a query:
              pgra's flat index as it is mapped from its file, and FAISS' called directly, as it
              comes and tuned (matrix products always); a ratio is the median of the rounds'
-    words    BM25 on real sentences, queries are real reviews: pgra's, and rank-bm25
 
 Both sides of a ratio run in turn in this process; the best of `--repeats` counts.
 """
 
 import argparse
-import re
 import statistics
 import sys
 import tempfile
@@ -26,26 +24,19 @@ from pathlib import Path
 
 import numpy as np
 from measuring import parse_flags, positive, shared_parser, show_figures, write_figures
-from subjects import read_reviews
 
 from pgra.cli import run
 from pgra.commands.common import say
-from pgra.core import Context
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
-from pgra.retrieval import open_retriever
-from pgra.retrieval.base import RetrieverArguments
-from pgra.retrieval.dense import DenseRetriever
-from pgra.retrieval.faiss import IndexPlan, Vectors, build_faiss, map_faiss
+from pgra.retrieval.faiss import IndexPlan, Vectors, ask, build_faiss, map_faiss
 from pgra.retrieval.shards import plan_shards, vector_source
 
 BATCHES = (1, 64, 1024)  # of queries
 ENCODE_BATCHES = (16, 32, 64, 128, 256)  # of sentence-transformers, whose own default is 32
-HEADLINE = 64
 SHARD_ROWS = 8192
-_WORD = re.compile(r"\w+")
 Figures = dict[str, float]
 
 
@@ -61,8 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for rows in args.sizes:
                     with tempfile.TemporaryDirectory(dir=folder) as aside:
                         figures |= compare_search(args, Path(aside), rows, width=width)
-        if "words" in args.parts:
-            figures |= compare_words(args, Path(folder))
     show_figures("beside others", figures)
     write_figures(args.json, figures)
     return 0
@@ -70,23 +59,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the flags."""
-    parser = shared_parser(__doc__ or "", quick="256 texts, 50,000 vectors x 384, 4,000 passages")
+    parser = shared_parser(__doc__ or "", quick="256 texts, 50,000 vectors x 384")
     parser.add_argument("--encoder", default="bundled:minilm-l6", help="hub id, folder, bundled:")
     parser.add_argument("--num_texts", type=positive, default=4096, help="that are encoded")
-    parser.add_argument("--num_passages", type=positive, default=19_000, help="of BM25")
-    parser.add_argument("--num_queries", type=positive, default=100, help="of BM25")
     parser.add_argument("--sizes", nargs="+", type=positive, default=[100_000, 1_000_000])
     parser.add_argument("--widths", nargs="+", type=positive, default=[384, 768])
     parser.add_argument("--k", type=positive, default=150, help="hits a query")
     parser.add_argument("--repeats", type=positive, default=5)
-    parts = ("encode", "search", "words")
+    parts = ("encode", "search")
     parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
     args = parse_flags(parser, argv)
     if args.quick:
-        args.num_texts, args.num_passages = min(args.num_texts, 256), min(args.num_passages, 4000)
-        args.num_queries, args.repeats = min(args.num_queries, 20), 2
+        args.num_texts, args.repeats = min(args.num_texts, 256), 2
         args.sizes, args.widths = [min(min(args.sizes), 50_000)], [min(args.widths)]
-    if args.k > (least := min(*args.sizes, args.num_passages)):
+    if args.k > (least := min(args.sizes)):
         raise ConfigError(f"k is {args.k}, more than the {least} passages: lower it")
     return args
 
@@ -142,13 +128,13 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
     start = time.perf_counter()
     build_faiss(source, IndexPlan(factory="Flat"), folder / "ours.faiss")
     built = time.perf_counter() - start
-    retriever = DenseRetriever(map_faiss(folder / "ours.faiss"), None, {})  # type: ignore[arg-type]
+    index = map_faiss(folder / "ours.faiss")
     raw = faiss.IndexFlatIP(width)
     for block in source.blocks():
         raw.add(block)
     default = faiss.cvar.distance_compute_blas_threshold
 
-    def ask(batch: Vectors, threshold: int) -> None:
+    def ask_raw(batch: Vectors, threshold: int) -> None:
         faiss.cvar.distance_compute_blas_threshold = threshold
         raw.search(batch, args.k)
 
@@ -156,9 +142,9 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
     for size in BATCHES:
         batch = queries[:size]
         ways: dict[str, Callable[[], object]] = {
-            "pgra": partial(retriever.search, batch, args.k),
-            "tuned": partial(ask, batch, 1),
-            "default": partial(ask, batch, default),
+            "pgra": partial(ask, index, batch, args.k),
+            "tuned": partial(ask_raw, batch, 1),
+            "default": partial(ask_raw, batch, default),
         }
         rounds = [
             {way: seconds_of(ways[way]) for way in list(ways)[:: -1 if turn % 2 else 1]}
@@ -168,46 +154,10 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
         name = f"{rows}x{width}/b{size}_flat_search"
         figures[f"{name}_per_second"] = rate
         for other in ("tuned", "default"):
-            ratio = statistics.median(took[other] / took["pgra"] for took in rounds)
-            figures[f"{name}_vs_{other}"] = ratio
-            if size == HEADLINE:
-                figures[f"flat_search_vs_{other}"] = ratio
+            figures[f"{name}_vs_{other}"] = statistics.median(
+                took[other] / took["pgra"] for took in rounds
+            )
     return figures
-
-
-def compare_words(args: argparse.Namespace, folder: Path) -> Figures:
-    """Build and ask BM25 by both libraries."""
-    from rank_bm25 import BM25Okapi
-
-    corpus = open_corpus(
-        CorpusArguments(corpus=args.corpus, max_passages=args.num_passages), folder
-    )
-    splits, _ = read_reviews(max_train_samples=200)
-    texts = corpus.texts(range(len(corpus)))
-    queries = [review.text for review in splits.test[: args.num_queries]]
-    ours = open_retriever(
-        RetrieverArguments(retriever="bm25", num_candidates=args.k),
-        corpus,
-        Context(artifacts=folder, progress=False),
-    )
-    other = BM25Okapi([_WORD.findall(text.lower()) for text in texts])
-
-    def ask() -> None:
-        for query in queries:
-            scores = other.get_scores(_WORD.findall(query.lower()))
-            top = np.argpartition(-scores, args.k - 1)[: args.k]
-            top[np.argsort(-scores[top])]
-
-    ways: dict[str, Callable[[], object]] = {
-        "pgra": partial(ours.retrieve, queries, args.k),
-        "rank-bm25": ask,
-    }
-    seconds = best_seconds(ways, args.repeats)
-    rates = {way: len(queries) / took for way, took in seconds.items()}
-    return {
-        "bm25_vs_rank_bm25": rates["pgra"] / rates["rank-bm25"],
-        "bm25_queries_per_second": rates["pgra"],
-    }
 
 
 def seconds_of(work: Callable[[], object]) -> float:

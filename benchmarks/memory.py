@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from measuring import parse_flags, positive, shared_parser, write_figures
+from measuring import parse_flags, positive, shared_parser, show_figures, write_figures
 
 from pgra.cli import run
 from pgra.commands.common import say
@@ -94,28 +94,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each size, and show a table."""
+    """Measure each size."""
     args = parse(argv)
     if args.encoder:
         write_figures(args.json, compare_lookups(args.encoder))
         return 0
     figures: dict[str, float] = {}
-    say(f"{'entries':>10}{'open s':>9}{'encoder ms':>12}{'worst ms':>10}{'edit ms':>9}")
     for size in args.sizes:
         measured = measure(size, args.width, args.num_queries)
         figures |= {f"{size}/{name}": value for name, value in measured.items()}
-        say(
-            f"{size:>10,}{measured['open_s']:>9.3f}{measured['encoder_ms']:>12.2f}"
-            f"{measured['encoder_worst_ms']:>10.2f}{measured['edit_ms']:>9.2f}"
-        )
-        say(
-            f"{'':>10} BM25: first {measured['bm25_first_s']:.2f} s, after a write "
-            f"{measured['bm25_ms']:.2f} ms, worst {measured['bm25_worst_ms']:.2f}"
-        )
-        say(
-            f"{'':>10} made in {measured['fill_s']:.0f} s, its vectors in "
-            f"{measured['follow_s']:.0f} s; a durable write {measured['durable_ms']:.2f} ms"
-        )
+    show_figures("by entries", figures)
     write_figures(args.json, figures)
     return 0
 

@@ -11,10 +11,7 @@ tokens are those of bundled:smollm2-135m).
     expanded  the prefix run once, a copy of its keys and values behind each text
     packed    the prefix run once, rows of many texts behind a copy each, one masked call
     cascade   attention in two parts, the prefix's keys and values stand once: pgra's own way
-    own       the tokens that cascade reads, with no prefix at all, by stock calls
     floor     the whole suffix (template and text) with no prefix at all, by stock calls
-
-`floor` is longer than `own`: the template's words before the text are part of what pgra shares.
 """
 
 import argparse
@@ -26,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from measuring import (
@@ -101,8 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     reading = find_texts(args.corpus, args.num_texts)
     figures: dict[str, float] = {}
     for place, name in enumerate(args.lm):
-        # What the million is told from.
-        args.most_read = args.num_texts if args.on_gpu and place == 0 and not args.quick else 0
         found = measure(name, reading, args)
         figures |= {f"{name.split(':')[-1]}/{key}": value for key, value in found.items()}
         figures |= found if place == 0 else {}
@@ -158,8 +154,6 @@ def measure(name: str, reading: Reading, args: argparse.Namespace) -> dict[str, 
     for title, way in ways.items():
         # Few texts make ragged batches: the ways that sort them get a shard's worth.
         least = 0 if title == "released" else args.least_texts
-        if title in ("cascade", "floor"):
-            least = max(least, args.most_read)
         skip = skipped.get(title, shared)
         settle_count(way, [size - skip for size in sizes], args, least)
     for _ in range(args.repeats):
@@ -168,7 +162,7 @@ def measure(name: str, reading: Reading, args: argparse.Namespace) -> dict[str, 
                 way.run(way.texts[: len(way.lengths)])
             way.costs.append(cost)
     shape = LmShape.of(lm.config)
-    own_tokens = mean(ways["cascade"].lengths)
+    own_tokens = fmean(ways["cascade"].lengths)
     rate = ways["cascade"].rate * own_tokens
     figures = {
         **rate_figures(ways, shape, peak_rate),
@@ -176,9 +170,9 @@ def measure(name: str, reading: Reading, args: argparse.Namespace) -> dict[str, 
         "minutes_for_1m_sentences_of_45_tokens": 45e6 / rate / 60,
         "prefix_tokens": float(shared),
         "own_tokens_per_text": own_tokens,
-        "suffix_tokens_per_text": mean(ways["floor"].lengths),
+        "suffix_tokens_per_text": fmean(ways["floor"].lengths),
     }
-    if has_room_for_float32(lm, shape):
+    if lm.device.type == "cpu":  # elsewhere the weights may not fit once more, in float32
         figures["max_relative_error"] = largest_error(lm, encoder, reading.texts[:16])
     show_figures(
         f"{name}, {lm.dtype}, {lm.device.type}, {torch.get_num_threads()} threads", figures
@@ -201,9 +195,6 @@ def rate_figures(ways: dict[str, Way], shape: LmShape, peak_rate: float) -> dict
     return figures | {
         "speedup_vs_released": ours / ways["released"].rate,
         "share_of_floor": ours / ways["floor"].rate,
-        "share_of_own_floor": ours / ways["own"].rate,
-        "floor_vs_released": ways["floor"].rate / ways["released"].rate,
-        "share_of_matrix_rate": figures["cascade_share_of_matrix_rate"],
     }
 
 
@@ -222,7 +213,6 @@ def make_ways(
         way = encoder if title == encoder.sharing else replace(encoder, sharing=title)
         way.encode(reading.texts[:8])  # the prefix, the self-check and the first kernels
         ways[title] = Way(reading.texts, partial(read_shared, way, shard), own)
-    ways["own"] = Way(reading.texts, partial(read_bare, encoder, shard, own))
     ways["floor"] = Way(reading.texts, partial(read_bare, encoder, shard, head))
     return ways
 
@@ -272,13 +262,6 @@ def settle_count(way: Way, lengths: Sequence[int], args: argparse.Namespace, lea
     way.lengths = list(lengths[: min(count, len(way.texts))])
 
 
-def has_room_for_float32(lm: CausalLM, shape: LmShape) -> bool:
-    """Say whether the weights fit once more, in float32."""
-    if lm.device.type != "cuda":
-        return True
-    return torch.cuda.mem_get_info(lm.device)[0] > 1.1 * shape.weight_bytes(4)
-
-
 def largest_error(lm: CausalLM, encoder: PromptedEncoder, texts: Sequence[str]) -> float:
     """Give how far ours lies from whole prompts in float32, each alone, relative to its length.
 
@@ -290,11 +273,6 @@ def largest_error(lm: CausalLM, encoder: PromptedEncoder, texts: Sequence[str]) 
     lm.model.float()
     truth = torch.cat([lm.states_of([ids]).float().cpu() for ids in prompts.ids])
     return float(((ours - truth).norm(dim=1) / truth.norm(dim=1)).max())
-
-
-def mean(values: Sequence[int]) -> float:
-    """Give the mean."""
-    return sum(values) / len(values)
 
 
 if __name__ == "__main__":

@@ -36,18 +36,14 @@ TOKENIZER = "bundled:smollm2-135m"
 OPT_SHAPES = {
     "opt-tiny": (2, 64, 4),
     "opt-125m": (12, 768, 12),
-    "opt-350m": (24, 1024, 16),
     "opt-1.3b": (24, 2048, 32),
     "opt-2.7b": (32, 2560, 32),
-    "opt-6.7b": (32, 4096, 32),
     "opt-13b": (40, 5120, 40),
 }
 # Layers, width, heads and inner width of the sizes of Raffel et al. 2020.
 T5_SHAPES = {
     "t5-tiny": (2, 64, 1, 128),
-    "t5-small": (6, 512, 8, 2048),
     "t5-base": (12, 768, 12, 3072),
-    "t5-large": (24, 1024, 16, 4096),
 }
 T5_TOKENIZER = "bundled:t5-small-titles"
 # Layers, width, heads of Devlin et al. 2019.
@@ -150,8 +146,7 @@ def open_lm(
         hidden_size=width,
         num_attention_heads=heads,
         ffn_dim=4 * width,
-        do_layer_norm_before=shape != "opt-350m",
-        word_embed_proj_dim=512 if shape == "opt-350m" else width,
+        word_embed_proj_dim=width,
     )
     place = choose_device(device)
     model = _fill(config, place, choose_dtype(dtype, place))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import SENTENCES
 
+from pgra.artifacts import write_manifest
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -45,6 +47,7 @@ def test_a_packed_folder_is_all_that_a_gpu_needs(benchmark, tmp_path, capfd):
     assert figures["encode/least_cosine"] > 0.999
     assert figures["search/same_hits"] == 1
     (packed / "candidates.json").write_text('{"texts": []}')
+    write_manifest(packed, stage="pack", fingerprint={}, counts={}, seconds=0.0)
     words = ["run", str(packed), "--tiny", "--json", str(path), "--only", "rerank", "search"]
     assert gpu.main(words) == 1
     assert capfd.readouterr().out.endswith("failed: rerank\n")
