@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from transformers import AutoModel, BertConfig, OPTConfig, T5Config, T5ForConditionalGeneration
+import transformers
 
 from pgra.config import choose
 from pgra.data.examples import DataArguments, Splits, load_splits
@@ -18,7 +18,6 @@ from pgra.encoders.encoder import Encoder
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import (
-    ModelSource,
     choose_device,
     choose_dtype,
     find_model,
@@ -55,8 +54,7 @@ def shape_of(name: str, shapes: Collection[str], lender: str) -> tuple[str, Any]
     """Read `random:SHAPE` or `random:SHAPE@TOKENIZER`; give the shape and the tokenizer."""
     shape, _, folder = name.removeprefix(RANDOM).partition("@")
     choose("shape", shape, sorted(shapes))
-    source = ModelSource(folder, folder, None, "") if folder else find_model(lender)
-    return shape, load_tokenizer(source)
+    return shape, transformers.AutoTokenizer.from_pretrained(folder or find_model(lender).path)
 
 
 def read_reviews(
@@ -95,11 +93,13 @@ def open_plain(name: str, *, device: torch.device) -> Any:
         config = load_config(source)
         if config.feed_forward_proj == "gated-gelu":  # a reader's folder names our faster kernel
             config.dense_act_fn = "gelu_new"
-        model = load_pretrained(T5ForConditionalGeneration.from_pretrained, source, config=config)
+        model = load_pretrained(
+            transformers.T5ForConditionalGeneration.from_pretrained, source, config=config
+        )
         return model.to(device).eval()
     shape, _ = shape_of(name, T5_SHAPES, T5_TOKENIZER)
     layers, width, heads, inner = T5_SHAPES[shape]
-    config = T5Config(
+    config = transformers.T5Config(
         num_layers=layers,
         d_model=width,
         num_heads=heads,
@@ -111,7 +111,7 @@ def open_plain(name: str, *, device: torch.device) -> Any:
     )
     torch.manual_seed(0)
     with device:
-        return T5ForConditionalGeneration(config).eval()
+        return transformers.T5ForConditionalGeneration(config).eval()
 
 
 def open_encoder(
@@ -123,7 +123,7 @@ def open_encoder(
         return Encoder.from_name(name, **options)
     shape, tokenizer = shape_of(name, BERT_SHAPES, BERT_TOKENIZER)
     layers, width, heads = BERT_SHAPES[shape]
-    config = BertConfig(
+    config = transformers.BertConfig(
         num_hidden_layers=layers,
         hidden_size=width,
         num_attention_heads=heads,
@@ -141,7 +141,7 @@ def open_lm(
         return CausalLM.from_name(name, dtype=dtype, device=device, layer=layer)
     shape, tokenizer = shape_of(name, OPT_SHAPES, TOKENIZER)
     layers, width, heads = OPT_SHAPES[shape]
-    config = OPTConfig(
+    config = transformers.OPTConfig(
         num_hidden_layers=layers,
         hidden_size=width,
         num_attention_heads=heads,
@@ -157,4 +157,4 @@ def open_lm(
 def _fill(config: Any, device: torch.device, dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
     with device:
-        return AutoModel.from_config(config, dtype=dtype).eval().requires_grad_(False)
+        return transformers.AutoModel.from_config(config, dtype=dtype).eval().requires_grad_(False)

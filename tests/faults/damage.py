@@ -104,7 +104,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "gud-ir/*": ("gud-ir",),
 }
 MAY_END_WITH_1 = ("verify", "verify grown", "ablate")
-MARKS = ("metrics.json", "pgra.json", "grid.json")
+MARKS = ("metrics.json", "pgra.json", "grid.json", "manifest.json")
 SHOWN = ("metrics.json", "grid.json", "consistency.json", "manifest.json", "checksums.json")
 """Records without a checksum of their own: a letter of a title or a version may change."""
 REPORTS = ("report", "page", "knn report", "grid report", "page of labels")
