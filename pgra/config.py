@@ -775,8 +775,9 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], **given: Any) -> _T:
     for name, value in values.items():
         f = known[name]
         may_be_empty = f.default in ("", ()) or f.metadata.get("may_be_empty", False)
-        if not (may_be_empty and value in ("", [])):
-            check_parts(name, value, hints[name])
+        if value in ("", []) and not may_be_empty and hints[name] not in (Any, object):
+            raise ConfigError(f"{name} is {show(value)}: it must not be empty")
+        check_parts(name, value, hints[name])
         typed[name] = typed_value(name, value, hints[name])
     return cls(**given, **typed)
 
@@ -800,11 +801,7 @@ def _as_kind(kind: type, value: Any) -> Any:
 
 
 def check_parts(name: str, value: Any, kind: Any) -> None:
-    """Refuse what msgspec passes: an empty value, and an unknown key of a dataclass within one."""
-    if kind in (Any, object):
-        return
-    if value in ("", []):
-        raise ConfigError(f"{name} is {show(value)}: it must not be empty")
+    """Refuse what msgspec passes: an unknown key of a dataclass within a value."""
     own = [part for part in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(part)]
     if isinstance(value, dict) and own:
         hints = typing.get_type_hints(own[0])

@@ -56,8 +56,9 @@ SENTENCES = [
 ]
 LM_KINDS = ["gpt2", "llama", "opt", "opt-350m", "qwen2"]
 T5_KINDS = ["t5", "t5-v1.1", "flan-t5", "mt5", "byt5"]
-QUICK_SECONDS = 1.0
-"""What a test may take that is not marked slow: CPU seconds, of its subprocesses too."""
+QUICK_SECONDS, NOISE = 1.0, 2.0
+"""What a test may take that is not marked slow: CPU seconds, of its subprocesses too. On a machine
+with other jobs the same test takes up to twice as many."""
 settings.register_profile("quick", max_examples=25, derandomize=True, deadline=None)
 settings.load_profile("quick")
 ENCODER_KINDS = ["bert", "roberta"]
@@ -71,7 +72,7 @@ def pytest_runtest_call(item):
     seconds = sum(os.times()[:4]) - start
     loads_library = len(sys.modules) - num_modules > 50
     is_slow = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
-    if seconds > QUICK_SECONDS and not loads_library and not is_slow:
+    if seconds > QUICK_SECONDS * NOISE and not loads_library and not is_slow:
         pytest.fail(f"{seconds:.1f} s of CPU: make it smaller, or mark it slow", pytrace=False)
     return result
 

@@ -85,6 +85,7 @@ def _peak(path, megabytes):
     return told, int(peak)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [".gz", ".zst"])
 def test_a_packed_line_without_end_takes_no_memory(end, tmp_path):
     num = 300 << 20
@@ -101,6 +102,7 @@ def test_a_packed_line_without_end_takes_no_memory(end, tmp_path):
     assert peak > 300
 
 
+@pytest.mark.slow
 def test_the_longest_line_is_what_was_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(LINE_LIMIT, "1")
     path = tmp_path / "t.txt"

@@ -88,7 +88,7 @@ ROWS = [("one film", "positive"), ("another film", "negative")]
 FROM_PYTHON = {
     "sst3": lambda: pgra.train("sst3", ROWS),
     "num_candidats": lambda: pgra.train("sst2", ROWS, num_candidats=6),
-    "'50'": lambda: pgra.train("sst2", ROWS, max_steps="50"),
+    "'fifty'": lambda: pgra.train("sst2", ROWS, max_steps="fifty"),
     "postive": lambda: pgra.train("sst2", [("a", "postive")], method="knn"),
     "corpsu.txt": lambda: pgra.Index.build("corpsu.txt", encoder="bundled:minilm-l6"),
     "type int": lambda: pgra.Index.build(["a"], encoder=3),

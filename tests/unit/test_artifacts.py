@@ -226,6 +226,7 @@ def test_a_write_replaces_a_plain_file_and_nothing_else(kind, tmp_path):
     assert linked.read_text() == "new"
 
 
+@pytest.mark.slow
 def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
     code = "import sys; from pathlib import Path; from pgra.artifacts import lock_folder\n"
     code += "with lock_folder(Path(sys.argv[1])): pass"

@@ -257,6 +257,7 @@ def test_the_reliability_diagram_has_the_calibration_error_of_its_answers(group)
     assert both.ece == pytest.approx(0.325)
 
 
+@pytest.mark.slow
 def test_losses_and_consistency_are_drawn_where_they_are_kept_and_not_else(tmp_path):
     run = make_run(tmp_path, "pgra", GOLD, evidence=[SHARED])
     study = compare_runs(Group("A", [run]))

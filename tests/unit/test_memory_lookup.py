@@ -57,7 +57,13 @@ class Own(EditLookup):
     """A look-up of a user's own."""
 
 
-@pytest.mark.parametrize("name", [*sorted(LOOKUPS), f"{__name__}:Own"])
+EVERY = [
+    pytest.param(name, marks=pytest.mark.slow if name == "gud-ir" else ())
+    for name in [*sorted(LOOKUPS), f"{__name__}:Own"]
+]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_every_look_up_keeps_the_contract(name, log, encoder_dir, t5_dir):
     args = LookupArguments(
         lookup=name, encoder=str(encoder_dir), generator=str(t5_dir) if name == "gud-ir" else None

@@ -112,6 +112,7 @@ def every_way(few_shot, question, feedback):
     return {way: shape(text, ICL if way == "icl" else few_shot) for way, text in ways.items()}
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(few_shot=st.sampled_from(PROMPTS), question=TYPED, feedback=TYPED)
 def test_whatever_users_type_a_prompt_has_the_parts_that_it_has_with_plain_words(

@@ -97,6 +97,7 @@ def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
     assert found.reranker.fingerprint["exemplars"] == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "expected"), [("encoder", "bfloat16"), ("reader", "auto")])
 def test_a_restored_run_keeps_the_exemplar_encoders_dtype(args, tmp_path, kind, expected):
     """On another device `auto` would take another, and the run's reranker would be refused."""

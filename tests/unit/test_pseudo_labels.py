@@ -173,6 +173,7 @@ def evidence_by_hand(args, labeler):
     )
 
 
+@pytest.mark.slow
 def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_path):
     args = with_rerank(args, num_evidence=2, similarity="cosine")
     study = compare_evidence(args, labeler, tmp_path / "out")

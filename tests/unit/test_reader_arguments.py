@@ -112,11 +112,9 @@ SHARES = [
     # processes, what is given; examples at once on a device, batches accumulated
     (1, {}, (8, 1)),
     (2, {}, (4, 1)),
-    (8, {}, (1, 1)),
     (2, {"total_train_batch_size": 16}, (8, 1)),
     (2, {"total_train_batch_size": 16, "gradient_accumulation_steps": 2}, (4, 2)),
     (2, {"total_train_batch_size": 16, "per_device_train_batch_size": 2}, (2, 4)),
-    (2, {"gradient_accumulation_steps": 4}, (1, 4)),
     (2, {"per_device_train_batch_size": 8}, (8, 1)),  # as in transformers: 16 a step
     (2, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 3}, (8, 3)),
 ]

@@ -57,6 +57,7 @@ def test_bfloat16_is_near_and_keeps_float32_weights(plain, t5_dir, tmp_path):
     assert result.best_metric is not None
 
 
+@pytest.mark.slow
 def test_a_reader_decides_in_the_precision_it_was_trained_in(t5_dir, tmp_path):
     dev = tokens(t5_dir, make_inputs(7, name="dev"))
 
@@ -133,6 +134,7 @@ def count_steps(t5_dir, folder, reader):
     return counting.counts
 
 
+@pytest.mark.slow
 def test_no_step_waits_for_a_number(t5_dir, tmp_path, monkeypatch):
     reader = FusionReader.from_name(str(t5_dir))
     first, *others = count_steps(t5_dir, tmp_path / "ours", reader)

@@ -98,6 +98,7 @@ def test_a_signal_saves_the_step_it_came_in(whole, t5_dir, tmp_path, number, cod
     assert log_lines(result) == log_lines(whole[1])
 
 
+@pytest.mark.slow
 def test_stopped_after_its_last_step_it_does_no_more(whole, t5_dir, tmp_path):
     with at_batch(32, signal_self(signal.SIGTERM)), pytest.raises(Stopped, match="after step 17"):
         train_long(t5_dir, tmp_path)

@@ -31,6 +31,7 @@ def _losses(result):
     return [entry["loss"] for entry in result.history if "loss" in entry]
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
     run = tmp_path / "run"
     reader, result = train(t5_dir, make_arguments(run, max_steps=30, eval_steps=10))
@@ -61,6 +62,7 @@ def test_no_step_leaves_the_reader_as_it_is(t5_dir, tmp_path):
     assert last_checkpoint(tmp_path / "0") is None
 
 
+@pytest.mark.slow
 def test_examples_come_in_the_same_order_whatever_the_evidence(t5_dir, tmp_path):
     orders = []
     for name, extra, seed in (("none", (), 1), ("two", ("the sea", "a town"), 1), ("3", (), 2)):
@@ -129,6 +131,7 @@ LOST = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "told"), LOST, ids=["memory", "device", "library"])
 def test_a_device_that_fails_is_told_in_a_line_and_the_run_goes_on(t5_dir, tmp_path, error, told):
     with at_batch(5, failing(error)), pytest.raises(ModelError, match=told) as caught:
@@ -145,7 +148,13 @@ def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     caplog.set_level(logging.WARNING, "pgra")  # a command before may have asked for more
     quiet_libraries()  # the demo hides what libraries show before it makes any arguments
-    unset = {"use_cpu": True, "max_steps": 6, "eval_steps": 3, "logging_steps": 1}
+    unset = {
+        "use_cpu": True,
+        "learning_rate": 5e-3,
+        "max_steps": 6,
+        "eval_steps": 3,
+        "logging_steps": 1,
+    }
     train(t5_dir, ReaderTrainingArguments(output_dir=str(tmp_path / "shown"), **unset))
     shown = capsys.readouterr()
     train(t5_dir, make_arguments(tmp_path / "hidden"))

@@ -66,6 +66,7 @@ def plant_whole(folder, **changes):
     return plant(folder, n=4, **changes)
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(FILES[1:]), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7)
 )

@@ -114,6 +114,7 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     assert 0 < counts["recall"]["12"] <= 1
 
 
+@pytest.mark.slow
 def test_a_second_experiment_runs_the_lm_on_nothing(args, caplog):
     caplog.set_level("INFO")
     first, queries = found_for(args), 32 + 4 + 12
@@ -154,6 +155,7 @@ def test_two_processes_search_everything_as_one_does(args, tmp_path, similarity)
                 np.testing.assert_array_equal(ours.rows, alone.evidence[split].candidates.rows)
 
 
+@pytest.mark.slow
 def test_a_heavy_topic_weight_gives_the_first_stages_order(args):
     plain, light, heavy = (found_for(with_rerank(args, topic_weight=w)) for w in (0.0, 0.5, 1e4))
     first = heavy.candidates["test"].candidates
@@ -208,6 +210,7 @@ def dtype_of(stages):
     return str(stages.fingerprints["reranker"]).partition("'dtype': '")[2].partition("'")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_state_that_float16_does_not_hold_is_an_error_that_names_bfloat16(half_args):
     assert dtype_of(found_for(half_args("small", too_large=False))) == "float16"
@@ -219,6 +222,7 @@ def test_a_state_that_float16_does_not_hold_is_an_error_that_names_bfloat16(half
 # Models that change.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["lm", "encoder"])
 def test_a_model_folder_that_is_replaced_during_a_run_leaves_nothing_under_its_name(
     part, args, tmp_path
