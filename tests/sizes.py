@@ -13,12 +13,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "pgra: code lines": 31_400,
-    "pgra: files": 151,
-    "pgra: docstring lines": 11_510,
-    "tests: code lines": 19_450,
+    "pgra: code lines": 27_800,
+    "pgra: files": 139,
+    "pgra: docstring lines": 10_570,
+    "tests: code lines": 19_440,
     "benchmarks: code lines": 1_800,
-    "docs: words": 41_800,
+    "docs: words": 39_140,
 }
 _SPACE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -1,13 +1,11 @@
 """Whatever stands in an outside file: it is read, or refused in one short line. Nothing else."""
 
 import contextlib
-import gzip
 import io
 import os
 import subprocess
 import sys
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +39,6 @@ def test_any_bytes_are_read_or_refused(name, tmp_path_factory):
     ("name", "added", "told"),
     [
         ("task", b"\nanswer: 2024-13-45\n", "not valid YAML: month must be in 1..12"),
-        ("task", b"\nanswer: " + b"[" * 100_000, "not valid YAML: maximum recursion depth"),
         ("task", b"\nmetric: accuracy\nmetric: mcc\n", "the key 'metric' is a duplicate"),
         ("config", b"\nseed: " + b"9" * 6000, "not valid YAML: Exceeds the limit"),
         ("config", b"\n#" + b"x" * (1 << 20), "larger than a YAML may be"),
@@ -83,23 +80,6 @@ def _peak(path, megabytes):
     )
     told, peak = done.stdout.decode().splitlines()
     return told, int(peak)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("end", [".gz", ".zst"])
-def test_a_packed_line_without_end_takes_no_memory(end, tmp_path):
-    num = 300 << 20
-    bomb, small = tmp_path / f"c.txt{end}", tmp_path / f"s.txt{end}"
-    pack = gzip.compress if end == ".gz" else lambda data: pa.compress(data, "zstd", asbytes=True)
-    bomb.write_bytes(pack(b"a" * num))
-    small.write_bytes(pack(b"a film\n"))
-    told, peak = _peak(bomb, 16)
-    assert "line 1: longer than 16 MB" in told
-    assert "--max_line_mb" in told
-    assert peak < _peak(small, 16)[1] + 120
-    told, peak = _peak(bomb, 1024)  # the control: whoever asks for it gets it
-    assert told == str(num)
-    assert peak > 300
 
 
 @pytest.mark.slow
