@@ -41,9 +41,8 @@ def whole(t5_dir, tmp_path_factory):
     return folder, result
 
 
-@pytest.mark.parametrize(
-    "batch", [KILLS[0], *(pytest.param(batch, marks=pytest.mark.slow) for batch in KILLS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", KILLS)
 def test_killed_at_any_batch_it_goes_on_as_if_it_had_not_been(whole, t5_dir, tmp_path, batch):
     with at_batch(batch, kill), pytest.raises(Killed):
         train_long(t5_dir, tmp_path)
@@ -70,14 +69,8 @@ def test_adapters_go_on_too_from_checkpoints_without_the_model(t5_dir, tmp_path)
     assert run_files(tmp_path / "broken") == run_files(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        ("SIGTERM", 143),
-        pytest.param("SIGINT", 130, marks=pytest.mark.slow),
-        pytest.param("SIGUSR1", 138, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
 def test_a_signal_saves_the_step_it_came_in(whole, t5_dir, tmp_path, number, code):
     batch = random.Random(number).randrange(2, 32)
     before = signal.getsignal(signal.Signals[number])
