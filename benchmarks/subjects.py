@@ -35,7 +35,6 @@ TOKENIZER = "bundled:smollm2-135m"
 OPT_SHAPES = {
     "opt-tiny": (2, 64, 4),
     "opt-125m": (12, 768, 12),
-    "opt-1.3b": (24, 2048, 32),
     "opt-2.7b": (32, 2560, 32),
     "opt-13b": (40, 5120, 40),
 }

@@ -346,7 +346,7 @@ def _nothing_learnt(
     notes = [note for note in found if note is not None]
     if notes and method.args.trains:
         rate = f"--learning_rate ({method.args['training'].learning_rate:g})"
-        notes[-1] += f": raise {rate} or --max_steps, or add training examples"
+        notes[-1] += f": try another {rate}, more --max_steps or more training examples"
     return notes
 
 

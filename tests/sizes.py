@@ -13,11 +13,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "pgra: code lines": 27_800,
+    "pgra: code lines": 27_793,
     "pgra: files": 139,
     "pgra: docstring lines": 10_570,
     "tests: code lines": 19_440,
-    "benchmarks: code lines": 1_800,
+    "benchmarks: code lines": 1_799,
     "docs: words": 39_140,
 }
 _SPACE = {
