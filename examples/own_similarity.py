@@ -18,8 +18,9 @@ from pgra.cli import dispatch, run
 from pgra.rerank.similarity import Floats, Sample, Similarity, unit
 
 NEAREST = 10
-DATA = "--task sst2 --dataset_name bundled:rotten-tomatoes --corpus bundled:wikipedia-19k"
-STAGES = "--max_passages 100 --retriever bm25 --num_candidates 20 --lm bundled:smollm2-135m"
+DATA = "--task sst2 --dataset_name bundled:rotten-tomatoes --max_train_samples 200"
+CORPUS = "--corpus bundled:wikipedia-19k --max_passages 100"
+STAGES = "--retriever bm25 --num_candidates 20 --lm bundled:smollm2-135m"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class Csls(Similarity):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the best of the first stage and of this similarity side by side."""
-    words = [*(argv or ["a warm and funny film"]), *DATA.split(), *STAGES.split()]
+    words = [*(argv or ["a warm and funny film"]), *f"{DATA} {CORPUS} {STAGES}".split()]
     return dispatch(["rerank", *words, "--similarity", "own_similarity:Csls"])
 
 

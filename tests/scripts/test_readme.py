@@ -121,4 +121,4 @@ def test_the_example_runs_and_each_part_shows_what_it_found(tmp_path, monkeypatc
     assert names["index"].search("public transport", k=1)[0].text == "The bus leaves at noon."
     rest = "\n".join(shown[2:])
     assert "a moving, clever film" in rest  # an exemplar
-    assert "give the full name" in rest  # a correction
+    assert "at six on weekdays" in rest  # a correction
