@@ -479,7 +479,8 @@ def test_no_state_is_kept_of_a_model_whose_files_changed(is_changed, tmp_path):
         expected = pytest.raises(ArtifactError, match="model.safetensors changed while it was in")
     with expected:
         bank.fill(range(20), same, encode, shard_rows=5, context=QUIET)
-    assert len(Bank(tmp_path / "bank", FIELDS)) == (5 if is_changed else 20)
+    # The first shard is written while the second is encoded: before or after the change.
+    assert len(Bank(tmp_path / "bank", FIELDS)) in ((0, 5) if is_changed else (20,))
 
 
 # Three steps side by side: what overlaps, and what stays in order.
