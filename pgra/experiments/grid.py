@@ -238,8 +238,10 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     for word in words:
         name, sign, text = word.partition("=")
         wanted = "write NAME=VALUE,VALUE such as num_evidence=4,8"
-        with reading(f"axis '{cut(word)}' ({wanted})", ConfigError):
-            values = parse_yaml(f"[{text}]") if sign else None
+        try:
+            values = parse_yaml(f"[{text}]", f"axis '{cut(word)}'") if sign else None
+        except ConfigError as error:
+            raise ConfigError(f"{error}; {wanted}") from None
         if not isinstance(values, list) or not values:
             raise ConfigError(f"axis '{cut(word)}': {wanted}")
         axes[name.replace("-", "_")] = values
