@@ -26,7 +26,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -305,6 +304,8 @@ def read_array(path: Path, *, is_private: bool = False) -> npt.NDArray[Any]:
 @functools.cache  # reading the packages' metadata takes longer than writing a small artifact
 def package_versions() -> Mapping[str, str]:
     """Return the versions of Python and of the packages that results depend on."""
+    from importlib import metadata
+
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

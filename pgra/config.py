@@ -6,28 +6,24 @@ line. Light: no torch, no transformers until a command line is read.
 
 import argparse
 import dataclasses
-import enum
 import logging
 import math
 import os
 import sys
-import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
-from itertools import pairwise
 from operator import ge, gt, le, lt
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import yaml
 
 from pgra.core import check_device
-from pgra.errors import ConfigError, near_files, show, unknown_name
-from pgra.help import Flag, wants_all, wants_help, write_help
+from pgra.errors import ConfigError, near_files, reading, show, unknown_name
+from pgra.help import HelpParser, same_spelling, wants_all, wants_help, with_default
 
 logger = logging.getLogger(__name__)
 
@@ -97,54 +93,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML that must be a mapping.
 
     Raises:
-        ConfigError: If it is missing, not a mapping, or as `parse_yaml`.
+        ConfigError: If it is missing, larger than 1 MB, no mapping, or has a key twice.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_YAML_BYTES + 1)
-        text = data.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist.{near_files(path)}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error.reason}, no UTF-8") from None
-    values = parse_yaml(text, str(path))
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist.{near_files(path)}")
+    with reading(path, ConfigError):
+        if path.stat().st_size > _MOST_YAML_BYTES:
+            raise ConfigError(f"{path} is larger than a YAML may be ({_MOST_YAML_BYTES:,} bytes)")
+        values = parse_yaml(path.read_text(encoding="utf-8-sig"))
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must be a mapping of names to values")
     return values
 
 
-def parse_yaml(text: str, where: str) -> Any:
-    """Read YAML.
-
-    Args:
-        text: The YAML.
-        where: What it is, for messages.
-
-    Raises:
-        ConfigError: If it is not valid, has a key twice, or is larger than 1 MB.
-    """
-    if len(text) > _MOST_YAML_BYTES:
-        raise ConfigError(f"{where} is larger than a YAML may be ({_MOST_YAML_BYTES:,} bytes)")
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f"line {mark.line + 1}: " if mark else ""
-        raise ConfigError(
-            f"{where} is not valid YAML: {line}{error.problem or error.context}"
-        ) from None
-    # PyYAML lets out all that a value raises which is not what its tag says, such as !!int x.
-    except (
-        yaml.YAMLError,
-        RecursionError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        raise ConfigError(f"{where} is not valid YAML: {error}") from None
+def parse_yaml(text: str) -> Any:
+    """Read YAML, which must have no key twice; PyYAML's errors pass."""
+    return yaml.load(text, Loader=_Loader)
 
 
 @dataclass(frozen=True)
@@ -267,6 +231,8 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
 
 def _installed(kind: str) -> dict[str, str]:
     """Return what installed packages offer of a kind: "module:Class" by name."""
+    from importlib.metadata import entry_points  # a tenth of a second
+
     plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
     return {entry.name: entry.value for entry in entry_points(group=f"pgra.{plural}")}
 
@@ -429,50 +395,44 @@ def parse_arguments(
             a YAML.
         ModelError: If a device is named that is not there.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    first = _Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
-    first.add_argument("--profile")
-    known, rest = first.parse_known_args(words)
-    files = [] if known.config is None else [find_yaml("config", "experiments", known.config)]
-    if known.profile is not None:
-        choose("profile", known.profile, list_yamls("profiles"))
-        files.insert(0, config_root() / "profiles" / f"{known.profile}.yaml")
+    words = same_spelling(sys.argv[1:] if argv is None else argv)
+    is_help = wants_help(words)
+    early = _first_values(words)
+    files = [find_yaml("config", "experiments", early["config"])] if "config" in early else []
+    if "profile" in early:
+        choose("profile", early["profile"], list_yamls("profiles"))
+        files.insert(0, config_root() / "profiles" / f"{early['profile']}.yaml")
     layers = (*under, *(Defaults(str(path), read_yaml(path)) for path in files), *over)
     if callable(classes):
-        classes = classes(_chosen(layers, rest))
-    if not wants_help(rest):
+        stated = (layer.values for layer in layers)
+        named = [{n: own[n] for n in CHOOSING if n in own} for own in (*stated, early)]
+        classes = classes({name: value for own in named for name, value in own.items()})
+    if not is_help:  # which shows what it knows, without torch
         classes = [whole(cls) for cls in classes]
-    fields = _field_types(classes)
-    defaults: dict[str, Any] = {}
-    for layer in layers:  # a help shows what it knows, without torch
-        known_besides = list(layer.values) if wants_help(rest) else others
-        defaults |= check_defaults(layer, fields, known_besides)
-    has_profile = "retriever" in fields or "reranker" in fields
-    if wants_help(rest):
-        flags = [*flags_of(classes, defaults, unused=unused), *_file_flags(has_profile=has_profile)]
-        is_whole = wants_all(rest)
+    kinds = _field_kinds(classes)
+    values: dict[str, Any] = {}
+    for layer in layers:
+        values |= check_defaults(layer, kinds, list(layer.values) if is_help else others)
+    parser = HelpParser(prog, description, epilog)
+    _add_flags(parser, classes, values, unused, is_help=is_help, is_whole=wants_all(words))
+    _add_file_flags(parser, has_profile="retriever" in kinds or "reranker" in kinds)
+    if is_help:
         more = [cls.MORE for cls in classes if hasattr(cls, "MORE")]
-        epilog = "\n\n".join([*more, *filter(None, [epilog])])
-        write_help(prog, description, epilog, flags, stream=sys.stdout, is_whole=is_whole)
+        parser.show(*more)
         raise SystemExit(0)
-    from transformers import HfArgumentParser
-
-    parser = HfArgumentParser(list(classes), add_help=False, allow_abbrev=False)
-    parser.error = _refuse
-    parser.set_defaults(**defaults)
-    strange = [name for name in unused if f"--{name}" in rest]
-    if strange or (known.profile is not None and not has_profile):
-        offered = [f"--{name}" for name in sorted(set(fields) - set(unused))]
-        raise ConfigError(_unknown("argument", f"--{[*strange, 'profile'][0]}", offered))
-    rest = _without_others(rest, set(others) - set(fields), is_quiet=is_shared)
-    rest = _switched(rest, {name for name, kind in fields.items() if kind == bool | None})
-    *parsed, remaining = parser.parse_args_into_dataclasses(
-        args=rest, return_remaining_strings=True
-    )
-    if remaining:
-        name = remaining[0].lstrip("-").split("=")[0]
-        raise ConfigError(_unknown("argument", f"--{name}", [f"--{n}" for n in sorted(fields)]))
+    strange = {*others} - {*kinds, "profile"}
+    for name in strange:
+        parser.add_argument(f"--{name}", nargs="*", default=argparse.SUPPRESS)
+    given, rest = parser.parse_known_args(words)
+    if rest:
+        name = rest[0].lstrip("-").partition("=")[0]
+        raise ConfigError(
+            _unknown("argument", f"--{name}", [f"--{n}" for n in kinds if n not in unused])
+        )
+    for name in () if is_shared else sorted(strange & {*vars(given)}):
+        logger.warning("--%s is of another method: it is not used", name)
+    values |= _typed(vars(given), kinds)
+    parsed: list[Any] = [_make(cls, values) for cls in classes]
     _check_written(parsed, files)
     for group in parsed:
         if hasattr(group, "fast_kernels"):  # worker processes see it too
@@ -480,6 +440,24 @@ def parse_arguments(
         if (device := vars(group).get("device")) is not None:  # before anything is read
             check_device(device, is_used=False)
     return tuple(parsed)
+
+
+def _first_values(words: Sequence[str]) -> dict[str, Any]:
+    """Return what is named for `--config`, `--profile` and `CHOOSING`."""
+    parser = HelpParser()
+    for name in ("config", "profile", *CHOOSING):
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
+    return vars(parser.parse_known_args(words)[0])
+
+
+def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of a command line, each of its argument's type."""
+    return {name: typed_value(name, given[name], kinds[name]) for name in given if name in kinds}
+
+
+def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return cls(**{f.name: values[f.name] for f in fields if f.init and f.name in values})
 
 
 def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
@@ -531,105 +509,57 @@ CHOOSING = ("lora_rank", "method", "reranker", "retriever")
 """Arguments that choose which others there are."""
 
 
-def _chosen(layers: Sequence[Defaults], words: Sequence[str]) -> dict[str, Any]:
-    """Return what is named for `CHOOSING`, in layers of defaults or on the command line."""
-    chosen = {
-        name: layer.values[name] for layer in layers for name in CHOOSING if name in layer.values
-    }
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    for name in CHOOSING:
-        parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
-    return {**chosen, **vars(parser.parse_known_args(words)[0])}
-
-
-def _without_others(words: Sequence[str], others: Collection[str], *, is_quiet: bool) -> list[str]:
-    """Leave out the arguments of other methods, with their values."""
-    kept, is_other = [], False
-    for word in words:
-        if word.startswith("--"):
-            name = word[2:].split("=")[0].replace("-", "_")
-            is_other = name in others
-            if is_other and not is_quiet:
-                logger.warning("--%s is of another method: it is not used", name)
-        if not is_other:
-            kept.append(word)
-    return kept
-
-
-def _switched(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """Give switches that may be left open their value: `--bf16`, `--no_bf16`, `--bf16 false`."""
-    said: list[str] = []
-    for word, value in pairwise([*words, "--"]):
-        name = word[2:].replace("-", "_") if word.startswith("--") else ""
-        if name in names and value.startswith("--"):
-            said.append(f"{word}=true")
-        elif name.removeprefix("no_") in names and name not in names:
-            said.append(f"--{name.removeprefix('no_')}=false")
-        else:
-            said.append(word)
-    return said
-
-
 def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
-    """Read one dataclass from a command line, and leave the rest of it.
-
-    Args:
-        cls: The dataclass.
-        argv: Arguments without the program's name.
+    """Read one dataclass from a command line, and return the rest of it.
 
     Raises:
         ConfigError: On a wrong value.
     """
-    from transformers import HfArgumentParser
-
-    parser = HfArgumentParser([cls], add_help=False, allow_abbrev=False)
-    parser.error = _refuse
-    first, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
-    return first, list(rest)
+    parser = HelpParser()
+    _add_flags(parser, [cls], {}, ())
+    given, rest = parser.parse_known_args(same_spelling(argv))
+    return _make(cls, _typed(vars(given), _field_kinds([cls]))), rest
 
 
-def flags_of(
-    classes: Iterable[type], defaults: Mapping[str, Any], *, unused: Collection[str] = ()
-) -> list[Flag]:
-    """Return the flags of dataclasses of arguments, as a help shows them.
+def _add_flags(
+    parser: HelpParser,
+    classes: Iterable[type],
+    values: Mapping[str, Any],
+    unused: Collection[str],
+    *,
+    is_help: bool = False,
+    is_whole: bool = True,
+) -> None:
+    """Add the flags of dataclasses of arguments, each to the group where the help shows it.
 
     Args:
-        classes: The dataclasses; one may name Trainer's arguments that are not shown, in `HIDDEN`.
-        defaults: Values that stand over those of the dataclasses.
+        parser: Where to.
+        classes: The dataclasses.
+        values: What stands over their defaults.
         unused: Arguments that are left out.
+        is_help: Whether the help is shown, rather than a command line read.
+        is_whole: Whether the help shows all of them, or the usual ones.
     """
-    flags = []
     for cls in classes:
-        hints, declared = typing.get_type_hints(cls), rules(cls)
+        kinds, declared = _field_kinds([cls]), rules(cls)
         for f in dataclasses.fields(cls):
-            if not f.init or f.name in {*unused, *getattr(cls, "HIDDEN", ())}:
+            if not f.init or f.name in unused:
                 continue
-            rule, value = declared[f.name], defaults.get(f.name, _default(f))
-            group = rule.group or _group(cls, f.name)
+            rule, value = declared[f.name], values.get(f.name, _default(f))
+            title = rule.group or _group(cls, f.name)
+            is_common = rule.is_common or rule.must_be_given or title == "Options"
+            add = parser.flag_adder(title, is_shown=is_whole or is_common)
+            parts = {kinds[f.name], *typing.get_args(kinds[f.name])}
             text = str(f.metadata.get("help", "")).replace("%%", "%")
-            flag = Flag(
-                f.name,
-                text,
-                group,
-                value=_value_word(f.name, hints[f.name], rule),
-                default=getattr(value, "value", value),
-                is_common=rule.is_common or rule.must_be_given or group == "Options",
-                choices=tuple(rule.choices or ()),
-            )
-            if hints[f.name] in (bool, bool | None):
-                flag = _switch(flag, is_on=_default(f) is True, off=rule.off)
-            flags.append(flag)
-    return flags
-
-
-def _switch(flag: Flag, *, is_on: bool, off: str) -> Flag:
-    """Show a switch as that which changes something; `is_on`: by its class, so that it has a no."""
-    if flag.default and is_on:
-        words = off or f"Turn this off: {flag.help}"
-        return replace(flag, name=f"no_{flag.name}", help=words, default=None)
-    if flag.default:
-        return replace(flag, value="false", default=None, help=f"{flag.help} Off with false.")
-    return replace(flag, default=None)
+            if bool in parts:
+                is_on, off = value is True, rule.off or f"Turn this off: {text}"
+                how = {"action": "store_true"} if is_help else {"nargs": "?", "const": True}
+                add(f"--{f.name}", "" if is_on else text, **how)  # shown is what changes something
+                add(f"--no_{f.name}", off if is_on else "", dest=f.name, action="store_false")
+            else:
+                word = "N" if int in parts else "X" if float in parts else "TEXT"
+                how = {"nargs": "+"} if _has_list(parts) else {}
+                add(f"--{f.name}", with_default(text, value), metavar=word, **how)
 
 
 def _default(f: Any) -> Any:
@@ -646,54 +576,37 @@ def _group(cls: type, name: str) -> str:
     return str(getattr(cls, "GROUP", Arguments.GROUP))
 
 
-def _value_word(name: str, kind: Any, rule: Rule) -> str:
-    """Return what stands for a flag's value in its help."""
-    parts = [part for part in typing.get_args(kind) if part is not type(None)]
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        lists = [part for part in parts if typing.get_origin(part) is list]
-        return _value_word(name, (lists or parts)[0], rule)
-    if typing.get_origin(kind) is list:
-        return f"{_value_word(name, parts[0], rule)} ..."
-    if kind in (int, float, bool):
-        return {int: "N", float: "X", bool: ""}[kind]
-    if name.endswith(("_dir", "_file")):
-        return name.rpartition("_")[2].upper()
-    return "TEXT" if rule.choices is None and not isinstance(kind, type(enum.Enum)) else "NAME"
-
-
-def _file_flags(*, has_profile: bool) -> list[Flag]:
-    """Return what `parse_arguments` itself takes."""
-    config = "YAML of defaults, or the name of one in configs/experiments; the command line wins."
-    flags = [Flag("config", config, "General", "NAME", is_common=has_profile)]
+def _add_file_flags(parser: HelpParser, *, has_profile: bool) -> None:
+    """Add what `parse_arguments` itself takes."""
+    add = parser.flag_adder("General", is_shown=has_profile)
+    about = "YAML of defaults, or the name of one in configs/experiments; the command line wins."
+    add("--config", about, metavar="NAME")
     if has_profile:
         names = ", ".join(list_yamls("profiles"))
-        about = f"Named defaults under --config: {names}."
-        flags.append(Flag("profile", about, "General", "NAME", is_common=True))
-    return flags
+        add("--profile", f"Named defaults under --config: {names}.", metavar="NAME")
 
 
-def _field_types(classes: Sequence[type]) -> dict[str, Any]:
-    """Return types by field name; Any for those of transformers, which checks them itself."""
+def _field_kinds(classes: Iterable[type]) -> dict[str, Any]:
+    """Return types by field name; of transformers' own, which read texts, that of a number only."""
     return {
-        f.name: hints[f.name] if f.name in own or hints[f.name] == bool | None else Any
+        f.name: hints[f.name] if _is_declared(cls, f) else _simple(hints[f.name])
         for cls in classes
-        for own in ({f.name for f in dataclasses.fields(cls) if _is_declared(cls, f)},)
         for hints in (typing.get_type_hints(cls),)
         for f in dataclasses.fields(cls)
         if f.init
     }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line, without the usage of two hundred arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        _refuse(message)
+def _has_list(parts: Iterable[Any]) -> bool:
+    return any(typing.get_origin(part) is list for part in parts)
 
 
-def _refuse(message: str) -> NoReturn:
-    """Report a mistake in one line, without the usage of two hundred arguments."""
-    raise ConfigError(f"{message}. See --help.")
+def _simple(kind: Any) -> Any:
+    parts = {kind, *typing.get_args(kind)}
+    plain = next((each for each in (bool, int, float) if each in parts), None)
+    if plain is None:
+        return kind if _has_list(parts) and str not in parts else Any
+    return plain | (str if str in parts else None)
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from socket import gethostname
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -268,20 +267,9 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     # Without `cpu`, accelerate takes each process for the only one where there is no GPU.
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
-    _PROCESSES[:] = [None] * state.num_processes
-    own = gethostname(), os.getpid()
-    torch.distributed.all_gather_object(_PROCESSES, own, cpu_group())
+    cpu_group()  # which all must make, so here
     worker = Worker(state.process_index, state.num_processes)
     return Context(worker, wait_for_all, artifacts, device)
-
-
-_PROCESSES: list[Any] = []  # host and process id by rank
-
-
-def lost_ranks() -> list[int]:
-    """Return the ranks whose processes on this machine have gone: killed, or ended by an error."""
-    here, ranks = gethostname(), enumerate(_PROCESSES)
-    return [rank for rank, told in ranks if told and told[0] == here and not is_alive(told[1])]
 
 
 def is_alive(pid: int) -> bool:

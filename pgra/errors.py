@@ -161,15 +161,6 @@ def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
         raise kind(what) from error
 
 
-def is_lost_connection(error: Exception) -> bool:
-    """Whether torch says that another process has gone: it has no kind of error for that."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return "DistError" in kinds or ("RuntimeError" in kinds and bool(_GONE.search(str(error))))
-
-
-_GONE = re.compile("Connection (closed|reset|refused|timed out)|Broken pipe|Socket closed|gloo/")
-
-
 @contextmanager
 def device_failures(what: str) -> Iterator[None]:
     """Name what ran where a GPU failed: lost, out of memory, or without a kernel for it.

@@ -1,17 +1,16 @@
-"""What `--help` shows: a command's flags in groups, the usual ones or all.
+"""What `--help` shows: a command's flags in argparse's groups, the usual ones or all.
 
 Knows nothing of dataclasses: `pgra.config` says which flags there are.
 """
 
-import os
+import argparse
 import re
 import shutil
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TextIO
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from pgra.errors import ConfigError
 
 GROUPS = (
     *("Options", "Task", "Method", "Corpus", "Retriever", "Reranker", "LM", "Exemplars", "Reader"),
@@ -22,97 +21,16 @@ HELP = ("-h", "--help", "--help-all", "--help_all")
 _FEW = 12
 """A command of so many flags shows them all."""
 _MOST_COLUMNS = 100
-_INDENT = 26
-_COLOURS = {"bold": "1", "cyan": "36", "red": "1;31"}
+LEVELS = ("debug", "info", "warning", "error")
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A flag as the help shows it.
-
-    Attributes:
-        name: Without dashes.
-        help: What it does.
-        group: One of `GROUPS`.
-        value: What follows it, such as "N"; nothing follows a switch.
-        default: Its value when nobody gives one; None and "" are not told.
-        is_common: Whether the short help shows it.
-        short: Its one-letter form, with its dash.
-        choices: The names it may have, where these are known.
-    """
-
-    name: str
-    help: str
-    group: str
-    value: str = ""
-    default: object = None
-    is_common: bool = False
-    short: str = ""
-    choices: Sequence[str] = ()
-
-    @property
-    def usage(self) -> str:
-        """The flag and what follows it."""
-        words = f"{self.short}, --{self.name}" if self.short else f"--{self.name}"
-        return f"{words} {self.value}".rstrip()
-
-    @property
-    def text(self) -> str:
-        """Its help, and its default unless the help tells that itself."""
-        is_told = self.default in (None, "", (), []) or re.search(r"\bdefault\b", self.help)
-        return self.help if is_told else f"{self.help} (default: {_word(self.default)})"
-
-
-GENERAL = (
-    Flag("quiet", "Say errors and results only.", "General", short="-q", is_common=True),
-    Flag(
-        "verbose",
-        "Say more: also what the libraries beneath say.",
-        "General",
-        short="-v",
-        is_common=True,
-    ),
-    Flag("log_level", "debug, info, warning or error.", "General", "NAME", default="info"),
-    Flag(
-        "max_line_mb",
-        "The longest line of a file or pipe, or answer of an endpoint, that is read.",
-        "General",
-        "N",
-        default=16,
-    ),
-    Flag("help", "Show the usual flags.", "General", short="-h", is_common=True),
-    Flag("help-all", "Show all flags.", "General", is_common=True),
-)
-"""Flags of every command; `pgra.cli` takes the first four off the command line."""
-
-
-@dataclass(frozen=True)
-class Page:
-    """A help that was asked for.
-
-    Attributes:
-        description: What the command does.
-        flags: Its own flags, all of them.
-        words: What may follow it, each with what that does.
-    """
-
-    description: str
-    flags: Sequence[Flag]
-    words: Mapping[str, str]
-
-
-_PAGES: ContextVar[list[Page] | None] = ContextVar("_PAGES", default=None)
-
-
-@contextmanager
-def collect_pages() -> Iterator[list[Page]]:
-    """Keep the helps that are asked for meanwhile, instead of writing them."""
-    pages: list[Page] = []
-    token = _PAGES.set(pages)
-    try:
-        yield pages
-    finally:
-        _PAGES.reset(token)
+def same_spelling(words: Sequence[str]) -> list[str]:
+    """Write the names of flags with underscores, as the arguments have them: `--dry-run`."""
+    parts = [word.partition("=") if word.startswith("--") else (word, "", "") for word in words]
+    return [
+        f"--{name[2:].replace('-', '_')}{sign}{value}" if name.startswith("--") else name
+        for name, sign, value in parts
+    ]
 
 
 def wants_help(words: Sequence[str]) -> bool:
@@ -125,72 +43,90 @@ def wants_all(words: Sequence[str]) -> bool:
     return any(word in HELP[2:] for word in words)
 
 
-def write_help(
-    prog: str,
-    description: str,
-    epilog: str = "",
-    flags: Sequence[Flag] = (),
-    *,
-    stream: TextIO,
-    commands: Mapping[str, Mapping[str, str]] | None = None,
-    is_whole: bool = True,
-) -> None:
-    """Write the help of a command.
-
-    Args:
-        prog: The command.
-        description: What it does.
-        epilog: Examples, shown as they are.
-        flags: Its own; those of every command are added.
-        stream: Where to; in colour where that is a terminal.
-        commands: What each word that may follow does, by title.
-        is_whole: Whether all flags are shown, or the usual ones and how many more there are.
-    """
-    if (pages := _PAGES.get()) is not None:
-        words = {name: about for part in (commands or {}).values() for name, about in part.items()}
-        pages.append(Page(description, flags, words))
-        return
-    shown = [f for f in flags if is_whole or f.is_common or len(flags) <= _FEW]
-    general = [f for f in GENERAL if f.is_common or is_whole]
-    columns = min(shutil.get_terminal_size((80, 24)).columns, _MOST_COLUMNS)
-    follows = " COMMAND" * bool(commands) + " [FLAGS]"
-    lines = [f"usage: {prog}{follows}", "", *textwrap.wrap(description, columns)]
-    width = max((len(name) for part in (commands or {}).values() for name in part), default=0)
-    for title, part in (commands or {}).items():
-        lines += ["", paint(f"{title}:", "bold", stream)]
-        for name, about in part.items():
-            lines += _hang(f"  {name}", about, width + 4, columns, stream)
-    for group in GROUPS:
-        members = [flag for flag in (*shown, *general) if flag.group == group]
-        if members:
-            lines += ["", paint(f"{group}:", "bold", stream)]
-        for flag in members:
-            lines += _hang(f"  {flag.usage}", flag.text, _INDENT, columns, stream)
-    if len(shown) < len(flags):
-        command = prog.partition(" [")[0]
-        lines += ["", f"{len(flags) - len(shown)} more: {command} --help-all"]
-    lines += ["", *epilog.splitlines()] if epilog else []
-    stream.write("\n".join(lines) + "\n")
+def add_general(parser: "argparse._ActionsContainer") -> None:
+    """Add the flags of every command that are taken off the command line before it reads it."""
+    level: Any = {"dest": "log_level", "action": "store_const"}
+    parser.add_argument(
+        "-q", "--quiet", **level, const="error", help="Say errors and results only."
+    )
+    about = "Say more: also what the libraries beneath say."
+    parser.add_argument("-v", "--verbose", **level, const="debug", help=about)
+    about = f"{', '.join(LEVELS)}; default: info."
+    parser.add_argument("--log_level", metavar="NAME", choices=LEVELS, help=about)
+    about = "The longest line of a file or pipe, or answer of an endpoint, that is read (16)."
+    parser.add_argument("--max_line_mb", metavar="N", help=about)
 
 
-def paint(text: str, colour: str, stream: TextIO) -> str:
-    """Colour a text where it goes to a terminal; NO_COLOR, of any value, forbids it."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
+def with_default(text: str, value: object) -> str:
+    """Return a flag's help with its default, unless it has none or the help tells that itself."""
+    value = getattr(value, "value", value)
+    if value in (None, "", (), []) or re.search(r"\bdefault\b", text):
         return text
-    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+    shown = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return (
+        f"{text} (default: {shown:g})" if isinstance(shown, float) else f"{text} (default: {shown})"
+    )
 
 
-def _hang(head: str, text: str, indent: int, columns: int, stream: TextIO) -> Iterable[str]:
-    """Lay a text out to the right of a word, or below where the word is long."""
-    folded = textwrap.wrap(text, max(30, columns - indent), break_on_hyphens=False) or [""]
-    first = paint(head, "cyan", stream)
-    if len(head) < indent:
-        first += " " * (indent - len(head)) + folded.pop(0)
-    yield first.rstrip()
-    yield from (" " * indent + line for line in folded)
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    columns = min(shutil.get_terminal_size((80, 24)).columns, _MOST_COLUMNS)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=columns)
 
 
-def _word(default: object) -> str:
-    if isinstance(default, list | tuple):
-        return " ".join(map(str, default))
-    return f"{default:g}" if isinstance(default, float) else str(default)
+class HelpParser(argparse.ArgumentParser):
+    """A parser whose flags stand in `GROUPS`, and whose help shows the usual ones first."""
+
+    def __init__(
+        self,
+        prog: str = "pgra",
+        description: str = "",
+        epilog: str = "",
+        words: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make a parser; `words` may follow the command, each with what it does."""
+        super().__init__(
+            prog,
+            f"{prog}{' COMMAND' if words else ''} [FLAGS]",
+            description,
+            epilog,
+            formatter_class=_formatter,
+            add_help=False,
+            allow_abbrev=False,
+        )
+        if words:
+            below = self.add_subparsers(title="Commands", metavar="COMMAND")
+            for word, about in words.items():
+                below.add_parser(word, help=about)
+        self._groups = {title: self.add_argument_group(title) for title in GROUPS}
+        self._unusual: list[argparse.Action] = []
+        self._count = 0
+
+    def error(self, message: str) -> NoReturn:
+        """Report a mistake in one line, without the usage of two hundred arguments."""
+        raise ConfigError(f"{message}. See --help.")
+
+    def flag_adder(self, title: str, *, is_shown: bool) -> Callable[..., None]:
+        """Return what adds a flag to a group; without a help text it is never shown."""
+
+        def add(flag: str, text: str, **how: Any) -> None:
+            about = text.replace("%", "%%") or argparse.SUPPRESS
+            action = self._groups[title].add_argument(
+                flag, default=argparse.SUPPRESS, help=about, **how
+            )
+            self._count += bool(text)
+            self._unusual += [action] if text and not is_shown else []
+
+        return add
+
+    def show(self, *more: str) -> None:
+        """Write the help, with what else stands below the flags."""
+        general = self._groups["General"]
+        add_general(general)
+        general.add_argument("-h", "--help", action="store_true", help="Show the usual flags.")
+        general.add_argument("--help-all", action="store_true", help="Show all flags.")
+        if self._unusual and self._count > _FEW:
+            for action in self._unusual:
+                action.help = argparse.SUPPRESS
+            more = (f"{len(self._unusual)} more: {self.prog.partition(' [')[0]} --help-all", *more)
+        self.epilog = "\n\n".join(filter(None, [*more, self.epilog]))
+        sys.stdout.write(self.format_help())

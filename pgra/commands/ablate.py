@@ -65,13 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0].startswith("-"):
         return _explain(words)
-    from pgra.experiments.grid import make_runs, run_grid, write_grid
-    from pgra.runs import lock_run
-
     how, rest = parse_first(GridArguments, words[1:])
     grid = _read(words[0], how, rest)
     if wants_help(rest):
         return _explain(rest, grid)
+    from pgra.experiments.grid import make_runs, run_grid, write_grid
+    from pgra.runs import lock_run
+
     context, root = join_run(rest), _root(grid, how, rest)
     seeds = SeriesArguments(seeds=how.seeds).seed_list()
     runs = make_runs(

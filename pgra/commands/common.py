@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pgra.config import Defaults, parse_arguments, whole
 from pgra.errors import ConfigError
 from pgra.experiments import SeriesArguments
-from pgra.help import Flag, write_help
+from pgra.help import HelpParser, same_spelling
 from pgra.methods.arguments import PgraArguments, RunArguments
 from pgra.reader.arguments import TrainingArguments
 
@@ -42,16 +42,10 @@ def about(command: Callable[..., object]) -> dict[str, Any]:
     return {"description": first, "epilog": rest}
 
 
-def say_words(
-    prog: str,
-    command: Callable[..., object],
-    words: Mapping[str, Any],
-    flags: Sequence[Flag] = (),
-) -> None:
+def say_words(prog: str, command: Callable[..., object], words: Mapping[str, Any]) -> None:
     """Show the help of a command that has others: the function of each by the word after it."""
-    commands = {name: about(function)["description"] for name, function in words.items()}
-    what = about(command)
-    write_help(prog, **what, flags=flags, stream=sys.stdout, commands={"Commands": commands})
+    below = {name: about(function)["description"] for name, function in words.items()}
+    HelpParser(prog, **about(command), words=below).show()
 
 
 def parse_run(
@@ -88,14 +82,8 @@ def parse_run(
     from pgra.methods.arguments import SECTIONS as OWN
     from pgra.methods.base import find_sections, refuse_contradictions
 
-    words = list(sys.argv[1:] if argv is None else argv)
-
-    def find(chosen: Mapping[str, Any]) -> dict[str, type]:
-        sections = find_sections(chosen)
-        if "training" in sections and is_on_cpu(words):
-            words.append("--use_cpu")
-        return sections
-
+    words = same_spelling(sys.argv[1:] if argv is None else argv)
+    on_cpu = [Defaults("--device", {"use_cpu": True})] if is_on_cpu(words) else []
     ours = {
         field.name
         for sections in OWN.values()
@@ -105,12 +93,12 @@ def parse_run(
     is_shared = bool(others)
     sections, rest = _parse(
         words,
-        find,
+        find_sections,
         more,
         others=ours.union(others),
         is_shared=is_shared,
         under=under,
-        over=over,
+        over=[*over, *on_cpu],
         prog=prog,
         description=description,
         epilog=epilog,
@@ -140,7 +128,7 @@ def parse_stages(
     from pgra.methods.base import find_options
 
     sections = {name: cls for name, cls in SECTIONS.items() if name not in without}
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = same_spelling(sys.argv[1:] if argv is None else argv)
     return _parse(words, lambda chosen: {**sections, **find_options(chosen)}, more, **texts)
 
 
@@ -178,7 +166,7 @@ def _parse(
 
 def given_names(words: Sequence[str]) -> set[str]:
     """Return the names of the arguments on a command line."""
-    return {w[2:].split("=")[0].replace("-", "_") for w in words if w.startswith("--")}
+    return {w[2:].partition("=")[0] for w in same_spelling(words) if w.startswith("--")}
 
 
 def is_on_cpu(words: Sequence[str]) -> bool:

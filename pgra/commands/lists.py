@@ -7,30 +7,17 @@ import importlib.util
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.commands.common import about, quiet_libraries, say, say_words
-from pgra.config import arg, choose, flags_of, parse_arguments
+from pgra.commands.common import about, say, say_words
+from pgra.config import choose, parse_arguments
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled
 from pgra.data.corpus import CorpusArguments
-from pgra.data.tasks import GenerationTask, Task, load_any_task
-from pgra.errors import ConfigError, DataError
-from pgra.help import wants_help, write_help
+from pgra.data.tasks import GenerationTask, Task
+from pgra.errors import ConfigError
+from pgra.help import wants_help
 
 _WIDTH = 100
-
-
-@dataclass(kw_only=True)
-class DataCheckArguments:  # not Arguments, whose `check` is another
-    """Whether the hub is asked."""
-
-    check: bool = arg(
-        False,
-        "Ask the hub for each task's data set: id, revision, splits, columns, sizes; needs a "
-        "network, and downloads little. Exit code 1 where one is not as its task says.",
-    )
-    tasks: list[str] = arg([], "With --check: these tasks alone, names or YAMLs.")
 
 
 def data(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +25,6 @@ def data(argv: Sequence[str] | None = None) -> int:
 
     Examples:
       pgra data
-      pgra data --check
       pgra data claims --help
       pgra rerank --task sst2 --dataset_name bundled:rotten-tomatoes \
           --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
@@ -48,14 +34,9 @@ def data(argv: Sequence[str] | None = None) -> int:
         choose("word after pgra data", words[0], ["claims"])
         return claims(words[1:])
     if wants_help(words):
-        say_words("pgra data", data, {"claims": claims}, flags_of([DataCheckArguments], {}))
+        say_words("pgra data", data, {"claims": claims})
         return 0
-    if words:
-        (args,) = parse_arguments([DataCheckArguments], words, prog="pgra data", **about(data))
-        if args.check:
-            return _check(args.tasks)
-        if args.tasks:
-            raise ConfigError("--tasks says which to check: add --check, or leave it out")
+    _refuse(words)
     _show(
         "tasks, for --task:",
         (_task_lines(Task.load(name)) for name in Task.names()),
@@ -74,27 +55,6 @@ def data(argv: Sequence[str] | None = None) -> int:
         "dataset/file.",
     )
     return 0
-
-
-def _check(names: Sequence[str]) -> int:
-    """Say of each task's hub data set whether it is as the task says."""
-    tasks = [load_any_task(name) for name in names or (*Task.names(), *GenerationTask.names())]
-    quiet_libraries()
-    from pgra.data.examples import check_hub
-
-    is_wrong = False
-    for task in tasks:
-        if task.hub is None:
-            say(f"-   {task.name}: no data set on the hub")
-            continue
-        name = task.hub.id + (f"@{task.hub.revision}" if task.hub.revision else "")
-        try:
-            differs = check_hub(task)
-        except DataError as error:
-            differs = [str(error)]
-        say("; ".join([f"{'NO' if differs else 'OK'}  {task.name}: {name}", *differs]))
-        is_wrong = is_wrong or bool(differs)
-    return int(is_wrong)
 
 
 def claims(argv: Sequence[str] | None = None) -> int:
@@ -139,7 +99,7 @@ def models(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if wants_help(words):
-        write_help("pgra models", **about(models), stream=sys.stdout)
+        say_words("pgra models", models, {})
         return 0
     _refuse(words)
     _show(

@@ -60,7 +60,7 @@ def validate(argv: Sequence[str]) -> int:
       pgra task validate sst2 sst5 cola trec cr mr mpqa subj --dataset_name own
 
     Every row of the files that are named is read; own is the task's data set on the hub. Without
-    any, rows are made up; what a task says of the hub is checked by pgra data --check.
+    any, rows are made up.
     """
     names = list(takewhile(lambda word: not word.startswith("-"), argv))
     flags = argv[len(names) :]

@@ -25,7 +25,6 @@ from pgra.data.read import (
     Record,
     check_file,
     load_data_set,
-    look_at_data_set,
     read_label,
     read_records,
     table_rows,
@@ -229,40 +228,6 @@ _KINDS_OF_ROWS = (
     ": give a datasets.Dataset, a list of dicts, or of (text, label) pairs where the task has one "
     "input, or the name of a file"
 )
-
-
-def check_hub(task: Task | GenerationTask) -> list[str]:
-    """Compare what a task says of its hub data set with what the hub has; little is downloaded.
-
-    Returns:
-        What differs: splits, columns and sizes; nothing where all is as the task says.
-
-    Raises:
-        DataError: If there is no such data set, or the hub cannot be reached.
-    """
-    hub = task.hub
-    if hub is None:
-        return []
-    found = look_at_data_set(
-        hub.id,
-        hub.config,
-        revision=hub.revision,
-        failed=lambda reason: DataError(f"cannot be read: {reason}"),
-    )
-    differs = []
-    for split, name in hub.splits.items():
-        if name not in found:
-            differs.append(f"no split '{name}' ({split}): it has {', '.join(found)}")
-            continue
-        there, rows = found[name], task.sizes.get(split)
-        differs += [
-            f"split '{name}' has no column '{column}': it has {', '.join(there.columns)}"
-            for column in _columns(task, hub.columns).values()
-            if column not in there.columns
-        ]
-        if None not in (rows, there.rows) and rows != there.rows:
-            differs.append(f"split '{name}' has {there.rows:,} rows, the task says {rows:,}")
-    return differs
 
 
 def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:

@@ -467,19 +467,6 @@ def hub_reason(error: BaseException) -> str:
     return lines[0] if lines[0].endswith((".", "!")) else f"{lines[0]}."
 
 
-@dataclass(frozen=True)
-class HubSplit:
-    """What is known of a hub data set's split that was not downloaded.
-
-    Attributes:
-        columns: Those of its first row.
-        rows: How many it says it has; None where it does not say.
-    """
-
-    columns: tuple[str, ...]
-    rows: int | None
-
-
 def load_data_set(
     repo: str, config: str | None, *, revision: str | None, failed: Callable[[str], DataError]
 ) -> tuple[Any, Mapping[str, Any]]:
@@ -502,32 +489,6 @@ def load_data_set(
         builder = _open_builder(repo, config, revision)
         builder.download_and_prepare()
         return builder, builder.as_dataset()
-
-
-def look_at_data_set(
-    repo: str, config: str | None, *, revision: str | None, failed: Callable[[str], DataError]
-) -> dict[str, HubSplit]:
-    """Look at a hub data set without downloading it: at the first row of each split.
-
-    Args:
-        repo: As of `load_data_set`, and so are the others.
-        config: Which of its configurations.
-        revision: Branch or commit.
-        failed: Makes the error of a reason in words.
-
-    Raises:
-        DataError: If there is none, or it cannot be read.
-    """
-    with _told(failed):
-        builder = _open_builder(repo, config, revision)
-        sizes = builder.info.splits or {}
-        return {
-            str(name): HubSplit(
-                tuple(next(iter(table), {})),
-                sizes[name].num_examples or None if name in sizes else None,
-            )
-            for name, table in builder.as_streaming_dataset().items()
-        }
 
 
 def _open_builder(repo: str, config: str | None, revision: str | None) -> Any:

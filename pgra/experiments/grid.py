@@ -51,6 +51,7 @@ from pgra.errors import (
     DataError,
     PgraError,
     cut,
+    reading,
     show,
     unknown_name,
 )
@@ -59,7 +60,6 @@ from pgra.methods.arguments import SECTIONS, RunArguments
 from pgra.methods.base import find_method, find_sections
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
-from pgra.runs import run_all, variant
 
 logger = logging.getLogger(__name__)
 
@@ -238,27 +238,27 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     for word in words:
         name, sign, text = word.partition("=")
         wanted = "write NAME=VALUE,VALUE such as num_evidence=4,8"
-        try:
-            values = parse_yaml(f"[{text}]", f"axis '{cut(word)}'") if sign else None
-        except ConfigError as error:
-            raise ConfigError(f"{error}; {wanted}") from None
+        with reading(f"axis '{cut(word)}' ({wanted})", ConfigError):
+            values = parse_yaml(f"[{text}]") if sign else None
         if not isinstance(values, list) or not values:
             raise ConfigError(f"axis '{cut(word)}': {wanted}")
         axes[name.replace("-", "_")] = values
     return axes
 
 
-def argument_names(grid: Grid) -> set[str]:
+def argument_names(grid: Grid, *, is_whole: bool = True) -> set[str]:
     """Return the names of all arguments that a grid's points may have.
 
-    Those of all methods of ours, and of every class that the grid names.
+    Those of all methods of ours, and of every class that the grid names; with `is_whole` also those
+    of transformers' own.
     """
     sections = list(SECTIONS.values())
     for point in grid.cells:
         for own in ({}, *point.by_task.values()):
             layer = {**grid.base, **point.values, **own}
             sections.append(find_sections({n: layer[n] for n in CHOOSING if n in layer}))
-    return {f.name for classes in sections for cls in classes.values() for f in fields(whole(cls))}
+    classes = {cls for own in sections for cls in own.values()}
+    return {f.name for cls in classes for f in fields(whole(cls) if is_whole else cls)}
 
 
 def short(value: Json) -> str:
@@ -275,9 +275,10 @@ def short(value: Json) -> str:
 def _check(grid: Grid) -> None:
     for seeds in (grid.seeds, *(point.seeds for point in grid.cells)):
         SeriesArguments(seeds=[str(seed) for seed in seeds])
-    known = [PROFILE, *argument_names(grid)]
+    known = {PROFILE, *argument_names(grid, is_whole=False)}
     kinds = dict.fromkeys(grid.baseline or {}, "argument of the baseline")
     for name, kind in {**kinds, **dict.fromkeys(grid.axes, "axis")}.items():
+        known |= set() if name in known else argument_names(grid)
         if name not in known:
             message = unknown_name(kind, name, known).split(" Known:")[0]
             raise ConfigError(f"{message} See pgra train --help.")
@@ -382,6 +383,8 @@ def make_runs(
     Raises:
         ConfigError: If a point contradicts itself; it is named.
     """
+    from pgra.runs import variant  # and torch, which a help does without
+
     runs = []
     tasks = grid.tasks if grid.asked is None else grid.asked
     is_apart = max(len(grid.tasks), len(tasks)) > 1
@@ -435,6 +438,8 @@ def run_grid(
     Raises:
         PgraError: In several processes, as a run says.
     """
+    from pgra.runs import run_all
+
     failures = {}
     for number, run in enumerate(in_order(runs), 1):
         logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))

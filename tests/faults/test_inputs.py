@@ -38,9 +38,9 @@ def test_any_bytes_are_read_or_refused(name, tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "added", "told"),
     [
-        ("task", b"\nanswer: 2024-13-45\n", "not valid YAML: month must be in 1..12"),
+        ("task", b"\nanswer: 2024-13-45\n", "month must be in 1..12"),
         ("task", b"\nmetric: accuracy\nmetric: mcc\n", "the key 'metric' is a duplicate"),
-        ("config", b"\nseed: " + b"9" * 6000, "not valid YAML: Exceeds the limit"),
+        ("config", b"\nseed: " + b"9" * 6000, "Exceeds the lim"),
         ("config", b"\n#" + b"x" * (1 << 20), "larger than a YAML may be"),
         ("template", b'\nprompt: "{text:>999999999}"\n', "write {text} alone"),
         ("corpus jsonl", b'{"text": ' + b"[" * 100_000, "line 3: not JSON (nested too deeply)"),
