@@ -96,8 +96,8 @@ class ExemplarSelector:
             label: Column of the answer; default: "label", or the task's, if the items have it.
             encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; a `pgra.Encoder`,
                 whose vectors are taken as it gives them; or "bm25", by shared words.
-            selection: knn (the nearest), knn-mmr (near, and unlike each other), random, balanced,
-                fixed, official, or module:Class; "bm25" is knn by shared words.
+            selection: knn (the nearest), random, balanced, fixed, official, or module:Class;
+                "bm25" is knn by shared words.
             likeness: Of vectors: cosine, dot or euclidean.
             order: Of a prompt: nearest-first (the paper's), nearest-last or random.
             leak_guard: Whether examples whose text is the query's, or nearly, are left out; True
@@ -109,7 +109,7 @@ class ExemplarSelector:
             seed: Of what is drawn, and of a random order.
             device: Where the encoder runs.
             options: Further arguments of `pgra icl`'s choice by name: farthest, redraw, pooling,
-                mmr_lambda, prompt_format, ...
+                prompt_format, ...
 
         Raises:
             ConfigError: If an argument is not known or contradicts another.
@@ -257,9 +257,7 @@ class ExemplarSelector:
         count = min(int(k), len(self._pool.guard.distinct)) if self.items else 0
         if count == 0:
             return [[] for _ in queries]
-        args = replace(
-            self._args, num_exemplars=count, mmr_candidates=max(self._args.mmr_candidates, count)
-        )
+        args = replace(self._args, num_exemplars=count)
         selector: Selector = args.selector(args, self._pool, self._similarity)
         chosen = selector.choose(queries)
         return [

@@ -39,8 +39,8 @@ from pgra.retrieval.base import (
     refuse_strangers,
 )
 from pgra.retrieval.dense import (
-    HISTORY,
     STAGE,
+    TRAINED,
     DenseRetriever,
     add_passages,
     dense_fingerprint,
@@ -139,7 +139,7 @@ class Index:
             made = load_manifest(root / _INDEX, stage=STAGE).fingerprint
             check_fingerprint(
                 root,
-                made={name: value for name, value in made.items() if name not in HISTORY},
+                made={name: value for name, value in made.items() if name != TRAINED},
                 asked=dense_fingerprint(corpus, own, factory),
                 now="these passages and this encoder give",
                 way_out="open it with Index.load, or choose another path",
@@ -223,8 +223,7 @@ class Index:
         return self._search(as_texts("query", query), k)
 
     def _search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        left = len(self.corpus) - len(self.retriever.removed)
-        found = self.retriever.retrieve(queries, min(int(k), left))
+        found = self.retriever.retrieve(queries, min(int(k), len(self.corpus)))
         texts = iter(self.corpus.texts(found.rows[found.rows != MISSING_ROW]))
         return [
             [

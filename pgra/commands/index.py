@@ -1,4 +1,4 @@
-"""The first stage's index and its search: `pgra index build|info|search|add|remove`.
+"""The first stage's index and its search: `pgra index build|info|search|add`.
 
 `pgra index build` is `pgra index build`, and `pgra search` builds what it searches. A stopped
 build run again goes on where it stopped; a finished index is found and reused.
@@ -17,8 +17,8 @@ from pgra.commands.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
 from pgra.config import Arguments, arg, choose, parse_arguments
 from pgra.core import MISSING_ROW, Context, join_context
 from pgra.data.corpus import CorpusArguments
-from pgra.data.read import check_file, is_utf8, read_lines, whole_number
-from pgra.errors import ArtifactError, ConfigError, DataError, check_alone, show, visible
+from pgra.data.read import is_utf8, read_lines
+from pgra.errors import ArtifactError, ConfigError, DataError, check_alone, visible
 from pgra.help import wants_help
 from pgra.methods.arguments import RuntimeArguments
 from pgra.retrieval.base import RetrieverArguments
@@ -106,20 +106,6 @@ class AddArguments(Arguments):
     )
 
 
-@dataclass(kw_only=True)
-class RemoveArguments(Arguments):
-    """Which rows of which index."""
-
-    index_dir: str = arg("", "The index; it may also stand first, bare.", must_be_given=True)
-    rows: list[int] = arg([], "Rows to remove, as pgra index search shows them.")
-    rows_file: str | None = arg(None, "A text file with one row a line, beside or for --rows.")
-
-    def check(self) -> None:
-        """Refuse to remove nothing."""
-        if not self.rows and self.rows_file is None:
-            raise ConfigError("no rows are named: pgra index remove DIR --rows 5 9")
-
-
 _FIND = (RuntimeArguments, CorpusArguments, RetrieverArguments)
 _SEARCH = (
     *(TextArguments, QueryFileArguments),
@@ -140,7 +126,6 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra index info --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6
       pgra index search DIR "a warm and funny film"
       pgra index add DIR --corpus more.txt
-      pgra index remove DIR --rows 5 9
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if len(words) == 1 and wants_help(words):
@@ -317,7 +302,6 @@ def _info(*found_by: Any) -> int:
             "corpus": "unknown",
             "corpus sha256": made.get("corpus_sha256"),
             "rows": number["rows"],
-            "removed": number.get("removed"),
             "encoder": None,
             "weights": made.get("encoder"),
             "pooling": made.get("pooling"),
@@ -360,41 +344,10 @@ def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
     return 0
 
 
-def _remove(args: RemoveArguments) -> int:
-    """Remove rows: no search gives them any more."""
-    from pgra.retrieval.dense import remove_rows
-
-    rows = [*args.rows, *(read_rows(Path(args.rows_file)) if args.rows_file else ())]
-    counts = remove_rows(Path(args.index_dir), rows).counts
-    gone, whole = counts["removed"], counts["rows"]
-    say(f"index: {args.index_dir}\n  {gone:,} of {whole:,} rows are removed, {whole - gone:,} left")
-    return 0
-
-
-def read_rows(path: Path) -> list[int]:
-    """Read rows from a text file, one a line.
-
-    Raises:
-        DataError: If it cannot be read, or a line is no row.
-    """
-    check_file(path, ("txt",))
-    rows = []
-    for line in read_lines(path):
-        text = line.text.strip()
-        row = whole_number(text)
-        if text and row is None:
-            raise DataError(
-                f"{path}, line {line.number}: {show(text)} is no row: one number a line"
-            )
-        rows += [] if row is None else [row]
-    return rows
-
-
 _WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], Sequence[str]]] = {
     "info": (_info, _FIND, (*_UNUSED, *_FOR_BUILDING)),
     "search": (_search_index, _SEARCH, _UNUSED),
     "add": (_add, (RuntimeArguments, AddArguments), ["method"]),
-    "remove": (_remove, (RemoveArguments,), []),
 }
 """A word's function, its classes of arguments, and which of these arguments it does not use."""
 
@@ -484,7 +437,6 @@ def describe_index(built: "BuiltIndex") -> str:
         lines.append(f"recall {_shares(counts['recall'])}{of}{with_it}")
     for name, what in {
         "trained_rows": "trained on a sample of its first {:,} rows, no more",
-        "removed": "{:,} rows are removed",
         "cut": "{:,} passages were cut at max_encoder_tokens",
     }.items():
         if counts.get(name):

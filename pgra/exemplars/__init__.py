@@ -19,7 +19,6 @@ from typing import Any
 from pgra.config import arg, find_class
 from pgra.data.text import LEAK_JACCARD
 from pgra.encoders import EncoderArguments
-from pgra.errors import ConfigError
 
 DRAWN_EXEMPLARS = ("balanced", "fixed", "official", "random")
 """Selectors whose one draw serves a whole task; all others choose for each query."""
@@ -29,7 +28,6 @@ SELECTORS = {
     "balanced": "pgra.exemplars.selection:Balanced",
     "fixed": "pgra.exemplars.selection:Fixed",
     "knn": "pgra.exemplars.selection:Nearest",
-    "knn-mmr": "pgra.exemplars.selection:Diverse",
     "official": "pgra.exemplars.selection:Official",
     "random": "pgra.exemplars.selection:Random",
 }
@@ -55,10 +53,9 @@ class SelectionArguments(EncoderArguments):
 
     exemplars: str = arg(
         "knn",
-        "How they are chosen: knn (KATE: the query's nearest), knn-mmr (near, and unlike each "
-        "other), random, balanced (the labels in turn), official (the first in the file under a "
-        "cap a label, as PGRA's code), fixed (the first ones, or those of --exemplar_file), or "
-        "module:Class of your own.",
+        "How they are chosen: knn (KATE: the query's nearest), random, balanced (the labels in "
+        "turn), official (the first in the file under a cap a label, as PGRA's code), fixed (the "
+        "first ones), or module:Class of your own.",
         choices=SELECTORS,
         is_open="selector",
         is_common=True,
@@ -83,18 +80,6 @@ class SelectionArguments(EncoderArguments):
     exemplar_seed: int | None = arg(
         None, "Seed of what is drawn, and of a random order; default: the run's --seed.", least=0
     )
-    exemplar_file: str | None = arg(
-        None,
-        "With fixed: a file with an example a line: its row in the pool, from 0, or its id.",
-        needs={"exemplars": "fixed"},
-    )
-    mmr_lambda: float = arg(
-        0.5,
-        "With knn-mmr: weight of nearness against being unlike the others; 1 is knn.",
-        least=0,
-        most=1,
-    )
-    mmr_candidates: int = arg(100, "With knn-mmr: among how many nearest it chooses.")
     encoder: str = arg(
         "sentence-transformers/all-MiniLM-L6-v2",
         "What compares texts: an encoder (hub id, folder or bundled:NAME), bm25, or prompted: the "
@@ -118,14 +103,6 @@ class SelectionArguments(EncoderArguments):
         "Share of common words from which on an example is nearly the query's own text, and never "
         "shown with it; nor is what differs in an article, 'please' or a misspelt word alone.",
     )
-
-    def check(self) -> None:
-        """Refuse contradictions."""
-        if self.exemplars == "knn-mmr" and self.mmr_candidates < self.count:
-            raise ConfigError(
-                f"mmr_candidates is {self.mmr_candidates}, and {self.count} exemplars are chosen "
-                "among them: raise it, or lower --num_exemplars"
-            )
 
     @property
     def selector(self) -> Any:

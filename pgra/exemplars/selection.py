@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from pgra.artifacts import at_home, digest
+from pgra.artifacts import digest
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
-from pgra.data.read import read_lines, whole_number
 from pgra.data.text import text_key
-from pgra.errors import ConfigError, DataError, show
+from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.similarity import Similarity
 from pgra.retrieval.base import examples_digest, store_candidates
@@ -228,55 +226,6 @@ class Nearest(Selector):
         return replace(chosen, similarity=-chosen.similarity) if self.args.farthest else chosen
 
 
-class Diverse(Nearest):
-    """Near the query, and unlike each other: maximal marginal relevance among the nearest."""
-
-    uses: ClassVar[tuple[str, ...]] = ("mmr_lambda", "mmr_candidates")
-
-    def _choose(self, queries: Sequence[Example], count: int) -> Chosen:
-        most = min(len(self.pool.guard.distinct), self.args.mmr_candidates)
-        near = super()._choose(queries, most)
-        rows: Rows = np.full((len(queries), count), MISSING_ROW, dtype=np.int64)
-        similarity = np.full(rows.shape, -np.inf, dtype=np.float32)
-        for line in range(len(queries)):
-            found = np.array(near.of(line), dtype=np.int64)
-            scores = near.similarity[line][: len(found)]
-            order = marginal_relevance(
-                scores, self.similarity.among(found), count, diversity=self.args.mmr_lambda
-            )
-            rows[line, : len(order)], similarity[line, : len(order)] = found[order], scores[order]
-        return Chosen(rows, similarity, near.num_dropped)
-
-
-def marginal_relevance(
-    relevance: Scores, among: npt.NDArray[np.float32], count: int, *, diversity: float
-) -> list[int]:
-    """Choose by maximal marginal relevance (Carbonell and Goldstein 1998, section 2).
-
-    One after the other: the most relevant, then what maximises
-    lambda * relevance - (1 - lambda) * the largest similarity to what is chosen.
-
-    Args:
-        relevance: Similarity to the query, (n,).
-        among: Similarity to each other, (n, n).
-        count: How many to choose.
-        diversity: Lambda; 1 chooses by relevance alone.
-
-    Returns:
-        Their indices in the order of choice; of equals the first.
-    """
-    chosen: list[int] = []
-    closest = np.full(len(relevance), -np.inf, dtype=np.float32)
-    gain = np.asarray(relevance, np.float64)
-    for _ in range(min(count, len(relevance))):
-        gain[chosen] = -np.inf
-        best = int(gain.argmax())
-        chosen.append(best)
-        closest = np.maximum(closest, among[best])
-        gain = diversity * np.asarray(relevance, np.float64) - (1 - diversity) * closest
-    return chosen
-
-
 class Random(Selector):
     """By chance: one draw for all queries, or a draw for each (KATE's baseline)."""
 
@@ -393,7 +342,7 @@ class Official(Balanced):
 
 
 class Fixed(Random):
-    """The same for all queries: the pool's first, or those that a file names; none is replaced."""
+    """The same for all queries, the pool's first; none is replaced."""
 
     uses: ClassVar[tuple[str, ...]] = ()
     refills: ClassVar[bool] = False
@@ -403,49 +352,10 @@ class Fixed(Random):
         """Return the first; see `Random`."""
         return list(rows[:count])
 
-    def check(self) -> None:
-        """Read `exemplar_file`, if one is named: an example a line, by row or by id.
-
-        Raises:
-            DataError: If the file cannot be read, has too few lines, or names no example of the
-                pool, or one twice.
-        """
-        rows = self.pool.guard.distinct.tolist()
-        self.rows = self.draw(rows, {}, self.count, random.Random())
-        if self.args.exemplar_file is not None:
-            self.rows = self._read(at_home(self.args.exemplar_file))
-
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """The rows."""
-        return {**super().fingerprint, "fixed": list(self.rows)}
-
-    def draw_for(self, queries: Sequence[Example], count: int) -> list[list[int]]:  # noqa: ARG002
-        """Return the rows for all."""
-        return [self.rows] * len(queries)
-
-    def _read(self, path: Path) -> list[int]:
-        lines = [word for line in read_lines(path) for word in line.text.split()]
-        if len(lines) < self.count:
-            raise DataError(
-                f"{path} names {len(lines)} exemplars, and num_exemplars is {self.count}: lower "
-                "it, or add some"
-            )
-        pool, rows = self.pool.examples, list[int]()
-        row_of = {example.id: row for row, example in enumerate(pool)}
-        for number, word in enumerate(lines[: self.count], 1):
-            row = row_of.get(word, whole_number(word))
-            if row is None or row >= len(pool):
-                raise DataError(
-                    f"{path}, line {number}: {show(word)} is no example of the pool: give a "
-                    f"row from 0 to {len(pool) - 1}, or an id such as {pool[0].id}"
-                )
-            if row in rows:
-                raise DataError(
-                    f"{path}, line {number}: '{word}' stands there twice: leave one out"
-                )
-            rows.append(row)
-        return rows
+        return {**super().fingerprint, "fixed": self.pool.guard.distinct.tolist()[: self.count]}
 
 
 def group_rows(rows: Sequence[int], labels: Sequence[str | None], names: Sequence[str]) -> Groups:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import ClassVar, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from pgra.config import find_class
 from pgra.core import Candidates, Example, Json, Rows
@@ -88,14 +87,6 @@ class Similarity(ABC):
         self, queries: Sequence[Example], rows: Rows, depth: int, sign: int
     ) -> Candidates: ...
 
-    @abstractmethod
-    def among(self, rows: Rows) -> npt.NDArray[np.float32]:
-        """Return the similarity of some rows of the pool with each other, (n, n).
-
-        Raises:
-            ConfigError: If there is no such thing.
-        """
-
 
 class DotSimilarity(Similarity):
     """Compares by inner products of vectors as the model gives them, made once and stored."""
@@ -116,11 +107,6 @@ class DotSimilarity(Similarity):
     def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
         vectors = self._shape(self._neighbors.encode(queries))
         return nearest(sign * vectors, self._of(rows), depth, rows=rows)
-
-    def among(self, rows: Rows) -> npt.NDArray[np.float32]:
-        """Return the similarity of rows with each other; see `Similarity`."""
-        vectors = self._pool[rows]
-        return np.asarray(vectors @ vectors.T, np.float32)
 
 
 class CosineSimilarity(DotSimilarity):
@@ -164,13 +150,6 @@ class EuclideanSimilarity(DotSimilarity):
             distances[part] = np.sqrt(np.square(gaps).sum(axis=2))
         return Candidates.best(found, -sign * distances, depth)
 
-    def among(self, rows: Rows) -> npt.NDArray[np.float32]:
-        """Return the similarity of rows with each other; see `Similarity`."""
-        products = super().among(rows)
-        squares = np.diagonal(products)
-        gaps = squares[:, None] + squares[None, :] - 2 * products
-        return np.asarray(-np.sqrt(np.maximum(gaps, 0)), np.float32)
-
 
 class WordSimilarity(Similarity):
     """Compares by shared words: Okapi BM25, the pool's examples being the passages.
@@ -198,13 +177,6 @@ class WordSimilarity(Similarity):
             )
         self._index.removed = np.setdiff1d(np.arange(len(self._neighbors.examples)), rows)
         return self._index.retrieve([query.text for query in queries], depth)
-
-    def among(self, rows: Rows) -> npt.NDArray[np.float32]:  # noqa: ARG002
-        """Refuse: BM25 compares a query with a passage, not two passages."""
-        raise ConfigError(
-            "exemplars 'knn-mmr' compares exemplars with each other, and encoder 'bm25' cannot: "
-            "use --exemplars knn, or another --encoder"
-        )
 
 
 def open_similarity(

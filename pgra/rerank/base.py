@@ -89,8 +89,8 @@ class RerankArguments(StateArguments):
         "balanced",
         "How they are chosen: random, balanced, official (first in the file, capped a class), "
         "fixed (the first ones), or for each query: knn (KATE: its nearest ones, by "
-        "--neighbor_encoder, nearest first), knn-mmr (near, and unlike each other) or module:Class "
-        "of your own; the LM then reads each query's candidates anew: see pgra plan.",
+        "--neighbor_encoder, nearest first) or module:Class of your own; the LM then reads each "
+        "query's candidates anew: see pgra plan.",
         choices=SELECTORS,
         is_open="selector",
     )

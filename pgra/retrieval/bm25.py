@@ -46,8 +46,7 @@ class BM25Retriever(Retriever):
     Passages that share no counting word with a query are missing, not listed with score 0.
 
     Attributes:
-        removed: Rows that are never returned: those of the dense half of hybrid. Words are still
-            weighted by all passages.
+        removed: Rows that are never returned. Words are still weighted by all passages.
     """
 
     def __init__(self, index: Any, fingerprint: Mapping[str, Json]) -> None:

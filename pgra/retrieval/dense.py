@@ -1,14 +1,10 @@
 """First stage by meaning: an encoder's vectors, built into a FAISS index and searched.
 
-Building writes float16 shards first, then `index.faiss`, and the manifest last. Rows that were
-removed (`pgra index remove`) stay in both: the manifest names a list of them, and a search passes
-over them. The list's digest is a field of the index's fingerprint beside those that a build has, so
-that candidates made before are not taken for its own.
+Building writes float16 shards first, then `index.faiss`, and the manifest last.
 """
 
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -24,19 +20,16 @@ from pgra.artifacts import (
     Manifest,
     artifact_dir,
     check_fingerprint,
-    digest,
     find_damage,
     is_finished,
     load_manifest,
     lock_folder,
-    read_array,
     read_manifest,
     record_files,
     set_aside,
-    write_array,
     write_manifest,
 )
-from pgra.core import MISSING_ROW, Candidates, Context, Json, Rows
+from pgra.core import Candidates, Context, Json
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ArtifactError, ConfigError, DamageError
@@ -84,13 +77,12 @@ from pgra.retrieval.shards import (
 logger = logging.getLogger(__name__)
 
 STAGE = "dense_index"
-HISTORY = ("removed", "trained_rows")
-"""Fields of a fingerprint that an index has from its past; nobody asks for them."""
-_FILES = ("vectors-*.npy", "vectors-*.json", "index*.faiss", "removed-*.npy")
+TRAINED = "trained_rows"
+"""Of a fingerprint: the first rows, of which a trained index was built before it grew."""
+_FILES = ("vectors-*.npy", "vectors-*.json", "index*.faiss")
 _HASHED_ROWS = 1 << 14
-_KEPT = ("removed", "trained_on", "training_seconds")  # counts of an index that grows
+_KEPT = ("trained_on", "training_seconds")  # counts of an index that grows
 _QUERY_BATCH = 4096  # all vectors are read once for each, where they are searched on disk
-_NONE: Rows = np.empty(0, dtype=np.int64)
 
 
 class DenseRetriever(Retriever):
@@ -98,16 +90,8 @@ class DenseRetriever(Retriever):
 
     encodes = True
 
-    def __init__(
-        self,
-        index: Any,
-        encoder: Encoder,
-        fingerprint: Mapping[str, Json],
-        *,
-        removed: Rows = _NONE,
-    ) -> None:
+    def __init__(self, index: Any, encoder: Encoder, fingerprint: Mapping[str, Json]) -> None:
         self.fingerprint = fingerprint
-        self.removed = removed
         self._index = index
         self._encoder = encoder
         self.inputs = [encoder.inputs]
@@ -150,7 +134,6 @@ class DenseRetriever(Retriever):
             _open_index(built, request.args, request.context.device),
             encoder,
             _with_search(fields, encoder, request.args),
-            removed=read_removed(built.folder, built.manifest),
         )
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
@@ -158,12 +141,12 @@ class DenseRetriever(Retriever):
 
         Returns:
             (B, k); scores are inner products (cosines, with a normalising encoder). Only an
-            approximate index leaves entries missing. Removed rows are never among them.
+            approximate index leaves entries missing.
 
         Raises:
-            ConfigError: If k exceeds the rows that are left, or what FAISS can do on a GPU.
+            ConfigError: If k exceeds the corpus, or what FAISS can do on a GPU.
         """
-        check_num_candidates(k, self._index.ntotal - len(self.removed))
+        check_num_candidates(k, self._index.ntotal)
         if k > (most := most_hits(self._index)):
             raise ConfigError(
                 f"num_candidates ({k}) exceeds what FAISS finds on a GPU ({most}): "
@@ -179,47 +162,7 @@ class DenseRetriever(Retriever):
 
     def search(self, vectors: Vectors, k: int) -> Candidates:
         """Return the best k passages of each vector, (B, D); see `retrieve`."""
-        return search_kept(self._index, vectors, k, removed=self.removed)
-
-
-def search_kept(index: Any, queries: Vectors, k: int, *, removed: Rows) -> Candidates:
-    """Search an index that has removed rows, deeper until each query has its k others.
-
-    Works with every kind of index and on every device, as a selector of FAISS does not.
-
-    Args:
-        index: What `ask` asks.
-        queries: (B, D).
-        k: Candidates a query; at most the rows that are left.
-        removed: Rows to pass over, rising.
-
-    Returns:
-        (B, k), best first, ties by row.
-
-    Raises:
-        ConfigError: If the deepest search is not deep enough, which only a GPU's may be.
-    """
-    if not len(removed):
-        return ask(index, queries, k)
-    rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
-    scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
-    left, most = np.arange(len(queries)), most_hits(index)
-    depth = min(most, k + math.ceil(1.5 * k * len(removed) / most))
-    while len(left):
-        found = ask(index, queries[left], depth)
-        is_kept = ~np.isin(found.rows, removed) & (found.rows != MISSING_ROW)
-        is_over = (found.rows == MISSING_ROW).any(axis=1)  # an approximate index has no more
-        is_done = (is_kept.sum(axis=1) >= k) | is_over
-        best = Candidates.best(np.where(is_kept, found.rows, MISSING_ROW), found.scores, k)
-        rows[left[is_done]], scores[left[is_done]] = best.rows[is_done], best.scores[is_done]
-        left = left[~is_done]
-        if len(left) and depth == most:
-            raise ConfigError(
-                f"the {most} nearest passages of a query are nearly all removed, and a GPU finds "
-                "no more: use --device cpu, or build the index without them"
-            )
-        depth = min(2 * depth, most)
-    return Candidates(rows, scores)
+        return ask(self._index, vectors, k)
 
 
 def dense_fingerprint(corpus: Corpus, encoder: Encoder, factory: str) -> dict[str, Json]:
@@ -228,22 +171,12 @@ def dense_fingerprint(corpus: Corpus, encoder: Encoder, factory: str) -> dict[st
 
 
 def _with_history(folder: Path, fields: Mapping[str, Json]) -> dict[str, Json]:
-    """Add to the fields asked for what an index in this folder has from its past."""
+    """Add to the fields asked for what an index that grew in this folder was trained on."""
     try:
         made = load_manifest(folder, stage=STAGE).fingerprint
     except ArtifactError:  # told when it is read
         return dict(fields)
-    return {**fields, **{name: made[name] for name in HISTORY if name in made}}
-
-
-def read_removed(folder: Path, manifest: Manifest) -> Rows:
-    """Return an index's removed rows, rising.
-
-    Raises:
-        ArtifactError: If their list cannot be read.
-    """
-    name = next((name for name in manifest.files if name.startswith("removed-")), None)
-    return _NONE if name is None else np.asarray(read_array(folder / name))
+    return {**fields, **{name: made[name] for name in [TRAINED] if name in made}}
 
 
 def _with_search(
@@ -355,7 +288,7 @@ def _find_whole(
     try:
         return read_manifest(folder, stage=STAGE, fingerprint=wanted)
     except DamageError:
-        if is_given or {*HISTORY} & {*wanted}:  # rows that a user removed must not come back
+        if is_given or TRAINED in wanted:  # a build would train it on all rows
             raise
         return None
 
@@ -466,55 +399,6 @@ def remove_strays(folder: Path, kept: Collection[Path]) -> None:
 # that leaves the old index whole, and the same command encodes only what is missing.
 
 
-def remove_rows(folder: Path, rows: Sequence[int]) -> Manifest:
-    """Remove rows from a finished index: no search will return them. Its vectors stay as they are.
-
-    The list is written under a name of its own and the manifest is replaced last, so that a killed
-    job leaves the index as it was.
-
-    Args:
-        folder: The index.
-        rows: Which rows; those removed before may be among them.
-
-    Returns:
-        The new manifest.
-
-    Raises:
-        ArtifactError: If the folder is no finished dense index, or in use by another job.
-        ConfigError: If there is no such row, or none would be left.
-        OSError: If the disk is full.
-    """
-    load_manifest(folder, stage=STAGE)  # before a lock is left where there is no index
-    with lock_folder(folder):
-        manifest = load_manifest(folder, stage=STAGE)
-        num_rows = manifest.counts["rows"]
-        wrong = [row for row in rows if not 0 <= row < num_rows]
-        if wrong:
-            raise ConfigError(f"row {wrong[0]} is not in {folder}: it has rows 0 to {num_rows - 1}")
-        before = read_removed(folder, manifest)
-        removed = np.union1d(before, np.asarray(rows, dtype=np.int64))
-        if len(removed) == num_rows:
-            raise ConfigError(f"these are all {num_rows} rows of {folder}: one must stay")
-        if len(removed) == len(before):
-            return manifest
-        made_of = digest(removed.tolist())
-        path = folder / f"removed-{made_of[:12]}.npy"
-        write_array(path, removed)
-        old = [name for name in manifest.files if name.startswith("removed-")]
-        kept = {name: record for name, record in manifest.files.items() if name not in old}
-        written = write_manifest(
-            folder,
-            stage=STAGE,
-            fingerprint={**manifest.fingerprint, "removed": made_of},
-            counts={**manifest.counts, "removed": len(removed)},
-            seconds=manifest.seconds,
-            files={**kept, **record_files(folder, [path.name])},
-        )
-        for name in old:
-            (folder / name).unlink(missing_ok=True)
-        return written
-
-
 def add_passages(
     folder: Path,
     more: Sequence[str],
@@ -563,22 +447,19 @@ def add_passages(
         _check_beginning(folder, manifest, recipe, corpus)
         encoder = encoder or load_encoder(recipe.retriever, context.device)
         made, was = manifest.fingerprint, manifest.counts
-        built_of = {name: value for name, value in made.items() if name not in HISTORY}
+        built_of = {name: value for name, value in made.items() if name != TRAINED}
         factory = str(made["factory"])
         fields = dense_fingerprint(corpus, encoder, factory)
         check_fingerprint(folder, made={**built_of, **corpus.fingerprint}, asked=fields)
         home = _find_home(folder, manifest, built_of, fields)
         built = BuiltIndex(folder, manifest, num_rows)
         if len(corpus) > num_rows:
-            history = {name: value for name, value in made.items() if name in HISTORY}
             counts = {name: was[name] for name in _KEPT if name in was}
             if not empty_index(factory, encoder.width, len(corpus)).is_trained:
-                counts["trained_rows"] = was.get("trained_rows", num_rows)
-                history["trained_rows"] = counts["trained_rows"]
+                counts[TRAINED] = fields[TRAINED] = was.get(TRAINED, num_rows)
             if home != folder:
                 counts["renamed"] = [folder.name, home.name]
             request = IndexRequest(args=recipe.retriever, corpus=corpus, context=context)
-            fields |= history
             built = build_index(request, encoder, folder, fields, old=manifest, counts=counts)
         remove_strays(folder, [folder / name for name in built.manifest.files])
         if home != folder:

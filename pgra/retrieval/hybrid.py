@@ -56,8 +56,7 @@ class HybridRetriever(Retriever):
     def open(cls, request: IndexRequest) -> Self:
         """Find or build both indexes, and load them."""
         dense, bm25 = DenseRetriever.open(request), BM25Retriever.open(request)
-        bm25.removed = dense.removed
-        return cls(dense, bm25, len(request.corpus) - len(dense.removed))
+        return cls(dense, bm25, len(request.corpus))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's best k passages; scores are sums of reciprocal ranks.

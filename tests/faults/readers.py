@@ -22,18 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tiny_models import build_encoder
 
-from pgra.commands.index import _read_queries, read_rows
+from pgra.commands.index import _read_queries
 from pgra.commands.predict import read_queries_file
 from pgra.config import from_yaml, read_yaml
-from pgra.core import Example
 from pgra.data.corpus import find_source
 from pgra.data.examples import open_file, read_split
 from pgra.data.references import read_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.encoders.encoder import Encoder, read_sentence_model
 from pgra.errors import LONGEST_MESSAGE, ModelError, PgraError
-from pgra.exemplars import SelectionArguments
-from pgra.exemplars.selection import ExemplarPool
 from pgra.experiments.grid import Grid, read_axes, read_grid
 from pgra.lm.load import ModelSource
 from pgra.lm.replies import read_reply, show_error, without_reasoning
@@ -106,18 +103,6 @@ def _template(path: Path) -> object:
     task = Task.load(path)
     fields = dict.fromkeys(task.inputs, "a film")
     return PromptTemplate(task.prompt, task.answer, task.inputs).render(fields)
-
-
-def _exemplars(path: Path) -> object:
-    args = SelectionArguments(exemplars="fixed", num_exemplars=2, exemplar_file=str(path))
-    return args.selector(args, _pool())
-
-
-@functools.cache
-def _pool() -> ExemplarPool:
-    return ExemplarPool(
-        [Example(f"train-{n}", {"text": f"a {n}"}, "x") for n in range(9)], jaccard=0.9
-    )
 
 
 def _answer(path: Path) -> object:
@@ -273,13 +258,11 @@ READERS = {
     "trec queries": Reader("q.jsonl", _rows('{"_id": 7, "text": "a film"}'), read_queries),
     "trec pairs": Reader("q.tsv", _rows("7\ta film", "8\ta town"), read_queries),
     "qrels": Reader("judged", _rows("7 0 d1 1", "7 0 d2 -1", "8 0 d1 0"), read_qrels),
-    "rows": Reader("rows.txt", _rows("3", "", "141"), read_rows),
     "events": Reader("m.jsonl", _EVENT, read_events),
     "stream": Reader("s.jsonl", _STEP, lambda p: read_stream(p, _family("lexical"))),
     "words": Reader(
         "w.txt", _rows("wonderful", "terrible"), lambda p: read_words(p, _family("scramble"))
     ),
-    "exemplars": Reader("rows.txt", _rows("7", "train-3", "1"), _exemplars),
     "outputs jsonl": Reader(
         "o.jsonl", _OUTPUT, lambda p: score_file(p, _family("lexical"), as_released=True)
     ),

@@ -56,7 +56,7 @@ def test_output_dir_is_where_it_goes_and_what_is_there_is_left_alone(flags, tmp_
 
 @pytest.mark.slow
 def test_a_grown_index_serves_train_and_old_candidates_are_not_used(flags, bench, tmp_path):
-    folder, more, rows = (tmp_path / name for name in ("index", "more.txt", "rows.txt"))
+    folder, more = tmp_path / "index", tmp_path / "more.txt"
     more.write_text("\n".join(SENTENCES[8:]) + "\n")
     made = set()
     index(*flags, "--output_dir", folder)
@@ -73,10 +73,6 @@ def test_a_grown_index_serves_train_and_old_candidates_are_not_used(flags, bench
     assert "was made with corpus_sha256" in bench.train("stale", index_dir=folder).error
     grown = new_rows("after", bench.corpus, more)
     assert np.isin([1, 5, 10], grown).all()
-    rows.write_text("5\n\n")
-    removed = index("remove", folder, "--rows", 1, "--rows_file", rows).out
-    assert "2 of 12 rows are removed, 10 left" in removed
-    assert not np.isin([1, 5], new_rows("removed", bench.corpus, more)).any()
 
 
 @pytest.mark.slow

@@ -55,7 +55,6 @@ def cosines(encoder, queries, texts, metric="cosine"):
         {},
         {"likeness": "euclidean"},
         {"farthest": True},
-        {"exemplars": "knn-mmr"},
         {"encoder": "bm25"},
         {"exemplars": "random", "redraw": True},
         {"exemplars": "balanced"},

@@ -123,7 +123,7 @@ def test_every_command_and_all_words_below_have_help_in_groups(capsys, monkeypat
         if words and words[0] in FEWER:
             assert len(shown["--help"]) <= FEWER[words[0]] < len(shown["--help-all"]), words
     assert {words for words in met if len(words) == 1} == {(name,) for name in COMMANDS}
-    assert {("memory", "train-gud-ir"), ("index", "remove"), ("data", "claims")} <= met
+    assert {("memory", "train-gud-ir"), ("index", "add"), ("data", "claims")} <= met
     assert {"train.py", "k.py", "rerank.py", "__main__.py"} <= {path.name for path in SCRIPTS}
 
 

@@ -1,8 +1,7 @@
-"""Indexes that grow, from which rows are removed, and that are compared with what was written."""
+"""Indexes that grow, and that are compared with what was written."""
 
 import json
 
-import faiss
 import numpy as np
 import pytest
 from conftest import SENTENCES, largest_file
@@ -11,8 +10,8 @@ from small_index import World, flip_byte
 from pgra.artifacts import lock_folder
 from pgra.commands.common import quiet_libraries
 from pgra.commands.verify import main as verify
-from pgra.errors import ArtifactError, ConfigError, PgraError
-from pgra.retrieval.dense import add_passages, remove_rows, search_kept
+from pgra.errors import ArtifactError, PgraError
+from pgra.retrieval.dense import add_passages
 
 OLD, NEW = SENTENCES[:7], SENTENCES[7:]
 
@@ -71,19 +70,17 @@ def test_a_grown_index_keeps_its_shards_and_finds_what_one_built_whole_finds(hom
     assert verify([str(folder)]) == 0
 
 
-def test_what_cannot_grow_or_lose_rows_is_refused_by_name_and_left_alone(home, tmp_path):
+def test_what_cannot_grow_is_refused_by_name_and_left_alone(home, tmp_path):
     folder = home.build()
     before = files(folder)
     bm25 = home.build(folder=tmp_path / "bm25", name="bm25")
     cut = home.build(folder=tmp_path / "cut", rules={"max_passages": 3})
-    for job, where, what, message in (
-        (home.add, bm25, home.two, "is a BM25 index, which weighs words by the whole"),
-        (home.add, cut, home.two, r"first 3 passages .*\(max_passages\), and cannot grow"),
-        (remove_rows, folder, [2, 7], r"row 7 is not in .*index: it has rows 0 to 6"),
-        (remove_rows, folder, range(7), "these are all 7 rows of .*one must stay"),
+    for where, message in (
+        (bm25, "is a BM25 index, which weighs words by the whole"),
+        (cut, r"first 3 passages .*\(max_passages\), and cannot grow"),
     ):
         with pytest.raises(PgraError, match=message):
-            job(where, what)
+            home.add(where)
     with lock_folder(folder), pytest.raises(ArtifactError, match="in use by another pgra job"):
         home.add(folder)
     assert files(folder) == before
@@ -93,30 +90,6 @@ def test_what_cannot_grow_or_lose_rows_is_refused_by_name_and_left_alone(home, t
     (folder / "index.faiss").write_bytes(b"short")
     with pytest.raises(ArtifactError, match=r"index\.faiss is damaged"):
         home.add(folder)
-
-
-@pytest.mark.parametrize("name", ["dense", "hybrid"])
-def test_removed_rows_are_never_found_and_k_still_gives_k(home, name):
-    folder = home.build()
-    whole = home.open_at(folder, name=name)
-    assert {0, 2, 6} <= set(whole.retrieve(OLD, 4).rows[:, 0].tolist())  # the control
-    assert remove_rows(folder, [2, 6]).counts["removed"] == 2
-    assert remove_rows(folder, [0, 2]).counts["removed"] == 3
-    opened = home.open_at(folder, name=name)
-    assert opened.fingerprint != whole.fingerprint
-    for k in (1, 4):
-        assert np.isin(opened.retrieve(OLD, k).rows, [1, 3, 4, 5]).all()
-    with pytest.raises(ConfigError, match=r"num_candidates \(5\) exceeds the corpus \(4 pass"):
-        opened.retrieve(["x"], 5)
-    assert verify([str(folder)]) == 0
-
-
-def test_a_search_goes_deeper_until_enough_are_kept():
-    index, queries = faiss.IndexFlatIP(1), np.ones((2, 1), np.float32)
-    index.add(np.arange(64, 0, -1, dtype=np.float32)[:, None])  # row 0 is the nearest
-    found = search_kept(index, queries, 3, removed=np.arange(40))
-    assert found.rows.tolist() == [[40, 41, 42]] * 2
-    assert found.scores[0].tolist() == [24.0, 23.0, 22.0]
 
 
 def test_verify_names_all_that_is_damaged_of_whatever_lies_in_a_folder(home, capsys):
@@ -139,14 +112,6 @@ def test_verify_names_all_that_is_damaged_of_whatever_lies_in_a_folder(home, cap
         assert line in out
     with pytest.raises(ArtifactError, match="has no checksums: give an artifact, a run"):
         verify([str(home.encoder)])
-
-
-def test_rows_that_were_removed_do_not_come_back_where_the_index_is_damaged(home):
-    folder = home.build(folder=None)
-    remove_rows(folder, [2])
-    flip_byte(folder / "index.faiss")
-    with pytest.raises(ArtifactError, match=r"index\.faiss is damaged .*: make it again"):
-        home.build(folder=None)
 
 
 @pytest.mark.parametrize(("limit", "num_done"), [(200, 7), (600, 12)])

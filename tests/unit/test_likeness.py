@@ -64,7 +64,7 @@ def test_a_key_says_what_of_the_questions_is_compared(encoder_dirs, tmp_path):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_nearest_farthest_and_each_other_follow_the_definition(neighbors, metric):
+def test_nearest_and_farthest_follow_the_definition(neighbors, metric):
     similarity = of_metric(metric, neighbors)
     pool = neighbors.vectors().astype(np.float64)
     asked = neighbors.encode(QUERIES).astype(np.float64)
@@ -74,8 +74,6 @@ def test_nearest_farthest_and_each_other_follow_the_definition(neighbors, metric
     np.testing.assert_array_equal(far.rows, ROWS[np.argsort(every)[:, :3]])
     np.testing.assert_allclose(near.scores, -np.sort(-every)[:, :3], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(far.scores, -np.sort(every)[:, :3], rtol=1e-4, atol=1e-5)
-    among = [[by_definition(metric, pool[a], pool[b]) for b in ROWS] for a in ROWS]
-    np.testing.assert_allclose(similarity.among(ROWS), among, rtol=1e-3, atol=2e-3)
 
 
 def test_words_find_what_shares_them_and_nothing_else(neighbors):
@@ -87,5 +85,3 @@ def test_words_find_what_shares_them_and_nothing_else(neighbors):
     assert (without.rows == MISSING_ROW).all()
     with pytest.raises(ConfigError, match="'bm25' has no farthest examples"):
         likeness.nearest(QUERIES, ROWS, 2, sign=-1)
-    with pytest.raises(ConfigError, match="'knn-mmr' compares exemplars with each other"):
-        likeness.among(ROWS)

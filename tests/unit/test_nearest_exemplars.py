@@ -77,7 +77,7 @@ def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, 
     assert "1 queries got fewer than 5 exemplars" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["knn", "knn-mmr", "test_selection:LastFirst"])
+@pytest.mark.parametrize("name", ["knn", "test_selection:LastFirst"])
 def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
     found = Stages.read(with_rerank(args, exemplars=name, exemplar_seed=5), ALONE)
     assert found.prompt.prefix == ""

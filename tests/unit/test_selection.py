@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgra.core import Candidates, Example
-from pgra.errors import ConfigError, DataError
+from pgra.errors import ConfigError
 from pgra.exemplars import ORDERS, SELECTORS, SelectionArguments
-from pgra.exemplars.selection import ExemplarPool, Selector, arrange, marginal_relevance
+from pgra.exemplars.selection import ExemplarPool, Selector, arrange
 
 WORDS = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"]
 TEXTS = [f"{word} number {i}" for i, word in enumerate(WORDS)]
@@ -40,9 +40,6 @@ class OnALine:
         at = np.array([float(query.text.split()[-1]) for query in queries])
         scores = -sign * np.abs(at[:, None] - self.places[rows][None, :]).astype(np.float32)
         return Candidates.best(np.broadcast_to(rows, scores.shape), scores, depth)
-
-    def among(self, rows):
-        return -np.abs(self.places[rows][:, None] - self.places[rows][None, :])
 
 
 def open_selector(examples=POOL, *, similarity=None, root=None, **values):
@@ -106,39 +103,12 @@ def test_no_copy_is_shown_and_an_equal_text_of_another_label_is(way):
         select(NEW[:1], [*POOL, same, copy], **every)
 
 
-def test_marginal_relevance_by_hand_and_of_lambda_1_is_the_nearest():
-    relevance = np.array([1.0, 0.9, 0.5], np.float32)
-    among = np.array([[1, 0.95, 0.1], [0.95, 1, 0.1], [0.1, 0.1, 1]], np.float32)
-    # After the first: 0.5 * 0.9 - 0.5 * 0.95 < 0.5 * 0.5 - 0.5 * 0.1.
-    assert marginal_relevance(relevance, among, 3, diversity=0.5) == [0, 2, 1]
-    plain, same, other = (
-        select(NEW, **way)
-        for way in ({}, *({"exemplars": "knn-mmr", "mmr_lambda": share} for share in (1, 0.3)))
-    )
-    np.testing.assert_array_equal(same.rows, plain.rows)
-    np.testing.assert_array_equal(same.similarity, plain.similarity)
-    assert other.rows.tolist() != plain.rows.tolist()
-    with pytest.raises(ConfigError, match="mmr_candidates is 4, and 8 exemplars"):
-        SelectionArguments(exemplars="knn-mmr", mmr_candidates=4)
-
-
 @pytest.mark.parametrize("redraw", [False, True])
 def test_balanced_takes_the_labels_in_turn(redraw):
     for line in rows_of([*NEW, *OWN], exemplars="balanced", num_exemplars=6, redraw=redraw):
         assert sorted(Counter(POOL[row].label for row in line).values()) == [2, 2, 2]
     with pytest.raises(ConfigError, match="'balanced' counts labels, and this task has none"):
         select(NEW, [Example(e.id, e.fields) for e in POOL], exemplars="balanced")
-
-
-def test_fixed_rows_are_the_first_or_those_that_a_file_names(tmp_path):
-    assert rows_of(NEW[:1], exemplars="fixed", num_exemplars=2) == [[0, 1]]
-    file = tmp_path / "rows.txt"
-    fixed = {"exemplars": "fixed", "num_exemplars": 2, "exemplar_file": str(file)}
-    file.write_text("7\ntrain-3\n1\n")
-    assert rows_of(NEW[:1], **fixed) == [[7, 3]]
-    file.write_text("7\n99")
-    with pytest.raises(DataError, match="line 2: '99' is no example of the pool: give a row from"):
-        rows_of(NEW[:1], **fixed)
 
 
 @given(
