@@ -38,15 +38,12 @@ class World:
         given = {"encoder": str(self.encoder), "num_candidates": 4, "shard_rows": 4, **changes}
         return RetrieverArguments(retriever=name, **given)
 
-    def request(
-        self, name: str = "dense", *files: Path, folder=None, queries=None, rules=None, **changes
-    ):
+    def request(self, name: str = "dense", *files: Path, folder=None, rules=None, **changes):
         return IndexRequest(
             args=self.args(name, **changes),
             corpus=self.corpus(*files, **(rules or {})),
             context=self.context,
             output_dir=folder,
-            recall_queries=queries,
         )
 
     def prepare(self, name: str = "dense", *files: Path, **changes):

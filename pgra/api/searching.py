@@ -45,7 +45,6 @@ from pgra.retrieval.dense import (
     add_passages,
     dense_fingerprint,
     find_or_build,
-    settle_factory,
 )
 
 logger = logging.getLogger(__name__)
@@ -113,7 +112,7 @@ class Index:
             encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; or a `pgra.Encoder`.
             path: Where it is kept: a build that was stopped goes on there. None: a temporary
                 folder, which goes with the index; `save` keeps it.
-            factory: FAISS factory string. Flat is exact; auto chooses by size.
+            factory: FAISS factory string. Flat is exact.
             field: Column or field that holds the text, for all but lists and .txt.
             device: Where the encoder runs; a `pgra.Encoder` stays where it is.
 
@@ -135,7 +134,6 @@ class Index:
         args = RetrieverArguments(**{**vars(own.args), **asked})
         if is_finished(root / _INDEX):
             corpus = open_corpus(passages, corpus_field=field, is_quiet=True)
-            factory = settle_factory(args, len(corpus), own.width)
             made = load_manifest(root / _INDEX, stage=STAGE).fingerprint
             check_fingerprint(
                 root,

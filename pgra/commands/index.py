@@ -4,7 +4,6 @@
 build run again goes on where it stopped; a finished index is found and reused.
 """
 
-import itertools
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,8 @@ from pgra.commands.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
 from pgra.config import Arguments, arg, choose, parse_arguments
 from pgra.core import MISSING_ROW, Context, join_context
 from pgra.data.corpus import CorpusArguments
-from pgra.data.read import is_utf8, read_lines
-from pgra.errors import ArtifactError, ConfigError, DataError, check_alone, visible
+from pgra.data.read import is_utf8
+from pgra.errors import ArtifactError, ConfigError, check_alone, visible
 from pgra.help import wants_help
 from pgra.methods.arguments import RuntimeArguments
 from pgra.retrieval.base import RetrieverArguments
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_QUERIES = 1000
 _NO_WORD = "no passage shares a word with it that fewer than half of the passages have"
 
 
@@ -42,12 +40,6 @@ class BuildArguments(Arguments):
         None,
         "Folder of the index (hybrid: of its dense half); default: under artifacts_dir, where "
         "other programs find it. Elsewhere, name it to them with --index_dir.",
-    )
-    recall_queries: str | None = arg(
-        None,
-        "Text file, a query a line, to measure an approximate index's recall with; default: "
-        "passages drawn from the corpus, each without itself. A finished index is not measured "
-        "again.",
     )
     engine: str = arg(
         "local",
@@ -112,7 +104,7 @@ _SEARCH = (
     *(RuntimeArguments, CorpusArguments, SearchArguments),
 )
 _UNUSED = ("method", "num_neighbors", "neighbor_encoder")
-_FOR_BUILDING = ("encoder_batch_tokens", "num_candidates", "rescore_factor", "shard_rows", "strict")
+_FOR_BUILDING = ("encoder_batch_tokens", "num_candidates", "rescore_factor", "shard_rows")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,7 +167,6 @@ def build(argv: Sequence[str] | None = None) -> int:
     request = replace(
         _request(corpus_args, args, context),
         output_dir=own.output_dir and Path(own.output_dir),
-        recall_queries=own.recall_queries and _read_queries(Path(own.recall_queries)),
         engine=own.engine,
         num_workers=own.num_workers,
     )
@@ -396,14 +387,6 @@ def _find(
     return folders
 
 
-def _read_queries(path: Path) -> list[str]:
-    texts = (line.text.strip() for line in read_lines(path))
-    queries = list(itertools.islice(filter(None, texts), MOST_QUERIES))
-    if not queries:
-        raise DataError(f"recall_queries {path} holds no text: write a query a line")
-    return queries
-
-
 def describe_index(built: "BuiltIndex") -> str:
     """Describe an index: what of it was found done, how it is searched, how well and how fast."""
     counts, reused = built.manifest.counts, ""
@@ -414,15 +397,12 @@ def describe_index(built: "BuiltIndex") -> str:
     else:
         reused = f"; {built.num_reused:,} passages reused" if built.num_reused else ""
         lines.append(f"{counts['texts_per_second']} texts/s{reused}")
-    speed = ""
-    if counts.get("queries_per_second") is not None:
-        speed = f", {counts['queries_per_second']:,} queries/s in one call"
     if counts.get("is_exact"):
         has_file = any(name.endswith(".faiss") for name in built.manifest.files)
         where = "" if has_file else ", shard by shard from the disk"
-        lines.append(f"exact search of the float16 vectors{where}{speed}")
+        lines.append(f"exact search of the float16 vectors{where}")
     elif "is_exact" in counts:
-        lines.append(f"index {built.manifest.fingerprint['factory']}{speed}")
+        lines.append(f"index {built.manifest.fingerprint['factory']}")
         if "trained_on" in counts:
             took = f" in {counts['training_seconds']:,} s"
             lines.append(f"trained on {counts['trained_on']:,} passages{took}")

@@ -5,7 +5,7 @@ around it is dropped, and a line break inside a value becomes a space. With `pas
 is a document, and its passages are blocks of so many words that do not overlap (Karpukhin et al.
 2020, section 4.1), the last as long as what is left. Blank lines and missing values are dropped,
 and so are lines that are not UTF-8, if they are at most one in a hundred. Of equal passages the
-first stays. All are counted; `strict` refuses them. Several sources are one corpus: their passages
+first stays. All are counted. Several sources are one corpus: their passages
 in the order of the sources, so that one more adds rows behind.
 """
 
@@ -37,7 +37,6 @@ from pgra.artifacts import (
     build_once,
     digest,
     file_checksum,
-    load_manifest,
     read_manifest,
     without_home,
     write_lines,
@@ -86,12 +85,6 @@ class CorpusArguments(Arguments):
         "Keep only the first of equal passages (their number is reported either way); with "
         "--corpus_id all are kept, each under its name.",
         off="Keep equal passages.",
-    )
-    strict: bool = arg(
-        False,
-        "Refuse a corpus with blank, duplicate or non-UTF-8 lines, or passages longer than the "
-        "encoder reads, rather than count them and go on.",
-        decides=False,
     )
 
     def check(self) -> None:
@@ -517,9 +510,8 @@ def open_corpus(
         is_quiet: Whether to say nothing of what was read; the user did not ask for every corpus.
 
     Raises:
-        DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; with
-            `strict`, if it holds lines that were dropped; if a list's or a data set's passage is
-            no text, or blank.
+        DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; if a
+            list's or a data set's passage is no text, or blank.
         ArtifactError: If what was read before is damaged.
         ValueError: If `source` is none of these.
     """
@@ -607,18 +599,7 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
         build=lambda aside: _write_corpus(args, sources, aside, is_quiet=is_quiet),
         inputs=[source.inputs for source in sources],
     )
-    corpus = replace(load_corpus(folder), made_by=args)
-    names = {"blank": "blank lines", "not_utf8": "lines that are not UTF-8"}
-    names |= {"duplicates": "duplicates"} if args.drops_duplicates else {}
-    dropped = [
-        f"{corpus.counts[key]:,} {what}" for key, what in names.items() if corpus.counts[key]
-    ]
-    if args.strict and dropped:
-        raise DataError(
-            f"{', '.join(args.sources)} holds {', '.join(dropped)}, and --strict refuses them: "
-            "mend the file, or leave --strict out to drop and count them"
-        )
-    return corpus
+    return replace(load_corpus(folder), made_by=args)
 
 
 def passage_ids(corpus: Corpus) -> Iterator[tuple[str, int]]:
@@ -648,23 +629,6 @@ def passage_ids(corpus: Corpus) -> Iterator[tuple[str, int]]:
                 wanted, row = next(passages, None), row + 1
     if wanted is not None:
         raise DataError(f"{', '.join(args.sources)} changed since it was read: run it again")
-
-
-def changed_sources(args: CorpusArguments, folder: Path) -> list[str]:
-    """Name the sources that are not, or no more, what a corpus was read from.
-
-    Args:
-        args: How the corpus was asked for.
-        folder: Where it was read into.
-
-    Raises:
-        DataError: If a source is missing.
-        ArtifactError: If the folder is missing, unfinished or damaged.
-    """
-    made = load_manifest(folder, stage=STAGE).fingerprint["source"]
-    checksums = made if isinstance(made, list) else [made]
-    pairs = zip(args.sources, checksums, strict=True)
-    return [name for name, checksum in pairs if find_source(name).identity != checksum]
 
 
 def load_corpus(folder: Path) -> Corpus:

@@ -1,7 +1,7 @@
 """Tasks: one YAML each in `configs/tasks`, or in `configs/generation` where the answer is written.
 
 A YAML's keys are the fields of `Task` or `GenerationTask`; its name is the file's. From Python the
-same keys make one without a file: `Task(name=..., labels=..., ...)` or `Task.from_dict`.
+same keys make one without a file: `Task(name=..., labels=..., ...)`.
 """
 
 import string
@@ -19,7 +19,6 @@ from pgra.config import (
     choose,
     find_class,
     find_yaml,
-    from_values,
     from_yaml,
     list_yamls,
     read_yaml,
@@ -127,12 +126,8 @@ class _Sourced:
         for f in fields(self):
             given = getattr(self, f.name)
             if given != f.default and not is_dataclass(given):  # else a default, or checked itself
-                value = dict(given) if isinstance(given, Mapping) else given
-                value = list(value) if isinstance(value, tuple) else value
-                if value not in ("", [], {}):
-                    check_parts(f.name, value, hints[f.name])
-                value = typed_value(f.name, value, hints[f.name])
-                object.__setattr__(self, f.name, value)
+                check_parts(f.name, given, hints[f.name])
+                object.__setattr__(self, f.name, typed_value(f.name, given, hints[f.name]))
 
     @classmethod
     def names(cls) -> list[str]:
@@ -149,21 +144,6 @@ class _Sourced:
         """
         path = find_yaml("task", cls.folder, str(name_or_path))
         return from_yaml(cls, path, name=path.stem)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], *, name: str = "my-task") -> Self:
-        """Make a task of what a YAML would say.
-
-        Args:
-            values: By key; it may hold the name too.
-            name: What runs and results call it.
-
-        Raises:
-            ConfigError: As `load`.
-        """
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"a task is made of a dict of its keys, not of {values!r:.80}")
-        return from_values(cls, {"name": name, **values})
 
     def to_yaml(self) -> str:
         """Return the YAML that `load` and `--task` take, in a file of the task's name."""

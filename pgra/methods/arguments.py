@@ -241,6 +241,11 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
             f"index_dir ({retriever.index_dir}) names a first stage's index, and retriever "
             f"'{name}' has none: leave it out, or use another --retriever"
         )
+    if name == "exhaustive" and retriever.index_factory != "Flat":
+        raise ConfigError(
+            f"retriever 'exhaustive' compares all states, and index_factory is "
+            f"'{retriever.index_factory}': leave it out, or use another --retriever"
+        )
     if name == "exhaustive" and rerank.topic_weight:
         raise ConfigError(
             f"topic_weight is {rerank.topic_weight:g}, the weight of the first stage's scores, and "

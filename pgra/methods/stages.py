@@ -167,11 +167,7 @@ class Stages(Timed):
     @cached_property
     def exhaustive(self) -> ExhaustiveSearch:
         """The search without a first stage."""
-        return ExhaustiveSearch(
-            self.reranker,
-            factory=self.args.retriever.index_factory,
-            memory_gb=self.args.retriever.index_memory_gb,
-        )
+        return ExhaustiveSearch(self.reranker)
 
     def open(self) -> None:
         """Open what is quick to open, so that what can be refused is refused before long stages.
@@ -243,7 +239,6 @@ class Stages(Timed):
             PgraError: As the first stage says.
         """
         if self.args.is_exhaustive:
-            self.exhaustive.check()
             return np.arange(len(self.corpus))
         k = self.args.retriever.num_candidates
         with self.timed("index"):
@@ -308,7 +303,6 @@ class Stages(Timed):
         split: str,
         fields: Mapping[str, Json],
         make: Callable[[], Candidates],
-        measure: Callable[[Candidates], Mapping[str, Json]] = lambda _: {},
     ) -> Stored:
         self.fingerprints[f"{stage}/{split}"] = digest(fields)
         return store_candidates(
@@ -318,7 +312,6 @@ class Stages(Timed):
             make,
             stage=stage,
             context=self.context,
-            measure=measure,
             inputs=() if self.args.is_exhaustive else self.retriever.inputs,
         )
 
@@ -344,9 +337,6 @@ class Stages(Timed):
                     split,
                     fields,
                     partial(search.search, queries, depth),
-                    lambda best, queries=queries: {  # type: ignore[misc]
-                        "recall": search.measure_recall(queries, best)
-                    },
                 )
         found = f"exhaustive: the best {self.depth} of {work.num_passages} passages"
         self._log_found(found, self.evidence, splits)

@@ -41,33 +41,22 @@ from pgra.artifacts import (
     write_manifest,
 )
 from pgra.core import ALONE, Context, Example, Json, Rows, run_overlapped
-from pgra.errors import ConfigError, DamageError, ModelError, reading
+from pgra.errors import DamageError, ModelError, reading
 from pgra.progress import Bar
 
-# One shard of states on disk: written once, in the dtype asked for, checked before it is used.
+# One shard of states on disk: written once, checked before it is used.
 #
 #     NAME.keys.npy    (n,) int64, rising
-#     NAME.states.npy  (n, H): as the LM gave them (bfloat16 as its bits), float16, or int8
-#     NAME.scales.npy  (2, H) float32, for int8 only: the middle and the step of each column
+#     NAME.states.npy  (n, H): as the LM gave them (bfloat16 as its bits)
 #     NAME.norms.npy   (n,) float32: of the states as they are kept
 #     NAME.json        the record, written last: sizes and checksums of these
 #
 # All but the states is small, and compared when a bank is opened. Of the states only the size is
 # compared then, and their checksum before they are first used in a process. So no byte that is used
 # goes unchecked, and opening a bank does not read all of it.
-#
-# Prompted states are nearly one vector (SmolLM2-135M: a common part of norm 41, a text's own part
-# of norm 4), with a few columns far larger than the rest. So int8 counts steps from the middle of
-# each column of the shard: one scale a row changed several times as many of the 16 best by
-# product. And norms are those of the states as kept: with the norms of the given ones, rounding
-# along the common part, which a cosine should not see, cost float16 some of the 16 best, and now
-# none.
 
 
 Floats = npt.NDArray[np.float32]
-
-_FLOAT16_MAX = float(torch.finfo(torch.float16).max)
-_INT8_MAX = 127
 
 
 class Shard:
@@ -144,78 +133,42 @@ class Shard:
         """
         self.compare()
         taken = torch.from_numpy(np.asarray(read_array(self.path("states")))[places])
-        scales = None
-        if taken.dtype == torch.int8:
-            scales = torch.from_numpy(np.array(read_array(self.path("scales"))))
-        return _as_floats(taken, scales).numpy()
+        if taken.dtype == torch.uint16:  # a bfloat16's bits
+            taken = taken.view(torch.bfloat16)
+        return taken.float().numpy()
 
 
-def write_shard(folder: Path, keys: Rows, states: Tensor, *, dtype: str, bank: str = "") -> Path:
+def write_shard(folder: Path, keys: Rows, states: Tensor, *, bank: str = "") -> Path:
     """Write states with their keys; the record last, so that a shard with a record is whole.
 
     Args:
         folder: The bank.
         keys: (n,), rising.
         states: (n, H), on the CPU.
-        dtype: "auto" (as they are), "float16" or "int8".
         bank: What says which bank the shard belongs to; kept in the record.
 
     Returns:
         The record.
 
     Raises:
-        ConfigError: If a state is too large for float16.
         ModelError: If a state is not finite, or so large that its norm is not.
     """
-    finite = torch.isfinite(torch.linalg.vector_norm(states.float(), dim=1))
+    norms = torch.linalg.vector_norm(states.float(), dim=1)
+    finite = torch.isfinite(norms)
     if not finite.all():
         key = int(keys[int(torch.nonzero(~finite)[0])])
         raise ModelError(
             f"the state of key {key} in {folder} is not finite: use another --lm_dtype"
         )
-    packed = _pack(keys, states, dtype)
-    norms = torch.linalg.vector_norm(_as_floats(**packed), dim=1).numpy()
-    parts = {part: array.numpy() for part, array in packed.items()}
+    bits = states.view(torch.uint16) if states.dtype == torch.bfloat16 else states
+    parts = {"keys": keys, "states": bits.numpy(), "norms": norms.numpy()}
     name = digest(keys.tolist())[:16]
-    arrays = {
-        f"{name}.{part}.npy": array
-        for part, array in {"keys": keys, **parts, "norms": norms}.items()
-    }
+    arrays = {f"{name}.{part}.npy": array for part, array in parts.items()}
     for file, array in arrays.items():
         write_array(folder / file, array)
     record = folder / f"{name}.json"  # without times: the same bytes from any run
     write_json(record, {"bank": bank, "files": record_files(folder, arrays)})
     return record
-
-
-def _pack(keys: Rows, states: Tensor, dtype: str) -> dict[str, Tensor]:
-    """Return the arrays that states are kept in."""
-    if dtype == "auto":
-        return {"states": states.view(torch.uint16) if states.dtype == torch.bfloat16 else states}
-    states = states.float()
-    if dtype == "int8":
-        low, high = states.amin(0), states.amax(0)
-        middle, step = (low + high) / 2, (high - low) / (2 * _INT8_MAX)
-        counts = (states - middle) / torch.where(step == 0, 1, step)
-        return {"states": counts.round().to(torch.int8), "scales": torch.stack([middle, step])}
-    largest = states.abs().amax(1)
-    if largest.max() > _FLOAT16_MAX:
-        key, most = int(keys[int(largest.argmax())]), float(largest.max())
-        raise ConfigError(
-            f"the state of key {key} reaches {most:.6g}, and float16 holds at most "
-            f"{_FLOAT16_MAX:.0f}: use --bank_dtype auto or int8"
-        )
-    return {"states": states.to(torch.float16)}
-
-
-def _as_floats(states: Tensor, scales: Tensor | None = None) -> Tensor:
-    """Return packed states as float32, (n, H)."""
-    if states.dtype == torch.uint16:  # a bfloat16's bits
-        states = states.view(torch.bfloat16)
-    if scales is None:
-        return states.float()
-    middle, step = scales
-    return torch.addcmul(middle, states.float(), step)
 
 
 STAGE = "bank"
@@ -252,22 +205,20 @@ class Bank:
         folder: Path,
         fingerprint: Mapping[str, Json],
         *,
-        dtype: str = "auto",
         inputs: Inputs = NO_INPUTS,
     ) -> None:
         """Open a bank, or begin an empty one, and check what is there.
 
         Args:
             folder: Where the shards are.
-            fingerprint: All that a state depends on, besides the key; `dtype` must follow from it.
-            dtype: How new states are kept: "auto" (as they come), "float16" or "int8".
+            fingerprint: All that a state depends on, besides the key.
             inputs: The files of the model that gives states; no shard is kept once they changed.
 
         Raises:
             ArtifactError: If the bank was made from something else.
         """
         self.folder, self.fingerprint = folder, dict(fingerprint)
-        self._dtype, self._name, self._inputs = dtype, digest(self.fingerprint), inputs
+        self._name, self._inputs = digest(self.fingerprint), inputs
         try:
             if is_finished(folder):
                 read_manifest(folder, stage=STAGE, fingerprint=self.fingerprint)
@@ -332,7 +283,6 @@ class Bank:
             filled the bank, which is waited for.
 
         Raises:
-            ConfigError: If a state is too large for the bank's dtype.
             ModelError: If a state is not finite.
             ArtifactError: If the model's files changed meanwhile.
         """
@@ -345,7 +295,7 @@ class Bank:
         def keep(keys: Rows, states: Tensor | Callable[[], Tensor]) -> None:
             states = states() if callable(states) else states
             self._inputs.check()
-            write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
+            write_shard(self.folder, keys, states, bank=self._name)
 
         # The main process holds the lock for all, and tidies before any of them writes.
         with lock_folder(self.folder, wait=True) if context.is_main else nullcontext():

@@ -47,7 +47,6 @@ PAIR_SIMILARITIES = ("cosine", "dot")
 """Of two states alone: where each query has a prefix of its own there is no space to fit to."""
 
 BANKS = ("full", "lazy")
-BANK_DTYPES = ("auto", "float16", "int8")
 
 
 @dataclass(kw_only=True)
@@ -107,11 +106,6 @@ class RerankArguments(StateArguments):
         "lazy (the LM reads the candidates), or full (it reads the whole corpus, once).",
         choices=BANKS,
         decides=False,
-    )
-    bank_dtype: str = arg(
-        "auto",
-        "How passages' states are kept on disk: auto (as the LM gives them), float16, int8.",
-        choices=BANK_DTYPES,
     )
 
     def check(self) -> None:

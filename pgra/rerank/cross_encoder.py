@@ -18,7 +18,6 @@ from torch import Tensor
 from pgra.config import Arguments as _Arguments
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
-from pgra.lm import kernels
 from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
 from pgra.lm.load import (
     batch_budget,
@@ -36,7 +35,6 @@ from pgra.rerank.pairs import PairReranker, Pairs
 
 _RELEVANT = ("relevant", "entailment")  # names of the class that counts, the first known one
 _UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls classes
-_NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number
 
 
 class CrossEncoderReranker(PairReranker):
@@ -52,7 +50,6 @@ class CrossEncoderReranker(PairReranker):
 
     Arguments = CrossEncoderArguments
     reads_prompt = False
-    quantization = "none"
 
     def __init__(self, request: RerankRequest) -> None:
         """Read a cross-encoder's configuration and tokenizer, and open the bank of its scores.
@@ -71,17 +68,9 @@ class CrossEncoderReranker(PairReranker):
         self._class = _find_class(self.config, name)
         self.tokenizer = load_tokenizer(self.source, self.config)
         window = int(min(self.tokenizer.model_max_length, _window(self.config)))
-        if most is None and window >= _NO_WINDOW:
-            raise ConfigError(
-                f"'{name}' does not say how many tokens it reads: give --cross_encoder_tokens"
-            )
         if most is not None and most > window:
             raise ConfigError(
                 f"cross_encoder_tokens is {most}, but '{name}' reads at most {window} tokens"
-            )
-        if self.tokenizer.pad_token is None:
-            raise ModelError(
-                f"the tokenizer of '{name}' has no padding token: choose another model"
             )
         parts = self.tokenizer("a", "b").get("token_type_ids") or [0]
         if 0 < (getattr(self.config, "type_vocab_size", None) or 0) <= max(parts):
@@ -93,7 +82,6 @@ class CrossEncoderReranker(PairReranker):
         self.counter, self.num_tokens, self.num_cut = self, 0, 0
         advice = f"{self.device}: lower --cross_encoder_tokens, or choose a smaller cross-encoder"
         self._back_off = BackOff(batch_budget(self.batch_tokens, self.device), advice)
-        self._takes_added_mask: bool | None = None  # found out with the first batch
         fields = {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
         fields |= {} if self._class is None else {"class": self._class}
         fields["reranker"] = "cross-encoder"
@@ -193,27 +181,7 @@ class CrossEncoderReranker(PairReranker):
         """Score pairs in one call, (n,) float32."""
         padded = self.tokenizer.pad(pairs, return_tensors="pt")
         sent = {name: send(values, self.device) for name, values in padded.items()}
-        mask = sent.pop("attention_mask").bool()
-        if self._takes_added_mask is None:
-            self._takes_added_mask = self.device.type != "cpu" and self._try_added_mask(sent, mask)
-        given = kernels.added_mask(mask, self.dtype) if self._takes_added_mask else mask.long()
-        return self._relevance(self.model(**sent, attention_mask=given).logits.float())
-
-    def _try_added_mask(self, sent: Mapping[str, Tensor], mask: Tensor) -> bool:
-        """Compare on two texts, half of one hidden."""
-        two = {name: values[:2] for name, values in sent.items()}
-        seen = mask[:2].clone()
-        seen[-1, (seen.shape[1] + 1) // 2 :] = False
-
-        def score(mask: Tensor) -> Tensor:
-            logits: Tensor = self.model(**two, attention_mask=mask).logits
-            return logits.reshape(1, -1)
-
-        return kernels.takes_unasked(
-            lambda: score(seen.long()),
-            lambda: score(kernels.added_mask(seen, self.dtype)),
-            *("the cross-encoder", self.device),
-        )
+        return self._relevance(self.model(**sent).logits.float())
 
     def _relevance(self, logits: Tensor) -> Tensor:
         if self._class is None:

@@ -13,7 +13,7 @@ import numpy as np
 from pgra.artifacts import artifact_dir
 from pgra.config import Arguments as _Arguments
 from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
-from pgra.lm.load import batch_budget, dtype_name
+from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.base import (
@@ -42,7 +42,7 @@ class PromptedReranker(ScoringReranker):
     """
 
     def __init__(self, request: RerankRequest, encoder: PromptedEncoder) -> None:
-        """Open the banks of an LM, a prompt and a corpus; queries' states stay as they come.
+        """Open the banks of an LM, a prompt and a corpus.
 
         Args:
             request: Which similarity, what banks hold, and where they are kept.
@@ -57,16 +57,12 @@ class PromptedReranker(ScoringReranker):
         self.topic_weight = args.topic_weight
         self.corpus, self.context, self._full = request.corpus, request.context, args.bank == "full"
         self.shard_rows = batch_budget(args.bank_shard_rows, encoder.lm.device)
-        as_they_come = args.bank_dtype in ("auto", dtype_name(encoder.lm.dtype))
-        self._dtype = "auto" if as_they_come else args.bank_dtype
-        fields = {**encoder.fingerprint, **self.corpus.fingerprint, "bank_dtype": self._dtype}
-        home = self.context.artifacts / "banks"
-        inputs = encoder.lm.source.inputs
-        bank = artifact_dir(home, name, fields)
-        self.bank = Bank(bank, fields, dtype=self._dtype, inputs=inputs)
-        fields = {**encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
-        bank = artifact_dir(home, f"{name}-queries", fields)
-        self.query_bank = Bank(bank, fields, inputs=inputs)
+        made_of = {**encoder.fingerprint, "bank_dtype": "auto"}  # of queries: whatever the corpus
+        fields = {**made_of, **self.corpus.fingerprint}
+        home, inputs = self.context.artifacts / "banks", encoder.lm.source.inputs
+        self.bank = Bank(artifact_dir(home, name, fields), fields, inputs=inputs)
+        folder = artifact_dir(home, f"{name}-queries", made_of)
+        self.query_bank = Bank(folder, made_of, inputs=inputs)
         self.fitting = Fitting(
             args.similarity,
             encoder,

@@ -123,11 +123,6 @@ class Similarity:
         return {}
 
     @classmethod
-    def num_columns(cls, width: int, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
-        """Return D, of what is compared, where states have `width` columns."""
-        return width
-
-    @classmethod
     def fit(cls, sample: Sample) -> Self:  # noqa: ARG003
         """Measure a sample; the fields are kept as arrays."""
         return cls()
@@ -238,11 +233,6 @@ class LabelWords(Whitened):
         return {"label_tokens": tokens}
 
     @classmethod
-    def num_columns(cls, width: int, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
-        """Return one a word."""
-        return len(settings["label_tokens"])
-
-    @classmethod
     def fit(cls, sample: Sample) -> Self:
         """Measure mean and spread of the log-chances of both kinds."""
         head, tokens = sample.lm.head, sample.settings["label_tokens"]
@@ -306,11 +296,6 @@ class LabelHead(Similarity):
                 "--similarity"
             )
         return {"similarity_fit": {"labels": labels, "of_queries": digest(truth)}}
-
-    @classmethod
-    def num_columns(cls, width: int, settings: Mapping[str, Any]) -> int:  # noqa: ARG003
-        """Return one a label."""
-        return len(settings["similarity_fit"]["labels"])
 
     @classmethod
     def fit(cls, sample: Sample) -> Self:
@@ -461,10 +446,6 @@ class Fitting:
         """Whether nothing is left to measure."""
         made_as: Any = {"stage": STAGE, "fingerprint": self.fingerprint}
         return not self._class.is_fitted or find_fault(self.folder, **made_as) is None
-
-    def num_columns(self, width: int) -> int:
-        """Return D, of what is compared, where states have `width` columns."""
-        return self._class.num_columns(width, self._settings)
 
     def rows(self) -> Rows:
         """Return the passages whose states it has yet to measure, sorted."""

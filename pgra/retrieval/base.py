@@ -3,7 +3,6 @@
 Light: neither torch nor FAISS is imported here.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -68,15 +67,7 @@ class RetrieverArguments(PassageEncoderArguments):
     )
     index_factory: str = arg(
         "Flat",
-        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32, or auto: by the corpus's size "
-        "and the memory; with exhaustive it is for the LM's states, and Flat compares them all.",
-    )
-    index_memory_gb: float | None = arg(
-        None,
-        "Memory in GB that an index may take: a Flat one beyond it is searched from the disk, and "
-        "auto chooses by it; default: half of the machine's.",
-        above=0,
-        below=math.inf,
+        "FAISS factory string, such as Flat (exact), IVF4096,Flat or HNSW32.",
     )
     rescore_factor: int = arg(
         4,
@@ -118,7 +109,6 @@ class IndexRequest:
         context: Where, and with whom; indexes lie under its artifacts.
         options: The retriever's own arguments, of its class `Arguments`.
         output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
-        recall_queries: Texts to measure a dense index's recall with; None: passages.
         engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
         num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
     """
@@ -128,7 +118,6 @@ class IndexRequest:
     context: Context
     options: _Arguments | None = None
     output_dir: Path | None = None
-    recall_queries: Sequence[str] | None = None
     engine: str = "local"
     num_workers: int | None = None
 
@@ -151,19 +140,6 @@ class BuiltIndex:
     folder: Path
     manifest: Manifest
     num_reused: int
-
-
-@dataclass(frozen=True)
-class IndexIdentity:
-    """What a retriever will be once it is open.
-
-    Attributes:
-        fingerprint: Its fingerprint.
-        folders: Where its indexes stand, or would; the one that an encoder fills first.
-    """
-
-    fingerprint: Mapping[str, Json]
-    folders: Sequence[Path] = ()
 
 
 class Retriever(ABC):
@@ -197,27 +173,15 @@ class Retriever(ABC):
         """
 
     @classmethod
-    def identify(cls, request: IndexRequest) -> IndexIdentity | None:  # noqa: ARG003
-        """Tell what `open` would load, before it is built; refuse what could not be built.
-
-        Returns:
-            None where only opening it tells, as by default.
-        """
-        return None
-
-    @classmethod
     def folders(cls, request: IndexRequest) -> list[Path]:
         """Return where its indexes stand, or would; nothing is built.
 
         Raises:
-            ConfigError: If it has none.
+            ConfigError: If it has none, as by default.
         """
-        identity = cls.identify(request)
-        if identity is None or not identity.folders:
-            raise ConfigError(
-                f"retriever '{request.args.retriever}' has no index: there is nothing to build"
-            )
-        return list(identity.folders)
+        raise ConfigError(
+            f"retriever '{request.args.retriever}' has no index: there is nothing to build"
+        )
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
@@ -317,12 +281,11 @@ def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
 
 
 _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encoder")
-_SETTLED = {"encoder_dtype": "dtype", "index_factory": "factory"}  # what "auto" came to
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an index was asked for; the dtype and the factory are what "auto" came to."""
+    """What an index was asked for; the dtype is what "auto" came to."""
 
     corpus: CorpusArguments
     retriever: RetrieverArguments
@@ -337,8 +300,8 @@ class Recipe:
             ArtifactError: If it has none: its corpus was not opened by name.
         """
         made, kind = manifest.fingerprint, manifest.stage.removesuffix("_index")
-        settled = {name: made[key] for name, key in _SETTLED.items() if key in made}
-        own = {"retriever": kind, "index_dir": str(folder), **settled}
+        own: dict[str, Any] = {"retriever": kind, "index_dir": str(folder)}
+        own |= {"encoder_dtype": made["dtype"]} if "dtype" in made else {}
         try:
             kept = _at_home(manifest.counts["recipe"])
             written = Path(kept["corpus_folder"])
@@ -438,7 +401,6 @@ def store_candidates(
     *,
     stage: str,
     context: Context = ALONE,
-    measure: Callable[[Candidates], Mapping[str, Json]] | None = None,
     inputs: Sequence[Inputs] = (),
 ) -> Stored:
     """Read a split's candidates, or make and write them.
@@ -450,7 +412,6 @@ def store_candidates(
         make: Finds them; called in the main process only.
         stage: "candidates", "evidence" or "neighbors".
         context: Who waits.
-        measure: Returns further counts for the manifest, where they are made.
         inputs: Files that they are found with.
 
     Raises:
@@ -461,8 +422,7 @@ def store_candidates(
         found = make()
         write_array(folder / "rows.npy", found.rows)
         write_array(folder / "scores.npy", found.scores)
-        counts = {"queries": len(found), "candidates": found.rows.shape[1]}
-        return {**counts, **(measure(found) if measure else {})}
+        return {"queries": len(found), "candidates": found.rows.shape[1]}
 
     folder = artifact_dir(root, split, fingerprint)
     made_of: dict[str, Any] = {"fingerprint": fingerprint, "inputs": inputs}

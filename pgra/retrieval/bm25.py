@@ -15,7 +15,6 @@ from pgra.data.text import WORDS, split_words
 from pgra.progress import Bar
 from pgra.retrieval.base import (
     BuiltIndex,
-    IndexIdentity,
     IndexRequest,
     Retriever,
     check_num_candidates,
@@ -68,35 +67,24 @@ class BM25Retriever(Retriever):
         return cls(index, built.manifest.fingerprint)
 
     @classmethod
-    def identify(cls, request: IndexRequest) -> IndexIdentity:
-        """Name the index; hybrid's index_dir and output_dir are the dense one's.
-
-        Raises:
-            ArtifactError: If a given `index_dir` is no index, or another one.
-        """
-        fields = {**request.corpus.fingerprint, **_SETTINGS}
-        folder = artifact_dir(request.home, "bm25", fields)
-        if request.args.retriever == "bm25":
-            folder = Path(request.args.index_dir or request.output_dir or folder)
-            if request.args.index_dir is not None:
-                read_manifest(folder, stage=STAGE, fingerprint=fields)
-        return IndexIdentity(fields, [folder])
+    def folders(cls, request: IndexRequest) -> list[Path]:
+        """Return where the index stands, or will."""
+        return [_locate(request)[1]]
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
         """Find the finished index, or build it.
 
         Raises:
-            ArtifactError: If the one there is foreign or damaged.
+            ArtifactError: If the one there is foreign or damaged, or a given one is missing.
         """
-        identity = cls.identify(request)
-        (folder,) = identity.folders
+        fields, folder = _locate(request)
         if not is_finished(folder):
             refuse_strangers(folder, ())
         built = build_once(
             folder,
             stage=STAGE,
-            fingerprint=identity.fingerprint,
+            fingerprint=fields,
             build=lambda aside: _build(request, aside),
             context=request.context,
         )
@@ -124,6 +112,21 @@ class BM25Retriever(Retriever):
             best = Candidates.best(found[None, :], every[found][None, :], k)
             rows[line], scores[line] = best.rows[0], best.scores[0]
         return Candidates(rows, scores)
+
+
+def _locate(request: IndexRequest) -> tuple[dict[str, Json], Path]:
+    """Return an index's fingerprint and folder; hybrid's index_dir and output_dir are the dense's.
+
+    Raises:
+        ArtifactError: If a given `index_dir` is no index, or another one.
+    """
+    fields = {**request.corpus.fingerprint, **_SETTINGS}
+    folder = artifact_dir(request.home, "bm25", fields)
+    if request.args.retriever == "bm25":
+        folder = Path(request.args.index_dir or request.output_dir or folder)
+        if request.args.index_dir is not None:
+            read_manifest(folder, stage=STAGE, fingerprint=fields)
+    return fields, folder
 
 
 def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:

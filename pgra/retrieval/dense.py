@@ -36,7 +36,6 @@ from pgra.errors import ArtifactError, ConfigError, DamageError
 from pgra.lm.load import choose_device
 from pgra.retrieval.base import (
     BuiltIndex,
-    IndexIdentity,
     IndexRequest,
     Recipe,
     Retriever,
@@ -47,7 +46,6 @@ from pgra.retrieval.base import (
     write_recipe,
 )
 from pgra.retrieval.faiss import (
-    AUTO,
     EXACT,
     INDEX_FILE,
     BlockSearch,
@@ -56,19 +54,15 @@ from pgra.retrieval.faiss import (
     Vectors,
     ask,
     build_faiss,
-    choose_factory,
     empty_index,
     find_faiss,
-    load_faiss,
-    memory_limit,
-    most_hits,
+    map_faiss,
 )
 from pgra.retrieval.ray_engine import encode_by_ray
 from pgra.retrieval.shards import (
     encode_shards,
     find_shards,
     plan_shards,
-    refuse_cut,
     take_over_shards,
     vector_source,
     vectors_digest,
@@ -97,18 +91,9 @@ class DenseRetriever(Retriever):
         self.inputs = [encoder.inputs]
 
     @classmethod
-    def identify(cls, request: IndexRequest) -> IndexIdentity:
-        """Name the index; a given `index_dir` is checked.
-
-        Raises:
-            ArtifactError: If `index_dir` is no index, or another one.
-            ConfigError: If the factory cannot work.
-        """
-        args, encoder = request.args, load_encoder(request.args, request.context.device)
-        fields, folder = _locate(request, encoder)
-        if args.index_dir is not None:
-            read_manifest(folder, stage=STAGE, fingerprint=fields)
-        return IndexIdentity(_with_search(fields, encoder, args), [folder])
+    def folders(cls, request: IndexRequest) -> list[Path]:
+        """Return where the index stands, or will."""
+        return [_locate(request, load_encoder(request.args, request.context.device))[1]]
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
@@ -144,14 +129,9 @@ class DenseRetriever(Retriever):
             approximate index leaves entries missing.
 
         Raises:
-            ConfigError: If k exceeds the corpus, or what FAISS can do on a GPU.
+            ConfigError: If k exceeds the corpus.
         """
         check_num_candidates(k, self._index.ntotal)
-        if k > (most := most_hits(self._index)):
-            raise ConfigError(
-                f"num_candidates ({k}) exceeds what FAISS finds on a GPU ({most}): "
-                "lower it, or use --device cpu"
-            )
         rows = np.empty((len(queries), k), dtype=np.int64)
         scores = np.empty((len(queries), k), dtype=np.float32)
         for start in range(0, len(queries), _QUERY_BATCH):
@@ -188,44 +168,23 @@ def _with_search(
     return {**fields, **encoder.query_fields, **rescored}
 
 
-def settle_factory(args: RetrieverArguments, num_rows: int, width: int) -> str:
-    """Return the factory of the index that the arguments mean; the log says why it suits.
-
-    With `auto` and an index of its own to use, that index's.
-
-    Args:
-        args: The first stage's arguments.
-        num_rows: P.
-        width: D.
-
-    Raises:
-        ArtifactError: If `index_dir` is no finished index.
-    """
-    if args.index_factory == AUTO and args.index_dir is not None:
-        return str(load_manifest(Path(args.index_dir), stage=STAGE).fingerprint["factory"])
-    return choose_factory(args.index_factory, num_rows, width, args.index_memory_gb)
-
-
 def _plan(args: RetrieverArguments, fields: Mapping[str, Json]) -> IndexPlan:
-    return IndexPlan(
-        factory=str(fields["factory"]),
-        memory=memory_limit(args.index_memory_gb),
-        rescore_factor=args.rescore_factor,
-    )
+    return IndexPlan(factory=str(fields["factory"]), rescore_factor=args.rescore_factor)
 
 
 def _open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any:
-    """Open an index: a GPU searches an exact one from the shards, FAISS all others in memory.
+    """Open an index: a GPU searches an exact one from the shards, FAISS all others on the CPU.
 
-    On a CPU an exact one is searched from the shards where it is too big for that.
+    On a CPU an exact one is searched from the shards where it is too big for the memory.
     """
     source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
-    plan = _plan(args, built.manifest.fingerprint)
-    where, fits = choose_device(device), plan.fits(source.num_rows, source.width)
-    has_file = fits and find_faiss(built.folder) is not None
-    if plan.factory == EXACT and (where.type == "cuda" or not has_file):
+    plan, where = _plan(args, built.manifest.fingerprint), choose_device(device)
+    file = find_faiss(built.folder)
+    if file is None or (
+        plan.factory == EXACT and (where.type == "cuda" or not source.fits_in_memory)
+    ):
         return BlockSearch(source, str(where))
-    index = load_faiss(built.folder, device)
+    index = map_faiss(file)
     return Rescored(index, source.read, factor=plan.rescore_factor) if plan.is_rescored else index
 
 
@@ -236,14 +195,13 @@ def _locate(request: IndexRequest, encoder: Encoder) -> tuple[dict[str, Json], P
         ConfigError: If there is none yet, and the factory cannot work: before a folder is made.
     """
     args, corpus = request.args, request.corpus
-    factory = settle_factory(args, len(corpus), encoder.width)
-    fields = dense_fingerprint(corpus, encoder, factory)
+    fields = dense_fingerprint(corpus, encoder, args.index_factory)
     name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
     folder = request.output_dir or artifact_dir(request.home, name, fields)
     if args.index_dir is not None:
         folder = Path(args.index_dir)
     elif not is_finished(folder):
-        empty_index(factory, encoder.width, len(corpus))
+        empty_index(args.index_factory, encoder.width, len(corpus))
     return _with_history(folder, fields), folder
 
 
@@ -262,7 +220,6 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
     Raises:
         ArtifactError: If the folder is another index's, or damaged.
         ConfigError: If FAISS does not know the factory, or the corpus is too small for it.
-        DataError: If the corpus is strict, and a passage is longer than the encoder reads.
         OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
     """
     args, corpus, context = request.args, request.corpus, request.context
@@ -274,7 +231,6 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         manifest = manifest or _find_whole(folder, fields)
         if manifest is None:
             return build_index(request, encoder, folder, fields)
-        refuse_cut(corpus, manifest.counts["cut"])
         return BuiltIndex(folder, manifest, len(corpus))
 
 
@@ -325,7 +281,6 @@ def build_index(
 
     Raises:
         ConfigError: If the corpus is too small for the factory.
-        DataError: If the corpus is strict, and a passage is longer than the encoder reads.
         OSError: If the disk is full.
     """
     args, corpus, context, began = request.args, request.corpus, request.context, time.monotonic()
@@ -356,16 +311,14 @@ def build_index(
     context.barrier()  # all encoded
     num_missing, seconds = sum(map(len, missing)), time.monotonic() - began
     if context.is_main:
-        every, queries = [*had, *shards], request.recall_queries
+        every = [*had, *shards]
         cut = sum(shard.read_record()["cut"] for shard in every)
-        refuse_cut(corpus, cut)
         path = folder / (INDEX_FILE if old is None else f"index-{len(corpus)}.faiss")
         path.unlink(missing_ok=True)  # of a job stopped before its manifest
         about = build_faiss(
             vector_source(every, encoder.width),
             _plan(args, fields),
             path,
-            queries=None if queries is None else encoder.encode(queries),
             begun=None if old is None else find_faiss(folder),
         )
         speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None

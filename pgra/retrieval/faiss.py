@@ -1,4 +1,4 @@
-"""FAISS, and nowhere else: which index suits a corpus, made, searched, and measured.
+"""FAISS, and nowhere else: indexes made, searched, and measured.
 
 In memory an exact index is float32, twice the size of the float16 shards. A file of it is written
 where it fits in memory, and then mapped; beyond, queries are compared with the shards one after
@@ -15,8 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, distribution
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,90 +31,9 @@ logger = logging.getLogger(__name__)
 
 Vectors = npt.NDArray[np.float32]
 
-AUTO = "auto"
 EXACT = "Flat"
-MOST_EXACT_ROWS = 2_000_000
-"""Up to so many passages `auto` compares a query with all of them: nothing is lost, and CPUs are
-quick enough (docs/performance.md, "The index")."""
 _CRASHING = re.compile(r"[A-Za-z]+0+(?!\d)|(HNSW|NSG)1(?!\d)")
-_LISTS = ((16_000_000, 4096), (1 << 62, 16_384))
-_LARGEST_CODE = 64  # bytes of a product quantizer's code
-_ROW_BYTES = 8  # its number, in a list
-_SHARE = 0.5  # of the machine's memory
-_GB = 1e9
-_PACKAGES = ("faiss-cpu", "faiss-gpu")  # both are the module `faiss`
-
-
-@cache
-def import_faiss() -> Any:
-    """Return the module `faiss`: that of faiss-cpu, or faiss-gpu in its place.
-
-    Raises:
-        ConfigError: If neither is installed, or both: the one has then overwritten files of the
-            other, and which of them works is chance.
-    """
-    installed = []
-    for package in _PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            installed.append(distribution(package))
-    if len(installed) == len(_PACKAGES):
-        raise ConfigError(
-            f"{' and '.join(_PACKAGES)} are both installed and overwrite each other: "
-            f"pip uninstall -y {' '.join(_PACKAGES)}, then pip install one of them (faiss-cpu "
-            "does for all but approximate indexes on a GPU)"
-        )
-    try:
-        import faiss
-    except ImportError as error:
-        raise ConfigError(
-            f"to search vectors, FAISS is needed ({error}): pip install faiss-cpu"
-        ) from None
-    return faiss
-
-
-# Which index suits a corpus (`--index_factory auto`) and the memory.
-
-
-def memory_limit(gigabytes: float | None) -> int:
-    """Return the bytes that an index may take: as asked for, or half of what the machine has."""
-    return int(_SHARE * machine_memory() if gigabytes is None else gigabytes * _GB)
-
-
-def choose_factory(factory: str, num_rows: int, width: int, memory_gb: float | None) -> str:
-    """Return the factory, or for `auto` the one that suits the corpus; the log says why it does.
-
-    Few passages are compared exactly, whatever memory there is: vectors beyond it are searched from
-    the disk. Many are put in lists, each vector kept as exactly as memory allows: in float32, in
-    float16, in 8 bits a dimension, by a product quantizer.
-
-    Args:
-        factory: FAISS factory string, or `auto`.
-        num_rows: P.
-        width: D.
-        memory_gb: What the index may take; None: half of what the machine has.
-    """
-    if factory != AUTO:
-        return factory
-    memory = memory_limit(memory_gb)
-    size, room = f"{num_rows:,} passages x {width}", f"{memory / _GB:.3g} GB"
-    if num_rows <= MOST_EXACT_ROWS:
-        chosen, needed = EXACT, 4 * num_rows * width
-        fits = f"and their {needed / _GB:.3g} GB fit in {room}"
-        if needed > memory:
-            fits = f"from the disk, as {needed / _GB:.3g} GB exceed {room}"
-        reason = f"{size} are few enough to compare with all of them, {fits}"
-    else:
-        num_lists = next(lists for most, lists in _LISTS if num_rows <= most)
-        code = max(n for n in range(1, min(_LARGEST_CODE, width) + 1) if width % n == 0)
-        lengths = {"Flat": 4 * width, "SQfp16": 2 * width, "SQ8": width, f"PQ{code}": code}
-        bytes_of = {kind: num_rows * (length + _ROW_BYTES) for kind, length in lengths.items()}
-        kind = next((kind for kind in bytes_of if bytes_of[kind] <= memory), f"PQ{code}")
-        chosen, needed = f"IVF{num_lists},{kind}", bytes_of[kind]
-        fits = f"fit in {room}" if needed <= memory else f"exceed {room}, the least"
-        reason = f"{size} are too many to compare with all; in {kind} their {needed / _GB:.3g} GB "
-        reason += fits
-    logger.info("index_factory auto is %s: %s", chosen, reason)
-    return chosen
+_SHARE = 0.5  # of the machine's memory: an exact index that takes more gets no file of its own
 
 
 # Exact search: queries against every vector of a collection, a block at a time.
@@ -127,8 +45,6 @@ def choose_factory(factory: str, num_rows: int, width: int, memory_gb: float | N
 # for one the comparison is (91 against 53).
 _LEAST_QUERIES = 2
 _ALWAYS, _NEVER = 1, 1 << 30
-GPU_MAX_K = 2048
-"""Most hits a query that FAISS finds on a GPU."""
 _SPARE = 32  # hits beyond those asked for that are scored again
 _GATHERED = 1 << 28  # numbers that are scored again at once
 _GPU_ROWS = 1 << 17  # vectors that are multiplied at once
@@ -144,7 +60,7 @@ def quick_products(num_queries: int) -> Iterator[None]:
     if "faiss" not in sys.modules:
         yield
         return
-    settings = import_faiss().cvar
+    settings = sys.modules["faiss"].cvar
     before = settings.distance_compute_blas_threshold
     wanted = _ALWAYS if num_queries >= _LEAST_QUERIES else _NEVER
     settings.distance_compute_blas_threshold = wanted
@@ -165,13 +81,6 @@ def ask(index: Any, queries: Vectors, k: int) -> Candidates:
     with quick_products(len(queries)):
         scores, rows = index.search(queries, k)
     return Candidates.best(rows, scores, k)
-
-
-def most_hits(index: Any) -> int:
-    """Return the hits a query that an index can find: its rows, on a GPU no more than 2,048."""
-    inner = getattr(index, "index", index)  # of a wrapper
-    is_on_gpu = type(inner).__name__.startswith("Gpu")
-    return min(index.ntotal, GPU_MAX_K) if is_on_gpu else int(index.ntotal)
 
 
 def nearest(queries: Vectors, vectors: Vectors, k: int, *, rows: Rows | None = None) -> Candidates:
@@ -226,7 +135,8 @@ def nearest_in_blocks(
 def _search_by_faiss(
     queries: Vectors, blocks: Iterable[tuple[Rows, Vectors]], depth: int, _device: str
 ) -> tuple[Rows, Vectors]:
-    faiss = import_faiss()
+    import faiss
+
     heap = faiss.ResultHeap(len(queries), depth, keep_max=True)
     for rows, vectors in blocks:
         count = min(depth, len(vectors))
@@ -273,14 +183,19 @@ class VectorSource:
         width: D.
         read: Returns the vectors (n, D) of n rising rows.
         blocks: Yields all vectors in the order of rows, a block at a time.
-        halves: Yields the same as float16, where they are stored so.
+        halves: Yields the same as float16, as they are stored.
     """
 
     num_rows: int
     width: int
     read: Callable[[Rows], Vectors]
     blocks: Callable[[], Iterator[Vectors]]
-    halves: Callable[[], Iterator[npt.NDArray[np.float16]]] | None = None
+    halves: Callable[[], Iterator[npt.NDArray[np.float16]]]
+
+    @property
+    def fits_in_memory(self) -> bool:
+        """Whether all vectors in float32 take no more than half of the machine's memory."""
+        return 4 * self.num_rows * self.width <= _SHARE * machine_memory()
 
 
 class BlockSearch:
@@ -307,10 +222,7 @@ class BlockSearch:
     def _blocks(self) -> Iterable[tuple[Rows, Any]]:
         if self._device == "cpu":
             return numbered(self._source.blocks())
-        return self._held or numbered(self._halves())
-
-    def _halves(self) -> Iterator[Any]:
-        return self._source.halves() if self._source.halves else self._source.blocks()
+        return self._held or numbered(self._source.halves())
 
     @cached_property
     def _held(self) -> list[tuple[Rows, Any]]:
@@ -319,7 +231,7 @@ class BlockSearch:
 
         where = torch.device(self._device)
         free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else math.inf
-        if self._source.halves is None or 2 * self.ntotal * self._source.width > free / 2:
+        if 2 * self.ntotal * self._source.width > free / 2:
             return []
         blocks = list(map(torch.from_numpy, map(np.copy, self._source.halves())))
         whole = torch.cat(blocks).to(where)
@@ -343,7 +255,8 @@ def write_flat(source: VectorSource, path: Path) -> None:
     Raises:
         OSError: If the disk is full.
     """
-    faiss = import_faiss()
+    import faiss
+
     header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(source.width)).tobytes())
     struct.pack_into("<q", header, 8, source.num_rows)
     struct.pack_into("<q", header, len(header) - 8, source.num_rows * source.width)
@@ -400,13 +313,6 @@ def _draw_rows(num_rows: int, size: int) -> Rows:
     return np.sort(rng.choice(num_rows, size=min(size, num_rows), replace=False)).astype(np.int64)
 
 
-def _measure_speed(index: Any, queries: Vectors, depth: int) -> float:
-    """Return the queries a second of one call with all of these."""
-    start = time.perf_counter()
-    ask(index, queries, depth)
-    return round(len(queries) / (time.perf_counter() - start), 1)
-
-
 def tune_search(index: Any, recall: Callable[[], float]) -> dict[str, int]:
     """Widen an approximate index's search until it finds 95 % of the true neighbours.
 
@@ -420,7 +326,9 @@ def tune_search(index: Any, recall: Callable[[], float]) -> dict[str, int]:
     Returns:
         The setting by name; empty where there is nothing to set.
     """
-    space = import_faiss().ParameterSpace()
+    import faiss
+
+    space = faiss.ParameterSpace()
     for name, value in _FIRST_VALUES.items():
         with contextlib.suppress(RuntimeError):  # it has no such parameter
             space.set_index_parameter(index, name, value)
@@ -471,7 +379,7 @@ class Rescored:
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
         """Return scores and rows of each query's best k of the index's best k times `factor`."""
-        _, rows = self.index.search(queries, min(k * self._factor, most_hits(self.index)))
+        _, rows = self.index.search(queries, min(k * self._factor, self.ntotal))
         step = max(1, _GROUP_BYTES // (4 * queries.shape[1] * rows.shape[1]))
         scores = np.full(rows.shape, -np.inf, np.float32)
         for start in range(0, len(queries), step):
@@ -508,13 +416,11 @@ class IndexPlan:
 
     Attributes:
         factory: FAISS factory string.
-        memory: Bytes that it may take; an exact one that takes more gets no file of its own.
         rescore_factor: Hits that a lossy one gives for each one kept, scored again exactly; 0: its
             own scores.
     """
 
     factory: str
-    memory: int | None = None
     rescore_factor: int = 0
 
     @property
@@ -522,17 +428,12 @@ class IndexPlan:
         """Whether hits are scored again."""
         return self.rescore_factor > 0 and is_lossy(self.factory)
 
-    def fits(self, num_rows: int, width: int) -> bool:
-        """Return whether so many vectors in float32 fit in the memory."""
-        return self.memory is None or 4 * num_rows * width <= self.memory
-
 
 def build_faiss(
     source: VectorSource,
     plan: IndexPlan,
     path: Path,
     *,
-    queries: Vectors | None = None,
     begun: Path | None = None,
 ) -> dict[str, Json]:
     """Write the index of a factory string, searched by inner product.
@@ -541,25 +442,29 @@ def build_faiss(
         source: What is indexed.
         plan: How.
         path: The file; none is written for an exact index beyond the memory.
-        queries: Vectors (n, D) of texts from elsewhere to measure the recall with; None: passages.
         begun: An index of the first rows, up to where a block begins: the others are added to it,
             and it is not trained again. An exact one is written anew, which takes no longer.
 
     Returns:
         Counts for the manifest: rows, dim, is_exact, recall by depth (of a lossy index with and
-        without scoring its hits again) and of what, the search setting, the passages it was
-        trained on and how long, and how many queries a second it answered in one call.
+        without scoring its hits again), the search setting, the passages it was
+        trained on, and how long that took.
 
     Raises:
         ConfigError: If FAISS does not know the factory, or there are too few rows for it.
         OSError: If the disk is full.
     """
+    import faiss
+
     counts: dict[str, Json] = {"rows": source.num_rows, "dim": source.width}
     if plan.factory == EXACT:
-        return {**counts, **_build_exact(source, plan, path)}
+        if source.fits_in_memory:
+            write_flat(source, path)
+        recall = {str(depth): 1.0 for depth in depths_for(source.num_rows)}
+        return {**counts, "is_exact": True, "recall": recall}
     index = empty_index(plan.factory, source.width, source.num_rows)
     if begun is not None:
-        index = import_faiss().read_index(str(begun))
+        index = faiss.read_index(str(begun))
     elif not index.is_trained:
         counts |= _train(index, source, plan.factory)
     num_there = index.ntotal
@@ -570,21 +475,8 @@ def build_faiss(
                 index.add(vectors)
             bar.update(len(vectors))
     assert index.ntotal == source.num_rows, "the index begun ends inside a block"
-    counts |= _measure(index, source, plan, queries)
+    counts |= _measure(index, source, plan)
     write_faiss(index, path)
-    return counts
-
-
-def _build_exact(source: VectorSource, plan: IndexPlan, path: Path) -> dict[str, Json]:
-    index: Any = BlockSearch(source)
-    if plan.fits(source.num_rows, source.width):
-        write_flat(source, path)
-        index = map_faiss(path)
-    depths = depths_for(source.num_rows)
-    counts: dict[str, Json] = {"is_exact": True, "recall": {str(d): 1.0 for d in depths}}
-    if depths:
-        queries = source.read(_draw_rows(source.num_rows, SAMPLE))
-        counts["queries_per_second"] = _measure_speed(index, queries, depths[-1])
     return counts
 
 
@@ -592,9 +484,10 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
     """Make the index that a factory string names.
 
     Raises:
-        ConfigError: If it cannot work for so many rows of this width, or there is no FAISS.
+        ConfigError: If it cannot work for so many rows of this width,
     """
-    faiss = import_faiss()
+    import faiss
+
     if wrong := _CRASHING.search(factory):  # FAISS builds it, and ends the process when it is used
         raise ConfigError(f"index_factory {show(factory)}: '{wrong[0]}' is too small a number")
     try:
@@ -619,7 +512,9 @@ def _reason(error: RuntimeError) -> str:
 
 def _count_lists(index: Any) -> int:
     """Return the lists of an IVF; 0 of another index."""
-    ivf = import_faiss().try_extract_index_ivf(index)
+    import faiss
+
+    ivf = faiss.try_extract_index_ivf(index)
     return 0 if ivf is None else int(ivf.nlist)
 
 
@@ -639,10 +534,8 @@ def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
     return {"trained_on": len(rows), "training_seconds": round(time.perf_counter() - start, 1)}
 
 
-def _measure(
-    index: Any, source: VectorSource, plan: IndexPlan, queries: Vectors | None
-) -> dict[str, Json]:
-    """Set the search by some passages; return the recall by others, or by queries."""
+def _measure(index: Any, source: VectorSource, plan: IndexPlan) -> dict[str, Json]:
+    """Set the search by some passages; return the recall by others."""
     depths = depths_for(source.num_rows)
     if not depths:
         return {"is_exact": False, "recall": {}, "search": {}}
@@ -651,28 +544,22 @@ def _measure(
     if plan.is_rescored:
         searched = Rescored(index, source.read, factor=plan.rescore_factor)
     rows = _draw_rows(source.num_rows, 2 * SAMPLE)
-    vectors, seen, kind = source.read(rows), len(rows[::2]), "passages not tuned on"
-    held, own = vectors[1::2], rows[1::2]
-    if queries is not None:
-        held, own, kind = queries, np.full(len(queries), MISSING_ROW), "queries"
-    asked, rows = np.concatenate([vectors[::2], held]), np.concatenate([rows[::2], own])
-    # The true neighbours of both, in one pass.
-    every = nearest_in_blocks(asked, numbered(source.blocks()), depths[-1] + 1)
+    vectors = source.read(rows)
+    every = nearest_in_blocks(vectors, numbered(source.blocks()), depths[-1] + 1)
     true = without_own(every.rows, rows)
 
     def recall(searched: Any, depth: int) -> float:
-        return measure_recall(searched, held, own, true[seen:, :depth])
+        return measure_recall(searched, vectors[1::2], rows[1::2], true[1::2, :depth])
 
     setting = tune_search(
-        index, lambda: measure_recall(searched, asked[:seen], rows[:seen], true[:seen])
+        index, lambda: measure_recall(searched, vectors[::2], rows[::2], true[::2])
     )
     counts: dict[str, Json] = {"is_exact": False, "search": setting}
     counts["recall"] = {str(depth): recall(searched, depth) for depth in depths}
-    counts["recall_of"] = f"{len(own)} {kind}"
+    counts["recall_of"] = f"{len(rows[1::2])} passages not tuned on"
     if plan.is_rescored:
         counts["rescore_factor"] = plan.rescore_factor
         counts["recall_without_rescoring"] = {str(depth): recall(index, depth) for depth in depths}
-    counts["queries_per_second"] = _measure_speed(searched, held, depths[-1])
     return counts
 
 
@@ -682,10 +569,12 @@ def write_faiss(index: Any, path: Path) -> None:
     Raises:
         OSError: If the disk is full.
     """
-    faiss = import_faiss()
+    import faiss
+
     # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
     with write_aside(path) as aside, aside.open("wb") as file:
-        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES))
+        writer = faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES)  # type: ignore[attr-defined]
+        faiss.write_index(index, writer)
 
 
 def find_faiss(folder: Path) -> Path | None:
@@ -703,31 +592,6 @@ def find_faiss(folder: Path) -> Path | None:
 
 def map_faiss(path: Path) -> Any:
     """Open an index on disk; an exact one is mapped, so that processes share its pages."""
-    faiss = import_faiss()
+    import faiss
+
     return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-
-
-def load_faiss(folder: Path, device: str) -> Any:
-    """Load a finished index, onto the GPU where FAISS has one and the index fits.
-
-    On a CPU an exact index is memory-mapped: processes on one machine share its pages.
-    """
-    import torch
-
-    from pgra.lm.load import choose_device
-
-    path = find_faiss(folder)
-    assert path is not None, "an index without a FAISS file is searched from its shards"
-    faiss, index, where = import_faiss(), map_faiss(path), choose_device(device)
-    if where.type != "cuda" or getattr(faiss, "get_num_gpus", int)() == 0:
-        return index
-    needed = 1.2 * path.stat().st_size
-    free, _ = torch.cuda.mem_get_info(where)
-    if needed > free:
-        logger.warning("an index of %.1f GB does not fit on the GPU: using the CPU", needed / 1e9)
-        return index
-    try:
-        return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), where.index, index)
-    except RuntimeError as error:  # HNSW and some others have no GPU kind
-        logger.warning("FAISS cannot put this index on the GPU (%s): searching on the CPU", error)
-        return index

@@ -1,6 +1,7 @@
 """First stage by meaning and by words: dense and BM25, fused by reciprocal rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -8,7 +9,6 @@ import numpy as np
 from pgra.core import MISSING_ROW, Candidates, Json
 from pgra.retrieval.base import (
     BuiltIndex,
-    IndexIdentity,
     IndexRequest,
     Retriever,
     check_num_candidates,
@@ -20,12 +20,6 @@ FUSION_CONSTANT = 60
 MIN_DEPTH = 100
 
 
-def hybrid_fingerprint(dense: Mapping[str, Json], bm25: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return all that determines fused candidates, from the fingerprints of both parts."""
-    settings: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
-    return {"dense": dense, "bm25": bm25, **settings}
-
-
 class HybridRetriever(Retriever):
     """Dense and BM25, each asked for max(k, 100) candidates, fused by `fuse_by_rank`.
 
@@ -35,17 +29,16 @@ class HybridRetriever(Retriever):
     encodes = True
 
     def __init__(self, dense: DenseRetriever, bm25: BM25Retriever, num_passages: int) -> None:
-        self.fingerprint = hybrid_fingerprint(dense.fingerprint, bm25.fingerprint)
+        settings: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
+        self.fingerprint = {"dense": dense.fingerprint, "bm25": bm25.fingerprint, **settings}
         self._parts = (dense, bm25)
         self.inputs = dense.inputs
         self._num_passages = num_passages
 
     @classmethod
-    def identify(cls, request: IndexRequest) -> IndexIdentity:
-        """Name both indexes."""
-        dense, bm25 = DenseRetriever.identify(request), BM25Retriever.identify(request)
-        fields = hybrid_fingerprint(dense.fingerprint, bm25.fingerprint)
-        return IndexIdentity(fields, [*dense.folders, *bm25.folders])
+    def folders(cls, request: IndexRequest) -> list[Path]:
+        """Return where both indexes stand, or will."""
+        return [*DenseRetriever.folders(request), *BM25Retriever.folders(request)]
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:

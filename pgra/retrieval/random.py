@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from pgra.core import Candidates, Json, Rows
-from pgra.retrieval.base import IndexIdentity, IndexRequest, Retriever, check_num_candidates
+from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
 
 _SEED = 0
 _BLOCK = 256  # rows drawn at a time: a fixed number, so that a larger k begins with a smaller one's
@@ -28,13 +28,8 @@ class RandomRetriever(Retriever):
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
         """Take the size of the corpus; nothing is built or loaded."""
-        return cls(len(request.corpus), cls.identify(request).fingerprint)
-
-    @classmethod
-    def identify(cls, request: IndexRequest) -> IndexIdentity:
-        """Return what decides the draw; there is no index."""
         drawn: dict[str, Json] = {"drawn": "uniformly, by the query's text", "seed": _SEED}
-        return IndexIdentity({**request.corpus.fingerprint, **drawn})
+        return cls(len(request.corpus), {**request.corpus.fingerprint, **drawn})
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Draw k passages for each query; equal texts get equal ones.

@@ -28,7 +28,7 @@ from pgra.artifacts import (
 )
 from pgra.core import Json, Rows, run_overlapped
 from pgra.encoders.encoder import Encoder, TokenChunk
-from pgra.errors import DamageError, DataError
+from pgra.errors import DamageError
 from pgra.progress import Bar
 from pgra.retrieval.faiss import VectorSource
 
@@ -133,7 +133,6 @@ def encode_shards(
     The next one is tokenised while this one is encoded and the last one is written.
 
     Raises:
-        DataError: If the corpus is strict, and a passage is longer than the encoder reads.
         ModelError: If a vector is not finite, in float32 or in float16.
         ArtifactError: If the encoder's files changed meanwhile.
         OSError: If the disk is full; what was being written is removed, done shards stay.
@@ -141,9 +140,7 @@ def encode_shards(
     total = sum(map(len, shards))
 
     def prepare(shard: Shard) -> list[TokenChunk]:
-        chunks = encoder.tokenize(corpus.slice(shard.start, shard.stop), first=shard.start)
-        refuse_cut(corpus, sum(chunk.num_cut for chunk in chunks))
-        return chunks
+        return encoder.tokenize(corpus.slice(shard.start, shard.stop), first=shard.start)
 
     def keep(shard: Shard, done: tuple[int, Callable[[], npt.NDArray[np.float16]]]) -> None:
         num_cut, finish = done
@@ -166,20 +163,6 @@ def encode_shards(
             return num_cut, encoder.begin(chunks, in_half=True, advance=bar.update)
 
         run_overlapped(shards, prepare, compute, keep=keep)
-
-
-def refuse_cut(corpus: "Corpus", num_cut: int) -> None:
-    """Refuse passages longer than the encoder reads, where the corpus is strict.
-
-    Raises:
-        DataError: If there are any, and `strict` refuses them.
-    """
-    if num_cut and corpus.made_by is not None and corpus.made_by.strict:
-        raise DataError(
-            f"{num_cut:,} passages are longer than the encoder reads (or more: it stopped there), "
-            "and --strict refuses them: raise --max_encoder_tokens, cut them (--passage_words), or "
-            "leave --strict out to read their beginning"
-        )
 
 
 def read_shards(shards: Sequence[Shard]) -> Iterator[npt.NDArray[np.float32]]:

@@ -21,7 +21,7 @@ from pgra.config import arg
 from pgra.core import MISSING_ROW, Candidates, Json
 from pgra.data.corpus import Corpus, passage_ids
 from pgra.data.read import Record, check_file, clean_name, read_lines, read_records, table_rows
-from pgra.errors import ConfigError, DataError, show
+from pgra.errors import ConfigError, DataError, reading, show
 from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
 
     Raises:
         ConfigError: If `ir-measures` is not installed.
-        DataError: If a line cannot be read, or a passage is judged twice for a query.
+        DataError: If it cannot be read, or a passage is judged twice for a query.
     """
     return _read(path, "qrels", "relevance")
 
@@ -175,37 +175,31 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
 
     Raises:
         ConfigError: If `ir-measures` is not installed.
-        DataError: If a line cannot be read, a score is NaN or no float32, or a passage is there
+        DataError: If it cannot be read, a score is NaN or no float32, or a passage is there
             twice for a query.
     """
     return _read(path, "run", "score")
 
 
 def _read(path: Path, kind: str, field: str) -> dict[str, dict[str, Any]]:
-    """Have `ir-measures` parse a file line by line, so that an error names its line."""
+    """Have `ir-measures` parse a file, and refuse what would give a wrong number."""
     ir = import_ir_measures()
-    parse = ir.read_trec_run if kind == "run" else ir.read_trec_qrels
-    if not path.is_file():
-        check_file(path, (kind,))  # which says that it is missing, and what lies near
+    text = "".join(line.text for line in read_lines(path))
+    first, _, rest = text.partition("\n")
     found: dict[str, dict[str, Any]] = {}
-    is_beir = False
-    for line in read_lines(path):
-        place, cells = f"{path}, line {line.number}", line.text.split()
-        if line.number == 1 and kind == "qrels" and cells == _BEIR_HEADER:
-            is_beir = True
-            continue
-        if is_beir and cells:
-            cells.insert(1, "0")  # the iteration
-        try:
-            read = list(parse(io.StringIO(" ".join(cells))))
-        except ValueError as error:
-            raise DataError(f"{place} is no line of TREC {kind} ({error})") from None
+    with reading(path):
+        if kind == "run":
+            read = ir.read_trec_run(io.StringIO(text))
+        elif first.split() == _BEIR_HEADER:  # it has no column of iterations
+            read = ir.read_trec_qrels(io.StringIO(re.sub(r"(?m)^(\S+)\s", r"\1 0 ", rest)))
+        else:
+            read = ir.read_trec_qrels(io.StringIO(text))
         for one in read:
             of_query, value = found.setdefault(one.query_id, {}), getattr(one, field)
             if one.doc_id in of_query:
-                raise DataError(f"{place}: '{one.doc_id}' is there twice for '{one.query_id}'")
+                raise DataError(f"{path}: '{one.doc_id}' is there twice for '{one.query_id}'")
             if not abs(value) <= _MOST[field]:  # NaN too
-                raise DataError(f"{place}: the {field} is {value}, beyond {_MOST[field]:g}")
+                raise DataError(f"{path}: a {field} is {value}, beyond {_MOST[field]:g}")
             of_query[one.doc_id] = value
     if not found:
         raise DataError(f"{path} holds no {field}")

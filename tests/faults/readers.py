@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tiny_models import build_encoder
 
-from pgra.commands.index import _read_queries
 from pgra.commands.predict import read_queries_file
 from pgra.config import from_yaml, read_yaml
 from pgra.data.corpus import find_source
@@ -273,7 +272,6 @@ READERS = {
     "memory": Reader("m.sqlite", _memory(), read_pairs),
     "salvage": Reader("m.sqlite", _memory(), _salvage),
     "run file": Reader("r.trec", _rows("7 Q0 d1 1 2.5 x", "7 Q0 d2 2 1e-3 x"), read_run),
-    "recall": Reader("q.txt", _TEXTS, _read_queries),
     "accelerator": Reader("a.json", b'{"split_batches": false}', _accelerator),
     "pool": Reader("p.jsonl", _rows('{"question": "who ?", "answer": "he"}'), read_pool),
     "modules": Reader("modules.json", _MODULES, _folder),

@@ -30,7 +30,6 @@ CLOCK = [
     "digest",
     "files",
     "git_commit",
-    "queries_per_second",
     "record",
     "seconds",
     "texts_per_second",

@@ -1,8 +1,7 @@
 """`pgra data claims`, and a run on what it made."""
 
 import pytest
-from conftest import contents
-from scripted import call, finish, kill_when, products, write_passages
+from scripted import call, write_passages
 
 from pgra.commands.lists import data
 
@@ -28,18 +27,3 @@ def test_claims_are_made_of_a_corpus_and_a_reader_is_trained_on_them(new_bench, 
     bench.make("read", method="fid", model_name_or_path=t5_dirs["byt5"], **how, **files)
     assert len(bench.predictions("read")) == 8
     assert all(len(line["evidence"]) == 2 for line in bench.predictions("read"))
-
-
-@pytest.mark.slow
-def test_a_making_that_was_killed_leaves_nothing_that_looks_finished(new_bench):
-    bench = new_bench
-    write_passages(bench.corpus, 30_000)
-    words = ["-m", "pgra", "data", *flags(bench, "made", kind="number", source_share=0.5)]
-    kill_when(words, (bench.root / ".made.partial" / "test.jsonl").exists)
-    assert not (bench.root / "made").exists()
-    finish(words)
-    assert not (bench.root / ".made.partial").exists()
-    whole = products(bench.root / "made")
-    finish(["-m", "pgra", "data", *flags(bench, "other", kind="number", source_share=0.5)])
-    assert products(bench.root / "other") == whole == products(bench.root / "made")
-    assert len(contents(bench.root / "made")) == 5

@@ -3,7 +3,6 @@
 import hashlib
 import sys
 
-import pandas as pd
 import pytest
 
 from pgra.data.bundled import (
@@ -12,7 +11,6 @@ from pgra.data.bundled import (
     article_lines,
     bundled_corpus_file,
     bundled_model_dir,
-    bundled_task_files,
     clean_review,
     draw_test_rows,
     locate_files,
@@ -109,14 +107,6 @@ def test_the_bundled_corpora_are_clean_distinct_sentences():
 
 
 @pytest.mark.slow
-def test_the_bundled_task_has_its_size_and_no_text_on_both_sides():
-    files = bundled_task_files("rotten-tomatoes")
-    train, test = (pd.read_json(files[split], lines=True).text for split in ("train", "test"))
-    assert (len(train), len(test)) == (6824, 1706)
-    assert not set(train) & set(test)
-
-
-@pytest.mark.slow
 def test_bundled_t5_keeps_its_untied_head():
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -131,17 +121,3 @@ def test_bundled_t5_keeps_its_untied_head():
             **tokenizer(prompt.format(review), return_tensors="pt"), max_new_tokens=3
         )
         assert tokenizer.decode(ids[0], skip_special_tokens=True) == answer
-
-
-@pytest.mark.slow
-def test_bundled_lm_knows_the_capital_of_france():
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = bundled_model_dir("smollm2-135m")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True).eval()
-    with torch.inference_mode():
-        batch = tokenizer("The capital of France is", return_tensors="pt")
-        chances = model(**batch).logits[0, -1].softmax(-1)
-    assert tokenizer.decode(chances.argmax()) == " Paris"

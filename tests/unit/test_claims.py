@@ -61,18 +61,14 @@ def read(made):
         ("He was born in Ulm (1925\u20131990) and studied law at school.", "year", None),
         ("He was born in 1925 and died at home in 1990.", "year", None),
         ("He was born in 1925 and loved songs of the 1950s.", "year", None),
-        ("He was born in 2030 or in 999 and studied some law.", "year", None),
         ("He was born in 1925 in house 12, and studied some law.", "number", "12"),
         ("In 1925 a sum of $1,200.50 was paid to him for it.", "number", "1,200.50"),
         ("In 1925 the 3rd one and 12 others were paid for it.", "number", None),
-        ("In 1925 there were none who were ever paid for all this.", "number", None),
         ("Paris is one of the cities that Karl Marx's family knew.", "entity", "Karl Marx"),
         ("Paris is one of the cities that Karl, Marx\u2019s father, knew.", "entity", None),
         ("Paris is one of the cities that some people of Paris knew.", "entity", None),
-        ("PARIS-born people are few in the streets of old Paris now.", "entity", None),
         ("Parisian people are few in the streets of old Paris now.", "entity", "Paris"),
         ("Karl Marx was one of those who knew the city well.", "entity", None),
-        ("Too short for it in 1925.", "year", None),
         (" ".join(["in 1925", *["word"] * 23]), "year", None),
         (" ".join(["in 1925", *["word"] * 22]), "year", "1925"),
     ],
@@ -183,13 +179,9 @@ def test_a_folder_of_other_claims_or_of_something_else_is_refused_and_kept(tmp_p
     assert contents(made.folder) == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    (tmp_path / "file").write_text("mine")
-    for name in ("mine", "file"):
-        with pytest.raises(ArtifactError, match="holds something else"):
-            make(texts, tmp_path, name=name)
-    assert (tmp_path / "mine" / "notes.txt").read_text() == (tmp_path / "file").read_text()
-    (tmp_path / "bare").mkdir()
-    assert not make(texts, tmp_path, name="bare").reused
+    with pytest.raises(ArtifactError, match="holds something else"):
+        make(texts, tmp_path, name="mine")
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
 
 
 def test_common_years_are_common_in_false_claims_too(tmp_path):

@@ -62,34 +62,6 @@ def test_a_light_command_is_quick_and_loads_neither_torch_nor_transformers():
     assert min(run_fresh("--help")[1] for _ in range(2)) < 0.5
 
 
-NO_FAISS = """
-import importlib, pkgutil, sys
-sys.modules["faiss"] = None  # what is not installed cannot be imported either
-import index_build.__main__, pgra
-from pgra.cli import COMMANDS, main
-for module in pkgutil.walk_packages(pgra.__path__, "pgra."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
-for name in COMMANDS:
-    try:
-        main([name, "--help"])
-    except SystemExit as stop:
-        assert not stop.code, name
-print("CODES", [main([*sys.argv[1:], "--retriever", name]) for name in ("bm25", "dense")])
-"""
-
-
-@pytest.mark.slow
-def test_without_faiss_all_is_there_but_the_search_of_vectors(stage_flags):
-    words = ["search", *stage_flags, "--num_candidates", "2", "--text", "by the sea"]
-    done = subprocess.run(
-        [sys.executable, "-c", NO_FAISS, *words], capture_output=True, text=True, check=False
-    )
-    assert "CODES [0, 2]" in done.stdout, done.stderr[-2000:]
-    assert done.stderr.count("pip install faiss-cpu") == 1
-    assert "Traceback" not in done.stderr
-
-
 def test_models_and_data_tell_what_is_bundled_and_every_task(say):
     models, data = (" ".join(say(name).split()) for name in ("models", "data"))
     for told, table in ((models, BUNDLED_MODELS), (data, BUNDLED_DATA)):

@@ -91,28 +91,6 @@ def test_a_gpu_gives_the_same_scores(start, cross_encoder_dir):
     np.testing.assert_allclose(scores, by_hand(cross_encoder_dir)[:, 0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("num_labels", [1, 2])
-def test_a_mask_that_no_device_is_asked_about_gives_the_stock_scores(start, tmp_path, num_labels):
-    model = start(build_cross_encoder(tmp_path / "model", num_labels=num_labels))
-    stock = score(model)
-    assert model._takes_added_mask is False  # on a CPU transformers' own is the quicker
-    sent = model.tokenizer.pad(model.tokenize(*zip(*PAIRS, strict=True)), return_tensors="pt")
-    with torch.inference_mode():
-        assert model._try_added_mask(sent, sent.pop("attention_mask").bool())
-    model._takes_added_mask = True
-    np.testing.assert_allclose(score(model), stock, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_scores_are_those_of_sentence_transformers(start, cross_encoder_dir):
-    from sentence_transformers import CrossEncoder as Stock
-
-    stock = Stock(str(cross_encoder_dir), device="cpu", activation_fn=torch.nn.Identity())
-    expected = stock.predict(PAIRS, show_progress_bar=False)
-    found = score(start())
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("num_labels", [1, 2])

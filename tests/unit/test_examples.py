@@ -81,14 +81,6 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
         assert read(folder / name) == expected, name
 
 
-def test_quote_marks_of_a_tsv_stay(tmp_path):
-    rows = ['"fine" and "warm"\thuman\t"x ""y"" z"', '"all of it"\tentity\t-', "a\t number \t-"]
-    (tmp_path / "x.tsv").write_text("\n".join(["text\tlabel\tnote", *rows]))
-    found = read(tmp_path / "x.tsv", task=Task.load("trec"))
-    assert [e.text for e in found] == ['"fine" and "warm"', '"all of it"', "a"]
-    assert labels_of(found) == ["human", "entity", "number"]
-
-
 # Folders and hubs.
 
 
@@ -261,18 +253,15 @@ def test_rows_in_memory_are_what_their_file_is(tmp_path):
 
 
 def test_a_hubs_integers_in_memory_are_its_own():
-    task = Task.from_dict(
-        {
-            "labels": LABELS,
-            "prompt": "{text}",
-            "reader_template": "{text} <extra_id_0>",
-            "verbalizer": {label: label for label in LABELS},
-            "hub": {
-                "id": "a/b",
-                "columns": {"text": "sentence", "label": "code"},
-                "labels": list(reversed(LABELS)),
-            },
-        }
+    task = Task(
+        name="mine",
+        labels=LABELS,
+        prompt="{text}",
+        hub={
+            "id": "a/b",
+            "columns": {"text": "sentence", "label": "code"},
+            "labels": list(reversed(LABELS)),
+        },
     )
     rows = [{"sentence": "a", "code": 0}, {"sentence": "b", "code": 1}] * 9
     own = Dataset.from_list(rows, info=datasets.DatasetInfo(dataset_name="b"))

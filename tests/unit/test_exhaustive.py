@@ -1,7 +1,5 @@
 """The search without a first stage, against a sort of all products written down plainly."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -28,7 +26,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr("pgra.rerank.exhaustive._CHUNK_BYTES", 1 << 12)
 
 
-def make_search(lm_dirs, tmp_path, texts, *, similarity="dot", factory="Flat"):
+def make_search(lm_dirs, tmp_path, texts, *, similarity="dot"):
     path = tmp_path / "passages.txt"
     path.write_text("\n".join(texts) + "\n")
     corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
@@ -37,7 +35,7 @@ def make_search(lm_dirs, tmp_path, texts, *, similarity="dot", factory="Flat"):
     args = RerankArguments(similarity=similarity, bank_shard_rows=64)
     context = Context(artifacts=tmp_path)
     request = RerankRequest(args=args, prompt=prompt, corpus=corpus, context=context)
-    return ExhaustiveSearch(PromptedReranker(request, encoder), factory=factory)
+    return ExhaustiveSearch(PromptedReranker(request, encoder))
 
 
 def put(bank, keys, states, shard_rows=64):
@@ -100,29 +98,6 @@ def test_ties_are_by_row_also_at_the_cut(lm_dirs, tmp_path, monkeypatch, depth):
     queries = TIES[:9] * np.eye(WIDTH, dtype=np.float32)[:3].sum(0)  # products from -3 to 3
     search = search_of(lm_dirs, tmp_path, TIES, queries)
     np.testing.assert_array_equal(search.search(QUERIES, depth).rows, tied_order(queries, depth))
-
-
-@pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_an_index_of_the_states_finds_most_and_scores_exactly(lm_dirs, tmp_path, similarity):
-    passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
-    states = {"similarity": similarity, "factory": "IVF8,Flat"}
-    search = search_of(lm_dirs, tmp_path, passages, queries, **states)
-    found = search.search(QUERIES, 150)
-    (folder,) = (path.parent for path in (tmp_path / "indexes").glob("*/manifest.json"))
-    assert folder.name.startswith("gpt2-states-")
-    counts = json.loads((folder / "manifest.json").read_text())["counts"]
-    assert (counts["rows"], counts["dim"], counts["is_exact"]) == (NUM_ROWS, WIDTH, False)
-    assert counts["recall"]["150"] >= 0.95 or counts["search"]["nprobe"] == 8
-    scores = all_scores(passages, queries, similarity)
-    np.testing.assert_allclose(
-        found.scores, np.take_along_axis(scores, found.rows, 1), rtol=1e-5, atol=1e-5
-    )
-    assert (np.diff(found.scores, axis=1) <= 0).all()
-    true = np.argsort(-scores, axis=1)
-    shares = [len(set(a[:10]) & set(b[:10])) / 10 for a, b in zip(found.rows, true, strict=True)]
-    recall = search.measure_recall(QUERIES, found)
-    assert recall["10"] == pytest.approx(np.mean(shares), abs=1e-4)
-    assert set(recall) == {"10", "150"}
 
 
 @pytest.mark.slow

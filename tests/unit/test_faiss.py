@@ -1,4 +1,4 @@
-"""Exact search, FAISS' own file written by us, exact scores for lossy hits, and which index."""
+"""Exact search, FAISS' own file written by us, exact scores for lossy hits."""
 
 import faiss
 import numpy as np
@@ -10,7 +10,6 @@ from pgra.retrieval.faiss import (
     BlockSearch,
     Rescored,
     VectorSource,
-    choose_factory,
     is_lossy,
     measure_recall,
     nearest,
@@ -86,7 +85,7 @@ def test_shards_are_searched_and_written_as_faiss_does_it(size, tmp_path):
     index = faiss.IndexFlatIP(16)
     index.add(VECTORS)
     blocks = [VECTORS[start : start + size] for start in range(0, 101, size)]
-    source = VectorSource(101, 16, None, lambda: iter(blocks))
+    source = VectorSource(101, 16, None, lambda: iter(blocks), None)
     search = BlockSearch(source)
     for _ in range(2):  # they are read anew
         for ours, theirs in zip(search.search(QUERIES, 9), index.search(QUERIES, 9), strict=True):
@@ -117,25 +116,6 @@ def test_hits_scored_again_are_the_exact_search_where_they_are_enough():
     scores, rows = Rescored(lists, VECTORS.__getitem__, factor=4).search(QUERIES, 90)
     assert (rows == -1).any()
     assert (np.isneginf(scores) == (rows == -1)).all()
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "width", "gigabytes", "factory", "reason"),
-    [
-        (1_000_000, 768, 2, "Flat", "from the disk, as 3.07 GB exceed 2 GB"),
-        # 10 M x 384: 15.4 GB in float32, 7.68 in float16; and 8 bytes a row.
-        (10_000_000, 384, 8, "IVF4096,SQfp16", "in SQfp16 their 7.76 GB fit in 8 GB"),
-        (1_000_000_000, 768, 8, "IVF16384,PQ64", "their 72 GB exceed 8 GB, the least"),
-        (3_000_000, 100, 0.2, "IVF4096,PQ50", "100 are too many"),  # 50 divides the width
-    ],
-)
-def test_auto_goes_by_size_and_memory_and_says_why(
-    num_rows, width, gigabytes, factory, reason, caplog
-):
-    with caplog.at_level("INFO"):
-        assert choose_factory("auto", num_rows, width, gigabytes) == factory
-    assert f"auto is {factory}: {num_rows:,} passages x {width}" in caplog.text
-    assert reason in caplog.text
 
 
 def test_recall_agrees_with_brute_force_on_the_sample():

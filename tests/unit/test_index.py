@@ -40,7 +40,7 @@ def contents(folder):
     manifest = json.loads(files.pop("manifest.json"))
     for name in ("created", "seconds"):
         del manifest[name]
-    for name in ("texts_per_second", "queries_per_second", "recipe"):
+    for name in ("texts_per_second", "recipe"):
         manifest["counts"].pop(name, None)
     return files, manifest
 

@@ -71,17 +71,6 @@ def test_scores_are_those_of_the_papers_equations(rerank, lm_dirs, similarity, l
     assert (work.num_new, work.num_tokens) == (0, 0)
 
 
-@pytest.mark.parametrize(("dtype", "bank_dtype"), [("float32", "float16"), ("bfloat16", "int8")])
-def test_a_smaller_dtype_ranks_nearly_alike_from_a_bank_of_its_own(rerank, dtype, bank_dtype):
-    whole, _, _ = rerank()
-    small, work, _ = rerank(dtype=dtype, bank_dtype=bank_dtype)
-    # Passages anew, and queries only for another LM: they stay as they come.
-    assert work.num_new == 7 + 2 * (dtype == "bfloat16")
-    assert sorted(small.rows.ravel()) == sorted(whole.rows.ravel())
-    found, truth = (np.sort(one.scores[one.rows >= 0]) for one in (small, whole))
-    assert 0 < np.abs(found - truth).max() < 0.03 * np.abs(truth).max()
-
-
 def test_whatever_changes_states_names_another_bank(open_one, tmp_path):
     changed = tmp_path / "changed.txt"
     changed.write_text("\n".join([*SENTENCES[:-1], "Another last line."]) + "\n")
@@ -93,11 +82,8 @@ def test_whatever_changes_states_names_another_bank(open_one, tmp_path):
             {"seed": 1},
             {"shots": 0},
             {"shots": 0, "template": PromptTemplate("Is this good?\n{text}")},
-            {"bank_dtype": "int8"},
             {"dtype": "float16"},
             {"where": open_corpus(CorpusArguments(corpus=str(changed)), tmp_path / "artifacts")},
         )
     ]
     assert len({bank.folder for bank in banks}) == len(banks)
-    same = open_one(dtype="float16", bank_dtype="float16")
-    assert same.bank.folder == banks[-2].folder  # kept in the LM's dtype either way

@@ -22,7 +22,6 @@ from pgra.methods import pgra as methods
 from pgra.methods.arguments import RuntimeArguments
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
-from pgra.report.results import read_object
 from pgra.rerank.similarity import SIMILARITIES
 from pgra.run_folder import check_same_run
 from pgra.runs import run
@@ -109,9 +108,6 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     lines = whole.evidence_lines("test")[0]
     assert [line.stage1_rank for line in lines] == [1, 2, 3]
     assert all(line.stage1_score == line.score for line in lines)
-    indexed = found_for(with_retriever(args, **free, index_factory="HNSW8"), ("test",))
-    counts = read_object(indexed.evidence["test"].folder / "manifest.json")["counts"]
-    assert 0 < counts["recall"]["12"] <= 1
 
 
 @pytest.mark.slow

@@ -73,11 +73,11 @@ def test_short_lists_end_in_missing_ones_and_lines_go_by_score_then_row(open_run
 
 
 BAD_LINES = {
-    "line 2 is no line of TREC run": "7 Q0 0 1 9",
-    "line 2 is no line of TREC run .*high": "7 Q0 0 1 high x",
-    "line 2: the score is nan": "7 Q0 0 1 nan x",
-    "line 2: the score is 1e.99": "7 Q0 0 1 1e99 x",
-    "line 2: '4' is there twice for 'q1'": "q1 Q0 4 2 2 x",
+    "run.txt cannot be read": "7 Q0 0 1 9",
+    "run.txt cannot be read .*high": "7 Q0 0 1 high x",
+    "run.txt: a score is nan": "7 Q0 0 1 nan x",
+    "run.txt: a score is 1e.99": "7 Q0 0 1 1e99 x",
+    "run.txt: '4' is there twice for 'q1'": "q1 Q0 4 2 2 x",
     "passage '12' is not in the corpus": "7 Q0 12 1 9 x",
     "passage '07' is not in the corpus": "7 Q0 07 1 9 x",
 }
