@@ -34,24 +34,19 @@ class Csls(Similarity):
     @classmethod
     def fit(cls, sample: Sample) -> Self:
         """Keep the training queries' states, of length 1."""
-        return cls(queries=unit(sample.queries, np.linalg.norm(sample.queries, axis=1)))
+        return cls(queries=unit(sample.queries))
 
-    @classmethod
-    def num_columns(cls, width: int, settings: Any) -> int:  # noqa: ARG003
-        """Return one column more than a state has."""
-        return width + 1
-
-    def of_passages(self, states: Floats, norms: Floats) -> Floats:
+    def of_passages(self, states: Floats) -> Floats:
         """Return 2 e / |e|, and less how near e is to queries."""
-        values = unit(states, norms)
+        values = unit(states)
         # In float32 the last digits would depend on how many passages there are.
         cosines = np.sort(values.astype(np.float64) @ self.queries.T.astype(np.float64), axis=1)
         hub = cosines[:, -NEAREST:].mean(axis=1, keepdims=True)
         return np.concatenate([2 * values, -hub.astype(np.float32)], axis=1)
 
-    def of_queries(self, states: Floats, norms: Floats, keys: Any) -> Floats:  # noqa: ARG002
+    def of_queries(self, states: Floats, keys: Any) -> Floats:  # noqa: ARG002
         """Return x / |x|, and 1."""
-        return np.concatenate([unit(states, norms), np.ones((len(states), 1), np.float32)], axis=1)
+        return np.concatenate([unit(states), np.ones((len(states), 1), np.float32)], axis=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -146,8 +146,9 @@ class ExemplarSelector:
         )
         if not isinstance(leak_guard, bool | int | float):
             raise ConfigError(f"leak_guard is {leak_guard!r}: give True, False or a share up to 1")
-        share = self._args.leak_jaccard if leak_guard is True else float(leak_guard)
-        self._jaccard = None if leak_guard is False else share
+        if not isinstance(leak_guard, bool):
+            self._args = replace(self._args, leak_jaccard=float(leak_guard))
+        self._jaccard = self._args.leak_jaccard if leak_guard else None
         self._asked_text = (text,) if isinstance(text, str) else None if text is None else (*text,)
         self._asked_label = label
         self._columns: _Columns | None = None

@@ -299,7 +299,7 @@ class Reranker:
         if not listed:
             return []
         rows = given if hasattr(given, "features") else listed
-        return read_split(self._task, open_rows(self._task, rows, name), name).examples
+        return read_split(self._task, open_rows(self._task, rows, name), name)
 
     def _queries(self, given: Iterable[Any]) -> list[Example]:
         listed = _listed("examples", given)
@@ -437,7 +437,7 @@ def _products(
 
     def compared(some: slice) -> Floats:
         states = queries[some]
-        return similarity.of_queries(states, np.linalg.norm(states, axis=1), keys[some])
+        return similarity.of_queries(states, keys[some])
 
     width = max(queries.shape[1], compared(slice(1)).shape[1])
     for start in range(0, len(queries), step := max(1, _QUERY_BYTES // (4 * width))):
@@ -445,6 +445,6 @@ def _products(
         left = compared(asked)[:, None]
         for first in range(0, len(passages), size := max(1, _BLOCK_BYTES // (4 * width))):
             some = passages[first : first + size]
-            right = similarity.of_passages(some, np.linalg.norm(some, axis=1))
+            right = similarity.of_passages(some)
             scores[asked, first : first + size] = np.vecdot(left, right)
     return scores

@@ -111,7 +111,7 @@ def _read(
         if raw is None:
             continue
         if isinstance(task, Task):
-            yield split, read_split(task, raw, split).examples
+            yield split, read_split(task, raw, split)
         else:
             yield split, [one.example for one in read_references(task, raw, split)]
 

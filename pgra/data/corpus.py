@@ -182,15 +182,8 @@ class Source:
             yield read.clean_name(place, column, value)
 
     def _line_texts(self) -> Iterator[str]:
-        num_lines, has_returns = 0, False
         for line in read.read_lines(self.path, self.reading):
-            num_lines, has_returns = num_lines + 1, has_returns or "\r" in line.text.strip()
             yield line.text.replace("\r", " ")  # a stray one is white space
-        if num_lines == 1 and has_returns:
-            raise DataError(
-                f"{self.where} is one line with carriage returns inside, as files with CR line "
-                "ends are: convert them to LF (tr '\\r' '\\n' < OLD > NEW)"
-            )
 
     def _record_texts(self, column: str) -> Iterator[str]:
         for place, value in self._record_values(column, "--corpus_field"):
@@ -647,7 +640,7 @@ def _write_corpus(
     args: CorpusArguments, sources: Sequence[Source], folder: Path, *, is_quiet: bool
 ) -> Mapping[str, Json]:
     """Stream sources into an Arrow file, in memory that does not grow with them."""
-    counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, "cut"), 0))
+    counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
     found = _passages(args, sources, counts)
     if args.passage_seed is not None:
         found = _drawn(args, found)
@@ -705,9 +698,7 @@ def _passages(
             elif args.passage_words is None:
                 yield document
             else:
-                blocks = cut_words(document, args.passage_words)
-                counts["cut"] += len(blocks) > 1
-                yield from blocks
+                yield from cut_words(document, args.passage_words)
 
 
 def _check_counts(
@@ -717,13 +708,6 @@ def _check_counts(
     where = ", ".join(without_home(source.where) for source in sources)
     if not counts["rows"]:
         raise DataError(f"{where} holds no passage: all of its lines are blank")
-    if args.passage_words is not None and not counts["cut"]:
-        logger.warning(
-            "corpus %s: no line has more than %d words, so passage_words cuts nothing; a line "
-            "must be a document",
-            where,
-            args.passage_words,
-        )
     told = [counts[name] for name in ("rows", "blank", "duplicates")]
     message = "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s"
     logger.log(level, message, where, *told, "dropped" if args.drops_duplicates else "kept")

@@ -307,24 +307,7 @@ def _find_split_file(folder: Path, split: str, task: Task | GenerationTask) -> P
     return present[0] if present else None
 
 
-@dataclass(frozen=True)
-class SplitRows:
-    """What a source holds for one split.
-
-    Attributes:
-        examples: In the source's order, without blank rows.
-        blank: How many rows had no text and were dropped.
-        ignored: How many rows had a label that the task does without, and were dropped.
-        raw: Where they come from.
-    """
-
-    examples: list[Example]
-    blank: int
-    ignored: int
-    raw: RawSplit
-
-
-def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False) -> SplitRows:
+def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False) -> list[Example]:
     """Read a split's examples. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
     Args:
@@ -332,6 +315,9 @@ def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False)
         raw: Where they come from.
         split: "train", "validation" or "test".
         is_quiet: Whether to say nothing of what was dropped.
+
+    Returns:
+        Those with a text and a label that the task does not do without, in the source's order.
 
     Raises:
         DataError: If it is not readable or empty, or lacks a column or known label.
@@ -351,12 +337,15 @@ def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False)
     if not examples:
         more = f", {ignored} with a label that the task does without" if ignored else ""
         raise DataError(f"{raw.where} holds no example ({blank} blank rows{more})")
-    if blank and not is_quiet:
+    if is_quiet:
+        return examples
+    if blank:
         logger.warning("%s: %d rows without text were dropped", raw.where, blank)
-    if ignored and not is_quiet:
+    if ignored:
         names = ", ".join(task.ignored_labels)
         logger.info("%s: %d rows labelled %s were left out", raw.where, ignored, names)
-    return SplitRows(examples, blank, ignored, raw)
+    warn_of_size(task, raw, split, len(examples) + blank + ignored)
+    return examples
 
 
 @dataclass(frozen=True)
@@ -367,9 +356,8 @@ class Splits:
         train: To train on; exemplars are drawn from them too.
         dev: To choose a checkpoint on.
         test: To report on.
-        notes: Where each came from, the rules of the dev set ("rule") and of a held-out test set
-            ("test_rule") in words, counts, blank rows, and how many dev and test texts also stand
-            in train ("dev_rows_in_train", "test_rows_in_train"; they are reported, not dropped).
+        notes: The rule of a held-out test set in words ("test_rule"), and how many test texts also
+            stand in train ("test_rows_in_train"; they are reported, not dropped).
     """
 
     train: list[Example]
@@ -413,16 +401,17 @@ def load_splits(
             "'test': rows}, or pgra.DataArguments(train_file=..., test_file=...)"
         )
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
-    train, given = read["train"], read.get("validation")
     if args.validation_file is not None and args.validation_file == args.test_file:
         raise DataError(
             f"--validation_file and --test_file are both {args.test_file}: a checkpoint is never "
             "chosen on the test set; leave --validation_file out to hold out a part of train"
         )
-    for split, rows in read.items():
-        warn_of_size(task, rows.raw, split, len(rows.examples) + rows.blank + rows.ignored)
-    test, learned = _test_set(task, train, read.get("test"), args)
-    if given is None:
+    test, learned = _test_set(task, read["train"], read.get("test"), args)
+    if "validation" in read:
+        given, rest = read["validation"], learned
+        dev = sample(given, args.max_dev_samples, args.split_seed)
+        rule = f"dev: {len(dev)} of {len(given)} rows of the validation set"
+    else:
         groups, most = _by_label(task, learned), args.max_dev_samples
         dev, rest = hold_out(learned, groups, args.dev_fraction, args.split_seed, most=most)
         if not dev:
@@ -434,28 +423,13 @@ def load_splits(
             f"dev: {len(dev)} of {len(learned)} training rows, the same share of each "
             f"label, seed {args.split_seed}"
         )
-    else:
-        dev, rest = sample(given.examples, args.max_dev_samples, args.split_seed), learned
-        rule = f"dev: {len(dev)} of {len(given.examples)} rows of {given.raw.where}"
     kept = sample(rest, args.max_train_samples, args.split_seed)
     tested = sample(test, args.max_test_samples, args.split_seed)
     _warn_of_missing_labels(task, kept)
-    notes: dict[str, Json] = {
-        "rule": rule,
-        "test_rule": held_out_rule(args),
-        "sources": {split: rows.raw.where for split, rows in read.items()},
-        "blank_rows": {split: rows.blank for split, rows in read.items()},
-        "ignored_rows": {split: rows.ignored for split, rows in read.items()},
-        "train": len(kept),
-        "dev": len(dev),
-        "test": len(tested),
-        "dev_rows_in_train": _count_shared(dev, rest),
-        "test_rows_in_train": _count_shared(tested, learned),
-    }
     counts = (task.name, len(kept), len(dev), len(tested))
     rules = "; ".join(filter(None, (rule, held_out_rule(args))))
     logger.info("%s: %d training, %d dev and %d test examples (%s)", *counts, rules)
-    return Splits(kept, dev, tested, notes)
+    return Splits(kept, dev, tested, _notes(tested, learned, held_out_rule(args)))
 
 
 def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None = None) -> Splits:
@@ -481,15 +455,9 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
     pool = sample(shown, args.max_train_samples, args.split_seed)
     tested = sample(test, args.max_test_samples, args.split_seed)
     _warn_of_missing_labels(task, pool)
-    notes: dict[str, Json] = {
-        "sources": {split: rows.raw.where for split, rows in read.items()},
-        "test_rule": held_out_rule(args, query_dataset_name),
-        "train": len(pool),
-        "test": len(tested),
-        "test_rows_in_train": _count_shared(tested, shown),
-    }
     logger.info("%s: a pool of %d examples, %d queries", task.name, len(pool), len(tested))
-    return Splits(pool, [], tested, notes)
+    rule = held_out_rule(args, query_dataset_name)
+    return Splits(pool, [], tested, _notes(tested, shown, rule))
 
 
 def open_pool(
@@ -595,7 +563,7 @@ def held_out_rule(args: DataArguments, query_dataset_name: str | None = None) ->
 
 
 def _test_set(
-    task: Task, train: SplitRows, test: SplitRows | None, args: DataArguments
+    task: Task, train: list[Example], test: list[Example] | None, args: DataArguments
 ) -> tuple[list[Example], list[Example]]:
     """Return the test set, and what is left to learn from.
 
@@ -603,15 +571,14 @@ def _test_set(
     """
     is_of_another = test is not None and args.test_file is None  # queries of another data set
     if test is not None and (args.test_fraction is None or is_of_another):
-        return test.examples, train.examples
+        return test, train
     share = args.test_fraction or 0
-    held, rest = hold_out(train.examples, _by_label(task, train.examples), share, args.split_seed)
+    held, rest = hold_out(train, _by_label(task, train), share, args.split_seed)
     if not held:
         raise DataError(
-            f"{len(train.examples)} training rows are too few to hold out a test set: give "
-            "--test_file"
+            f"{len(train)} training rows are too few to hold out a test set: give --test_file"
         )
-    return held if test is None else test.examples, rest
+    return held if test is None else test, rest
 
 
 def hold_out(
@@ -663,9 +630,12 @@ def sample(rows: Sequence[_T], most: int | None, seed: int) -> list[_T]:
     return [rows[row] for row in sorted(random.Random(seed).sample(range(len(rows)), most))]
 
 
-def _count_shared(examples: Sequence[Example], train: Sequence[Example]) -> int:
+def _notes(
+    tested: Sequence[Example], train: Sequence[Example], rule: str | None
+) -> Mapping[str, Json]:
     texts = {example.text for example in train}
-    return sum(example.text in texts for example in examples)
+    shared = sum(example.text in texts for example in tested)
+    return {"test_rule": rule, "test_rows_in_train": shared}
 
 
 # Few-shot splits: so many examples of each label to train on, as many to choose a checkpoint on.

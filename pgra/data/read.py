@@ -78,13 +78,11 @@ class Record:
         line: The line it stands on, from 1; of a data set its row, from 0.
         fields: Its values by name.
         place: Where it stands, in words.
-        hint: What may be wrong where a field is missing; may be empty.
     """
 
     line: int
     fields: Mapping[str, object]
     place: str
-    hint: str = ""
 
     def text(self, name: str) -> str:
         """Return a field's text without the space around it.
@@ -102,8 +100,7 @@ class Record:
         near = nearest(name, found)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         names = cut(", ".join(found)) or "none"
-        message = f"{self.place}: no column '{name}'.{hint} Found: {names}. {self.hint}"
-        return DataError(message.rstrip())
+        return DataError(f"{self.place}: no column '{name}'.{hint} Found: {names}.")
 
 
 def check_file(path: Path, kinds: Sequence[str]) -> str:
@@ -395,15 +392,10 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record
         reader = csv.reader(lines, strict=True)
     else:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    columns, no_quoting = set(columns), "tsv is read without quoting: use csv for quoted cells"
-
-    def quoting_hint(cells: Sequence[str]) -> str:
-        is_quoted = kind == "tsv" and any(cell.startswith('"') for cell in cells)
-        return f" {no_quoting}." if is_quoted else ""
+    columns = set(columns)
 
     try:
         header = [name.strip() for name in next(reader, [])]
-        hint = f"Is the first line a header?{quoting_hint(header)}"
         _refuse_twins(path, header)
         for cells in reader:
             pending = 0
@@ -413,15 +405,18 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record
             if len(cells) != len(header):
                 raise DataError(
                     f"{place}: {len(cells)} cells under a header of {len(header)} "
-                    f"({', '.join(header)}).{quoting_hint(cells)}"
+                    f"({', '.join(header)})"
                 )
             values = dict(zip(header, cells, strict=True))
             for name, value in values.items():
                 cell = value.strip()  # refused where it says another thing with quoting
                 is_quoted = '""' in cell and cell.startswith('"') and cell.endswith('"')
                 if kind == "tsv" and is_quoted and name in columns:
-                    raise DataError(f"{place}: '{name}' is quoted ({cell[:40]}), but {no_quoting}")
-            yield Record(reader.line_num, values, place, hint)
+                    raise DataError(
+                        f"{place}: '{name}' is quoted ({cell[:40]}), but tsv is read without "
+                        "quoting: use csv for quoted cells"
+                    )
+            yield Record(reader.line_num, values, place)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: not valid {kind} ({error})") from None
 

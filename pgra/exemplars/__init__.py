@@ -102,6 +102,8 @@ class SelectionArguments(EncoderArguments):
         LEAK_JACCARD,
         "Share of common words from which on an example is nearly the query's own text, and never "
         "shown with it; nor is what differs in an article, 'please' or a misspelt word alone.",
+        above=0,
+        most=1,
     )
 
     @property

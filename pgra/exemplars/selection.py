@@ -77,11 +77,7 @@ class ExemplarPool:
 
     @cached_property
     def guard(self) -> LeakGuard:
-        """Keeps a query's own text out of its prompt; its `distinct` rows are chosen from.
-
-        Raises:
-            ConfigError: If the share is not above 0 and at most 1.
-        """
+        """Keeps a query's own text out of its prompt; its `distinct` rows are chosen from."""
         labels = [example.label for example in self.examples]
         return LeakGuard([example.text for example in self.examples], labels, jaccard=self.jaccard)
 

@@ -7,7 +7,7 @@ corpus, whatever k, d, retriever, reader or seed asks for it. A bank grows: each
 wanted keys is one set of files, never changed again; its record is written last. A job that was
 stopped goes on with the shards that are missing, and leaves the same bytes as an unbroken one.
 
-In memory are keys and norms, 16 bytes a state; states are mapped a shard at a time.
+In memory are keys, 12 bytes a state; states are mapped a shard at a time.
 """
 
 import json
@@ -48,7 +48,6 @@ from pgra.progress import Bar
 #
 #     NAME.keys.npy    (n,) int64, rising
 #     NAME.states.npy  (n, H): as the LM gave them (bfloat16 as its bits)
-#     NAME.norms.npy   (n,) float32: of the states as they are kept
 #     NAME.json        the record, written last: sizes and checksums of these
 #
 # All but the states is small, and compared when a bank is opened. Of the states only the size is
@@ -69,12 +68,11 @@ class Shard:
         record: Path of the record.
         files: Size and checksum of each file, by name.
         width: H.
-        keys: (n,) int64, rising; a bank lets go of them, as of the norms, when it has them.
-        norms: (n,) float32.
+        keys: (n,) int64, rising; a bank lets go of them when it has them.
     """
 
     def __init__(self, record: Path, *, bank: str = "") -> None:
-        """Read a record, keys and norms; of the states, only the size is compared.
+        """Read a record and keys; of the states, only the size is compared.
 
         Args:
             record: Path of the record.
@@ -90,12 +88,10 @@ class Shard:
             self.files: FileRecords = found["files"]
             if found["bank"] != bank:
                 raise ValueError("it belongs to another bank")
-            names = [self.path(part).name for part in ("states", "keys", "norms")]
-            _, *small = [(name, self.files[name]) for name in names]
-            self._compare(dict(small))
+            keys = self.path("keys").name
+            self._compare({keys: self.files[keys]})
             self._compare(self.files, most_bytes=0)
         self.keys: Rows = np.load(self.path("keys"), allow_pickle=False)
-        self.norms: Floats = np.load(self.path("norms"), allow_pickle=False)
         self.width = int(read_array(self.path("states")).shape[1])
 
     def path(self, part: str) -> Path:
@@ -153,17 +149,15 @@ def write_shard(folder: Path, keys: Rows, states: Tensor, *, bank: str = "") -> 
     Raises:
         ModelError: If a state is not finite, or so large that its norm is not.
     """
-    norms = torch.linalg.vector_norm(states.float(), dim=1)
-    finite = torch.isfinite(norms)
+    finite = torch.isfinite(torch.linalg.vector_norm(states.float(), dim=1))
     if not finite.all():
         key = int(keys[int(torch.nonzero(~finite)[0])])
         raise ModelError(
             f"the state of key {key} in {folder} is not finite: use another --lm_dtype"
         )
     bits = states.view(torch.uint16) if states.dtype == torch.bfloat16 else states
-    parts = {"keys": keys, "states": bits.numpy(), "norms": norms.numpy()}
     name = digest(keys.tolist())[:16]
-    arrays = {f"{name}.{part}.npy": array for part, array in parts.items()}
+    arrays = {f"{name}.keys.npy": keys, f"{name}.states.npy": bits.numpy()}
     for file, array in arrays.items():
         write_array(folder / file, array)
     record = folder / f"{name}.json"  # without times: the same bytes from any run
@@ -182,12 +176,10 @@ class Block(NamedTuple):
     Attributes:
         keys: (n,) int64.
         states: (n, H) float32.
-        norms: (n,) float32, of these states.
     """
 
     keys: Rows
     states: Floats
-    norms: Floats
 
 
 class Bank:
@@ -233,7 +225,6 @@ class Bank:
         self._starts = np.zeros(1, dtype=np.int64)  # the first slot of each shard, and the end
         self._keys: Rows = np.empty(0, dtype=np.int64)  # rising
         self._slots = np.empty(0, dtype=np.int32)  # of these keys
-        self._norms: Floats = np.empty(0, dtype=np.float32)  # by slot
 
     def __len__(self) -> int:
         """Count the states."""
@@ -350,14 +341,6 @@ class Bank:
         """
         return self._gather(self._find(keys))
 
-    def norms(self, keys: npt.ArrayLike) -> Floats:
-        """Return the Euclidean norms of keys' states as they are kept, (n,) float32.
-
-        Raises:
-            KeyError: If a key has no state.
-        """
-        return self._norms[self._find(keys)]
-
     def blocks(self, keys: Rows | None = None, *, rows: int) -> Iterator[Block]:
         """Return states in the order in which they lie on disk, never all at once.
 
@@ -374,8 +357,7 @@ class Bank:
         order = np.argsort(slots, kind="stable")
         for start in range(0, len(wanted), rows):
             part = order[start : start + rows]
-            here = slots[part]
-            yield Block(wanted[part], self._gather(here), self._norms[here])
+            yield Block(wanted[part], self._gather(slots[part]))
 
     def _find(self, keys: npt.ArrayLike) -> npt.NDArray[np.int32]:
         """Return the slots of keys."""
@@ -413,10 +395,9 @@ class Bank:
         rows = np.cumsum([len(shard.keys) for shard in found])
         first = self._starts[-1]
         self._starts = np.concatenate([self._starts, first + rows])
-        self._norms = np.concatenate([self._norms, *(shard.norms for shard in found)])
         keys = np.concatenate([self._keys, *(shard.keys for shard in found)])
         for shard in found:
-            del shard.keys, shard.norms
+            del shard.keys
         new = np.arange(first, self._starts[-1], dtype=np.int32)
         # Two jobs may have computed one key; the first of its states is the one that counts.
         self._keys, order = np.unique(keys, return_index=True)

@@ -119,15 +119,14 @@ class ExhaustiveSearch:
         """Return queries so that their inner products with what is indexed are the scores."""
         bank = self.reranker.query_bank
         keys = np.array([query_key(example) for example in examples], np.int64)
-        states, norms = bank.states(keys), bank.norms(keys)
-        return self.reranker.fitting.similarity.of_queries(states, norms, keys)
+        return self.reranker.fitting.similarity.of_queries(bank.states(keys), keys)
 
     def _blocks(self) -> Iterator[tuple[Rows, Vectors]]:
         """Return all states as they lie on disk."""
         similarity = self.reranker.fitting.similarity
         size = min(_BLOCK_ROWS, max(1, _BLOCK_BYTES // (4 * self.reranker.bank.width)))
         for block in self.reranker.bank.blocks(rows=size):
-            yield block.keys, similarity.of_passages(block.states, block.norms)
+            yield block.keys, similarity.of_passages(block.states)
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:

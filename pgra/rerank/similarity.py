@@ -66,10 +66,11 @@ def log_chances(states: Floats, words: Floats) -> Floats:
     return chances
 
 
-def unit(values: Floats, lengths: Floats) -> Floats:
-    """Return values (n, D) over their lengths (n,); those of length 0 stay."""
-    scaled: Floats = values / np.where(lengths == 0, 1, lengths).astype(np.float32)[:, None]
-    return scaled
+def unit(values: Floats) -> Floats:
+    """Return values (n, D) over their lengths; those of length 0 stay."""
+    lengths: Floats = np.linalg.norm(values, axis=1, keepdims=True).astype(np.float32)
+    lengths[lengths == 0] = 1
+    return values / lengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,26 +128,24 @@ class Similarity:
         """Measure a sample; the fields are kept as arrays."""
         return cls()
 
-    def of_passages(self, states: Floats, norms: Floats) -> Floats:
+    def of_passages(self, states: Floats) -> Floats:
         """Return what is compared with a query, (n, D).
 
         Args:
             states: (n, H).
-            norms: (n,), of these states.
         """
-        return self.change(states, norms, None)
+        return self.change(states, None)
 
-    def of_queries(self, states: Floats, norms: Floats, keys: Rows) -> Floats:  # noqa: ARG002
+    def of_queries(self, states: Floats, keys: Rows) -> Floats:  # noqa: ARG002
         """Return what is compared with passages, (n, D).
 
         Args:
             states: (n, H).
-            norms: (n,), of these states.
             keys: Of the queries (`query_key`), (n,): a training query may be one that `fit` saw.
         """
-        return self.change(states, norms, None)
+        return self.change(states, None)
 
-    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
+    def change(self, states: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
         """Change states of either kind, (n, D); `stats` is what a fitted one has of that kind."""
         return states
 
@@ -154,9 +153,9 @@ class Similarity:
 class Cosine(Similarity):
     """States of length 1."""
 
-    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
+    def change(self, states: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
         """Divide each by its length."""
-        return unit(states, norms)
+        return unit(states)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,15 +177,15 @@ class Whitened(Similarity):
         """Measure mean and spread of both kinds."""
         return cls(passages=column_stats(sample.passages), queries=column_stats(sample.queries))
 
-    def of_passages(self, states: Floats, norms: Floats) -> Floats:
+    def of_passages(self, states: Floats) -> Floats:
         """Return passages by the statistics of passages."""
-        return self.change(states, norms, self.passages)
+        return self.change(states, self.passages)
 
-    def of_queries(self, states: Floats, norms: Floats, keys: Rows) -> Floats:  # noqa: ARG002
+    def of_queries(self, states: Floats, keys: Rows) -> Floats:  # noqa: ARG002
         """Return queries by the statistics of queries."""
-        return self.change(states, norms, self.queries)
+        return self.change(states, self.queries)
 
-    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
+    def change(self, states: Floats, stats: Floats | None) -> Floats:
         """Standardize each column."""
         assert stats is not None
         standard: Floats = (states - stats[0]) / stats[1]
@@ -196,10 +195,9 @@ class Whitened(Similarity):
 class WhitenedCosine(Whitened):
     """The same, of length 1."""
 
-    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:
+    def change(self, states: Floats, stats: Floats | None) -> Floats:
         """Standardize each column, then divide by the length."""
-        values = super().change(states, norms, stats)
-        return unit(values, np.linalg.norm(values, axis=1))
+        return unit(super().change(states, stats))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +241,9 @@ class LabelWords(Whitened):
         passages, queries = (column_stats(log_chances(states, words)) for states in kinds)
         return cls(passages=passages, queries=queries, words=words)
 
-    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:
+    def change(self, states: Floats, stats: Floats | None) -> Floats:
         """Standardize each word's log-chance."""
-        return super().change(log_chances(states, self.words), norms, stats)
+        return super().change(log_chances(states, self.words), stats)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,11 +319,11 @@ class LabelHead(Similarity):
         """Return what a head says of states (n, H), (n, C)."""
         return affine((states - self.stats[0]) / self.stats[1], weights)
 
-    def of_passages(self, states: Floats, norms: Floats) -> Floats:  # noqa: ARG002
+    def of_passages(self, states: Floats) -> Floats:
         """Return q_e."""
         return _softmax(self.logits(states, self.weights) - self.prior)
 
-    def of_queries(self, states: Floats, norms: Floats, keys: Rows) -> Floats:  # noqa: ARG002
+    def of_queries(self, states: Floats, keys: Rows) -> Floats:
         """Return p_x, by the head that has not seen the query."""
         logits = self.logits(states, self.weights)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -562,7 +560,7 @@ def score_candidates(
     scores = np.full(rows.shape, -np.inf, dtype=np.float32)
 
     def compared(keys: Rows) -> Floats:
-        return similarity.of_queries(query_bank.states(keys), query_bank.norms(keys), keys)
+        return similarity.of_queries(query_bank.states(keys), keys)
 
     if not len(rows):
         return scores
@@ -588,7 +586,7 @@ def _score(bank: Bank, rows: Rows, *, queries: Floats, similarity: Similarity) -
         passage = np.repeat(np.arange(len(at)), count[at])
         place = pairs[_runs(first[at], count[at])]
         query = place // rows.shape[1]
-        passages = similarity.of_passages(block.states, block.norms)
+        passages = similarity.of_passages(block.states)
         scores[place] = _products(passages, passage, right=queries, right_rows=query)
     return scores.reshape(rows.shape)
 

@@ -451,7 +451,7 @@ def build_faiss(
         trained on, and how long that took.
 
     Raises:
-        ConfigError: If FAISS does not know the factory, or there are too few rows for it.
+        ConfigError: If FAISS does not know the factory, or it has more lists than there are rows.
         OSError: If the disk is full.
     """
     import faiss
@@ -493,8 +493,9 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
     try:
         index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
+        reason = str(error).rsplit(": ", 1)[-1].strip()
         raise ConfigError(
-            f"index_factory '{factory}' does not work for {width}-wide vectors: {_reason(error)}. "
+            f"index_factory '{factory}' does not work for {width}-wide vectors: {reason}. "
             "Use Flat, or another factory string of FAISS, such as IVF4096,Flat or HNSW32."
         ) from None
     num_lists = _count_lists(index)
@@ -504,10 +505,6 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
             "use Flat, or fewer lists"
         )
     return index
-
-
-def _reason(error: RuntimeError) -> str:
-    return str(error).rsplit(": ", 1)[-1].strip()
 
 
 def _count_lists(index: Any) -> int:
@@ -524,13 +521,7 @@ def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
     rows = _draw_rows(source.num_rows, min(wanted, room // (4 * source.width)))
     logger.info("training %s on %d of %d passages", factory, len(rows), source.num_rows)
     start = time.perf_counter()
-    try:
-        index.train(source.read(rows))
-    except RuntimeError as error:
-        raise ConfigError(
-            f"index_factory '{factory}' cannot be trained on {len(rows)} passages: "
-            f"{_reason(error)}. Use Flat, or a smaller index."
-        ) from None
+    index.train(source.read(rows))
     return {"trained_on": len(rows), "training_seconds": round(time.perf_counter() - start, 1)}
 
 

@@ -19,7 +19,6 @@ from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array,
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.text import LEAK_JACCARD, copy_key, text_key
 from pgra.encoders.encoder import Encoder, load_encoder, load_t5_encoder
-from pgra.errors import ConfigError
 from pgra.retrieval.base import RetrieverArguments, examples_digest
 from pgra.retrieval.faiss import Vectors, nearest
 
@@ -73,14 +72,7 @@ class LeakGuard:
                 From this share on they are nearly the same; 1: they have the same words; None:
                 no text is left out, a query's own neither.
 
-        Raises:
-            ConfigError: If the share is not above 0 and at most 1.
         """
-        if jaccard is not None and not 0 < jaccard <= 1:
-            raise ConfigError(
-                f"leak_jaccard is {jaccard}: it must be above 0 and at most 1 (1 leaves out texts "
-                "of the same words, and what differs in an article or a misspelt word)"
-            )
         self.jaccard = jaccard
         self._texts = texts
         self._labels = [None] * len(texts) if labels is None else labels

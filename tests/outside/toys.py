@@ -90,8 +90,8 @@ class LastFirst(Selector):
 class Halves(Similarity):
     """Compares the first half of two states."""
 
-    def change(self, states, norms, stats):
-        del norms, stats
+    def change(self, states, stats):
+        del stats
         return states[:, : states.shape[1] // 2]
 
 

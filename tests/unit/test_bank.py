@@ -61,7 +61,7 @@ def flip(path, at=-1):
 KEYS = st.lists(st.integers(-30, 30), min_size=1, max_size=12)
 
 
-PARTS = st.sampled_from(["json", "keys.npy", "norms.npy", "states.npy"])
+PARTS = st.sampled_from(["json", "keys.npy", "states.npy"])
 
 
 class FilledKilledDamaged(RuleBasedStateMachine):
@@ -140,7 +140,6 @@ class FilledKilledDamaged(RuleBasedStateMachine):
         if keys:
             states = slopes(keys).numpy()
             np.testing.assert_array_equal(self.bank.states(keys), states)
-            np.testing.assert_allclose(self.bank.norms(keys), np.linalg.norm(states, axis=1))
         wanted = range(-31, 32)
         assert self.bank.missing(wanted).tolist() == sorted(set(wanted) - self.known)
         with pytest.raises(KeyError):
@@ -254,9 +253,8 @@ def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path):
     bank = fill(tmp_path, range(3), shard_rows=2)
     blocks = list(bank.blocks(rows=3))
     assert [block.keys.tolist() for block in blocks] == [[5, 20, 21], [30, 40, 0], [1, 2]]
-    for keys, states, norms in blocks:
+    for keys, states in blocks:
         np.testing.assert_array_equal(states, bank.states(keys))
-        np.testing.assert_array_equal(norms, bank.norms(keys))
     some = list(bank.blocks(np.array([40, 0, 30, 5]), rows=3))
     assert [block.keys.tolist() for block in some] == [[5, 30, 40], [0]]
 
@@ -329,13 +327,12 @@ def write(folder, states):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_states_come_back_bit_for_bit_with_their_norms(tmp_path, dtype):
+def test_states_come_back_bit_for_bit(tmp_path, dtype):
     states = states_of(dtype=dtype).float().numpy()
     found = write(tmp_path, states_of(dtype=dtype))
     np.testing.assert_array_equal(found.keys, ROWS)
     for at in (ALL, np.array([2, 0])):
         np.testing.assert_array_equal(found.states(at), states[at])
-    np.testing.assert_allclose(found.norms, np.linalg.norm(states, axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -347,7 +344,7 @@ def test_a_state_that_is_not_finite_is_refused(tmp_path, value):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("part", ["keys", "norms", "states"])
+@pytest.mark.parametrize("part", ["keys", "states"])
 def test_a_file_changed_cut_short_or_gone_is_refused_by_name(tmp_path, part):
     record = write(tmp_path, states_of()).record
     path = record.with_suffix(f".{part}.npy")
@@ -380,7 +377,7 @@ def test_no_byte_of_a_record_changes_a_state(tmp_path):
         Shard(record)
 
 
-@pytest.mark.parametrize("part", ["json", "keys.npy", "norms.npy", "states.npy"])
+@pytest.mark.parametrize("part", ["json", "keys.npy", "states.npy"])
 def test_a_damaged_shard_is_kept_beside_and_its_states_alone_are_computed_again(
     part, tmp_path, caplog
 ):

@@ -124,8 +124,7 @@ def test_a_head_judges_training_queries_by_the_folds_without_them(start):
     lines = [logits(state[None], own) for state, own in zip(asked, heads, strict=True)]
     truth = np.exp(log_softmax(np.concatenate(lines)))
     keys = np.array([query_key(query) for query in queries])
-    states = reranker.query_bank.states(keys), reranker.query_bank.norms(keys)
-    opinions = reranker.fitting.similarity.of_queries(*states, keys)
+    opinions = reranker.fitting.similarity.of_queries(reranker.query_bank.states(keys), keys)
     np.testing.assert_allclose(opinions, truth, atol=2e-4)
     seen = [query.id in folds for query in queries]
     assert sum(seen) == 5

@@ -224,7 +224,7 @@ def ask_corpus(name, folder):
 def ask_task(name):
     task = Task.load(name)
     rows = read_split(task, open_split(task, task.hub.id, "test"), "test")
-    return [(example.text, example.label) for example in rows.examples]
+    return [(example.text, example.label) for example in rows]
 
 
 @pytest.mark.slow
