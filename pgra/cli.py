@@ -127,24 +127,17 @@ def _is_somewhere() -> bool:
 
 
 def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
-    """Take -q, -v, --log_level and --max_line_mb off a command line, where they stand.
-
-    The longest line goes into the environment, where worker processes see it too.
+    """Take -q, -v and --log_level off a command line, where they stand.
 
     Returns:
         The other words, and the level that was named last, "info" if none was.
 
     Raises:
-        ConfigError: If the level is none, or the longest line no number.
+        ConfigError: If the level is none.
     """
     parser = HelpParser()
     add_general(parser)
     given, words = parser.parse_known_args(same_spelling(argv))
-    if given.max_line_mb is not None:
-        from pgra.data.read import LINE_LIMIT, longest_line
-
-        os.environ[LINE_LIMIT] = given.max_line_mb
-        longest_line()
     return words, given.log_level or "info"
 
 

@@ -53,8 +53,6 @@ def add_general(parser: "argparse._ActionsContainer") -> None:
     parser.add_argument("-v", "--verbose", **level, const="debug", help=about)
     about = f"{', '.join(LEVELS)}; default: info."
     parser.add_argument("--log_level", metavar="NAME", choices=LEVELS, help=about)
-    about = "The longest line of a file or pipe, or answer of an endpoint, that is read (16)."
-    parser.add_argument("--max_line_mb", metavar="N", help=about)
 
 
 def with_default(text: str, value: object) -> str:

@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -187,21 +186,11 @@ def say(text: str) -> None:
 
 
 def typed_lines() -> Iterator[str]:
-    """Return what is typed, after a prompt, until Ctrl-D; or what stands in a pipe.
-
-    Raises:
-        DataError: If a line of a pipe is longer than `longest_line`.
-    """
+    """Return what is typed, after a prompt, until Ctrl-D; or what stands in a pipe."""
     if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     if not sys.stdin.isatty():
-        from pgra.data.read import longest_line, too_long
-
-        longest = longest_line()
-        for number, line in enumerate(iter(partial(sys.stdin.readline, longest + 1), ""), 1):
-            if len(line.encode(errors="surrogateescape")) > longest:
-                raise too_long(f"standard input, line {number}")
-            yield line.rstrip("\r\n")
+        yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
         return
     with contextlib.suppress(ImportError):  # not on every system; then lines have no history
         import readline  # noqa: F401 (input() uses it once it is there)

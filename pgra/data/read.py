@@ -5,22 +5,18 @@ import io
 import json
 import logging
 import math
-import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
 
-from pgra.errors import ConfigError, DataError, cut, near_files, nearest, show, unknown_name
+from pgra.errors import DataError, cut, near_files, nearest, show, unknown_name
 
-LINE_LIMIT = "PGRA_MAX_LINE_MB"
-"""The environment's word for `--max_line_mb`."""
-_USUAL_LINE_MB = 16
 _MOST_DIGITS = 18  # of what fits into 64 bits
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 PACKED = tuple(_CODECS)
@@ -134,33 +130,10 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
     return kind
 
 
-def longest_line() -> int:
-    """Return the most bytes of a line, as `--max_line_mb` or the environment says.
-
-    Raises:
-        ConfigError: If what is said is no number of megabytes.
-    """
-    text = os.environ.get(LINE_LIMIT, str(_USUAL_LINE_MB))
-    size = whole_number(text)
-    if not size or size > 1 << 20:
-        raise ConfigError(
-            f"max_line_mb is {show(text)}: give a whole number of megabytes, 1 or more"
-        )
-    return size << 20
-
-
 def whole_number(text: str) -> int | None:
     """Return the number that digits stand for; None for others, and for more than 18 of them."""
     is_one = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if is_one else None
-
-
-def too_long(place: str) -> DataError:
-    """Return the error of a line that is longer than `longest_line`."""
-    return DataError(
-        f"{place}: longer than {longest_line() >> 20} MB, the longest that is read: give it in "
-        f"parts, or raise --max_line_mb (from Python: the environment's {LINE_LIMIT})"
-    )
 
 
 def read_lines(path: Path, reading: Reading | None = None) -> Iterator[Line]:
@@ -172,16 +145,12 @@ def read_lines(path: Path, reading: Reading | None = None) -> Iterator[Line]:
             None refuses them.
 
     Raises:
-        DataError: If it is cut short, not gzip or zstd, binary or not UTF-8 (line and byte named),
-            or has a line beyond `longest_line`, at which reading stops.
+        DataError: If it is cut short, not gzip or zstd, binary or not UTF-8 (line and byte named).
     """
-    longest = longest_line()
     codec = _CODECS.get(path.suffix.lower())
     try:
         with path.open("rb") as raw, _unpack(raw, codec) if codec else raw as file:
-            for number, data in enumerate(iter(partial(file.readline, longest + 1), b""), 1):
-                if len(data) > longest:
-                    raise too_long(f"{path}, line {number}")
+            for number, data in enumerate(file, 1):
                 if reading is not None:
                     reading.lines = number
                     if number % _TOLD_LINES == 0:
@@ -258,17 +227,13 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read a file of JSON of at most `longest_line` bytes.
+    """Read a file of JSON.
 
     Raises:
         OSError: If it cannot be read.
-        ValueError: If it is larger, not UTF-8, or as `parse_json`.
+        ValueError: If it is not UTF-8, or as `parse_json`.
     """
-    with path.open("rb") as file:
-        data = file.read(longest_line() + 1)
-    if len(data) > longest_line():
-        raise ValueError(f"larger than {longest_line() >> 20} MB; --max_line_mb raises that")
-    return parse_json(data.decode("utf-8"))
+    return parse_json(path.read_text(encoding="utf-8"))
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -376,18 +341,8 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record
         DataError: If the file cannot be read, a row's cells do not match the header, or a cell of a
             tsv is quoted as csv quotes.
     """
-    longest, pending = longest_line(), 0
-    csv.field_size_limit(longest)
-
-    def read_texts() -> Iterator[str]:
-        nonlocal pending  # characters of this row: a quoted cell may go on over many lines
-        for line in read_lines(path):
-            pending += len(line.text)
-            if pending > longest:
-                raise too_long(f"{path}, the row that ends at line {line.number}")
-            yield line.text
-
-    lines = read_texts()
+    csv.field_size_limit(sys.maxsize)
+    lines = (line.text for line in read_lines(path))
     if kind == "csv":
         reader = csv.reader(lines, strict=True)
     else:
@@ -398,7 +353,6 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record
         header = [name.strip() for name in next(reader, [])]
         _refuse_twins(path, header)
         for cells in reader:
-            pending = 0
             place = f"{path}, line {reader.line_num}"
             if not cells:
                 continue
