@@ -234,13 +234,8 @@ _CUT_OUT = re.compile(r"\s[,.;:)]|\(\s*[,;)]|,,")
 
 def _articles(path: Path) -> Iterator[list[str]]:
     """Return each article's sentences."""
-    try:
-        from gensim.corpora.wikicorpus import extract_pages, filter_wiki
-    except ImportError as error:
-        raise DataError(
-            f"the bundled Wikipedia needs gensim with its own dependencies ({error}): "
-            "pip install gensim==4.4.0"
-        ) from None
+    from gensim.corpora.wikicorpus import extract_pages, filter_wiki
+
     with bz2.open(path) as file:
         for _, wikitext, _ in extract_pages(file, ("0",)):
             if wikitext.lstrip()[:9].lower() == "#redirect":

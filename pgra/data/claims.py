@@ -257,7 +257,8 @@ def make_claims(corpus: Corpus, args: ClaimsArguments) -> Artifact:
         ArtifactError: If the folder holds anything else.
     """
     folder = Path(args.output_dir)
-    if folder.exists() and not is_finished(folder) and not (folder.is_dir() and _is_bare(folder)):
+    is_bare = folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not is_finished(folder) and not is_bare:
         raise ArtifactError(f"{folder} holds something else: give a new folder as --output_dir")
     return build_once(
         folder,
@@ -265,10 +266,6 @@ def make_claims(corpus: Corpus, args: ClaimsArguments) -> Artifact:
         fingerprint={**args.deciding(), **corpus.fingerprint},
         build=lambda aside: _write(corpus, args, aside),
     )
-
-
-def _is_bare(folder: Path) -> bool:
-    return not any(folder.iterdir())
 
 
 def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Mapping[str, Json]:

@@ -157,10 +157,12 @@ class Source:
             DataError: If it cannot be read to its end, or has no such field of text.
         """
         if self.kind == "txt":
-            return self._line_texts()
-        if self.kind in ("jsonl", "csv", "tsv"):
-            return self._record_texts(column)
-        return self._column_texts(column)
+            lines = read.read_lines(self.path, self.reading)
+            return (line.text.replace("\r", " ") for line in lines)  # a stray one is white space
+        return (
+            "" if value is None else _one_line(place, column, value)
+            for place, value in self._values(column, "--corpus_field")
+        )
 
     def ids(self, column: str) -> Iterator[str]:
         """Return the names of the texts, in their order.
@@ -176,18 +178,12 @@ class Source:
                 f"{self.where} has no fields: leave --corpus_id out, and passages are called by "
                 "their rows"
             )
-        is_table = self.kind in ("jsonl", "csv", "tsv")
-        read_values = self._record_values if is_table else self._column_values
-        for place, value in read_values(column, "--corpus_id"):
+        for place, value in self._values(column, "--corpus_id"):
             yield read.clean_name(place, column, value)
 
-    def _line_texts(self) -> Iterator[str]:
-        for line in read.read_lines(self.path, self.reading):
-            yield line.text.replace("\r", " ")  # a stray one is white space
-
-    def _record_texts(self, column: str) -> Iterator[str]:
-        for place, value in self._record_values(column, "--corpus_field"):
-            yield _one_line(place, column, value)
+    def _values(self, column: str, flag: str) -> Iterator[tuple[str, object]]:
+        is_table = self.kind in ("jsonl", "csv", "tsv")
+        return (self._record_values if is_table else self._column_values)(column, flag)
 
     def _record_values(self, column: str, flag: str) -> Iterator[tuple[str, object]]:
         if self.kind == "jsonl":
@@ -198,10 +194,6 @@ class Source:
             if column not in record.fields:
                 raise _no_field(record.place, column, record.fields, flag)
             yield record.place, record.fields[column]
-
-    def _column_texts(self, column: str) -> Iterator[str]:
-        for place, value in self._column_values(column, "--corpus_field"):
-            yield "" if value is None else _one_line(place, column, value)
 
     def _column_values(self, column: str, flag: str) -> Iterator[tuple[str, object]]:
         batches = self._batches(column, flag)

@@ -22,7 +22,7 @@ from transformers import AutoModelForSeq2SeqLM
 from pgra.artifacts import artifact_dir, check_fingerprint
 from pgra.config import choose
 from pgra.core import Context, Example, Json, Scores
-from pgra.data.tasks import METRICS, Task
+from pgra.data.tasks import METRICS, Task, check_slots
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.load import (
     ModelSource,
@@ -43,7 +43,6 @@ from pgra.methods.base import (
 )
 from pgra.methods.stages import Stages, neighbor_model, prompt_template, reads_prompt
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import check_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
 from pgra.reader.arguments import NOT_DECIDING, ReaderArguments
@@ -563,7 +562,7 @@ def reader_template(task: Task, args: ReaderArguments) -> str:
     if args.reader_template is None:
         return task.reader_text
     try:
-        check_template(args.reader_template, task.inputs)
+        check_slots(f"template {args.reader_template!r}", args.reader_template, task.inputs)
     except ConfigError as error:
         raise ConfigError(
             f"reader_template does not fit task '{task.name}': {str(error).rstrip('.')}; give the "

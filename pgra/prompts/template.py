@@ -6,7 +6,7 @@ them, because byte-pair merges do not reach across that place but do reach acros
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pgra.data.tasks import check_slots
@@ -14,15 +14,6 @@ from pgra.data.tasks import check_slots
 INSTRUCTION = "Follow the demonstrations:\n"
 SEPARATOR = "\n\n"
 _BREAKS = re.compile(r"\n{2,}")
-
-
-def check_template(template: str, inputs: Sequence[str]) -> None:
-    """Refuse a template whose slots are not a task's inputs.
-
-    Raises:
-        ConfigError: If it has no slot, or one that is no input.
-    """
-    check_slots(f"template {template!r}", template, inputs)
 
 
 @dataclass(frozen=True)
@@ -48,7 +39,7 @@ class PromptTemplate:
     gap: str = " "
 
     def __post_init__(self) -> None:
-        check_template(self.body, self.inputs)
+        check_slots(f"template {self.body!r}", self.body, self.inputs)
 
     def passage_fields(self, text: str) -> dict[str, str]:
         """Return the fields under which a passage is shown."""

@@ -22,9 +22,9 @@ from torch import Tensor
 from pgra.artifacts import build_once, read_array, write_array
 from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.data.read import is_utf8
+from pgra.data.tasks import check_slots
 from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.lm.batching import GroupCost, TokenIds, pack_segments
-from pgra.prompts.template import check_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.fid import IGNORED
 
@@ -245,7 +245,7 @@ def build_inputs(
         DataError: If an example has a label that the verbalizer does not know.
     """
     for fields in {tuple(example.fields) for example in examples}:
-        check_template(layout.template, fields)
+        check_slots(f"template {layout.template!r}", layout.template, fields)
     queries, queries_cut = fit_queries(examples, tokenizer, layout)
     is_first = layout.order == "query_first"
     distinct = list(dict.fromkeys(chain.from_iterable(evidence)))

@@ -64,8 +64,7 @@ class Head:
         fold_weights: The same, each fitted without one fold, (F, C, H + 1).
         folds: Each training example's fold, (n,).
         penalty: The one that was chosen.
-        log_loss: Of each training example, in nats, by the head that has not seen it, (n,).
-        is_right: Whether that head says the example's label, (n,).
+        is_right: Whether the head that has not seen a training example says its label, (n,).
     """
 
     stats: Floats
@@ -73,7 +72,6 @@ class Head:
     fold_weights: Floats
     folds: Targets
     penalty: float
-    log_loss: Floats
     is_right: npt.NDArray[np.bool_]
 
     @property
@@ -131,7 +129,6 @@ def fit_head(states: Floats, targets: Targets, num_labels: int) -> Head:
         np.stack([whole(path[best]) for path in paths]),
         folds,
         float(_PENALTIES[best]),
-        losses[best].astype(np.float32),
         right[best],
     )
 

@@ -386,11 +386,7 @@ def add_passages(
         ModelError: If the encoder cannot be used.
         OSError: If the disk is full; the old index stays.
     """
-    if load_manifest(folder).stage == "bm25_index":
-        raise ConfigError(
-            f"{folder} is a BM25 index, which weighs words by the whole corpus: build one of the "
-            "larger corpus (pgra index build --retriever bm25 --corpus OLD NEW)"
-        )
+    load_manifest(folder, stage=STAGE)  # before a lock is left where there is no index
     with lock_folder(folder):
         manifest = load_manifest(folder, stage=STAGE)
         for name, what in find_damage(folder, manifest.files):

@@ -43,8 +43,7 @@ def encode_by_ray(
         made_of: Digest of all that determines the vectors.
 
     Raises:
-        PgraError: As `encode_shards`; or a worker's model is another one; or workers of one
-            shard were lost again and again.
+        PgraError: As `encode_shards`; or a worker's model is another one.
         OSError: If the shared folder cannot be written.
     """
     if not shards:
@@ -112,12 +111,6 @@ def _result(reference: Any) -> int:
         if isinstance(error.cause, (PgraError, OSError)):
             raise error.cause from None
         raise
-    except ray.exceptions.RayError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ArtifactError(
-            f"Ray lost the worker of one shard {_MAX_LOST + 1} times ({reason}): finished shards "
-            "stay; give workers more memory, or lower shard_rows, and run again"
-        ) from None
 
 
 @contextmanager
@@ -128,11 +121,7 @@ def _cluster() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    try:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"cannot join or start Ray: {reason} (RAY_ADDRESS names it)") from None
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         yield
     finally:

@@ -312,13 +312,11 @@ class RunRetriever(Retriever):
         """Read the run and its queries.
 
         Raises:
-            ConfigError: If no file is named, or `ir-measures` is not installed.
+            ConfigError: If `ir-measures` is not installed.
             DataError: If a file cannot be read, a passage of the run is unknown or there twice, or
                 equal texts have different candidates.
         """
         name = request.args.retriever.partition(":")[2]
-        if not name:
-            raise ConfigError("retriever 'run' is of no file: give --retriever run:FILE")
         options = request.options or RunFileArguments()
         assert isinstance(options, RunFileArguments)  # its own
         path, queries_path, corpus = Path(name), Path(options.run_queries), request.corpus

@@ -19,11 +19,10 @@ from pgra.config import (
     read_yaml,
     rules,
 )
-from pgra.data.tasks import Task
+from pgra.data.tasks import Task, check_slots
 from pgra.encoders.encoder import POOLINGS
 from pgra.errors import ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
-from pgra.prompts.template import check_template
 from pgra.rerank import RERANKERS
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval import RETRIEVERS
@@ -178,7 +177,7 @@ def test_the_official_template_fits_every_task_with_one_text():
     template = read_yaml(CONFIGS["official"])["reader_template"]
     for task in map(Task.load, Task.names()):
         if len(task.inputs) == 1:
-            check_template(template, task.inputs)
+            check_slots("template", template, task.inputs)
 
 
 def test_what_the_arguments_allow_is_what_there_is():

@@ -76,7 +76,7 @@ def test_what_cannot_grow_is_refused_by_name_and_left_alone(home, tmp_path):
     bm25 = home.build(folder=tmp_path / "bm25", name="bm25")
     cut = home.build(folder=tmp_path / "cut", rules={"max_passages": 3})
     for where, message in (
-        (bm25, "is a BM25 index, which weighs words by the whole"),
+        (bm25, "by stage 'bm25_index', not by"),
         (cut, r"first 3 passages .*\(max_passages\), and cannot grow"),
     ):
         with pytest.raises(PgraError, match=message):

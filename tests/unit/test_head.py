@@ -33,7 +33,6 @@ def test_labels_by_chance_are_not_known_of_unseen_examples_though_they_are_of_se
     RNG.shuffle(targets)
     head = fit_head(states, targets, 3)
     assert head.accuracy < 0.5
-    assert head.log_loss.mean() < np.log(3) + 0.05  # the penalty keeps it from being sure
     known, labels = clusters(120, 20, spread=0.3)
     assert fit_head(known, labels, 3).accuracy > 0.95  # control
     values = (states - head.stats[0]) / head.stats[1]
