@@ -13,12 +13,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "pgra: code lines": 27_507,
+    "pgra: code lines": 26_763,
     "pgra: files": 139,
-    "pgra: docstring lines": 10_484,
-    "tests: code lines": 19_337,
+    "pgra: docstring lines": 10_223,
+    "tests: code lines": 18_961,
     "benchmarks: code lines": 1_799,
-    "docs: words": 39_128,
+    "docs: words": 38_875,
 }
 _SPACE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
