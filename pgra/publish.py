@@ -7,7 +7,6 @@ of it: a file is named, its folder is not.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -22,7 +21,6 @@ from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ArtifactError, ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS
 from pgra.reader.record import OWN_INPUTS, READER_FOLDER, RECORD_FILE
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
 from pgra.report.results import METRICS_FILE, read_object
 from pgra.run_folder import (
     ARGUMENTS_FILE,
@@ -172,110 +170,55 @@ def _training(arguments: Mapping[str, Any], num_processes: int) -> dict[str, obj
     return values
 
 
-@dataclass(frozen=True)
-class HubTarget:
-    """Where a reader goes.
-
-    Attributes:
-        repo: Hub id; without a namespace it is the user's own.
-        token: What to sign with; None takes HF_TOKEN, or the login's.
-        is_private: Of a repository that is made; None leaves it to the hub.
-        revision: A branch; None is main.
-    """
-
-    repo: str
-    token: str | None = field(default=None, repr=False)  # what is printed may be kept
-    is_private: bool | None = None
-    revision: str | None = None
-
-
-def take_target(training: ReaderTrainingArguments, repo: str) -> HubTarget | None:
-    """Take the hub's arguments from the Trainer's, which would upload and store with each step.
-
-    The token goes with them: the Trainer writes its arguments into every checkpoint.
-
-    Args:
-        training: Changed in place.
-        repo: The id where none is given.
-
-    Returns:
-        The target; None if nothing is to be pushed.
-    """
-    target = HubTarget(
-        training.hub_model_id or repo,
-        training.hub_token,
-        training.hub_private_repo,
-        training.hub_revision,
-    )
-    is_wanted, training.push_to_hub, training.hub_token = training.push_to_hub, False, None
-    return target if is_wanted else None
-
-
-def open_target(target: HubTarget) -> HubTarget:
-    """Make the repository and its branch if there are none, so that no training is in vain.
-
-    Returns:
-        The same with the whole id.
-
-    Raises:
-        ConfigError: In offline mode, without a token, with an id that cannot be one, or if the hub
-            refuses the token or the right to write.
-    """
-    from huggingface_hub import HfApi, get_token
-
-    if not (target.token or get_token()):
-        raise ConfigError(
-            f"cannot push to '{target.repo}' without a token: log in with 'hf auth login', set "
-            "HF_TOKEN, or give --hub_token"
-        )
-    api = HfApi(token=target.token)
-    try:
-        made = api.create_repo(target.repo, private=target.is_private, exist_ok=True)
-        if target.revision is not None:
-            api.create_branch(made.repo_id, branch=target.revision, exist_ok=True)
-    except hub_errors() as error:
-        raise ConfigError(
-            f"cannot push to '{target.repo}': the hub says: {hub_reason(error)} Check that the id "
-            "is OWNER/NAME and that the token may write there, or leave --push_to_hub out and push "
-            "later with pgra push --run DIR"
-        ) from None
-    return replace(target, repo=made.repo_id)
-
-
-def push_run(run: Path, target: HubTarget) -> str:
+def push_run(
+    run: Path,
+    repo: str,
+    *,
+    token: str | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+) -> str:
     """Upload a finished run's reader with its model card.
 
     Args:
-        run: A folder that `train_run` left; it is not changed but for the card, written again.
-        target: As `open_target` gives it.
+        run: A finished run; it is not changed but for the card, written again.
+        repo: Hub id; without a namespace it is the user's own.
+        token: What to sign with; None takes HF_TOKEN, or the login's.
+        private: Of a repository that is made; None leaves it to the hub.
+        revision: A branch; None is main.
 
     Returns:
         The address of the commit.
 
     Raises:
-        ArtifactError: If the run is not finished, or the upload fails; the run stays whole.
+        ArtifactError: If the run is not finished.
+        ConfigError: If there is no token, or the hub refuses it, the id or the upload.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, get_token
 
+    if not (token or get_token()):
+        raise ConfigError(
+            f"cannot push to '{repo}' without a token: log in with 'hf auth login', set "
+            "HF_TOKEN, or give --hub_token"
+        )
     write_card(run)
     folder = _public_copy(run / READER_FOLDER)
     metrics = read_object(run / METRICS_FILE)
     message = f"{metrics['task']}: {metrics['split']} {metrics['metric']} {metrics['value']:.4f}"
+    api = HfApi(token=token)
     try:
-        commit = HfApi(token=target.token).upload_folder(
-            repo_id=target.repo,
-            folder_path=folder.path,
-            revision=target.revision,
-            commit_message=message,
+        repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
+        if revision is not None:
+            api.create_branch(repo, branch=revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo, folder_path=folder.path, revision=revision, commit_message=message
         )
     except hub_errors(ValueError, RuntimeError) as error:
         # The client words a large file's failure without its reason.
         reason = error.__cause__ if isinstance(error, RuntimeError) else error
-        branch = f" --hub_revision {target.revision}" if target.revision else ""
-        raise ArtifactError(
-            f"the run in {run} is whole, but pushing it to '{target.repo}' failed: "
-            f"{hub_reason(reason or error)} Push it later: pgra push --run {run} "
-            f"--hub_model_id {target.repo}{branch}"
+        raise ConfigError(
+            f"cannot push {run} to '{repo}': the hub says: {hub_reason(reason or error)} Check "
+            "that the id is OWNER/NAME and that the token may write there, and push again"
         ) from None
-    logger.info("run: %s is on the hub as %s", run, target.repo)
+    logger.info("run: %s is on the hub as %s", run, repo)
     return str(commit.commit_url)

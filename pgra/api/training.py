@@ -28,7 +28,7 @@ from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.methods.arguments import READERS, RunArguments
 from pgra.methods.base import arguments_of
 from pgra.progress import quiet_transformers
-from pgra.publish import HubTarget, open_target, push_run
+from pgra.publish import push_run
 from pgra.reader.inputs import Query
 from pgra.reader.record import Reader
 from pgra.report.results import METRICS_FILE, PREDICTIONS_FILE, read_lines, read_object
@@ -230,12 +230,11 @@ class Run:
             The address of the commit.
 
         Raises:
-            ConfigError: If the method trains no reader, or the hub refuses token or id.
-            ArtifactError: If the run is damaged, or the upload fails.
+            ConfigError: If the method trains no reader, or the hub refuses token, id or upload.
+            ArtifactError: If the run is damaged.
         """
         self._check_trained("push_to_hub")
-        target = open_target(HubTarget(repo_id, token, private, revision))
-        return push_run(self.folder, target)
+        return push_run(self.folder, repo_id, token=token, private=private, revision=revision)
 
     def _check_trained(self, what: str) -> None:
         if not self.args.trains:

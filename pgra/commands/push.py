@@ -31,11 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     (args,) = parse_arguments([PushArguments], argv, prog="pgra push", **about(main))
     quiet_libraries()
-    from pgra.publish import HubTarget, open_target, push_run, write_card
+    from pgra.publish import push_run
 
     run = Path(args.run)
-    write_card(run)  # which refuses what is no finished run
     repo, private = args.hub_model_id or run.absolute().name, args.hub_private_repo or None
-    target = HubTarget(repo, args.hub_token, private, args.hub_revision)
-    say(f"pushed: {push_run(run, open_target(target))}")
+    how = {"token": args.hub_token, "private": private, "revision": args.hub_revision}
+    say(f"pushed: {push_run(run, repo, **how)}")
     return 0

@@ -26,7 +26,6 @@ from pgra.lm.base import KernelArguments
 if TYPE_CHECKING:
     from pgra.experiments.search import SearchResult
     from pgra.methods.arguments import RunArguments
-    from pgra.publish import HubTarget
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra train --config lm-bff --task sst2 --seeds 13 21 42 87 100
       pgra train --task sst2 --search grid --report_to tensorboard
       pgra train --task sst2 --model_name_or_path google-t5/t5-3b --lora_rank 16
-      pgra train --task sst2 --push_to_hub --hub_model_id me/sst2-pgra
       pgra train --method knn --help
 
     --method fid trains Fusion-in-Decoder on the first stage's best, plain the reader without
@@ -96,57 +94,29 @@ def _run(
     args = fill_folder(args)
     seeds = series.seed_list()
     folder = series_folder(str(args.folder), seeds or [args.seed])
-    target = _take_target(args, series, folder, is_main=context.is_main)
     if series.search != "none":
-        _refuse_untrained(args, f"search '{series.search}'")
+        _refuse_untrained(args, series.search)
         args = args.change("training", output_dir=str(folder))
         found = search_runs(args, series, context)
-        shown, done = _show_search(found), found.outcome.folder
+        shown = _show_search(found)
     elif seeds:
-        summary = run_seeds(args, seeds, context)
-        shown, done = show_summary(summary), summary.folder
+        shown = show_summary(run_seeds(args, seeds, context))
     else:
-        outcome = run(args.change(args.home, output_dir=str(folder)), context)
-        shown, done = show_metrics(outcome), outcome.folder
+        shown = show_metrics(run(args.change(args.home, output_dir=str(folder)), context))
     if context.is_main:
         say(shown)
-    if target is not None and context.is_main:
-        from pgra.publish import push_run
-
-        say(f"pushed: {push_run(done, target)}")
     return 0
 
 
-def _refuse_untrained(args: "RunArguments", what: str) -> None:
-    """Refuse what only a method with a reader of its own folder can do, once it is trained."""
+def _refuse_untrained(args: "RunArguments", search: str) -> None:
+    """Refuse to search for a learning rate where nothing is trained in a folder of its own."""
     if args.trains and args["training"].max_steps == 0:
-        raise ConfigError(f"{what} is for trained readers: leave it out, or raise max_steps (0)")
+        raise ConfigError(f"search '{search}' with max_steps 0 trains nothing: raise max_steps")
     if not args.trains or args.runtime.method in ("lm-bff", "rag"):
         raise ConfigError(
-            f"{what} is for trained readers (exhaustive, fid, pgra, plain, random, and ralm with "
-            "lora_rank), not for method "
-            f"'{args.runtime.method}': leave it out, or choose another --method"
+            f"search '{search}' is for trained readers, not for method '{args.runtime.method}': "
+            "leave it out, or choose another --method"
         )
-
-
-def _take_target(
-    args: "RunArguments", series: SeriesArguments, folder: Path, *, is_main: bool
-) -> "HubTarget | None":
-    """See before any work that the reader can be pushed where it shall go."""
-    from pgra.publish import open_target, take_target
-
-    training = args.sections.get("training")
-    if training is None:
-        return None
-    if training.push_to_hub:
-        _refuse_untrained(args, "push_to_hub")
-        if series.seeds is not None:
-            raise ConfigError(
-                "push_to_hub with several seeds: which reader is meant? Leave it out, and push one "
-                "with pgra push --run DIR"
-            )
-    target = take_target(training, folder.absolute().name)
-    return open_target(target) if target is not None and is_main else target
 
 
 def _show_search(found: "SearchResult") -> str:

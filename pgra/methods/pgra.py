@@ -512,7 +512,7 @@ def _check(home: Path, stage: str, made: Json, asked: Json) -> None:
 
 
 def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
-    """Refuse another device for the training, and uploads of every checkpoint.
+    """Refuse another device for the training, and an unknown measure of checkpoints.
 
     Raises:
         ConfigError: If it is asked for.
@@ -526,11 +526,6 @@ def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> No
     if training.metric_for_best_model is not None:
         name = training.metric_for_best_model.removeprefix("eval_")
         choose("metric_for_best_model", name, ["loss", *METRICS])
-    if training.push_to_hub:
-        raise ConfigError(
-            "push_to_hub would have the Trainer upload every checkpoint: take it out with "
-            "pgra.publish.take_target, and push the finished run with push_run"
-        )
 
 
 def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[str, Json]:

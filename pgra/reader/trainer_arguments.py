@@ -25,6 +25,8 @@ from pgra.reader.arguments import TrainingArguments
 
 _PAPER_BATCH = 8  # of SST-2 and most others (appendix H, table 7)
 _REASONS: dict[str, tuple[str, ...]] = {
+    "the Trainer would upload each checkpoint with what it signs with: give the finished run to "
+    "pgra push": ("push_to_hub", "hub_token"),
     "the reader does not support it. Leave it out": (
         *("label_smoothing_factor", "neftune_noise_alpha", "use_liger_kernel"),
         *("liger_kernel_config", "optim_target_modules", "debug"),

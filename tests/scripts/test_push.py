@@ -77,23 +77,10 @@ def test_a_pushed_reader_is_the_readers_folder_without_its_paths(run, hub, monke
         assert str(folder).encode() not in files["pgra.json"]
 
 
-def test_a_training_whose_push_fails_keeps_its_run_without_the_token_and_says_how(bench, hub):
-    words = {"num_evidence": 0, "max_steps": 1, "hub_model_id": "me/late", "hub_token": TOKEN}
-    words |= {"push_to_hub": True, "save_total_limit": 2}  # the Trainer's own files stay
+def test_a_push_that_fails_says_why_and_leaves_the_run(run, hub):
+    before = contents(run)
     hub.is_broken = True
-    called = bench.train("late", **words)
-    folder = bench.run("late")
-    told = called.error
-    assert f"the run in {folder} is whole, but pushing it to 'me/late' failed: " in told
-    assert told.endswith(f"Push it later: pgra push --run {folder} --hub_model_id me/late")
-    assert "sst2 test accuracy" in called.out
-    hub.is_broken = False
-    before = contents(folder)
-    again = bench.make("late", **words)  # what is finished is pushed, not trained
-    assert contents(folder) == before
-    assert any("training_args.bin" in name for name in before)
-    pushed = hub.files("me/late")
-    assert all(TOKEN.encode() not in data for data in [*before.values(), *pushed.values()])
-    assert TOKEN not in called.out + called.err + again.out + again.err
-    assert "README.md" in pushed
-    assert not any("checkpoint" in name for name in pushed)
+    called = push(run, "--hub_model_id", "me/late", "--hub_token", TOKEN)
+    assert f"cannot push {run} to 'me/late': the hub says: " in called.error
+    assert contents(run) == before
+    assert TOKEN not in called.out + called.err
