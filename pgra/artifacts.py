@@ -34,7 +34,7 @@ import numpy.typing as npt
 import xxhash
 
 from pgra.core import ALONE, Context, Json, is_alive
-from pgra.errors import ArtifactError, DamageError, reading
+from pgra.errors import ArtifactError, DamageError, cut, reading
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +42,9 @@ MANIFEST = "manifest.json"
 CHECKSUMS_FILE = "checksums.json"
 FORMAT = 2
 _COMPARED = 1 << 30  # bytes of an artifact that each opening compares; `pgra verify` compares all
-_EXCERPT = 100  # characters of a value in a message
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _PACKAGES = (
-    "pgra",
-    "torch",
-    "transformers",
-    "accelerate",
-    "faiss-cpu",
-    "faiss-gpu",
-    "bm25s",
-    "numpy",
+    *("pgra", "torch", "transformers", "accelerate", "faiss-cpu", "faiss-gpu", "bm25s", "numpy"),
 )
 
 FileRecords = Mapping[str, Mapping[str, Any]]
@@ -481,20 +473,8 @@ def check_fingerprint(
         one, other = (canonical_json(fields.get(name)) for fields in (made, asked))
         if one != other:
             raise ArtifactError(
-                f"{folder} was made with {name} {_excerpt(one, other)}, {now} "
-                f"{_excerpt(other, one)}: {way_out}"
+                f"{folder} was made with {name} {cut(one)}, {now} {cut(other)}: {way_out}"
             )
-
-
-def _excerpt(value: str, other: str) -> str:
-    """Shorten a long value, such as a prefix of exemplars, to where it differs from another."""
-    if len(value) <= _EXCERPT:
-        return value
-    pairs = enumerate(zip(value, other, strict=False))
-    differs = next((i for i, (mine, theirs) in pairs if mine != theirs), len(other))
-    start = min(max(0, differs - _EXCERPT // 2), len(value) - _EXCERPT)
-    end = start + _EXCERPT
-    return "…" * (start > 0) + value[start:end] + "…" * (end < len(value))
 
 
 def set_aside(path: Path, why: object) -> None:

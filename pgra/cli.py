@@ -93,8 +93,6 @@ def _open_streams() -> None:
 def _call(main: Main, argv: Sequence[str]) -> int:
     try:
         _configure_logging("info")
-        if not _is_somewhere():
-            return _fail("the folder that this runs in was removed: go into another one")
         words, level = take_general(argv)
         _configure_logging(level)
         return main(words)
@@ -116,14 +114,6 @@ def _call(main: Main, argv: Sequence[str]) -> int:
         place = getattr(error, "filename", None) or "a file"
         said = f"{os.strerror(code)} ({errno.errorcode.get(code, code)})"
         return _fail(f"cannot use {place}: {said}")
-
-
-def _is_somewhere() -> bool:
-    try:
-        Path.cwd()
-    except FileNotFoundError:  # libraries would not find their files
-        return False
-    return True
 
 
 def take_general(argv: Sequence[str]) -> tuple[list[str], str]:

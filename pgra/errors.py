@@ -120,11 +120,6 @@ def device_fault(error: Exception) -> str | None:
             f"this machine's memory is full ({said}): end other programs, or use smaller batches, "
             f"or a smaller model; {kept}"
         )
-    if "no kernel image" in said or "no kernel found" in said:
-        return (
-            f"this torch has no kernels for this GPU ({said}): install one that has, or use "
-            "--device cpu"
-        )
     is_told = type(error) is RuntimeError and _OF_A_GPU.search(said)
     if "AcceleratorError" in kinds or is_told:
         return (

@@ -8,7 +8,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
 from typing import Any
 
 from tqdm import tqdm
@@ -43,25 +42,6 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
                 "leave": False,
             }
         super().__init__(*args, **kwargs)
-
-    @classmethod
-    @contextmanager
-    def waiting(cls, desc: str) -> Iterator[None]:
-        """Show how long a piece of work has taken whose steps nobody counts, second by second."""
-        done = Event()
-        with cls(desc=desc, bar_format="{desc}: {elapsed}", mininterval=0.5, leave=False) as bar:
-
-            def tick() -> None:
-                while not done.wait(min(1.0, cls.seconds)):
-                    bar.update()
-
-            thread = Thread(target=tick, daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                done.set()
-                thread.join()
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Draw it, or write a line."""

@@ -201,6 +201,10 @@ def typed_lines() -> Iterator[str]:
         say("")
 
 
+_QUIET = contextlib.ExitStack()
+"""Until the process ends."""
+
+
 def quiet_libraries() -> None:
     """Leave progress and warnings to us: one bar for each long stage, none for reading a file.
 
@@ -208,14 +212,9 @@ def quiet_libraries() -> None:
     """
     if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
         return
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
-    from transformers.utils import logging as transformers_logging
+    from pgra.progress import quiet_transformers
 
-    transformers_logging.set_verbosity_error()
-    shows_downloads = not are_progress_bars_disabled()
-    transformers_logging.disable_progress_bar()  # which hides those of the hub too
-    if shows_downloads:
-        enable_progress_bars()
+    _QUIET.enter_context(quiet_transformers())
     with contextlib.suppress(ImportError):  # the GPU benchmark does without
         import datasets
 

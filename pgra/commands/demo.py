@@ -1,16 +1,12 @@
 """The demo (`make demo`, `pgra demo`): the main job on real models, and what the LM picks."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
-from pgra.config import Arguments, arg, config_root
+from pgra.config import config_root
 from pgra.errors import ConfigError
 from pgra.help import wants_help
 from pgra.progress import Bar
@@ -21,24 +17,12 @@ if TYPE_CHECKING:
     from pgra.report.metrics import Difference
     from pgra.report.results import Run
 
-NO_EVIDENCE, STAGE_1, STAGE_2 = "T5 alone", "T5 + encoder's evidence", "T5 + LM's evidence (PGRA)"
-READERS = {
-    NO_EVIDENCE: ["--num_evidence", "0"],
-    STAGE_1: ["--reranker", "none"],
-    STAGE_2: [],
+READERS = {  # by its name its folder, and what tells it apart
+    "T5 alone": ("t5", ["--num_evidence", "0"]),
+    "T5 + LM's evidence (PGRA)": ("pgra", []),
 }
-_FOLDERS = dict(zip(READERS, ("t5", "fid", "pgra"), strict=True))
 _LEVEL = 0.01
-_BUSY = 25.0  # per cent of all cores, by other programs
-_MEMORY_GB = 4  # 3.0 at its most, measured; the rest is for the system
 _SILENCE = 5.0  # seconds between two lines where there is no terminal
-
-
-@dataclass(kw_only=True)
-class DemoArguments(Arguments):
-    """How much of it."""
-
-    full: bool = arg(False, "Train a third reader, with the encoder's evidence, on fewer texts.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,22 +30,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Examples:
       pgra demo
-      pgra demo --full
       pgra demo --max_steps 64 --output_dir runs/longer
 
-    Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml, with
-    --full of demo_full.yaml. Stopped, it goes on where it was.
+    Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml.
+    Stopped, it goes on where it was.
     """
     start = time.perf_counter()
-    # Threads wait by spinning unless told: a fifth faster, but twice as slow beside other programs.
-    if psutil.cpu_percent(interval=0.2) > _BUSY:
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
     Bar.seconds = _SILENCE
     words = [*(argv or [])]
     if wants_help(words):
         _parse(words)
     say("Loading torch and transformers ...")
-    context, (run_args, how) = join_run(words), _parse(words)
+    context, run_args = join_run(words), _parse(words)
     args = run_args.pgra
     if args.is_exhaustive:
         raise ConfigError(
@@ -74,54 +54,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.runs import run
 
     quiet_libraries()
-    readers = list(READERS) if how.full else [NO_EVIDENCE, STAGE_2]
-    say(_introduce(args, readers))
-    runs, is_new = [], False
-    for number, name in enumerate(readers, 1):
-        say(f"\n[{number}/{len(readers) + 1}] {name}")
-        own, _ = _parse([*words, *READERS[name], "--output_dir", str(base / _FOLDERS[name])])
-        outcome = run(own, context)
+    say(_introduce(args))
+    runs, is_new, count = [], False, len(READERS) + 1
+    for number, (name, (folder, own)) in enumerate(READERS.items(), 1):
+        say(f"\n[{number}/{count}] {name}")
+        outcome = run(_parse([*words, *own, "--output_dir", str(base / folder)]), context)
         is_new = is_new or not outcome.reused
         runs.append(load_run(outcome.folder, name=name))
-    say(
-        f"\n[{len(readers) + 1}/{len(readers) + 1}] what each stage picks, labelled by the T5 alone"
-    )
-    found = compare_evidence(args, base / _FOLDERS[NO_EVIDENCE], base / "evidence", context=context)
+    say(f"\n[{count}/{count}] what each stage picks, labelled by the T5 alone")
+    found = compare_evidence(args, runs[0].folder, base / "evidence", context=context)
     seconds = f"{time.perf_counter() - start:.0f} s" + ("" if is_new else ", all of it reused")
     say("\n" + _report(args, runs, found, base, seconds))
     return 0
 
 
-def _parse(words: Sequence[str]) -> "tuple[RunArguments, DemoArguments]":
-    name = "demo_full.yaml" if "--full" in words else "demo.yaml"
-    config = [] if "--config" in words else ["--config", str(config_root() / "experiments" / name)]
-    args, (how,) = parse_run([*config, *words], [DemoArguments], prog="pgra demo", **about(main))
-    return args, how
+def _parse(words: Sequence[str]) -> "RunArguments":
+    own = str(config_root() / "experiments" / "demo.yaml")
+    config = [] if "--config" in words else ["--config", own]
+    args, _ = parse_run([*config, *words], prog="pgra demo", **about(main))
+    return args
 
 
-def _introduce(args: "PgraArguments", readers: Sequence[str]) -> str:
-    """Say what will be done, and what the machine lacks for it."""
+def _introduce(args: "PgraArguments") -> str:
+    """Say what will be done."""
     count = f"{args.corpus.max_passages:,}" if args.corpus.max_passages else "all"
-    lines = [
-        f"Task: is a sentence of a film review positive? ({args.data.dataset_name})",
-        f"  1. {args.retriever.encoder} finds {args.retriever.num_candidates} candidates for each "
-        f"review among {count} sentences of Wikipedia.",
-        f"  2. {args.rerank.lm} reads each once, under a prompt of {args.rerank.num_exemplars} "
-        f"examples, and picks {args.rerank.num_evidence}.",
-        f"  3. {args.reader.model_name_or_path} is trained, {len(readers)} times: "
-        + "; ".join(readers)
-        + ".",
-    ]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if cores == 1:
-        lines.append("One core: it takes about twice as long.")
-    memory = psutil.virtual_memory().available / 1024**3
-    if memory < _MEMORY_GB:
-        lines.append(
-            f"Only {memory:.1f} GB of memory are free, and the demo takes up to {_MEMORY_GB}: if "
-            "it is killed, close other programs; the same command then goes on."
-        )
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            f"Task: is a sentence of a film review positive? ({args.data.dataset_name})",
+            f"  1. {args.retriever.encoder} finds {args.retriever.num_candidates} candidates for "
+            f"each review among {count} sentences of Wikipedia.",
+            f"  2. {args.rerank.lm} reads each once, under a prompt of "
+            f"{args.rerank.num_exemplars} examples, and picks {args.rerank.num_evidence}.",
+            f"  3. {args.reader.model_name_or_path} is trained, {len(READERS)} times: "
+            + "; ".join(READERS),
+        ]
+    )
 
 
 def _report(
@@ -131,7 +98,7 @@ def _report(
     base: Path,
     seconds: str,
 ) -> str:
-    """Write the page and the tables, and return what the terminal shows."""
+    """Write the page, and return what the terminal shows."""
     from pgra.artifacts import write_text
     from pgra.report.compare import compare_runs
     from pgra.report.metrics import compare_means, compare_methods
@@ -153,18 +120,10 @@ def _report(
             f"{100 * runs[0].value:.1f} %: {_verdict(own, len(run.predictions))}."
         )
     case = _case(args, runs[0], found)
-    notes = "\n".join(f"- {note}" for note in runs[-1].metrics["notes"])
     study = compare_runs(Group("The demo's readers", runs))
     title, lead = "Prompt-guided retrieval: the demo", "\n\n".join([effect, *lines, case])
     page = render_page(title, [study], lead=lead)
     write_text(base / "report.html", page)
-    write_text(
-        base / "report.md",
-        f"# {title}\n\n"
-        + "\n\n".join([effect, *lines])
-        + f"\n\n```\n{case}\n```\n\n{found.tables[0].to_markdown()}\n\n{notes}\n\n"
-        + f"It took {seconds}.\n",
-    )
     return "\n\n".join(
         [
             "Does the LM pick other evidence than the encoder?\n  " + effect,

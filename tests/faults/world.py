@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -17,24 +18,17 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from operator import eq
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
 import yaml
 from conftest import SENTENCES, review_rows, write_jsonl
 
-CLOCK = [
-    "bytes_per_second",
-    "created",
-    "date",
-    "digest",
-    "files",
-    "git_commit",
-    "record",
-    "seconds",
-    "texts_per_second",
-    "versions",
-]
+CLOCK = (
+    *("bytes_per_second", "created", "date", "digest", "files", "git_commit", "record", "seconds"),
+    *("texts_per_second", "versions"),
+)
 LONGEST_SECONDS = 120  # of one command, which takes seconds
 _FORKS = multiprocessing.get_context("forkserver")
 
@@ -123,25 +117,9 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
 
     sys.addaudithook(hook)
     time.sleep(fault.late)
-    main = unchecked if words[0] == UNCHECKED else import_module("pgra.cli").main
-    code = main(list(words))
+    code = import_module("pgra.cli").main(list(words))
     os.write(count, str(writes).encode())
     sys.exit(code)
-
-
-UNCHECKED = "unchecked"
-
-
-def unchecked(words: Sequence[str]) -> int:
-    """Be the control: a command that checks nothing it reads, and writes in place, by appending."""
-    _, source, target = words
-    data = Path(source).read_bytes() * 20
-    for part in (data[: len(data) // 2], data[len(data) // 2 :]):
-        with Path(target).open("ab") as file:
-            file.write(part)
-        time.sleep(0.05)
-    sys.stdout.write(data.decode(errors="replace"))
-    return 0
 
 
 class World:
@@ -314,170 +292,104 @@ class Job:
     """A command that writes.
 
     Attributes:
-        words: Its words; one with a star is a path that is there then.
+        line: What is typed after `pgra`, with `SHORT` for what many have; a word with a star is a
+            path that is there then.
         needs: Jobs before it, in order.
     """
 
-    words: Sequence[str]
+    line: str
     needs: Sequence[str] = ()
 
+    @property
+    def words(self) -> list[str]:
+        """Its words, written out."""
+        return shlex.split(Template(self.line).substitute(SHORT))
 
-def _flags(**values: object) -> list[str]:
-    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
-
-MODELS = "../models/"
-INDEX = _flags(corpus="corpus.txt", encoder=f"{MODELS}encoder", device="cpu", shard_rows=2)
-DATA = _flags(task="sst2", train_file="train.jsonl", test_file="test.jsonl", device="cpu")
-_STAGES = [
-    *DATA,
-    *_flags(corpus="corpus.txt", encoder=f"{MODELS}encoder", lm=f"{MODELS}lm"),
-    *_flags(num_candidates=6, num_exemplars=2, shard_rows=2, bank_shard_rows=2),
-]
-_STEPS = _flags(
-    model_name_or_path=f"{MODELS}t5", max_steps=4, eval_steps=2, per_device_train_batch_size=4
-)
-TRAIN = ["train", *_STAGES, *_STEPS, "--seed", "1"]
-_GRID = _flags(
-    encoder=f"{MODELS}encoder", corpus="corpus.txt", lm=f"{MODELS}lm", num_candidates=6, seeds=1
-)
-_RERANK = [*_STAGES, *_flags(num_evidence=2, queries="queries.jsonl", trec="found.trec")]
-MEMORY = _flags(lookup="encoder", encoder=f"{MODELS}encoder", device="cpu")
 QUESTION = "what is akin to < story > number 1 ?"
+_INDEX = "--corpus corpus.txt --encoder ../models/encoder --device cpu --shard_rows 2"
+_DATA = "--task sst2 --train_file train.jsonl --test_file test.jsonl --device cpu"
+_STAGES = (
+    f"{_DATA} --corpus corpus.txt --encoder ../models/encoder --lm ../models/lm --num_candidates 6 "
+    "--num_exemplars 2 --shard_rows 2 --bank_shard_rows 2"
+)
+_STEPS = (
+    "--model_name_or_path ../models/t5 --max_steps 4 --eval_steps 2 --per_device_train_batch_size 4"
+)
+SHORT = {
+    "index": _INDEX,
+    "data": _DATA,
+    "stages": _STAGES,
+    "steps": _STEPS,
+    "train": f"{_STAGES} {_STEPS} --seed 1",
+    "memory": "--lookup encoder --encoder ../models/encoder --device cpu",
+    "ask": f"'{QUESTION}'",
+    "chat": "--lm ../models/lm --device cpu --max_new_tokens 3 --prompt prompt.yaml --threshold -3",
+}
+_GROWN = "--artifacts_dir grown"
 
 JOBS: Mapping[str, Job] = {
-    "index": Job(["index", *INDEX]),
-    "bm25": Job(["index", *_flags(corpus="corpus.txt", retriever="bm25")]),
-    "hybrid": Job(["index", *INDEX, *_flags(retriever="hybrid")]),
-    "search": Job(
-        ["search", *INDEX, *_flags(queries="queries.jsonl", num_candidates=3, trec="found.trec")]
-    ),
-    "index search": Job(
-        ["index", "search", "artifacts/indexes/*", *_flags(queries="queries.jsonl", trec="x.trec")],
-        ["index"],
-    ),
-    "add": Job(["index", "add", "artifacts/indexes/*", "--corpus", "more.txt"], ["index"]),
-    "remove": Job(["index", "remove", "artifacts/indexes/*", "--rows", "2", "5"], ["index"]),
-    "train": Job([*TRAIN, *_flags(num_evidence=2, output_dir="runs/pgra")]),
-    "plain": Job([*TRAIN, *_flags(method="plain", output_dir="runs/plain")]),
-    "rag": Job([*TRAIN, *_flags(method="rag", num_evidence=2, output_dir="runs/rag")]),
+    "index": Job("index $index"),
+    "bm25": Job("index --corpus corpus.txt --retriever bm25"),
+    "search": Job("search $index --queries queries.jsonl --num_candidates 3 --trec found.trec"),
+    "add": Job("index add artifacts/indexes/* --corpus more.txt", ["index"]),
+    "train": Job("train $train --num_evidence 2 --output_dir runs/pgra"),
+    "plain": Job("train $train --method plain --output_dir runs/plain"),
+    "rag": Job("train $train --method rag --num_evidence 2 --output_dir runs/rag"),
     "icl": Job(
-        [
-            "icl",
-            *DATA,
-            *_flags(lm=f"{MODELS}lm", encoder=f"{MODELS}encoder", num_exemplars=2),
-            *_flags(output_dir="runs/icl", corpus="corpus.txt"),
-        ]
+        "icl $data --lm ../models/lm --encoder ../models/encoder --num_exemplars 2 "
+        "--corpus corpus.txt --output_dir runs/icl"
     ),
-    "knn": Job(
-        ["train", *DATA, *_flags(method="knn", encoder=f"{MODELS}encoder", output_dir="runs/knn")]
+    "knn": Job("train $data --method knn --encoder ../models/encoder --output_dir runs/knn"),
+    "evaluate": Job("evaluate --run runs/pgra", ["train"]),
+    "predict": Job("predict 'A funny town.' --run runs/pgra --json", ["train"]),
+    "rerank": Job(
+        "rerank $stages --num_evidence 2 --queries queries.jsonl --trec found.trec", ["index"]
     ),
-    "demo": Job(["demo", *TRAIN[1:], *_flags(num_evidence=2, output_dir="runs/demo")]),
-    "evaluate": Job(["evaluate", "--run", "runs/pgra"], ["train"]),
-    "predict": Job(["predict", "A funny town.", "--run", "runs/pgra", "--json"], ["train"]),
-    "rerank": Job(["rerank", *_RERANK], ["index"]),
-    "report": Job(
-        ["report", "runs/pgra", "runs/plain", "--output", "table.md"], ["train", "plain"]
-    ),
-    "figure": Job(
-        ["report", "runs/pgra", "runs/plain", "--figure", "figure.svg"], ["train", "plain"]
-    ),
-    "html": Job(["report", "runs/pgra", "runs/plain", "--html", "page.html"], ["train", "plain"]),
+    "report": Job("report runs/pgra runs/plain --output table.md", ["train", "plain"]),
+    "html": Job("report runs/pgra runs/plain --html page.html", ["train", "plain"]),
     "consistency": Job(
-        [
-            "consistency",
-            "--labeler",
-            "runs/plain",
-            "--runs",
-            "runs/pgra",
-            "--output_dir",
-            "labels",
-            "--no_plots",
-            "--device",
-            "cpu",
-        ],
+        "consistency --labeler runs/plain --runs runs/pgra --output_dir labels --no_plots "
+        "--device cpu",
         ["train", "plain"],
     ),
-    "ablate": Job(["ablate", "grid.yaml", *DATA, *_STEPS, *_GRID, "--output_dir", "runs/grid"]),
-    "memory": Job(["memory", "add", QUESTION, "I want a synonym"]),
-    "import": Job(
-        ["memory", "import", "log.jsonl", "--memory", "other.sqlite"], ["memory", "export"]
+    "ablate": Job(
+        "ablate grid.yaml $data $steps --encoder ../models/encoder --corpus corpus.txt "
+        "--lm ../models/lm --num_candidates 6 --seeds 1 --output_dir runs/grid"
     ),
-    "correct": Job(["memory", "correct", "1", "I want an antonym"], ["memory"]),
-    "forget": Job(["memory", "forget", "1"], ["memory"]),
-    "restore": Job(["memory", "restore", "1"], ["memory", "forget"]),
-    "erase": Job(["memory", "erase", "1"], ["memory", "lookup"]),
-    "lookup": Job(["memory", "lookup", QUESTION, *MEMORY], ["memory"]),
-    "export": Job(["memory", "export", "log.jsonl"], ["memory"]),
-    "salvage": Job(["memory", "salvage", "memory.sqlite", "--output", "saved.sqlite"], ["memory"]),
+    "memory": Job("memory add $ask 'I want a synonym'"),
+    "import": Job("memory import log.jsonl --memory other.sqlite", ["memory", "export"]),
+    "correct": Job("memory correct 1 'I want an antonym'", ["memory"]),
+    "forget": Job("memory forget 1", ["memory"]),
+    "restore": Job("memory restore 1", ["memory", "forget"]),
+    "erase": Job("memory erase 1", ["memory", "lookup"]),
+    "lookup": Job("memory lookup $ask $memory", ["memory"]),
+    "export": Job("memory export log.jsonl", ["memory"]),
+    "salvage": Job("memory salvage memory.sqlite --output saved.sqlite", ["memory"]),
     "similar": Job(
-        [
-            "memory",
-            "train-similarity",
-            "pairs.jsonl",
-            *_flags(encoder=f"{MODELS}encoder"),
-            *_flags(output_dir="similar", num_steps=4, width=8, device="cpu"),
-        ]
+        "memory train-similarity pairs.jsonl --encoder ../models/encoder --output_dir similar "
+        "--num_steps 4 --width 8 --device cpu"
     ),
     "gud-ir": Job(
-        [
-            "memory",
-            "train-gud-ir",
-            "pairs.jsonl",
-            *_flags(model=f"{MODELS}t5", device="cpu"),
-            *_flags(output_dir="gud-ir", num_train_epochs=2, save_steps=1),
-        ]
+        "memory train-gud-ir pairs.jsonl --model ../models/t5 --output_dir gud-ir "
+        "--num_train_epochs 2 --save_steps 1 --device cpu"
     ),
-    "stream": Job(
-        [
-            "memory",
-            "stream",
-            *_flags(stream="stream.jsonl", lm=f"{MODELS}lm", device="cpu", max_new_tokens=3),
-            *_flags(threshold=-3, output_dir="runs/stream", prompt="prompt.yaml"),
-        ]
-    ),
-    "chat": Job(
-        [
-            "memory",
-            "chat",
-            *_flags(lm=f"{MODELS}lm", device="cpu", max_new_tokens=3, prompt="prompt.yaml"),
-            *_flags(threshold=-3),
-        ]
-    ),
+    "stream": Job("memory stream --stream stream.jsonl $chat --output_dir runs/stream"),
+    "chat": Job("memory chat $chat"),
     "claims": Job(
-        [
-            "data",
-            "claims",
-            *_flags(corpus="years.txt", num_train=2, num_dev=2, num_test=2, output_dir="claims"),
-        ]
+        "data claims --corpus years.txt --num_train 2 --num_dev 2 --num_test 2 --output_dir claims"
     ),
 }
 
-_GROWN = _flags(artifacts_dir="grown")
 # What is there to be damaged besides. None of these is killed: a training whose time is up after
 # its first step does one step more each time, and an index that grew is one in `JOBS`.
 BESIDE: Mapping[str, Job] = {
     "stopped": Job(
-        [
-            *TRAIN,
-            *_flags(method="rag", num_evidence=2, output_dir="runs/stopped"),
-            *_flags(max_train_minutes=1e-9),
-        ]
+        "train $train --method rag --num_evidence 2 --output_dir runs/stopped "
+        "--max_train_minutes 1e-9"
     ),
-    "old index": Job(["index", *INDEX, *_GROWN]),
-    "more rows": Job(["index", "add", "grown/indexes/*", "--corpus", "more.txt", *_GROWN]),
-    "fewer rows": Job(["index", "remove", "grown/indexes/*", "--rows", "2", "5"]),
-}
-
-# Commands that write nothing.
-READ_ONLY: Mapping[str, Job] = {
-    "index info": Job(["index", "info", "artifacts/indexes/*"], ["index"]),
-    "verify": Job(["verify", "artifacts"], ["index"]),
-    "memory gate": Job(["memory", "gate", "--stream", "stream.jsonl", "--threshold", "-3"]),
-    "memory list": Job(["memory", "list", "--verify"], ["memory"]),
-    "memory score": Job(["memory", "score", "outputs.jsonl"]),
-    "models": Job(["models"]),
-    "task validate": Job(["task", "validate", "sst2"]),
+    "old index": Job(f"index $index {_GROWN}"),
+    "more rows": Job(f"index add grown/indexes/* --corpus more.txt {_GROWN}"),
 }
 
 

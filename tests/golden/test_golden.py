@@ -35,14 +35,6 @@ def test_another_argument_is_noticed(pair):
     assert list(differences(one, one)) == []
 
 
-def test_numbers_may_differ_in_their_last_digits_and_words_may_not():
-    same = [(0.5, 0.50004), (24.38448, 24.3850), ("1@2/0.98123", "1@2/0.98124")]
-    others = [(0.5, 0.5003), ("1@2/0.98123", "1@2/0.98223"), ("1@2/0.98123", "1@3/0.98123")]
-    others += [("n = 10", "n = 11"), (1, 1.0), (True, 1), (None, 0), ([1], [1, 2]), ({"a": 1}, {})]
-    assert not any(list(differences(*pair)) for pair in same)
-    assert all(list(differences(*pair)) for pair in others)
-
-
 def test_records_are_small_and_hold_nothing_of_a_machine():
     paths = sorted(golden.HERE.glob("*.json"))
     assert {path.stem for path in paths} == {*SCENARIOS, "fingerprints"}

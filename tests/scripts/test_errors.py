@@ -9,7 +9,6 @@ from conftest import SENTENCES
 from scripted import contents, half_written
 from tiny_models import build_lm
 
-import pgra
 from pgra.cli import main
 
 TASK = """
@@ -81,33 +80,6 @@ def test_each_kind_of_mistake_is_one_line_with_its_value_and_leaves_nothing(kind
     assert error.startswith("pgra: error: ")
     assert value in error
     assert "Traceback" not in told.err
-    assert set(contents(mistakes)) == set(FILES)
-
-
-ROWS = [("one film", "positive"), ("another film", "negative")]
-FROM_PYTHON = {
-    "sst3": lambda: pgra.train("sst3", ROWS),
-    "num_candidats": lambda: pgra.train("sst2", ROWS, num_candidats=6),
-    "'fifty'": lambda: pgra.train("sst2", ROWS, max_steps="fifty"),
-    "postive": lambda: pgra.train("sst2", [("a", "postive")], method="knn"),
-    "corpsu.txt": lambda: pgra.Index.build("corpsu.txt", encoder="bundled:minilm-l6"),
-    "type int": lambda: pgra.Index.build(["a"], encoder=3),
-    "nearest": lambda: pgra.ExemplarSelector(ROWS, selection="nearest"),
-    "pool[1]": lambda: pgra.ExemplarSelector([ROWS[0], 3], encoder="bm25"),
-    "stray brace": lambda: pgra.Reranker("bundled:smollm2-135m", template="{text"),
-    "nope": lambda: pgra.Reranker("bundled:nope", template="{text}"),
-    "edti": lambda: pgra.Memory("memory.sqlite", lookup="edti"),
-    "damaged.sqlite": lambda: pgra.Memory("damaged.sqlite"),
-    "poling": lambda: pgra.Encoder("bundled:minilm-l6", poling="max"),
-    "folder": lambda: pgra.Run.open("folder"),
-}
-
-
-@pytest.mark.parametrize("value", FROM_PYTHON)
-def test_so_it_is_from_python(value, mistakes):
-    with pytest.raises((pgra.PgraError, ValueError), match=re.escape(value)) as error:
-        FROM_PYTHON[value]()
-    assert "\n" not in str(error.value)
     assert set(contents(mistakes)) == set(FILES)
 
 

@@ -1,17 +1,14 @@
 """What float16 does not hold: each command says so in one line, and --lm_dtype bfloat16 does."""
 
-import io
 import shutil
 
 import pytest
-import yaml
 from conftest import SENTENCES, review_rows, write_jsonl
 from scripted import Bench, call
 from tiny_models import build_half_lm, build_lm
 from transformers import AutoTokenizer
 
 from pgra.cli import dispatch
-from pgra.memory.families import load_family
 
 pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
 
@@ -37,14 +34,8 @@ def there(half_lm, encoder_dir, t5_dir, tmp_path):
 
 
 def spoil(bench, *, is_whole=False):
-    """Write the sign into a passage, a test query and what a memory is asked, or take it out."""
+    """Write the sign into a passage and a test query, or take it out."""
     sign = "" if is_whole else RARE
-    words = [
-        {"type": kind, "word": f"{sign}sea", "answer": "water"}
-        for kind in load_family("lexical").answers
-    ]
-    write_jsonl(bench.root / "words.jsonl", words)
-    (bench.root / "typed.txt").write_text(f"what is akin to < sea > ?\nwhat is {sign} akin to ?\n")
     bench.corpus.write_text("\n".join([*SENTENCES[1:], f"The {sign} is here."]) + "\n")
     rows = [{**row, "text": f"{row['text']} {sign}"} for row in review_rows(12, start=20)]
     write_jsonl(bench.test_file, rows)
@@ -62,22 +53,7 @@ def words_of(there, *names, **more):
 ICL = ("task", "train_file", "test_file", "encoder", "lm", "device", "num_exemplars")
 
 
-def memory_words(bench, *words):
-    """Give flags under which an LM of a short window answers questions to a memory."""
-    example = {"question": "what is akin to < pretty > ?", "answer": "the synonym is nice"}
-    prompt = {"separator": "\n#\n", "end": "END", "clarified": "{question} | {feedback}"}
-    path = bench.root / "prompt.yaml"
-    path.write_text(yaml.safe_dump({**prompt, "examples": [example]}))
-    flags = words_of(bench, "lm", "device", "artifacts_dir", prompt=path, max_new_tokens=4)
-    return ["memory", *words, *flags]
-
-
 COMMANDS = {
-    "memory chat": lambda b: memory_words(b, "chat", "--memory", str(b.root / "memory.sqlite")),
-    "memory stream": lambda b: [
-        *memory_words(b, "stream", "--words", str(b.root / "words.jsonl"), "--num_steps", "6"),
-        *("--systems", "no-mem", "mem", "--output_dir", str(b.run("stream"))),
-    ],
     "rerank": lambda b: ["rerank", *words_of(b, *FIND)],
     "rerank TEXT": lambda b: ["rerank", "A warm film.", *words_of(b, *FIND)],
     "icl": lambda b: ["icl", *words_of(b, *ICL, "artifacts_dir", output_dir=b.run("icl"))],
@@ -94,8 +70,6 @@ def test_a_number_that_float16_does_not_hold_is_one_error_and_bfloat16_holds_it(
     words = COMMANDS[name](there)
 
     def ask(*more):
-        typed = io.BytesIO((there.root / "typed.txt").read_bytes())
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(typed))
         return call(dispatch, [*words, *more])
 
     error = ask().error

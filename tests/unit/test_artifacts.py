@@ -24,7 +24,6 @@ from pgra.artifacts import (
     artifact_dir,
     build_once,
     canonical_json,
-    check_fingerprint,
     digest,
     is_finished,
     load_manifest,
@@ -106,9 +105,6 @@ def test_the_first_field_that_differs_is_named_with_both_values(folder):
     message = r'made was made with pooling "mean", this run asks for "cls": use another folder'
     with pytest.raises(ArtifactError, match=message):
         read_manifest(folder, stage="index", fingerprint={**FIELDS, "pooling": "cls", "rows": 4})
-    made, asked = "a" * 3000 + "b" + "c" * 3000, "a" * 3000 + "d"  # shown where they differ
-    with pytest.raises(ArtifactError, match="…a{50}bc{49}…, this run asks for …a{98}d"):
-        check_fingerprint(folder, made={"prefix": made}, asked={"prefix": asked})
 
 
 def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):

@@ -252,16 +252,13 @@ def test_what_standard_output_cannot_encode_is_written_as_a_sign(monkeypatch, as
 
 
 @pytest.mark.slow
-def test_closed_streams_an_odd_encoding_and_a_folder_that_went_are_no_mistake(tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-
+def test_closed_streams_and_an_odd_encoding_are_no_mistake(tmp_path):
     def call(line, **environment):
         line = f"{line.replace('pgra', f'{sys.executable} -m pgra')}; exit $?"
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
         return subprocess.run(
             ["sh", "-c", line],
-            **{"env": env, "cwd": gone, "capture_output": True, "text": True, "check": False},
+            **{"env": env, "cwd": tmp_path, "capture_output": True, "text": True, "check": False},
         )
 
     for line in ("pgra models >&-", "pgra --version >&- 2>&-", "pgra models <&-"):
@@ -272,17 +269,12 @@ def test_closed_streams_an_odd_encoding_and_a_folder_that_went_are_no_mistake(tm
     called = call('pgra memory add "é" "ü" && pgra memory list', PYTHONIOENCODING="ascii")
     assert (called.returncode, called.stderr) == (0, "")
     assert '"\\xe9" -> "\\xfc"' in called.stdout
-    called = call("rm -r ../gone && pgra memory list")
-    assert called.returncode == 2
-    assert called.stderr.endswith(
-        "pgra: error: the folder that this runs in was removed: go into another one\n"
-    )
 
 
 HELPS = """
 import sys, pgra.cli
 words = [[name] for name in pgra.cli.COMMANDS] + [
-    ["demo", "--full"], ["ablate", "k"], ["memory", "stream"], ["memory", "train-gud-ir"],
+    ["ablate", "k"], ["memory", "stream"], ["memory", "train-gud-ir"],
     *(["train", "--method", name] for name in ("icl", "kate", "knn", "lm-bff", "rag", "ralm")),
     ["rerank", "--reranker", "cross-encoder"], ["search", "--retriever", "bm25"],
 ]

@@ -59,24 +59,3 @@ def test_every_module_has_a_layer():
     assert len(MODULES) > 60
     homes = {path.relative_to(ROOT / "pgra").parts[0].removesuffix(".py") for path in MODULES}
     assert homes <= {*LAYERS}
-
-
-LATER = [
-    "from pgra.reader.train import train_reader",
-    "import pgra.runs",
-    "from pgra import methods",
-    "from ..reader import train",
-    "def late():\n    from pgra.cli import main",
-    "from train import main",
-]
-EARLIER = [
-    "from pgra.artifacts import digest",
-    "import torch",
-    "from .textfile import x",
-    "from pgra import artifacts",
-]
-
-
-@pytest.mark.parametrize(("line", "count"), [*((x, 1) for x in LATER), *((x, 0) for x in EARLIER)])
-def test_a_made_up_violation_is_caught_and_no_other_line(line, count):
-    assert len(violations(line, ROOT / "pgra/data/corpus.py")) == count

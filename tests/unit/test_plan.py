@@ -1,12 +1,11 @@
 """A plan counts what the run then reads, for each first stage and each reranker."""
 
-import re
 from dataclasses import replace
 
 import pytest
 from conftest import with_rerank, with_retriever
 
-from pgra.commands.plan import Plan, describe_plan, make_plan
+from pgra.commands.plan import make_plan
 from pgra.core import ALONE
 from pgra.methods.stages import Stages
 from pgra.rerank.cross_encoder import CrossEncoderArguments
@@ -65,11 +64,3 @@ def test_what_is_timed_is_kept_and_read_once(args):
     left = plan(args).to_read
     assert 0 < left < timed.to_read == counted
     assert run(args) == left
-
-
-def test_what_is_not_known_is_said():
-    unknown, known = (Plan("t", {"test": 2}, 8, count) for count in (None, 3))
-    assert (unknown.seconds, known.seconds, replace(known, to_read=0).seconds) == (None, None, 0)
-    assert describe_plan(unknown, "mine").endswith("what mine reads is not known")
-    assert re.search("to read +3 texts", describe_plan(known, "mine"))
-    assert "time" not in describe_plan(known, "mine")

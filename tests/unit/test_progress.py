@@ -56,11 +56,7 @@ def test_a_terminal_has_a_bar_that_is_drawn_over(count):
 
 
 CALLS = {
-    "index": lambda encoder, _: pgra.Index.build(SENTENCES, encoder=encoder),
     "rank": lambda _, lm: pgra.Reranker(lm, template="{text}").rank("a film", SENTENCES),
-    "exemplars": lambda encoder, _: pgra.ExemplarSelector(
-        [(text, "x") for text in SENTENCES], encoder=encoder
-    ).select("a film", k=1),
 }
 
 

@@ -47,20 +47,3 @@ def test_a_list_grids_the_papers_table_by_itself(tmp_path, capsys):
     assert "sst2 (paper)" in capsys.readouterr().out
     assert main(["report", str(root), "--reference", "none"]) == 0
     assert "(paper)" not in capsys.readouterr().out
-
-
-def test_what_is_not_finished_is_told(tmp_path, capfd):
-    plant(tmp_path / "a")
-    plant_grid(tmp_path / "g", {"k=8": {"value": 8, "seeds": dict.fromkeys(range(5))}})
-    (tmp_path / "b").mkdir()
-    (tmp_path / "none").mkdir()
-    (tmp_path / "b/run.json").write_text("{}")
-    assert main(["report", str(tmp_path), str(tmp_path / "none")]) == 0
-    told = capfd.readouterr().err
-    assert "b is not measured (yet), and left out" in told
-    assert "none is not measured (yet), and left out" in told
-    assert "a is not" not in told  # the control
-    gone = "g/sst2/k=8/seed-"
-    assert f"of 'Candidates' is not measured (yet): {tmp_path}/{gone}0, " in told
-    assert f"{gone}2 and 2 more" in told
-    assert "'Candidates' has no finished run yet" in told

@@ -51,26 +51,3 @@ def test_a_tasks_own_data_set_is_read_where_it_is_asked_for(task_file, capsys):
     assert "test: 3 rows of 2.7 words" in capsys.readouterr().out
     assert main(["task", "validate", str(task_file)]) == 0
     assert "rows are made up" in capsys.readouterr().out  # the control
-
-
-def test_several_tasks_are_shown_in_their_order(capsys):
-    assert main(["task", "validate", "trec", "sst2", "--num_exemplars", "1"]) == 0
-    told = capsys.readouterr().out
-    assert told.index("trec: valid") < told.index("sst2: valid")
-    assert main(["task", "validate", "trec"]) == 0
-    assert "sst2" not in capsys.readouterr().out  # the control
-
-
-def test_a_task_for_an_lm_alone_says_so(tmp_path, capsys):
-    (tmp_path / "lm.yaml").write_text("".join(TASK.splitlines(keepends=True)[:4]))
-    assert main(["task", "validate", str(tmp_path / "lm.yaml")]) == 0
-    told = capsys.readouterr().out
-    assert "the LM reads" in told
-    assert "the reader reads" not in told
-    assert "it is for pgra icl alone" in told
-
-
-@pytest.mark.parametrize("name", ["sst2", "rte", "totto", "nq_open"])
-def test_a_task_without_files_is_shown_with_made_up_rows(name, capsys):
-    assert main(["task", "validate", name]) == 0
-    assert "rows are made up" in capsys.readouterr().out
