@@ -6,7 +6,7 @@ switch hides them: the level of the logger `pgra` at ERROR, which `-q` sets.
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,13 +75,22 @@ def _is_quiet() -> bool:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
+    """Hide transformers' bars and warnings meanwhile; see `hide_transformers`."""
+    show = hide_transformers()
+    try:
+        yield
+    finally:
+        show()
+
+
+def hide_transformers() -> Callable[[], None]:
     """Hide transformers' bars and warnings, unless pgra's log is at DEBUG; downloads keep theirs.
 
-    Afterwards the library speaks as it did before.
+    Returns:
+        What has the library speak as it did before.
     """
     if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
-        yield
-        return
+        return lambda: None
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as library
 
@@ -91,9 +100,10 @@ def quiet_transformers() -> Iterator[None]:
     library.disable_progress_bar()  # which hides those of the hub too
     if shows_downloads:
         enable_progress_bars()
-    try:
-        yield
-    finally:
+
+    def show() -> None:
         library.set_verbosity(level)
         if had_bars:
             library.enable_progress_bar()
+
+    return show

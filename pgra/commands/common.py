@@ -201,10 +201,6 @@ def typed_lines() -> Iterator[str]:
         say("")
 
 
-_QUIET = contextlib.ExitStack()
-"""Until the process ends."""
-
-
 def quiet_libraries() -> None:
     """Leave progress and warnings to us: one bar for each long stage, none for reading a file.
 
@@ -212,9 +208,9 @@ def quiet_libraries() -> None:
     """
     if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
         return
-    from pgra.progress import quiet_transformers
+    from pgra.progress import hide_transformers
 
-    _QUIET.enter_context(quiet_transformers())
+    hide_transformers()
     with contextlib.suppress(ImportError):  # the GPU benchmark does without
         import datasets
 
