@@ -290,7 +290,7 @@ def _info(*found_by: Any) -> int:
         lines: dict[str, object] = {"kind": manifest.stage}
         if recipe is not None:
             lines["corpus"] = ", ".join(CorpusArguments(**recipe["corpus"]).sources)
-            lines["retriever"] = recipe["retriever"]
+            lines["model"] = recipe["retriever"]["encoder"]
         lines |= {**manifest.fingerprint, **counts, "files": len(manifest.files), "bytes": size}
         lines |= {"created": manifest.created, "versions": manifest.versions}
         known = [f"  {name:<18} {_in_line(value)}" for name, value in lines.items()]
