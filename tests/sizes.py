@@ -13,12 +13,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "pgra: code lines": 26_763,
+    "pgra: code lines": 26_610,
     "pgra: files": 139,
-    "pgra: docstring lines": 10_223,
-    "tests: code lines": 18_961,
+    "pgra: docstring lines": 10_195,
+    "tests: code lines": 18_561,
     "benchmarks: code lines": 1_799,
-    "docs: words": 38_875,
+    "docs: words": 38_866,
 }
 _SPACE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
