@@ -31,7 +31,7 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
-from pgra.retrieval.faiss import IndexPlan, Vectors, ask, build_faiss, map_faiss
+from pgra.retrieval.faiss import EXACT, Vectors, ask, build_faiss, map_faiss
 from pgra.retrieval.shards import plan_shards, vector_source
 
 BATCHES = (1, 64, 1024)  # of queries
@@ -126,7 +126,7 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
     queries = unit(rng, max(BATCHES), width)
     source = vector_source(plan_shards(folder, rows, SHARD_ROWS), width)
     start = time.perf_counter()
-    build_faiss(source, IndexPlan(factory="Flat"), folder / "ours.faiss")
+    build_faiss(source, EXACT, folder / "ours.faiss")
     built = time.perf_counter() - start
     index = map_faiss(folder / "ours.faiss")
     raw = faiss.IndexFlatIP(width)

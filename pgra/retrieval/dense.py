@@ -49,13 +49,13 @@ from pgra.retrieval.faiss import (
     EXACT,
     INDEX_FILE,
     BlockSearch,
-    IndexPlan,
     Rescored,
     Vectors,
     ask,
     build_faiss,
     empty_index,
     find_faiss,
+    is_lossy,
     map_faiss,
 )
 from pgra.retrieval.ray_engine import encode_by_ray
@@ -163,13 +163,13 @@ def _with_search(
     fields: Mapping[str, Json], encoder: Encoder, args: RetrieverArguments
 ) -> dict[str, Json]:
     """Add to an index's fields what else decides candidates: query prompt, hits scored again."""
-    is_rescored = _plan(args, fields).is_rescored
-    rescored = {"rescore_factor": args.rescore_factor} if is_rescored else {}
+    factor = _rescore_factor(args, fields)
+    rescored = {"rescore_factor": factor} if factor else {}
     return {**fields, **encoder.query_fields, **rescored}
 
 
-def _plan(args: RetrieverArguments, fields: Mapping[str, Json]) -> IndexPlan:
-    return IndexPlan(factory=str(fields["factory"]), rescore_factor=args.rescore_factor)
+def _rescore_factor(args: RetrieverArguments, fields: Mapping[str, Json]) -> int:
+    return args.rescore_factor if is_lossy(str(fields["factory"])) else 0
 
 
 def _open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any:
@@ -178,14 +178,15 @@ def _open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any
     On a CPU an exact one is searched from the shards where it is too big for the memory.
     """
     source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
-    plan, where = _plan(args, built.manifest.fingerprint), choose_device(device)
+    fields, where = built.manifest.fingerprint, choose_device(device)
     file = find_faiss(built.folder)
     if file is None or (
-        plan.factory == EXACT and (where.type == "cuda" or not source.fits_in_memory)
+        fields["factory"] == EXACT and (where.type == "cuda" or not source.fits_in_memory)
     ):
         return BlockSearch(source, str(where))
     index = map_faiss(file)
-    return Rescored(index, source.read, factor=plan.rescore_factor) if plan.is_rescored else index
+    factor = _rescore_factor(args, fields)
+    return Rescored(index, source.read, factor=factor) if factor else index
 
 
 def _locate(request: IndexRequest, encoder: Encoder) -> tuple[dict[str, Json], Path]:
@@ -317,8 +318,9 @@ def build_index(
         path.unlink(missing_ok=True)  # of a job stopped before its manifest
         about = build_faiss(
             vector_source(every, encoder.width),
-            _plan(args, fields),
+            str(fields["factory"]),
             path,
+            rescore_factor=_rescore_factor(args, fields),
             begun=None if old is None else find_faiss(folder),
         )
         speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None

@@ -410,38 +410,21 @@ _SEED = 0
 _WRITE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class IndexPlan:
-    """How an index is made and asked.
-
-    Attributes:
-        factory: FAISS factory string.
-        rescore_factor: Hits that a lossy one gives for each one kept, scored again exactly; 0: its
-            own scores.
-    """
-
-    factory: str
-    rescore_factor: int = 0
-
-    @property
-    def is_rescored(self) -> bool:
-        """Whether hits are scored again."""
-        return self.rescore_factor > 0 and is_lossy(self.factory)
-
-
 def build_faiss(
     source: VectorSource,
-    plan: IndexPlan,
+    factory: str,
     path: Path,
     *,
+    rescore_factor: int = 0,
     begun: Path | None = None,
 ) -> dict[str, Json]:
     """Write the index of a factory string, searched by inner product.
 
     Args:
         source: What is indexed.
-        plan: How.
+        factory: FAISS factory string.
         path: The file; none is written for an exact index beyond the memory.
+        rescore_factor: Hits for each one kept, scored again exactly; 0: its own scores.
         begun: An index of the first rows, up to where a block begins: the others are added to it,
             and it is not trained again. An exact one is written anew, which takes no longer.
 
@@ -457,16 +440,16 @@ def build_faiss(
     import faiss
 
     counts: dict[str, Json] = {"rows": source.num_rows, "dim": source.width}
-    if plan.factory == EXACT:
+    if factory == EXACT:
         if source.fits_in_memory:
             write_flat(source, path)
         recall = {str(depth): 1.0 for depth in depths_for(source.num_rows)}
         return {**counts, "is_exact": True, "recall": recall}
-    index = empty_index(plan.factory, source.width, source.num_rows)
+    index = empty_index(factory, source.width, source.num_rows)
     if begun is not None:
         index = faiss.read_index(str(begun))
     elif not index.is_trained:
-        counts |= _train(index, source, plan.factory)
+        counts |= _train(index, source, factory)
     num_there = index.ntotal
     # disable=None: a bar is for a terminal.
     with Bar(total=source.num_rows, desc="index", unit="passage") as bar:
@@ -475,7 +458,7 @@ def build_faiss(
                 index.add(vectors)
             bar.update(len(vectors))
     assert index.ntotal == source.num_rows, "the index begun ends inside a block"
-    counts |= _measure(index, source, plan)
+    counts |= _measure(index, source, rescore_factor)
     write_faiss(index, path)
     return counts
 
@@ -525,15 +508,15 @@ def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
     return {"trained_on": len(rows), "training_seconds": round(time.perf_counter() - start, 1)}
 
 
-def _measure(index: Any, source: VectorSource, plan: IndexPlan) -> dict[str, Json]:
+def _measure(index: Any, source: VectorSource, rescore_factor: int) -> dict[str, Json]:
     """Set the search by some passages; return the recall by others."""
     depths = depths_for(source.num_rows)
     if not depths:
         return {"is_exact": False, "recall": {}, "search": {}}
     logger.info("measuring recall against an exact search of all %d passages", source.num_rows)
     searched = index
-    if plan.is_rescored:
-        searched = Rescored(index, source.read, factor=plan.rescore_factor)
+    if rescore_factor:
+        searched = Rescored(index, source.read, factor=rescore_factor)
     rows = _draw_rows(source.num_rows, 2 * SAMPLE)
     vectors = source.read(rows)
     every = nearest_in_blocks(vectors, numbered(source.blocks()), depths[-1] + 1)
@@ -548,8 +531,8 @@ def _measure(index: Any, source: VectorSource, plan: IndexPlan) -> dict[str, Jso
     counts: dict[str, Json] = {"is_exact": False, "search": setting}
     counts["recall"] = {str(depth): recall(searched, depth) for depth in depths}
     counts["recall_of"] = f"{len(rows[1::2])} passages not tuned on"
-    if plan.is_rescored:
-        counts["rescore_factor"] = plan.rescore_factor
+    if rescore_factor:
+        counts["rescore_factor"] = rescore_factor
         counts["recall_without_rescoring"] = {str(depth): recall(index, depth) for depth in depths}
     return counts
 

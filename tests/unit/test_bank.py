@@ -377,26 +377,6 @@ def test_no_byte_of_a_record_changes_a_state(tmp_path):
         Shard(record)
 
 
-@pytest.mark.parametrize("part", ["json", "keys.npy", "states.npy"])
-def test_a_damaged_shard_is_kept_beside_and_its_states_alone_are_computed_again(
-    part, tmp_path, caplog
-):
-    fill(tmp_path, range(20), shard_rows=5)
-    whole, record = contents(tmp_path), sorted(tmp_path.glob("[!m]*.json"))[0]
-    flip(record.with_suffix(f".{part}"))
-    bank, asked = Bank(tmp_path, FIELDS), []
-
-    def encode(keys, advance):
-        asked.extend(keys.tolist())
-        return slopes(keys, advance)
-
-    assert bank.fill(range(20), same, encode, shard_rows=5, context=QUIET) == len(asked) == 5
-    assert f"{record}.damaged, and made again" in caplog.text
-    assert contents(tmp_path) == whole
-    np.testing.assert_array_equal(bank.states([3, 17]), slopes([3, 17]).numpy())
-    assert not Bank(tmp_path, FIELDS).fill(range(20), same, encode, shard_rows=5)
-
-
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_no_state_is_kept_of_a_model_whose_files_changed(is_changed, tmp_path):
     weights = tmp_path / "model.safetensors"

@@ -5,7 +5,6 @@ import pytest
 import torch
 from small_reranking import TEMPLATE, TRAIN, WORDS
 
-from pgra.cli import main
 from pgra.core import Context, Example
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.exemplars.prompt import build_prompt
@@ -98,10 +97,3 @@ def test_ties_are_by_row_also_at_the_cut(lm_dirs, tmp_path, monkeypatch, depth):
     queries = TIES[:9] * np.eye(WIDTH, dtype=np.float32)[:3].sum(0)  # products from -3 to 3
     search = search_of(lm_dirs, tmp_path, TIES, queries)
     np.testing.assert_array_equal(search.search(QUERIES, depth).rows, tied_order(queries, depth))
-
-
-@pytest.mark.slow
-def test_the_demo_compares_two_stages_and_refuses_one(tmp_path, capsys):
-    argv = ["--corpus", str(tmp_path / "none.txt"), "--retriever", "exhaustive", "--device", "cpu"]
-    assert main(["demo", *argv, "--artifacts_dir", str(tmp_path / "a")]) == 2
-    assert "the demo compares the evidence of both stages" in capsys.readouterr().err
