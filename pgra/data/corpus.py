@@ -265,13 +265,6 @@ def find_source(name: str) -> Source:
     if path.exists() or not all(parts) or parts[0] in (".", "..", "~") or path.parent.is_dir():
         return _open_file(path)
 
-    def failed(reason: str) -> DataError:
-        return DataError(
-            f"cannot find corpus '{name}': there is no such file here, and the hub says: {reason} "
-            "Give a local .txt, .jsonl, .csv, .tsv or .parquet file, a data set's file or "
-            "OWNER/SET:CONFIG, or a bundled: name (pgra data lists them)."
-        )
-
     if len(parts) >= 3:
         from huggingface_hub import hf_hub_download
 
@@ -279,13 +272,17 @@ def find_source(name: str) -> Source:
         try:
             return _open_file(Path(hf_hub_download(repo, file, repo_type="dataset")))
         except read.hub_errors() as error:
-            raise failed(read.hub_reason(error)) from None
+            raise DataError(
+                f"cannot find corpus '{name}': there is no such file here, and the hub says: "
+                f"{read.hub_reason(error)} Give a local file, a data set's file or "
+                "OWNER/SET:CONFIG, or a bundled: name (pgra data lists them)."
+            ) from None
     suffixes = [s.lower().lstrip(".") for s in path.suffixes if s.lower() not in PACKED]
     if not _HUB_DATASET.fullmatch(name) or (":" not in name and {*suffixes} & {*KINDS}):
         return _open_file(path)
     repo, _, rest = name.partition(":")
     config, _, split = rest.partition(":")
-    builder, tables = read.load_data_set(repo, config or None, revision=None, failed=failed)
+    builder, tables = read.load_data_set(repo, config or None)
     split = split or (next(iter(tables)) if len(tables) == 1 else "train")
     if split not in tables:
         raise DataError(

@@ -147,16 +147,7 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
     hub = task.hub if task.hub and is_own else HubSource(id=source, splits=_ANY_SPLITS)
     if split not in hub.splits:
         return None
-    _, tables = load_data_set(
-        hub.id,
-        hub.config,
-        revision=hub.revision,
-        failed=lambda reason: DataError(
-            f"cannot load data set '{hub.id}': it is no folder here, and the hub says: {reason} "
-            "Give a local folder or a bundled: name with --dataset_name, or --train_file and "
-            "--test_file."
-        ),
-    )
+    _, tables = load_data_set(hub.id, hub.config, hub.revision)
     name = hub.splits[split]
     if name not in tables:
         if split == "validation":

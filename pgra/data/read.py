@@ -6,8 +6,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
@@ -417,7 +416,7 @@ def hub_reason(error: BaseException) -> str:
 
 
 def load_data_set(
-    repo: str, config: str | None, *, revision: str | None, failed: Callable[[str], DataError]
+    repo: str, config: str | None, revision: str | None = None
 ) -> tuple[Any, Mapping[str, Any]]:
     """Load a hub data set as plain files; no code of it is run.
 
@@ -426,7 +425,6 @@ def load_data_set(
         config: Which of its configurations; None is the only or default one.
         revision: Branch or commit; None is the main branch or, where that holds only a loading
             script, the hub's own conversion to Parquet, which is logged.
-        failed: Makes the error of a reason in words.
 
     Returns:
         A `datasets.DatasetBuilder`, and its tables by split.
@@ -434,10 +432,19 @@ def load_data_set(
     Raises:
         DataError: If there is none, or it cannot be loaded.
     """
-    with _told(failed):
+    from datasets.exceptions import DatasetGenerationError, DatasetsError
+
+    try:
         builder = _open_builder(repo, config, revision)
         builder.download_and_prepare()
         return builder, builder.as_dataset()
+    except hub_errors(DatasetsError, ValueError, RuntimeError) as error:
+        is_vague = isinstance(error, DatasetGenerationError)  # its cause is not
+        reason = hub_reason((error.__cause__ if is_vague else None) or error)
+        raise DataError(
+            f"cannot load data set '{repo}': it is no file or folder here, and the hub says: "
+            f"{reason} Give files of your own, a local folder, or a bundled: name"
+        ) from None
 
 
 def _open_builder(repo: str, config: str | None, revision: str | None) -> Any:
@@ -450,16 +457,3 @@ def _open_builder(repo: str, config: str | None, revision: str | None) -> Any:
             raise
         logger.info("%s: a loading script, not run; read from %s", repo, PARQUET_BRANCH)
         return load_dataset_builder(repo, config, revision=PARQUET_BRANCH)
-
-
-@contextmanager
-def _told(failed: Callable[[str], DataError]) -> Iterator[None]:
-    """Word what the hub or its client says."""
-    from datasets.exceptions import DatasetGenerationError, DatasetsError
-
-    try:
-        yield
-    except hub_errors(DatasetsError, ValueError, RuntimeError) as error:
-        is_vague = isinstance(error, DatasetGenerationError)  # its cause is not
-        reason = hub_reason((error.__cause__ if is_vague else None) or error)
-        raise failed(reason) from None

@@ -39,7 +39,6 @@ class NeighborReranker(PairReranker):
     """
 
     reads_queries = True
-    columns = len(KEPT)
 
     def __init__(self, request: RerankRequest) -> None:
         """Open an LM, and the bank of an LM, a template and a corpus, whatever the exemplars.

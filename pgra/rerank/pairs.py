@@ -61,14 +61,12 @@ class PairReranker(ScoringReranker):
 
     Attributes:
         bank: Scores of pairs, a column a kind of score.
-        columns: How many there are.
         column: Which of them decides.
         shard_rows: Pairs in one shard of the bank, about: a query's new pairs stay together.
         reads_queries: Whether each query with new pairs is a text of its own, too.
     """
 
     reads_queries = False
-    columns = 1
     column = 0
 
     def __init__(
