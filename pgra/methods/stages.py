@@ -239,7 +239,7 @@ class Stages(Timed):
             PgraError: As the first stage says.
         """
         if self.args.is_exhaustive:
-            return np.arange(len(self.corpus))
+            return np.arange(self.exhaustive.num_rows)
         k = self.args.retriever.num_candidates
         with self.timed("index"):
             retriever = self.retriever
