@@ -100,6 +100,7 @@ def _report(
 ) -> str:
     """Write the page, and return what the terminal shows."""
     from pgra.artifacts import write_text
+    from pgra.commands.report import PAGE_SAMPLES, show_samples
     from pgra.report.compare import compare_runs
     from pgra.report.metrics import compare_means, compare_methods
     from pgra.report.page import render_page
@@ -122,14 +123,15 @@ def _report(
     case = _case(args, runs[0], found)
     study = compare_runs(Group("The demo's readers", runs))
     title, lead = "Prompt-guided retrieval: the demo", "\n\n".join([effect, *lines, case])
-    page = render_page(title, [study], lead=lead)
+    samples = show_samples([study.group], PAGE_SAMPLES)
+    page = render_page(title, [study], samples, lead=lead)
     write_text(base / "report.html", page)
     return "\n\n".join(
         [
             "Does the LM pick other evidence than the encoder?\n  " + effect,
             "Does the T5 decide better with it?\n  " + "\n  ".join(lines),
             case,
-            f"It took {seconds}. Look through every example: open {base / 'report.html'}",
+            f"It took {seconds}. To look through examples: open {base / 'report.html'}",
         ]
     )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _FORMAT_OF = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".txt": "text"}
 _NO_REFERENCE = "none"
+PAGE_SAMPLES = 100  # queries of a task that a page shows
 
 
 @dataclass(kw_only=True)
@@ -53,15 +54,9 @@ class ReportArguments(Arguments):
     )
     html: str | None = arg(
         None,
-        "Write a page to look through too: tables, plots, and every example with what each run "
-        "read and said. One file that ends in .html and asks for nothing else.",
+        "Write a page to look through too: tables, figures, and examples with what each run read "
+        "and said. One file that ends in .html and asks for nothing else.",
         writes=True,
-    )
-
-    consistency: str | None = arg(
-        None,
-        "Folder of pgra consistency: the page draws label consistency by rank too.",
-        needs={"html": True},
     )
 
     def check(self) -> None:
@@ -98,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     from pgra.report.compare import load_reference
     from pgra.report.figures import FIGURES, check_path, plot_study
-    from pgra.report.page import PAGES, page_title, read_consistency, render_page
+    from pgra.report.page import PAGES, page_title, render_page
     from pgra.report.results import load_collection
 
     for name, suffixes in (("figure", FIGURES), ("html", PAGES)):
@@ -118,8 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = args.format or _FORMAT_OF[Path(args.output or "a.txt").suffix.lower()]
     text, texts = _tell(studies, kind), {}
     if args.html is not None:
-        found = read_consistency(Path(args.consistency)) if args.consistency else {}
-        texts[args.html] = render_page(page_title(studies), studies, found)
+        samples = show_samples(collection.groups, PAGE_SAMPLES)
+        texts[args.html] = render_page(page_title(studies), studies, samples)
     if args.figure is not None:
         plot_study(studies[0], Path(args.figure))
         logger.info("report: %s", args.figure)

@@ -1,8 +1,7 @@
 """Runs side by side: differences to a baseline with tests, the papers' values, tables of both."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeVar
 
@@ -409,106 +408,6 @@ def _compare_seeds(
     return better, len(shared), welch(*sides), has_noise
 
 
-# A study in a sentence.
-
-
-def verdict(study: Study) -> str:
-    """Return one sentence: what beats the baseline by more than noise, by the tables' own tests.
-
-    It is of the average over tasks where there is one, and names the row that is furthest above
-    the baseline; p is not adjusted for how many rows there are, so that their number is told.
-    """
-    if not study.comparisons:
-        return _verdict_of_none(study)
-    column = AVERAGE if AVERAGE in study.columns else study.columns[0]
-    found = {row: one for (row, of), one in study.comparisons.items() if of == column}
-    if not found:
-        tasks = {row: [t for t in study.tasks if _wins(study, row, t)] for row in study.rows}
-        told = [f"{row} is on {_listed(won)}" for row, won in tasks.items() if won]
-        return (
-            f"No row has all tasks; better than {study.baseline} by more than noise: "
-            f"{_listed(told) or 'none, on no task'}."
-        )
-    wins = [row for row, one in found.items() if one.is_win]
-    losses = [row for row, one in found.items() if one.is_loss]
-    best = max(wins or found, key=lambda row: found[row].gap.difference)
-    where = f" on average over {len(study.tasks)} tasks" if column == AVERAGE else ""
-    base, facts = study.baseline, _facts(study, best, column)
-    if wins:
-        text = f"{best} is better than {base} by {facts}{where}"
-        others = [row for row in wins if row != best]
-        text += f"; so {'are' if others[1:] else 'is'} {_listed(others)}" if others else ""
-    elif len(found) == 1 and losses:
-        return f"{best} is worse than {base} by {facts}{where}."
-    else:
-        text = f"No run beats {base} by more than noise; "
-        text += (
-            f"the best of {len(found)} is {best}, at" if found.keys() - {best} else f"{best} is at"
-        )
-        text += f" {facts}{where}"
-        if found[best].holm <= LEVEL and best not in losses:
-            is_one = found[best].welch is None
-            text += ", where " + (
-                "one seed tells nothing of the noise of training"
-                if is_one
-                else "the seeds differ too much to be sure"
-            )
-    if losses:
-        text += f"; {_listed(losses)} {'are' if losses[1:] else 'is'} worse by more than noise"
-    return text + "."
-
-
-def _wins(study: Study, row: str, task: str) -> bool:
-    return (row, task) in study.comparisons and study.comparisons[row, task].is_win
-
-
-def _verdict_of_none(study: Study) -> str:
-    """Say what there is where nothing can be compared."""
-    if len(study.results) > 1:
-        return "There is no baseline among these runs, so nothing is tested."
-    ((row, task), result), *_ = study.results.items()
-    low, high = (f"{100 * end:.1f}" for end in result.interval or (math.nan,) * 2)
-    over = f"{result.spread.n} seeds" if result.is_over_seeds else _num_examples(study, [task])
-    return (
-        f"{row} has {100 * result.spread.mean:.1f} % {result.runs[0].metric} on {task} (95 % "
-        f"interval {low} to {high} over {over}), with nothing to compare it with."
-    )
-
-
-def _facts(study: Study, row: str, column: str) -> str:
-    """Return a difference to the baseline with its interval, its p, and over what."""
-    found, tasks = study.comparisons[row, column], _tasks_of(study, column)
-    # "By 1.2 points" of what is better or worse; with its sign where it is neither.
-    sign, form = (1, "+.1f") if not (found.is_win or found.is_loss) else (0, ".1f")
-    sign = sign or (1 if found.gap.difference > 0 else -1)
-    ends = sorted(100 * sign * end for end in (found.gap.low, found.gap.high))
-    p = Cell.of_p(found.holm).text
-    sides = [
-        study.results[name, task].runs for name in (row, str(study.baseline)) for task in tasks
-    ]
-    seeds = max((len(runs) for runs in sides if any(run.is_seeded for run in runs)), default=0)
-    return (
-        f"{100 * sign * found.gap.difference:{form}} points (95 % interval "
-        f"{Cell.interval(ends, form).text}, p {'' if p.startswith('<') else '= '}{p} over "
-        f"{_num_examples(study, tasks)}"
-        + (f" and {seeds} seed{'s' * (seeds > 1)})" if seeds else ")")
-    )
-
-
-def _tasks_of(study: Study, column: str) -> Sequence[str]:
-    return study.tasks if column == AVERAGE else [column]
-
-
-def _num_examples(study: Study, tasks: Sequence[str]) -> str:
-    sizes = {run.task: int(run.metrics["n"]) for run in study.group.runs}
-    return f"{sum(sizes[task] for task in tasks):,} test examples"
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Return "a", "a and b", "a, b and c"."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
-
-
 # A study as tables: one to look at, one with every test, and one for further work.
 
 
@@ -517,38 +416,11 @@ def summarise(study: Study) -> list[Table]:
     return [results_table(study), detail_table(study)]
 
 
-def front_table(study: Study) -> Table:
-    """Return what a page opens with: of several tasks their table, of one its values and tests.
-
-    The interval has no text: a page draws it.
-    """
-    if len(study.columns) > 1:
-        return replace(results_table(study), notes=_notes(study))
-    (column,) = study.columns
-    metric = next((run.metric for run in study.group.runs if run.task == column), "value")
-    shown: dict[str, str] = {"95 % interval": "low high"}
-    if study.comparisons:
-        shown |= {f"difference to {study.baseline}": "difference"}
-        shown |= {"its 95 % interval": "difference_low difference_high", "p": "p_holm"}
-    has_paper = bool(study.paper)
-    columns = [_first_column(study), metric, *shown]
-    columns += [*(["paper"] if has_paper else []), *(["verdict"] if study.comparisons else [])]
-    rows = []
-    for row in study.rows:
-        numbers, found = _numbers(study, row, column), study.comparisons.get((row, column))
-        is_win = found is not None and found.is_win
-        cells = [Cell(row), _value_cell(study, row, column)]
-        cells += [_cell(numbers, names, is_win=is_win) for names in shown.values()]
-        cells += [Cell.of(study.paper.get((row, column)), ".1f")] if has_paper else []
-        cells += [Cell(_judged(study, row, found))] if study.comparisons else []
-        rows.append(cells)
-    return Table(study.group.title, columns, rows, _notes(study))
-
-
-def _judged(study: Study, row: str, found: Comparison | None) -> str:
-    """Say in a word how a row stands to the baseline."""
+def judge(study: Study, row: str, column: str) -> str:
+    """Return how a row stands to the baseline, in a word."""
     if row == study.baseline:
         return "baseline"
+    found = study.comparisons.get((row, column))
     if found is None:
         return ""
     if found.is_win or found.is_loss:
@@ -572,7 +444,7 @@ def results_table(study: Study) -> Table:
             if column in has_paper:
                 cells.append(Cell.of(study.paper.get((row, column)), ".1f"))
         rows.append(cells)
-    return Table(study.group.title, columns, rows, [verdict(study), *_notes(study)])
+    return Table(study.group.title, columns, rows, _notes(study))
 
 
 def _first_column(study: Study) -> str:
@@ -594,6 +466,7 @@ def detail_table(study: Study) -> Table:
     """Return every value with its interval, and its difference to the baseline with all tests."""
     shown = {**_VALUES, **(_TESTS if study.comparisons else {})}
     last = ["paper's difference"] if study.comparisons and study.paper else []
+    verdict = ["verdict"] if study.comparisons else []
     rows = []
     for row in study.rows:
         for column in study.columns:
@@ -606,6 +479,7 @@ def detail_table(study: Study) -> Table:
             ours, base = (study.paper.get((r, column)) for r in (row, study.baseline or ""))
             is_alone = ours is None or base is None or row == study.baseline
             cells += [Cell.of(None if is_alone else ours - base, "+.1f") for _ in last]  # type: ignore[operator]
+            cells += [Cell(judge(study, row, column)) for _ in verdict]
             rows.append(cells)
     title = f"{study.group.title}: every value"
     notes = [
@@ -622,7 +496,7 @@ def detail_table(study: Study) -> Table:
             "McNemar's test is exact; of several seeds it is the lower middle p, times seeds over "
             "its place (Rueger 1978).",
         ]
-    return Table(title, [_first_column(study), *shown, *last], rows, notes)
+    return Table(title, [_first_column(study), *shown, *last, *verdict], rows, notes)
 
 
 def _cell(numbers: Mapping[str, "_Number"], names: str, *, is_win: bool) -> Cell:

@@ -1,4 +1,4 @@
-"""A study as a figure of its own, and as the page's plots."""
+"""A study as a figure."""
 
 from dataclasses import replace
 

@@ -7,7 +7,6 @@ import pytest
 
 from pgra.artifacts import write_json
 from pgra.commands.report import main
-from pgra.errors import ConfigError
 from pgra.report.compare import compare_runs
 from pgra.report.metrics import TextOutcomes, bootstrap
 from pgra.report.results import load_collection
@@ -79,7 +78,3 @@ def test_the_papers_values_stand_beside_them(tmp_path, capsys):
     assert "totto nonoverlap/bleu (paper)" in said
     assert "25.6" in said
     assert "average" not in said.partition("\n\n")[0]
-    page = tmp_path / "page.html"
-    with pytest.raises(ConfigError, match="--html shows which examples are right, and totto"):
-        main([str(tmp_path), "--html", str(page)])
-    assert not page.exists()
