@@ -251,16 +251,6 @@ class Memory(AbstractContextManager["Memory"]):
             self._check_own(entry_ids)
             self._log.forget(*entry_ids, source=_text("source", source))
 
-    def restore(self, entry_id: int, *, source: str = "user") -> MemoryEntry:
-        """Put a forgotten entry back, with another id.
-
-        Raises:
-            DataError: If it was never there, was erased, or its question has an entry now.
-        """
-        with self._mine():
-            self._check_own([entry_id])
-            return _entry(self._log.restore(entry_id, source=_text("source", source)))
-
     def erase(self, *entry_ids: int, source: str = "user") -> int:
         """Remove entries for ever, all or none: no byte of their texts stays in the memory's files.
 
@@ -275,9 +265,9 @@ class Memory(AbstractContextManager["Memory"]):
             How many events of the log were erased.
 
         Raises:
-            DataError: If one is not in the log, was erased already, or is of another scope.
+            DataError: If one is not in the log, or is of another scope.
             ArtifactError: If another process reads the file for so long that bytes stay until it
-                is opened next.
+                is closed.
         """
         with self._mine():
             self._check_own(entry_ids)

@@ -26,14 +26,13 @@ from pgra.memory.chat import (
     TalkingLMArguments,
     load_conversation,
     show_entry,
-    show_near,
 )
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import Event, FeedbackLog, export_log, import_events, read_events, salvage
-from pgra.memory.lookup import LookupArguments, find_collisions, find_near, load_lookup, passing
+from pgra.memory.lookup import LookupArguments, load_lookup, passing
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.report import choose_threshold, judge_thresholds, score_file, write_report
+from pgra.memory.report import choose_threshold, judge_thresholds, write_report
 from pgra.memory.stream import read_pairs, read_stream
 
 _AHEAD = 16  # questions that an LM here is asked together
@@ -117,23 +116,16 @@ class FamilyArguments(Arguments):
 
     family: str | None = arg(
         None,
-        f"{_FAMILY} Its rule tells near keys, and a file of pairs is a stream of it; default: "
-        "questions of any kind.",
+        f"{_FAMILY} A file of pairs is a stream of it; default: questions of any kind.",
     )
 
     def load_family(self) -> Family | None:
         """Return the family, if one is named."""
         return None if self.family is None else load_family(self.family)
 
-    @property
-    def is_relative(self) -> bool:
-        """Whether near keys are told by the rule for questions of any kind."""
-        family = self.load_family()
-        return family is None or not family.follows_release
-
 
 @dataclass(kw_only=True)
-class AddArguments(FamilyArguments):
+class AddArguments(Arguments):
     """What is written."""
 
     question: str | None = arg(None, "What was misunderstood; it may also stand first, bare.")
@@ -151,13 +143,12 @@ class AddArguments(FamilyArguments):
 
 
 @dataclass(kw_only=True)
-class ListArguments(FamilyArguments):
+class ListArguments(Arguments):
     """What is shown."""
 
     scope: str | None = arg(None, "Only entries of this scope; default: all.")
     log: bool = arg(False, "Show every event instead of what is in the memory now.")
     verify: bool = arg(False, "Read every byte, and compare the entries with the log.")
-    collisions: bool = arg(False, "Show entries whose keys a look-up by edit distance confuses.")
 
 
 @dataclass(kw_only=True)
@@ -217,18 +208,14 @@ def _add(parse: Parse) -> None:
     memory, args = parse(MemoryArguments, AddArguments, bare=("question", "feedback"))
     values = {"source": args.source, "task": args.task, "scope": args.scope}
     Event(key=args.question, feedback=args.feedback, **values)  # refused before a memory is made
-    is_relative = args.is_relative
     with FeedbackLog.open(Path(memory.memory)) as log:
         entry = log.write(args.question, args.feedback, **values)
         say(f"{memory.memory}: noted, as entry {entry.id} of {len(log):,}")
-        for near in find_near(log, entry, is_relative=is_relative):
-            say(f"note: {show_near(near)}")
 
 
 def _list(parse: Parse) -> None:
     """Show a memory."""
     memory, args = parse(MemoryArguments, ListArguments)
-    is_relative = args.is_relative
 
     def show(event: Event, kind: str = "") -> None:
         if args.scope not in (None, event.scope):
@@ -244,13 +231,6 @@ def _list(parse: Parse) -> None:
         if args.log:
             for event in log.events():
                 show(event, f"{event.kind} ")
-        elif args.collisions:
-            entries = (e for e in log.entries() if args.scope in (None, e.scope))
-            found = find_collisions(entries, is_relative=is_relative)
-            for entry, near in found:
-                say(f"distance {-near.score:g}: entry {entry.id} {show_entry(entry)}")
-                say(f"            entry {near.entry.id} {show_entry(near.entry)}")
-            say(f"{len(found):,} pairs of near keys with different feedback")
         else:
             for entry in log.entries():
                 show(entry)
@@ -294,15 +274,6 @@ def _forget(parse: Parse) -> None:
     with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
         log.forget(*args.ids, source=args.source)
         say(f"{memory.memory}: {len(args.ids):,} forgotten, {len(log):,} entries left")
-
-
-def _restore(parse: Parse) -> None:
-    """Put a forgotten entry back."""
-    memory, args = parse(MemoryArguments, ChangeArguments, bare=("ids",))
-    with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
-        for entry_id in args.ids:
-            entry = log.restore(entry_id, source=args.source)
-            say(f"{memory.memory}: entry {entry_id} is now entry {entry.id}: {show_entry(entry)}")
 
 
 def _erase(parse: Parse) -> None:
@@ -351,7 +322,7 @@ def _salvage(parse: Parse) -> None:
     say(f"{args.output}: {kept:,} events of {args.file} were read whole")
     if lost:
         shown = ", ".join(map(str, lost[:20])) + (", ..." if len(lost) > 20 else "")
-        say(f"lost: {len(lost):,} events, with these numbers: {shown}")
+        say(f"lost, or erased before: {len(lost):,} events, with these numbers: {shown}")
     say("what was written after the last of them, if anything, is not known of")
 
 
@@ -442,33 +413,6 @@ def _stream(parse: Parse) -> None:
     results = experiment.run(streams, args.plan())
     say(write_report(experiment.folder, family, results, gate=gate).rstrip())
     say(f"\n{experiment.folder}: report.md, and a folder for each stream")
-
-
-@dataclass(kw_only=True)
-class ScoreArguments(Arguments):
-    """Which outputs."""
-
-    outputs: str | None = arg(
-        None,
-        "csv or jsonl with the right output (gold, expected or expected_answer) and outputs, in "
-        "columns whose names end in 'generated'; it may also stand first, bare.",
-    )
-    family: str = arg("lexical", _FAMILY)
-    released_check: bool = arg(
-        False, "Tell the understanding as the paper's release does (a sentence needs a '[')."
-    )
-
-
-def _score(parse: Parse) -> None:
-    """Say how many outputs in a file understood their question, by type.
-
-    Examples:
-      pgra memory score results.csv --family lexical --released_check
-      pgra memory score runs/memory-lexical/mem-p0.5-seed0/steps.jsonl
-    """
-    (args,) = parse(ScoreArguments, bare=("outputs",))
-    family = load_family(args.family)
-    say(score_file(Path(args.outputs), family, as_released=args.released_check))
 
 
 # Models that are trained for a memory.
@@ -613,7 +557,6 @@ _WORDS: Mapping[str, Callable[[Parse], None]] = {
     "lookup": _lookup,
     "correct": _correct,
     "forget": _forget,
-    "restore": _restore,
     "erase": _erase,
     "export": _export,
     "import": _import,
@@ -622,7 +565,6 @@ _WORDS: Mapping[str, Callable[[Parse], None]] = {
     "stream": _stream,
     "chat": _chat,
     "web": _web,
-    "score": _score,
     "train-gud-ir": _train_gud_ir,
     "train-similarity": _train_similarity,
 }

@@ -8,7 +8,7 @@ are not seen, such as those that turn the direction of text around, are told by 
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from pgra.errors import DataError, PgraError, visible
 from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import SHARED, Event, FeedbackLog, Part
-from pgra.memory.lookup import LookupArguments, Match, find_near, load_lookup
+from pgra.memory.lookup import LookupArguments, load_lookup
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import (
     BuiltPrompt,
@@ -46,14 +46,6 @@ def show_entry(entry: Event) -> str:
     """Render a key and its feedback in full, each in quotes on one line."""
     texts = (json.dumps(text, ensure_ascii=False) for text in (entry.key, entry.feedback))
     return visible(" -> ".join(texts))
-
-
-def show_near(near: Match) -> str:
-    """Render that an entry has a near key and another feedback."""
-    return (
-        f"entry {near.entry.id} has a key at edit distance {-near.score:g} and another "
-        f"feedback, so that one may be found for the other: {show_entry(near.entry)}"
-    )
 
 
 @dataclass(kw_only=True)
@@ -125,12 +117,11 @@ class SavedCorrection:
 
     Attributes:
         entry: As it is in the memory.
-        notes: How it stands in a prompt, where that is not as it was typed; and others that may be
-            found for it, or it for them.
+        shown: How it stands in a prompt, where that is not as it was typed; else "".
     """
 
     entry: Event
-    notes: Sequence[str]
+    shown: str = ""
 
 
 @dataclass(kw_only=True)
@@ -170,9 +161,6 @@ class Conversation:
     def correct(self, question: str, feedback: str) -> SavedCorrection:
         """Keep what a person says of a question that was misunderstood.
 
-        Returns:
-            What is on the disk now, and what is near it.
-
         Raises:
             DataError: If it is empty, too long, or holds what is no text.
             ArtifactError: If the memory cannot be written.
@@ -183,9 +171,7 @@ class Conversation:
         )
         shown = self.lm.few_shot.as_data(entry.feedback)
         differs = shown != " ".join(entry.feedback.split())
-        near = find_near(log, entry, is_relative=not self.system.family.follows_release)
-        notes = [f"it is data, and stands in a prompt as: {shown}"] if differs else []
-        return SavedCorrection(entry, [*notes, *map(show_near, near)])
+        return SavedCorrection(entry, shown if differs else "")
 
     def forget(self, *entry_ids: int) -> None:
         """Take entries out of the memory, all or none.
@@ -207,16 +193,6 @@ class Conversation:
         """
         self._check_own(entry_id)
         return self.system.log.correct(entry_id, feedback.strip(), source=self.source)
-
-    def restore(self, entry_id: int) -> Event:
-        """Put a forgotten entry back.
-
-        Raises:
-            DataError: If it cannot be, as it was erased, or its question has another entry now.
-            ArtifactError: If the memory cannot be written.
-        """
-        self._check_own(entry_id)
-        return self.system.log.restore(entry_id, source=self.source)
 
     def entries(self, search: str = "") -> list[Event]:
         """Return what is in the memory for these questions, the oldest first.
@@ -332,8 +308,8 @@ class Talk:
         question = self._asked().question
         saved = self.conversation.correct(question, text)
         self.say(f"noted, as entry {saved.entry.id}: {show_entry(saved.entry)}")
-        for note in saved.notes:
-            self.say(f"note: {visible(note)}")
+        if saved.shown:
+            self.say(f"note: it is data, and stands in a prompt as: {visible(saved.shown)}")
         self._ask(question)
 
     def _forget(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """A memory that loses nothing: an append-only log of corrections in SQLite, in and out.
 
-`event` is the log; nothing there is changed, but that `erase` takes texts out of it. `entry` says
+`event` is the log; nothing there is changed, but that `erase` deletes events. `entry` says
 which events are in force: it is what `replay` makes of the log, kept with each write in one
 transaction. `vector` keeps what encoders made of entries; it is made again where it is missing.
 
@@ -8,11 +8,9 @@ The file has a write-ahead log and `synchronous=FULL`: a write is on the disk wh
 readers do not wait for writers, and writers wait for each other. A record is the checksum of its
 JSON, the JSON on one line, and a line break, so that `salvage` finds it in any bytes that hold it.
 
-`erase` puts records without a text in the place of an entry's, in one transaction, and then has
-SQLite write the file anew (VACUUM) and empty the write-ahead log. A file of another name that is
-renamed would do for one process, but others that have the memory open would go on writing to the
-old one. Where the second part is cut short, the table `erasing` is left, and whoever opens the
-memory to write ends it.
+`erase` deletes in one transaction, which overwrites what it frees; then SQLite writes the file anew
+(VACUUM) and empties the write-ahead log. A file of another name that is renamed would do for one
+process, but others that have the memory open would go on writing to the old one.
 """
 
 import contextlib
@@ -22,7 +20,6 @@ import logging
 import mmap
 import re
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,9 +51,6 @@ CREATE TABLE vector (event INTEGER, encoder TEXT, data BLOB NOT NULL, PRIMARY KE
 logger = logging.getLogger(__name__)
 
 _CHECKPOINT_PAGES = 64
-_PAUSE = 0.02
-_PATIENCE = 1.0  # seconds, to end an erasure that was cut short
-_ERASING = "SELECT 1 FROM sqlite_schema WHERE name = 'erasing'"
 Kind = Literal["write", "correct", "forget", "erase"]
 MAX_KEY_CHARS = 10_000
 MAX_FEEDBACK_CHARS = 2_000
@@ -82,8 +76,7 @@ class Event:
 
     Attributes:
         kind: "write" puts a feedback in a slot, "correct" replaces the one there, "forget" empties
-            the slot; "erase" stands where an event was whose texts are gone, and once more at the
-            end of the log, so that who follows it learns of it.
+            the slot; "erase" says that events before it are gone.
         key: The question that was misunderstood, as it was asked; "" for an "erase".
         feedback: What the user said of it; "" for a "forget" and an "erase".
         time: UTC, ISO 8601; "" where a file that was read does not tell.
@@ -212,21 +205,19 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             ArtifactError: As `open_database`.
         """
         db = open_database(path, MEMORY, writable=is_writable, create=may_make)
-        if is_writable:
-            db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-        log = cls(path, db, is_writable=is_writable)
-        # SQLite reads on over much damage, and leaves out entries then: 0.3 s for 100,000 of them.
-        verdict = str(log._value("PRAGMA integrity_check(1)"))
-        if verdict == "ok" and log._value("SELECT count(*) <> max(id) FROM event"):
-            verdict = "an event has another number than was written"
-        if verdict != "ok":
-            db.close()
-            why = " ".join(verdict.split()).removeprefix("*** in database main *** ")
-            raise MEMORY.damaged(path, why)
-        # An erasure may have been cut short.
-        if is_writable and log._value(_ERASING) and not log._write_anew(_PATIENCE):
-            logger.warning("%s holds bytes of what was erased: %s", path, _HELD)
-        return log
+        with contextlib.ExitStack() as stack:
+            stack.callback(db.close)
+            if is_writable:
+                db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            log = cls(path, db, is_writable=is_writable)
+            # SQLite reads on over much damage, and leaves out entries: 0.3 s for 100,000 of them.
+            verdict = str(log._value("PRAGMA integrity_check(1)"))
+            if verdict != "ok":
+                why = " ".join(verdict.split()).removeprefix("*** in database main *** ")
+                raise MEMORY.damaged(path, why)
+            log.event(log.last_id)  # whose number is followed by the next one's
+            stack.pop_all()
+            return log
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -291,34 +282,11 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             for entry_id in entry_ids:
                 self._change(entry_id, "forget", "", source)
 
-    def restore(self, event_id: int, *, source: str = "user") -> Event:
-        """Put a forgotten entry back, as a new one.
-
-        Args:
-            event_id: Its number when it was in the memory.
-            source: Who wants it back.
-
-        Raises:
-            DataError: If there was no such entry, it was erased, or its question has one now.
-            ArtifactError: If the file cannot be written.
-        """
-        with self._transaction():
-            event = self.event(event_id)
-            if event is None or event.kind not in ("write", "correct"):
-                gone = "was erased" if event and event.kind == "erase" else "was never there"
-                raise DataError(f"{self.path}: entry {event_id} {gone}: nothing can be put back")
-            if now := self._value("SELECT event FROM entry WHERE slot = ?", event.slot):
-                raise DataError(
-                    f"{self.path}: the question of entry {event_id} has entry {now} now: correct "
-                    f"or forget {now} first"
-                )
-            return self._insert(replace(event, kind="write", source=source, time=_now()))
-
     def erase(self, *event_ids: int, source: str = "user") -> int:
         """Take entries out of the log too, all or none: nothing of their texts is left in a file.
 
-        With an entry goes all that was ever said of its question in its task and scope. In place of
-        each event stands one that tells when it was erased, and by whom.
+        With an entry goes all that was ever said of its question in its task and scope. The log
+        tells when something was erased, and by whom.
 
         Args:
             event_ids: Entries; also those that were corrected or forgotten since.
@@ -328,22 +296,22 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             How many events were erased.
 
         Raises:
-            DataError: If one is not in the log, or was erased already.
+            DataError: If one is not in the log.
             ArtifactError: If the file cannot be written; or if another process reads it for so
-                long that bytes of the texts stay until the memory is opened next.
+                long that bytes of the texts stay until it is closed.
         """
         with self._transaction():
             slots = set()
             for event_id in event_ids:
                 event = self.event(event_id)
                 if event is None or event.kind == "erase":
-                    what = "was erased already" if event else "is not in the log"
                     raise DataError(
-                        f"{self.path}: entry {event_id} {what}: list --log shows what is"
+                        f"{self.path}: entry {event_id} is not in the log: list --log shows what is"
                     )
                 slots.add(event.slot)
-            count = self._blank(lambda event: event.slot in slots, source)
-        return self._end_erasing(count)
+            count = self._delete(lambda event: event.slot in slots, source)
+        self._write_anew()
+        return count
 
     def erase_scope(self, scope: str, *, source: str = "user") -> int:
         """Erase all that was ever written in a scope; see `erase`.
@@ -353,60 +321,36 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             ArtifactError: As `erase`.
         """
         with self._transaction():
-            count = self._blank(lambda event: event.scope == scope, source)
+            count = self._delete(lambda event: event.scope == scope, source)
             if not count:
                 raise DataError(f"{self.path} has nothing of scope '{scope}'")
-        return self._end_erasing(count)
-
-    def _blank(self, is_meant: Callable[[Event], bool], source: str) -> int:
-        """Put records without texts in the place of events', within a transaction; count them."""
-        run = self._db.execute
-        gone = Event(kind="erase", time=_now(), source=source)
-        ids = [e.id for e in self.events() if e.kind != "erase" and is_meant(e)]
-        for event_id in ids:
-            record = replace(gone, id=event_id).pack()
-            run("UPDATE event SET record = ? WHERE id = ?", (record, event_id))
-            self._take_out(event_id)
-        if ids:
-            last = self._insert(gone)
-            run("CREATE TABLE IF NOT EXISTS erasing (event INTEGER)")
-            run("INSERT INTO erasing VALUES (?)", (last.id,))
-        return len(ids)
-
-    def _end_erasing(self, count: int) -> int:
-        if not self._write_anew():
-            raise ArtifactError(
-                f"{self.path}: erased, but bytes of the texts are still in its files: {_HELD}"
-            )
+        self._write_anew()
         return count
 
-    def _write_anew(self, patience: float = MEMORY.timeout) -> bool:
-        """Leave no byte of what was erased in the memory's files.
+    def _delete(self, is_meant: Callable[[Event], bool], source: str) -> int:
+        """Delete events, within a transaction, and note it in the log; count them."""
+        run = self._db.execute
+        ids = [e.id for e in self.events() if e.kind != "erase" and is_meant(e)]
+        self._insert(Event(kind="erase", time=_now(), source=source))  # no id is given twice
+        run("PRAGMA secure_delete = ON")
+        for event_id in ids:
+            run("DELETE FROM event WHERE id = ?", (event_id,))
+            self._take_out(event_id)
+        return len(ids)
 
-        Args:
-            patience: Seconds that others have to end their reading.
-
-        Returns:
-            Whether it was done.
-        """
-        last = self.last_id  # what another process erases behind it, that one writes anew
+    def _write_anew(self) -> None:
+        """Leave no byte of what was erased in the memory's files."""
         # A connection of its own, for VACUUM runs beside no reading of the same one.
-        db, deadline = open_database(self.path, MEMORY, create=False), time.monotonic() + patience
+        db = open_database(self.path, MEMORY, create=False)
         with MEMORY.errors_of(self.path), contextlib.closing(db):
-            db.execute(f"PRAGMA busy_timeout = {round(1000 * patience)}")
-            db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA temp_store = MEMORY")
-            while not _vacuum(db):
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(_PAUSE)
-            db.execute("BEGIN IMMEDIATE")
-            if db.execute(_ERASING).fetchone():
-                db.execute("DELETE FROM erasing WHERE event <= ?", (last,))
-                if not db.execute("SELECT 1 FROM erasing").fetchone():
-                    db.execute("DROP TABLE erasing")
-            db.execute("COMMIT")
-        return True
+            db.execute("VACUUM")
+            (is_held, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if is_held:
+            raise ArtifactError(
+                f"{self.path}: erased, but another process reads it, and bytes of the texts stay "
+                "in its files until that is closed"
+            )
 
     def _change(self, entry_id: int, kind: Kind, feedback: str, source: str) -> Event:
         found = self.get([entry_id])
@@ -440,11 +384,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         Raises:
             ArtifactError: If one is damaged.
         """
-        found = self._read("SELECT id, record FROM event WHERE id > ? ORDER BY id", after)
-        for number, event in enumerate(found, after + 1):
-            if event.id != number:
-                raise MEMORY.damaged(self.path, f"event {number} is missing")
-            yield event
+        yield from self._read("SELECT id, record FROM event WHERE id > ? ORDER BY id", after)
 
     def entries(self, *, after: int = 0) -> Iterator[Event]:
         """Read what is in the memory, the oldest first, from larger ids than `after`.
@@ -574,21 +514,6 @@ def _unpack_vector(encoder: str, event_id: int, data: object) -> Vector | None:
     return vector if _pack_vector(encoder, event_id, vector) == data else None
 
 
-_HELD = "another process reads them; close it, and open the memory again"
-
-
-def _vacuum(db: sqlite3.Connection) -> bool:
-    """Write a file anew and empty its write-ahead log; False where others were in between."""
-    try:
-        db.execute("VACUUM")
-        (is_held, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    except sqlite3.OperationalError as error:
-        if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
-            raise
-        return False
-    return not is_held
-
-
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
@@ -676,8 +601,8 @@ def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
         output: The new memory, which must not be there.
 
     Returns:
-        How many events were read whole, and the ids of those that were not, as far as the ids
-        beside them tell: what was written after the last one found is not known of.
+        How many events were read whole, and the ids that are missing between them: lost, or erased
+        before. What was written after the last one found is not known of.
 
     Raises:
         DataError: If there is no such file, or nothing in it can be read.
@@ -695,9 +620,8 @@ def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for match in _RECORD.finditer(data):
                 event = unpack(match.group())
-                # Bytes of what was erased may be left where that was cut short.
-                if event is not None and (event.id not in found or event.kind == "erase"):
-                    found[event.id] = event
+                if event is not None:
+                    found.setdefault(event.id, event)
     if not found:
         raise DataError(f"nothing can be read from {damaged}: no whole record is left in it")
     with write_aside(output) as aside, FeedbackLog.open(aside) as log:

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations
 from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
@@ -62,7 +61,6 @@ _MOST_WRITTEN = 65_536  # generated feedback kept by question
 Floats = npt.NDArray[np.float64]
 _Slot = tuple[str, str]
 """Scope and key: what an entry is of, in a task."""
-_COMPARED = 10_000  # entries; of larger memories `pgra memory list --collisions` tells
 
 
 def strip_slot(question: str) -> str:
@@ -675,74 +673,3 @@ def plain_input(question: str) -> str:
     "<" and ">" are not in T5's vocabulary, and would all be one unknown token.
     """
     return " ".join(question.replace("<", "(").replace(">", ")").split())
-
-
-# Keys that are near but mean otherwise: what a look-up may take for each other, wrongly.
-
-
-def find_collisions(
-    entries: Iterable[Event], *, is_relative: bool = False
-) -> list[tuple[Event, Match]]:
-    """Find pairs of entries that look-up by edit distance would take for each other, wrongly.
-
-    Args:
-        entries: The oldest first.
-        is_relative: Whether the edit distance is held against the keys' lengths, as among questions
-            of any kind; else the release's rule decides.
-
-    Returns:
-        Pairs of different normalised keys with different feedback ("what is like" and "what is
-        unlike"), and those of one normalised key with different feedback (distance 0), in the order
-        of entries; the second's score is minus the distance of the keys as they are compared. A
-        pair of normalised keys is told once, with the newest of each, which a look-up would give.
-    """
-    compared = plain_key if is_relative else normalize_key
-    latest: dict[tuple[str, str], Event] = {}
-    for entry in entries:
-        slot = (compared(entry.key), entry.feedback)
-        latest.pop(slot, None)
-        latest[slot] = entry
-    found = []
-    for ((key, _), first), ((other, _), second) in combinations(latest.items(), 2):
-        distance = _near_distance(key, other, is_relative=is_relative)
-        if distance is not None and first.feedback != second.feedback:
-            found.append((first, Match(second, -distance)))
-    return found
-
-
-def _near_distance(key: str, other: str, *, is_relative: bool) -> int | None:
-    """Return the edit distance of compared keys; None where no look-up takes one for the other."""
-    if is_relative:
-        likeness = Indel.normalized_similarity(key, other, score_cutoff=MIN_LIKENESS)
-        is_near = likeness >= MIN_LIKENESS and not is_exchanged(key, other)
-        return Levenshtein.distance(key, other) if is_near else None
-    distance = Levenshtein.distance(key, other, score_cutoff=MAX_DISTANCE)
-    return distance if distance <= MAX_DISTANCE else None
-
-
-def find_near(log: FeedbackLog, entry: Event, *, is_relative: bool, most: int = 3) -> list[Match]:
-    """Return the entries of its task and scope that an entry collides with, the nearest first.
-
-    Args:
-        log: The memory, which the entry is in.
-        entry: The new one.
-        is_relative: As `find_collisions` has it.
-        most: How many are told.
-
-    Returns:
-        Their scores are minus the edit distances of the keys as they are compared. None of a memory
-        of more than 10,000 entries.
-    """
-    if len(log) > _COMPARED:
-        return []
-    near, compared = [], plain_key if is_relative else normalize_key
-    part = Part(entry.task, entry.scope)
-    for other in log.entries():
-        if part.holds(other) and other.feedback != entry.feedback:
-            keys = compared(other.key), compared(entry.key)
-            distance = _near_distance(*keys, is_relative=is_relative)
-            near += [] if distance is None else [Match(other, -distance)]
-    scores = np.array([match.score for match in near])
-    is_own = [match.entry.scope != "" for match in near]
-    order = nearest_first(scores, is_own, [match.entry.id for match in near])
-    return [near[row] for row in order[:most]]

@@ -14,19 +14,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, compress
+from itertools import accumulate
 from pathlib import Path
 from statistics import correlation, fmean
 from typing import Any
 
 from pgra.artifacts import write_text
 from pgra.core import Json
-from pgra.data.read import Record, check_file, read_records, table_rows
 from pgra.errors import DataError
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import OpenLookup
-from pgra.memory.stream import Step, StepOutcome, judge_output, match_form
+from pgra.memory.stream import Step, StepOutcome
 from pgra.report.metrics import combine_p, mcnemar, mean_sd_interval
 from pgra.report.tables import Cell, Table
 
@@ -39,9 +38,6 @@ REPORT_FILE, FIGURE_FILE = "report.md", "running.png"
 _MARKS = (25, 50, 100, 200)  # steps at which the running accuracy is told
 _SAMPLES = 6
 _TITLES = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
-_GOLD = ("gold", "expected", "expected_answer")
-_KIND = ("type", "kind")
-_OUTPUT = "generated"
 
 
 @dataclass(frozen=True)
@@ -190,77 +186,6 @@ def wrong_type_pairs(outcomes: Sequence[StepOutcome]) -> list[Json]:
         }
         for (asked, other), steps in ordered
     ]
-
-
-# Outputs that stand in a file: jsonl or csv, a question a row, with one output or those of several
-# systems side by side. The release's `results.csv` has `question`, `gold`, `GPT-3 generated` and
-# `with_mem_learned_ir generated`; a run's `steps.jsonl` has `expected` and `generated`.
-
-
-def score_file(path: Path, family: Family, *, as_released: bool = False) -> str:
-    """Score each column of outputs, those whose names end in "generated".
-
-    A row's type is its `type` or `kind`, else that whose expected output begins as its own does.
-
-    Args:
-        path: jsonl or csv.
-        family: Whose questions they answer.
-        as_released: Whether the understanding is told as the paper's release does.
-
-    Returns:
-        A table in Markdown: Acc(u) by type and of all outputs, Acc(y) of all.
-
-    Raises:
-        DataError: If the family's understanding is not told, there is no row or no such column, or
-            a row has no type.
-    """
-    if family.is_of_answers:
-        raise DataError(
-            f"the family '{family.name}' has no understanding to score: pgra icl scores answers"
-        )
-    asked: list[str] = []  # the type of each row
-    judged: dict[str, list[tuple[bool, bool]]] = {}  # by column, understood and answered
-    file_kind = check_file(path, ("jsonl", "csv"))
-    found = read_records(path) if file_kind == "jsonl" else table_rows(path, file_kind, ())
-    for row in found:
-        gold = _first_text(row, _GOLD)
-        if gold is None:
-            raise DataError(f"{row.place} has none of {', '.join(_GOLD)}: the right output")
-        kind = _kind_of(row, gold, family)
-        asked.append(kind)
-        for column, output in row.fields.items():
-            if column.endswith(_OUTPUT):
-                verdict = judge_output(family, kind, str(output), [gold], as_released=as_released)
-                judged.setdefault(column, []).append(verdict)
-    if {len(verdicts) for verdicts in judged.values()} != {len(asked)}:
-        columns = ", ".join(judged) or f"none, whose names end in '{_OUTPUT}'"
-        raise DataError(f"{path}: not every row has every output column: {columns}")
-    kinds = [kind for kind in family.kinds if kind in asked]
-    rows = [["outputs", *(str(asked.count(kind)) for kind in kinds), str(len(asked)), ""]]
-    for column, verdicts in judged.items():
-        understood, answered = zip(*verdicts, strict=True)
-        shares = [fmean(compress(understood, [k == kind for k in asked])) for kind in kinds]
-        shares += [fmean(understood), fmean(answered)]
-        rows.append([column, *(f"{share:.3f}" for share in shares)])
-    return _markdown(["understood", *kinds, "all", "answered"], rows)
-
-
-def _first_text(row: Record, names: Sequence[str]) -> str | None:
-    found = (row.fields.get(name) for name in names)
-    return next((text for text in found if isinstance(text, str) and text.strip()), None)
-
-
-def _kind_of(row: Record, gold: str, family: Family) -> str:
-    if family.situations is not None and not family.situations.categories:
-        return family.kinds[0]
-    form = match_form(family, gold)
-    kind = _first_text(row, _KIND) or (form and form[0])
-    if kind not in family.kinds:
-        raise DataError(
-            f"{row.place}: the right output '{gold[:80]}' is of no type of the family "
-            f"'{family.name}' ({', '.join(family.kinds)}): name the file's own with --family"
-        )
-    return kind
 
 
 # How well a gate tells right from wrong feedback.

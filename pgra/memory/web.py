@@ -123,8 +123,6 @@ def _act(conversation: Conversation, typed: _Form) -> Turn | None:
         conversation.change(entry, feedback)
     elif name == "forget":
         conversation.forget(entry)
-    elif name == "restore":
-        conversation.restore(entry)
     return None
 
 

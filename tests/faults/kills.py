@@ -22,8 +22,7 @@ from world import JOBS, QUESTION, Ended, Fault, Same, World, alike, differing, s
 DONE = (
     "is there already",  # of a command whose product is whole and must be new
     "has no entry 1 now",  # what another corrected or forgot before
-    "has entry 3 now",  # restored before
-    "was erased already",
+    "is not in the log",
 )
 SHARED = (
     *("index", "bm25", "rerank", "train", "plain", "rag", "icl", "knn", "evaluate", "ablate"),

@@ -37,7 +37,6 @@ from pgra.memory.families import Family, load_family
 from pgra.memory.log import FeedbackLog, read_events, salvage
 from pgra.memory.nearest_examples import read_pool
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.report import score_file
 from pgra.memory.stream import read_pairs, read_stream, read_words
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
@@ -203,13 +202,6 @@ _STEP = _rows(
     '"feedback": "clarification: when I say akin to, I want a synonym", '
     '"expected_answer": "the synonym for warm is hot"}'
 )
-_OUTPUT = _rows(
-    '{"question": "q", "expected": "the synonym for warm is hot", "type": "syn", '
-    '"generated": "the synonym for warm is hot"}'
-)
-_OUTPUTS = _rows(
-    "question,gold,GPT-3 generated", "q,the synonym for warm is hot,the synonym for warm is cold"
-)
 _COMPLETION = (
     b'{"choices": [{"text": " red", "finish_reason": "length", "logprobs": {"tokens": ["a", " b"], '
     b'"token_logprobs": [null, -0.5], "top_logprobs": [null, {" b": -0.5, " c": -2}]}}], '
@@ -262,10 +254,6 @@ READERS = {
     "words": Reader(
         "w.txt", _rows("wonderful", "terrible"), lambda p: read_words(p, _family("scramble"))
     ),
-    "outputs jsonl": Reader(
-        "o.jsonl", _OUTPUT, lambda p: score_file(p, _family("lexical"), as_released=True)
-    ),
-    "outputs csv": Reader("o.csv", _OUTPUTS, lambda p: score_file(p, _family("lexical"))),
     "completion": Reader("answer", _COMPLETION, _answer),
     "chat": Reader("answer", _CHAT, _answer),
     "pairs": Reader("p.jsonl", _rows('{"question": "q ?", "feedback": "f"}'), read_pairs),

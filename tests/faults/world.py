@@ -269,9 +269,6 @@ def _write_files(here: Path) -> None:
         for kind, asked, name in (("syn", "akin to", "synonym"), ("ant", "unlike", "antonym"))
     ]
     write_jsonl(here / "stream.jsonl", steps)
-    said = "the synonym for sea is ocean"
-    outputs = [{"question": "q", "type": "syn", "expected": said, "generated": said}]
-    write_jsonl(here / "outputs.jsonl", outputs)
     shown = [{"question": "What is < a > ?", "answer": "b"}]
     shown.append({**shown[0], "feedback": "I want c"})
     form = "{question} | clarification: {feedback}"
@@ -361,7 +358,6 @@ JOBS: Mapping[str, Job] = {
     "import": Job("memory import log.jsonl --memory other.sqlite", ["memory", "export"]),
     "correct": Job("memory correct 1 'I want an antonym'", ["memory"]),
     "forget": Job("memory forget 1", ["memory"]),
-    "restore": Job("memory restore 1", ["memory", "forget"]),
     "erase": Job("memory erase 1", ["memory", "lookup"]),
     "lookup": Job("memory lookup $ask $memory", ["memory"]),
     "export": Job("memory export log.jsonl", ["memory"]),

@@ -14,7 +14,7 @@ from conftest import write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgra.errors import ArtifactError, DataError, PgraError
+from pgra.errors import ArtifactError, DataError
 from pgra.memory.log import (
     MAX_FEEDBACK_CHARS,
     MAX_KEY_CHARS,
@@ -128,7 +128,6 @@ def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(log):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"label": "x"}, "unknown key 'label'"),
         ({"feedback": "x" * 2_001}, "has 2,001 characters, and may have 2,000"),
         ({"feedback": 1.0}, "feedback is 1.0: Expected str"),
         ({"feedback": "red \x1b[31m"}, r"the control character '\\x1b': give plain text"),
@@ -242,16 +241,6 @@ def test_what_was_not_written_back_yet_is_salvaged_too(log, tmp_path):
     assert [entry.key for entry in told_by(tmp_path / "new.sqlite")] == ["a"]
 
 
-def test_salvage_refuses_what_it_cannot_do(tmp_path):
-    nothing = tmp_path / "nothing"
-    nothing.write_bytes(b"nothing of ours" * 100)
-    with pytest.raises(PgraError, match="is there already: name a new file"):
-        salvage(nothing, nothing)
-    with pytest.raises(PgraError, match="nothing can be read from"):
-        salvage(nothing, tmp_path / "new")
-    assert list(tmp_path.iterdir()) == [nothing]
-
-
 # Erasing: nothing of a text is left in any file, whatever happens meanwhile.
 
 SECRET, MEANT = "the secret question of anna", "her secret answer"
@@ -284,16 +273,10 @@ def test_what_is_erased_is_in_no_file_and_the_log_says_when(log, tmp_path):
     assert holding(tmp_path, SECRET, MEANT, "another secret") == []
     assert list(log.entries()) == [entry for entry in before if entry.key != SECRET]
     told = [(e.id, e.source, e.key, e.feedback) for e in log.events() if e.kind == "erase"]
-    assert [line[0] for line in told] == [first, first + 1, first + 2, first + 3, other.id + 1]
-    assert {line[1:] for line in told} == {("me", "", "")}
-    assert all(e.time[:2] == "20" for e in log.events() if e.kind == "erase")
+    assert told == [(other.id + 1, "me", "", "")]
     log.verify()
-    with pytest.raises(DataError, match="was erased already"):
-        log.erase(first)
-    with pytest.raises(DataError, match="entry 999 is not in the log"):
-        log.erase(1, 999)
-    with pytest.raises(DataError, match="was erased: nothing can be put back"):
-        log.restore(first)
+    with pytest.raises(DataError, match=f"entry {first} is not in the log"):
+        log.erase(1, first)
     assert "key 0" in told_of(log)  # all or none
     export_log(log, tmp_path / "log.jsonl")
     with FeedbackLog.open(tmp_path / "other.sqlite") as copy:
@@ -364,39 +347,8 @@ def test_what_others_write_while_entries_are_erased_is_kept(tmp_path):
     assert holding(tmp_path, SECRET, MEANT) == []
 
 
-def test_bytes_that_a_reader_holds_are_told_and_gone_when_it_is_opened_next(tmp_path, monkeypatch):
-    path = tmp_path / "memory.sqlite"
-    monkeypatch.setattr(FeedbackLog._write_anew, "__defaults__", (0.05,))
-    with FeedbackLog.open(path) as log:
-        number = fill(log)
-        with FeedbackLog.open(path) as other:
-            other.extend(event(key=f"{i}") for i in range(1100))  # more than are read at once
-            reading = other.events()
-            next(reading)
-            with pytest.raises(ArtifactError, match="erased, but bytes of the texts are still in"):
-                log.erase(number)
-            assert SECRET not in told_of(log)
-            reading.close()
-    FeedbackLog.open(path).close()
-    assert holding(tmp_path, SECRET, MEANT) == []
-
-
-def test_a_forgotten_entry_is_put_back_unless_its_question_has_another(log):
-    first = log.write("a", "one", task="t", scope="anna")
-    log.forget(first.id)
-    again = log.restore(first.id, source="me")
-    assert (again.feedback, again.task, again.scope, again.source) == ("one", "t", "anna", "me")
-    assert list(log.entries()) == [again]
-    with pytest.raises(DataError, match="the question of entry 1 has entry 3 now"):
-        log.restore(first.id)
-    log.write("a", "of all", task="t")
-    log.write("a", "of bert", task="t", scope="bert")  # scopes are kept apart
-    assert [e.feedback for e in log.entries()] == ["one", "of all", "of bert"]
-
-
 ATTEMPTS = {
     "import": (lambda log: import_events(log, [event("a"), event("b"), event("a")]), [3, 0]),
-    "restore": (lambda log: log.restore(1).id, [3, None]),
     "correct": (lambda log: log.correct(2, "other").id, [3, None]),
     "erase": (lambda log: log.erase(1), [2, None]),
 }

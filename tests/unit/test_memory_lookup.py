@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sqlite3
-from dataclasses import replace
 
 import bm25s
 import numpy as np
@@ -21,10 +20,8 @@ from pgra.memory.lookup import (
     EditLookup,
     EncoderLookup,
     LookupArguments,
-    Match,
     ParaphraseLookup,
     RelativeEditLookup,
-    find_collisions,
     load_lookup,
     normalize_key,
     strip_slot,
@@ -104,24 +101,6 @@ def test_every_look_up_keeps_the_contract(name, log, encoder_dir, t5_dir):
 def test_a_key_is_what_stands_around_the_slot():
     assert normalize_key("< pot >  Can be used, how?") == "can be used how"
     assert strip_slot("Find it in < p<i o/n>e! > ?") == "Find it in ?"
-
-
-COLLISIONS = {"lexical": (1, 0), "hindi": (7, 1), "punjabi": (2, 4), "scramble": (0, 3)}
-
-
-def test_the_phrasings_collide_as_the_papers_do_and_a_key_of_two_meanings_with_itself():
-    """Pairs within the release's distance, of different types and of one type."""
-    for name, counts in COLLISIONS.items():
-        ways = load_family(name).phrasings
-        across = find_collisions([Event(key=way.question, feedback=way.type) for way in ways])
-        all_pairs = find_collisions([Event(key=way.question, feedback=way.id) for way in ways])
-        assert (len(across), len(all_pairs) - len(across)) == counts, name
-    keys = ["is < a > ?", "is < b >", "is < c >"]
-    one, two, three = [
-        Event(key=key, feedback=meant) for key, meant in zip(keys, "xyx", strict=True)
-    ]
-    assert find_collisions([one, two, three]) == [(two, Match(three, 0))]
-    assert find_collisions([one, replace(two, feedback="x"), three]) == []  # the control
 
 
 KEY = st.text("ab cd", min_size=1, max_size=7).filter(str.strip)

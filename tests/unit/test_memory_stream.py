@@ -4,10 +4,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from conftest import write_jsonl
 from following_lm import Echo, FollowingLM
 
-from pgra.errors import ArtifactError, DataError
+from pgra.errors import ArtifactError
 from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import load_family
@@ -24,7 +23,6 @@ from pgra.memory.report import (
     judge_thresholds,
     measure,
     render_report,
-    score_file,
 )
 from pgra.memory.stream import (
     GrowPrompt,
@@ -237,38 +235,3 @@ def test_the_report_shows_what_was_found_and_written_as_time_proceeds(four):
     shown = [row for row in rows if "n1 / n2 / n3 |" in row]
     assert [row.split()[1] for row in shown] == ["3", "4"]  # the control: others used nothing
     assert four[3].expected in shown[-1]
-
-
-# Outputs in a file, in the columns of the paper's release; the outputs are our own.
-# Of the first column syn 1 of 2, sent 2 (1 with a bracket) of 2, hom 0 of 1; of the second all.
-RESULTS = """\
-question,gold,GPT-3 generated,with_mem_learned_ir generated
-,the synonym for fog is mist,the synonym for fog is haze,the synonym for fog is mist
-,the synonym for sea is ocean,the homonym for sea is see,"the SYNONYM for sea is water, or ocean"
-,a sentence with cup is: it fell,a sentence with cup is: it broke,a sentence with cup is: a [ cup ]
-,a sentence with net is: nets,a sentence with net is: the [ net ],"a sentence with net is: [ ""x""]"
-,the homonym for bear is bare,a word like bear is bare,the homonym for bear is bare
-"""
-
-
-def scores(path, **more):
-    lines = score_file(path, FAMILY, **more).splitlines()
-    return [" ".join(line.split()) for line in lines if not line.startswith("| :-")]
-
-
-def test_outputs_of_two_systems_are_scored_as_worked_out_by_hand(tmp_path):
-    path = tmp_path / "results.csv"
-    path.write_text(RESULTS)
-    head, counts, bare, memory = scores(path)
-    assert head == "| understood | syn | hom | sent | all | answered |"
-    assert counts == "| outputs | 2 | 1 | 2 | 5 | |"
-    assert bare == "| GPT-3 generated | 0.500 | 0.000 | 1.000 | 0.600 | 0.000 |"
-    assert memory.endswith("| 1.000 | 1.000 | 1.000 | 1.000 | 0.400 |")  # mist, bare; no bracket
-    *_, bare, _ = scores(path, as_released=True)
-    assert bare == "| GPT-3 generated | 0.500 | 0.000 | 0.500 | 0.400 | 0.000 |"
-    row = {"kind": "syn", "expected": "the synonym for fog is mist", "generated": "the synonym"}
-    path = write_jsonl(tmp_path / "steps.jsonl", [row, row | {"generated": row["expected"]}])
-    assert scores(path)[-1] == "| generated | 1.000 | 1.000 | 0.500 |"
-    write_jsonl(path, [row, row | {"y generated": "d"}])
-    with pytest.raises(DataError, match="not every row has every output column: generated, y"):
-        scores(path)

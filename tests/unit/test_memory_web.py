@@ -60,7 +60,7 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
     assert entries(page) == []
 
 
-def test_an_entry_is_corrected_found_and_a_forget_undone_on_the_page(page):
+def test_an_entry_is_corrected_found_and_forgotten_on_the_page(page):
     visitor = Visitor(page)
     for question in (AKIN, "expand on < fast > ?"):
         visitor.send("correct", question=question, feedback=MEANT)
@@ -71,13 +71,10 @@ def test_an_entry_is_corrected_found_and_a_forget_undone_on_the_page(page):
     visitor.send("forget", entry="2")
     assert [question for question, _ in entries(page)] == [AKIN]
     assert "Entry 2 is forgotten." in visitor.shown()
-    visitor.send("restore", entry="2")
-    assert entries(page)[-1] == ("expand on < fast > ?", MEANT)
-    assert "is forgotten" not in visitor.shown()
     for number in ("99", "-1", "9" * 30, "x"):  # no such entry
-        for name in ("change", "forget", "restore"):
+        for name in ("change", "forget"):
             assert visitor.send(name, entry=number, feedback="x").status_code == 422
-    assert len(entries(page)) == 2
+    assert len(entries(page)) == 1
 
 
 def test_a_scope_shows_and_changes_its_own_entries_alone(tmp_path):
@@ -89,7 +86,7 @@ def test_a_scope_shows_and_changes_its_own_entries_alone(tmp_path):
         visitor = Visitor(page)
         visitor.send("ask", question="what is akin to < fast > ?")
         assert "Used: entry 1" in visitor.shown()  # what all share
-        for name in ("forget", "change", "restore"):
+        for name in ("forget", "change"):
             visitor.send(name, entry="2", feedback="x")
             assert "entry 2 is of another task or scope" in visitor.shown()
         visitor.send("correct", question="what is akin to < fast > ?", feedback="of anna")
