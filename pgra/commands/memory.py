@@ -404,7 +404,6 @@ def _stream(parse: Parse) -> None:
         folder=Path(args.output_dir or f"runs/memory-{family.name}"),
         family=family,
         lm=args.open_lm(few_shot, lm),
-        as_released=args.released_check,
         num_ahead=1 if lm.is_remote else _AHEAD,
         open_lookup=open_lookup,
         threshold=lookup.gate_of(family) if gate is None else gate.threshold,

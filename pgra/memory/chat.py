@@ -14,7 +14,6 @@ from pathlib import Path
 
 from pgra.config import arg, choose
 from pgra.data.read import is_utf8, whole_number
-from pgra.data.text import copy_key
 from pgra.errors import DataError, PgraError, visible
 from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
@@ -194,15 +193,9 @@ class Conversation:
         self._check_own(entry_id)
         return self.system.log.correct(entry_id, feedback.strip(), source=self.source)
 
-    def entries(self, search: str = "") -> list[Event]:
-        """Return what is in the memory for these questions, the oldest first.
-
-        Args:
-            search: A text that must stand in question or feedback, in letters of any case.
-        """
-        text = copy_key(search)
-        own = (entry for entry in self.system.log.entries() if self._owns(entry))
-        return [e for e in own if text in copy_key(e.key) or text in copy_key(e.feedback)]
+    def entries(self) -> list[Event]:
+        """Return what is in the memory for these questions, the oldest first."""
+        return [entry for entry in self.system.log.entries() if self._owns(entry)]
 
     def _owns(self, event: Event) -> bool:
         return (event.task, event.scope) == (self.part.task, self.part.scope)

@@ -104,9 +104,6 @@ class StreamArguments(PromptedArguments):
     dev_stream: str | None = arg(
         None, "Other questions, on which the gate's threshold is chosen; instead of --threshold."
     )
-    released_check: bool = arg(
-        False, "Tell the understanding as the paper's release does (a sentence needs a '[')."
-    )
     output_dir: str | None = arg(None, "Where runs go; default: runs/memory-FAMILY.", decides=False)
 
     def check(self) -> None:
@@ -179,7 +176,6 @@ class Experiment(Simulation):
             "max_new_tokens": self.lm.max_new_tokens,
             "max_prompt_tokens": self.lm.max_prompt_tokens,
             "max_added": self.max_added,
-            "as_released": self.as_released,
         }
 
     def run(self, streams: Mapping[int, list[Step]], plan: Sequence[Variant]) -> list[StreamResult]:

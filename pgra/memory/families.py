@@ -76,7 +76,6 @@ class Family:
             "answers": questions of fact, whose understanding nobody tells and whose feedback is
             the right answer (the paper's label feedback, App. D.3), or "situations".
         understood_by: By type: words that must all stand in the output.
-        released_check: The same where the paper's release asks for more.
         answers: By type: the expected output, with {word} and {answer}.
         phrasings: Ways to ask, several a type.
         paper: Accuracy of the understanding that the paper prints, by system and type.
@@ -92,7 +91,6 @@ class Family:
     understood_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     answers: Mapping[str, str] = field(default_factory=dict)
     phrasings: tuple[Phrasing, ...] = ()
-    released_check: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     num_remembered: int = 0
     situations: SituationForm | None = None
@@ -137,7 +135,7 @@ class Family:
             return list(self.situations.categories) or [SITUATION]
         return [QUESTION] if self.is_of_answers else list(self.answers)
 
-    def is_understood(self, kind: str, output: str, *, as_released: bool = False) -> bool:
+    def is_understood(self, kind: str, output: str) -> bool:
         """Return whether an output shows that the intent was understood: Acc(u).
 
         A test of substrings, letters of any case. It cannot tell an answer from an echo of a
@@ -146,12 +144,8 @@ class Family:
         Args:
             kind: The type that was meant.
             output: What the LM wrote.
-            as_released: Whether to ask all that the paper's release asks.
         """
-        wanted = self.understood_by[kind]
-        if as_released:
-            wanted = self.released_check.get(kind, wanted)
-        return all(copy_key(word) in copy_key(output) for word in wanted)
+        return all(copy_key(word) in copy_key(output) for word in self.understood_by[kind])
 
 
 def load_family(name: str) -> Family:

@@ -114,7 +114,7 @@ class LookupArguments(Arguments):
         None,
         "Smallest score that passes; higher is closer. edit: minus the distance, 0 the same "
         "(default -5); relative-edit: 0 to 1, 1 the same (0.8); encoder: a cosine, 1 the same "
-        "(0.9; paraphrase 0.65); bm25: from 0 (1); gud-ir: as --feedback_by. Label feedback of "
+        "(0.9; paraphrase 0.65); bm25: from 0 (1); gud-ir: a cosine (0.9). Label feedback of "
         "configs/memory has no gate unless one is given.",
         is_common=True,
     )
@@ -136,11 +136,6 @@ class LookupArguments(Arguments):
         "Seq2seq model of --lookup gud-ir, which writes the feedback: a folder of pgra memory "
         "train-gud-ir, or any that was trained so.",
         needs={"lookup": "gud-ir"},
-    )
-    feedback_by: str = arg(
-        "encoder",
-        "How gud-ir compares feedback: encoder (cosine) or edit (distance).",
-        choices=("encoder", "edit"),
     )
 
     def check(self) -> None:
@@ -181,8 +176,7 @@ class LookupArguments(Arguments):
 
     @property
     def _scored_by(self) -> "type[Lookup]":
-        name = self.feedback_by if self.lookup == "gud-ir" else self.lookup or "relative-edit"
-        cls: type[Lookup] = find_class("lookup", name, LOOKUPS)
+        cls: type[Lookup] = find_class("lookup", self.lookup or "relative-edit", LOOKUPS)
         return cls
 
     @property
@@ -615,8 +609,6 @@ class GeneratingLookup:
     def load(cls, args: LookupArguments, part: Part, context: Context) -> OpenLookup:
         """Load the generator, and the encoder that compares feedback; see `Lookup`."""
         how = load_generator(str(args.generator), device=context.device)
-        if args.feedback_by == "edit":
-            return lambda log: cls(*how, EditLookup(log, part, form="feedback"))
         nearest = EncoderLookup.load(args, part, context, of_feedback=True)
         return lambda log: cls(*how, nearest(log))
 

@@ -35,7 +35,6 @@ SYSTEMS = ("no-mem", "grow", "mem")
 LAST = 100
 """Steps at the end whose accuracy is told apart: what the system can do once it has learned."""
 REPORT_FILE, FIGURE_FILE = "report.md", "running.png"
-_MARKS = (25, 50, 100, 200)  # steps at which the running accuracy is told
 _SAMPLES = 6
 _TITLES = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 
@@ -111,8 +110,7 @@ def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
         Accuracy of the understanding and of the answer (of all steps, of the last 100, and the mean
         of the running accuracy, which is the area under its curve); by type; tokens of prompts and
         of outputs; of look-ups how many were used, the share of those after which the question was
-        understood (the paper's "effective", 97 %) and of those given for another type, and which
-        types these were.
+        understood (the paper's "effective", 97 %) and of those given for another type.
     """
     understood = [step.understood for step in outcomes]
     kinds = sorted({step.kind for step in outcomes})
@@ -135,7 +133,6 @@ def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
             "effective": fmean(step.understood for step in used) if used else None,
             "wrong_type": fmean(step.is_wrong_kind for step in used) if used else None,
         },
-        "wrong_type_pairs": wrong_type_pairs(outcomes),
     }
 
 
@@ -160,32 +157,6 @@ def compare_with(outcomes: Sequence[StepOutcome], bare: Sequence[StepOutcome]) -
     helped = fmean(now and not before for now, before in pairs)
     hurt = fmean(before and not now for now, before in pairs)
     return {"helped": helped, "hurt": hurt, "no_change": 1 - helped - hurt}
-
-
-def wrong_type_pairs(outcomes: Sequence[StepOutcome]) -> list[Json]:
-    """List the collisions that a stream ran into, the most frequent first.
-
-    Returns:
-        For each pair of types: what was asked, what was found, one example of each, how often, and
-        how often the question was understood all the same.
-    """
-    found: dict[tuple[str, str], list[StepOutcome]] = {}
-    for step in outcomes:
-        if step.is_wrong_kind:
-            found.setdefault((step.kind, str(step.matched_kind)), []).append(step)
-    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
-    return [
-        {
-            "asked": asked,
-            "found": other,
-            "question": steps[0].question,
-            "key": steps[0].neighbors[0],
-            "score": steps[0].score,
-            "times": len(steps),
-            "understood": sum(step.understood for step in steps),
-        }
-        for (asked, other), steps in ordered
-    ]
 
 
 # How well a gate tells right from wrong feedback.
@@ -357,11 +328,6 @@ def render_report(family: Family, results: Sequence[StreamResult], gate: GateRep
         parts.append(
             f"Correlation of understanding and answer, question by question: {'; '.join(cells)}."
         )
-    length = len(results[0].outcomes)
-    marks = [mark for mark in _MARKS if mark < length] + [length]
-    running = {title: _mean_running(group, "understood") for title, group in groups.items()}
-    rows = [[title, *(_number(means[m - 1]) for m in marks)] for title, means in running.items()]
-    parts.append(_markdown(["understood, steps up to", *map(str, marks)], rows))
     head = ["understood, gap of", "all", "area", "p (McNemar)", "prompt tokens, ratio"]
     parts.append(_markdown(head, compare_methods(results)))
     rows = [
@@ -381,14 +347,6 @@ def render_report(family: Family, results: Sequence[StreamResult], gate: GateRep
             f"Gate: scores of at least {gate.threshold:.4g} pass, chosen on {gate.num_trials} "
             f"other questions (precision {_number(gate.precision)}, recall {_number(gate.recall)})."
         )
-    lines = [
-        f"- {result.variant.name}: {pair['asked']} took a clarification for {pair['found']} "
-        f"{pair['times']} times ('{pair['question']}' found '{pair['key']}', score "
-        f"{pair['score']:.3g}); understood all the same: {pair['understood']}"
-        for result in results
-        for pair in result.metrics["wrong_type_pairs"]
-    ]
-    parts.append("\n".join(["Near keys of another type:", "", *lines]) if lines else "")
     parts.append(_sample_table(results))
     return "\n\n".join(part for part in parts if part) + "\n"
 

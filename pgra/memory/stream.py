@@ -107,7 +107,7 @@ class Step:
 
 
 def judge_output(
-    family: Family, kind: str, output: str, expected: Sequence[str], *, as_released: bool = False
+    family: Family, kind: str, output: str, expected: Sequence[str]
 ) -> tuple[bool, bool]:
     """Return whether an output's intent was understood, Acc(u), and whether it is right, Acc(y).
 
@@ -116,14 +116,13 @@ def judge_output(
         kind: The type that was meant.
         output: What the LM wrote, cut to its answer.
         expected: Outputs that are right, whatever their case, spaces and end.
-        as_released: Whether the understanding is told as the paper's release does.
     """
     if family.is_of_answers:  # nobody tells the understanding
         is_right = is_exact_match(output, expected)
         return is_right, is_right
     if family.situations is not None:
         return judge_situation(output, expected[0])
-    understood = family.is_understood(kind, output, as_released=as_released)
+    understood = family.is_understood(kind, output)
     return understood, plain(output) in map(plain, expected)
 
 
@@ -544,7 +543,6 @@ class Simulation:
     Attributes:
         family: How the understanding is told.
         lm: What answers.
-        as_released: Whether the understanding is told as the release does.
         num_ahead: Questions that are asked together, as the memory is at the first of them; those
             whose prompt a correction changed meanwhile are asked again. It changes no outcome; 1
             wastes no call of an endpoint that is paid.
@@ -552,7 +550,6 @@ class Simulation:
 
     family: Family
     lm: PromptedLM
-    as_released: bool = False
     num_ahead: int = 16
 
     def play(
@@ -583,9 +580,7 @@ class Simulation:
                 answers |= zip(new, self.lm.complete(new), strict=True)
             completion = answers[prompt.text]
             output = self.lm.few_shot.read_output(completion.text)
-            understood, answered = judge_output(
-                self.family, step.kind, output, step.expected, as_released=self.as_released
-            )
+            understood, answered = judge_output(self.family, step.kind, output, step.expected)
             used = prompt.found[0] if prompt.num_used else None
             outcome = StepOutcome(
                 step=row + 1,

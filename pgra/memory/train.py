@@ -278,21 +278,12 @@ def save_with_head(encoder: Encoder, head: DenseLayer, folder: Path) -> None:
         encoder: What it has behind its pooling comes before the head.
         head: As wide as the encoder.
         folder: Where.
-
-    Raises:
-        ModelError: If the encoder's pooling is a pooler of another kind than BERT's.
     """
     encoder.model.save_pretrained(folder)
     encoder.tokenizer.save_pretrained(folder)
     sentence, told = encoder.sentence, encoder.fingerprint
     layers = [*sentence.layers]  # None is to unit length
     mode = str(told["pooling"]).removesuffix("_before_pooler")
-    if mode == "pooler":  # to the library, a layer behind the first token
-        pooler = getattr(encoder.model.pooler, "dense", None)
-        if pooler is None:
-            raise ModelError("this encoder's pooler cannot be saved: use --pooling cls")
-        layers = [DenseLayer(pooler.weight.detach(), pooler.bias.detach(), "Tanh", ""), *layers]
-        mode = "cls"
     if told["normalize"] and not sentence.is_normalized:
         layers.append(None)  # as `Encoder` gives it, whatever its folder says
     layers += [head, None]

@@ -81,8 +81,8 @@ class MemoryPage:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, what, self.conversation)
 
-    async def _show(self, request: Request) -> Response:
-        return await self._render({"search": request.query_params.get("search", "")})
+    async def _show(self, _: Request) -> Response:
+        return await self._render({})
 
     async def _form(self, request: Request) -> Response:
         _check_origin(request)
@@ -94,15 +94,13 @@ class MemoryPage:
         return await self._render(typed, turn)
 
     async def _render(self, typed: _Form, turn: Turn | None = None, error: str = "") -> Response:
-        search = typed.get("search", "").strip()
-        entries = await self._do(lambda conversation: conversation.entries(search))
+        entries = await self._do(lambda conversation: conversation.entries())
         text = self._template.render(
             about=self.about,
             system=self.conversation.system,
             turn=turn,
             entries=entries[: -_MOST_SHOWN - 1 : -1],
             num_entries=len(entries),
-            search=search,
             error=error,
             typed=typed,
         )

@@ -105,16 +105,8 @@ class ReferenceTable:
         return {column: value for column, value in found.items() if value is not None}
 
     def notes_on(self, tasks: Sequence[str]) -> list[str]:
-        """Return the notes that concern some tasks, and the rows that no run can stand beside."""
-        notes = [note["text"] for note in self.notes if note.get("task") in (None, *tasks)]
-        alone = [self._tell(row, tasks) for row in self.rows if row not in self.match]
-        told = "; ".join(filter(None, alone))
-        return [*notes, f"In the paper's table too: {told}."] if told else notes
-
-    def _tell(self, row: str, tasks: Sequence[str]) -> str:
-        cells = self.rows[row]
-        values = ", ".join(f"{task} {cells[task]}" for task in tasks if task in cells)
-        return values and f"{row} {values}"
+        """Return the notes that concern some tasks."""
+        return [note["text"] for note in self.notes if note.get("task") in (None, *tasks)]
 
 
 @cache

@@ -39,7 +39,6 @@ READERS: Mapping[str, Job] = {
     "report": Job("report runs/pgra runs/plain runs/icl --baseline plain --format csv"),
     "page": Job("report runs/pgra runs/plain runs/icl --html page.html"),
     "knn report": Job("report runs/knn --format csv"),
-    "page of labels": Job(f"{JOBS['html'].line} --consistency labels"),
     "ablate": JOBS["ablate"],
     "grid report": Job("report runs/grid --format csv"),
     "look up": JOBS["lookup"],
@@ -51,7 +50,7 @@ READERS: Mapping[str, Job] = {
     "stream": JOBS["stream"],
     "similar": Job("memory lookup $ask $memory --encoder similar"),
     "gud-ir": Job(
-        "memory lookup $ask --lookup gud-ir --feedback_by edit --generator gud-ir --device cpu"
+        "memory lookup $ask $memory --lookup gud-ir --generator gud-ir"
     ),
 }
 # Which of them read a file, by the first pattern that fits.

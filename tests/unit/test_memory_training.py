@@ -148,7 +148,6 @@ def test_a_head_stands_behind_what_the_encoder_had_before(encoder_dir, tmp_path)
 
 SAVED = [
     {},
-    {"pooling": "pooler"},
     {"pooling": "max", "normalize": False, "max_encoder_tokens": 9},
     {"pooling": "last", "query_prompt": "the town: ", "passage_prompt": "a film: "},
 ]

@@ -60,14 +60,12 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
     assert entries(page) == []
 
 
-def test_an_entry_is_corrected_found_and_forgotten_on_the_page(page):
+def test_an_entry_is_corrected_and_forgotten_on_the_page(page):
     visitor = Visitor(page)
     for question in (AKIN, "expand on < fast > ?"):
         visitor.send("correct", question=question, feedback=MEANT)
-    visitor.send("change", entry="1", feedback="I want an <antonym>", search="PRETTY")
+    visitor.send("change", entry="1", feedback="I want an <antonym>")
     assert (AKIN, "I want an <antonym>") in entries(page)
-    assert "In the memory: 1 found" in visitor.shown()  # the search stays
-    assert "entry 2" not in visitor.shown().partition("In the memory")[2].casefold()
     visitor.send("forget", entry="2")
     assert [question for question, _ in entries(page)] == [AKIN]
     assert "Entry 2 is forgotten." in visitor.shown()
@@ -150,7 +148,7 @@ def test_a_page_asks_for_nothing_of_another_host(page):
     assert answer.headers["cache-control"] == "no-store"
     fields = re.findall(r'<(?:input|textarea) id="(\w+)"', answer.text)
     labels = re.findall(r'<label for="(\w+)"', answer.text)
-    assert sorted(labels) == sorted(fields) == ["feedback", "question", "search"]
+    assert sorted(labels) == sorted(fields) == ["feedback", "question"]
     own = re.findall(r'(?:src|href|action)="([^"]*)"', answer.text)
     assert set(own) == {"/", "data:,"}
     assert not re.search(r"https?:|url\(", answer.text)
