@@ -605,11 +605,9 @@ def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
         before. What was written after the last one found is not known of.
 
     Raises:
-        DataError: If there is no such file, or nothing in it can be read.
+        DataError: If nothing can be read.
         ArtifactError: If the new one is there already, or cannot be written.
     """
-    if not damaged.is_file():
-        raise DataError(f"{damaged} does not exist: name the damaged memory")
     if output.exists():
         raise ArtifactError(f"{output} is there already: name a new file for what is salvaged")
     found: dict[int, Event] = {}

@@ -10,7 +10,6 @@
 The generator is trained by `pgra.reader.train.fit`: it can be stopped at any time, and resumed.
 """
 
-import glob
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +42,6 @@ from pgra.reader.trainer_arguments import ReaderTrainingArguments
 ABOUT_FILE = "trained_on.json"
 """In the folder of a trained model: what it was trained on, and how."""
 _SHOWN_EVERY = 10  # steps, of a loss on the bar
-_LEAST_PAIRS = 4  # questions that a layer can be trained on
 
 
 class FeedbackModule(ReaderModule):
@@ -95,9 +93,6 @@ def _making(folder: Path) -> Iterator[None]:
         raise ArtifactError(is_there)
     with lock_folder(folder, is_new=True):
         if folder.exists():
-            if (folder / ABOUT_FILE).is_file():  # a kill may have left what it was made in
-                for path in folder.parent.glob(f".{glob.escape(folder.name)}-{'?' * 12}.training"):
-                    shutil.rmtree(path, ignore_errors=True)
             raise ArtifactError(is_there)
         yield
 
@@ -181,10 +176,6 @@ def train_encoder(
         ModelError: If the encoder cannot be loaded, or the loss stops being a number.
     """
     with _making(folder):
-        if len(pairs) < _LEAST_PAIRS:
-            raise DataError(
-                f"there are {len(pairs)} questions to learn from: give at least {_LEAST_PAIRS}"
-            )
         kinds = [pair.kind for pair in pairs]
         by_type = arguments.target == "type"
         if by_type and ("" in kinds or len(set(kinds)) < 2):

@@ -22,7 +22,7 @@ def told(entries):
     return [entry.feedback for entry in entries]
 
 
-@pytest.mark.parametrize("lookup", ["edit", "relative-edit", "bm25", "encoder", "loaded"])
+@pytest.mark.parametrize("lookup", ["relative-edit", "encoder", "loaded"])
 def test_what_was_said_of_a_like_question_is_found_by_every_look_up(tmp_path, lookup, encoder_dir):
     path = str(tmp_path / "memory.sqlite")  # text, as the issue writes it
     more = {"lookup": lookup, "device": "cpu"}
@@ -30,8 +30,6 @@ def test_what_was_said_of_a_like_question_is_found_by_every_look_up(tmp_path, lo
         more |= {"encoder": encoder_dir}
     if lookup == "loaded":
         more = {"encoder": pgra.Encoder.from_name(encoder_dir, device="cpu")}
-    if lookup == "bm25":
-        more |= {"threshold": 0.1}
     with pgra.Memory(path, **more) as memory:
         assert memory.lookup(ASKED) == []
         assert memory.prompt(ASKED) == ASKED

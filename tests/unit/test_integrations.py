@@ -1,8 +1,5 @@
 """The wrappers for LangChain and LlamaIndex, in those libraries, with a tiny LM and encoder."""
 
-import subprocess
-import sys
-
 import pytest
 from conftest import SENTENCES
 
@@ -124,16 +121,3 @@ def test_a_llama_index_postprocessor_gives_the_rerankers_best_as_nodes(
     assert {node.score for node in nodes} == {0.5}  # the given ones stay
     assert len(llama_index.PgraRerank(reranker).postprocess_nodes(nodes, query_str=QUERY)) == 6
     assert rerank.postprocess_nodes([], query_str=QUERY) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "library"), [("langchain", "langchain_core"), ("llama_index", "llama_index")]
-)
-def test_without_the_library_one_line_says_what_to_install(name, library):
-    code = f"import sys\nsys.modules['{library}'] = None\nimport pgra.integrations.{name}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    wanted = f"{library.replace('_', '-').removesuffix('-core')}-core"
-    assert done.stderr.splitlines()[-1] == (
-        f"ImportError: pgra.integrations.{name} needs {wanted}: pip install 'pgra[integrations]'"
-    )

