@@ -1,13 +1,7 @@
-"""A completer that answers by a rule: for the bookkeeping of simulated users, not for results.
-
-`python following_lm.py memory chat ...` is `pgra memory chat ...` with it as its LM.
-"""
+"""A completer that answers by a rule: for the bookkeeping of simulated users, not for results."""
 
 import contextlib
-import json
 import re
-import signal
-import sys
 
 from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation
@@ -28,19 +22,18 @@ SAID = {
 
 
 class FollowingLM:
-    """Says what the last clarification in the prompt's last question asks for, else a homonym.
+    """Says what the clarification in the prompt's last question asks for, else a homonym.
 
-    A token is a word. With `copies`, an example in the prompt that asks the same is followed too.
+    A token is a word.
     """
 
-    def __init__(self, *, window=4096, copies=False):
-        self.window = window
-        self.copies = copies
+    def __init__(self):
+        self.window = 4096
         self.calls = []
 
     @property
     def fingerprint(self):
-        return {"lm": "following", "copies": self.copies}
+        return {"lm": "following"}
 
     def count_tokens(self, texts):
         return [len(text.split()) for text in texts]
@@ -53,20 +46,12 @@ class FollowingLM:
         raise AssertionError("nothing is scored")
 
     def _go_on(self, prompt):
-        *before, question, _ = prompt.split("\n\n###\n\n")
+        question = prompt.split("\n\n###\n\n")[-2]
         told = re.search(r"I want an? (\w+)", question)
-        kind = told.group(1) if told else self._copied(before, question)
+        kind = told.group(1) if told else "homonym"
         word = re.search(r"< (.*) >", question).group(1)
         text = f" {SAID[kind].format(word=word)} END\n\n### what stands behind it"
         return Completion(text, len(prompt.split()), len(text.split()))
-
-    def _copied(self, before, question):
-        frame = re.sub(r"<.*>", "<>", question)
-        for place in range(len(before) - 2, -1, -2):
-            shown = re.sub(r"<.*>", "<>", before[place].split(" |")[0])
-            if self.copies and shown == frame:
-                return next(kind for kind in SAID if kind in before[place + 1])
-        return "homonym"
 
 
 class Echo(FollowingLM):
@@ -75,18 +60,6 @@ class Echo(FollowingLM):
     def _go_on(self, prompt):
         answer = prompt.split("\n\n###\n\n")[-3].removesuffix(" END")
         return Completion(f"{answer} END", len(prompt.split()), 1)
-
-
-def write_stream(path, steps):
-    """Write steps as the release has them."""
-    names = {"kind": "type", "word": "word", "question": "question", "feedback": "feedback"}
-    lines = [
-        {new: getattr(step, old) for old, new in names.items()}
-        | {"expected_answer": step.expected[0]}
-        for step in steps
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def conversation(log, family="lexical", completer=None, threshold=-5.0, part=SHARED):
@@ -115,12 +88,3 @@ def open_page(path, *args, **more):
 def entries(app):
     with FeedbackLog.open(app.state.path, is_writable=False) as log:
         return [(entry.key, entry.feedback) for entry in log.entries()]
-
-
-if __name__ == "__main__":
-    from pgra.cli import main
-    from pgra.memory import stream
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's `&`
-    stream.open_lm = lambda *args, **more: FollowingLM()
-    sys.exit(main(sys.argv[1:]))

@@ -64,13 +64,3 @@ def test_scopes_are_kept_apart_and_what_is_erased_is_gone(memory, tmp_path):
     bytes_left = b"".join(path.read_bytes() for path in tmp_path.glob("memory.sqlite*"))
     assert b"upstairs" in bytes_left
     assert not any(text in bytes_left for text in (b"of the mail", b"of the router", b"log in"))
-
-
-def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
-    memory("add", "a", "one", "--task", "t", "--source", "me")
-    path = tmp_path / "memory.sqlite"
-    path.write_bytes(b"?" * 100 + path.read_bytes()[100:])
-    assert "pgra memory salvage memory.sqlite --output NEW.sqlite" in error(memory("list"))
-    _, out, _ = memory("salvage", "memory.sqlite", "--output", "new.sqlite")
-    assert "1 events of memory.sqlite were read whole" in out
-    assert '"a" -> "one"' in memory("list", "--memory", "new.sqlite")[1]
