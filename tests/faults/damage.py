@@ -49,9 +49,7 @@ READERS: Mapping[str, Job] = {
     "consistency": JOBS["consistency"],
     "stream": JOBS["stream"],
     "similar": Job("memory lookup $ask $memory --encoder similar"),
-    "gud-ir": Job(
-        "memory lookup $ask $memory --lookup gud-ir --generator gud-ir"
-    ),
+    "gud-ir": Job("memory lookup $ask $memory --lookup gud-ir --generator gud-ir"),
 }
 # Which of them read a file, by the first pattern that fits.
 READ_BY: Mapping[str, tuple[str, ...]] = {
@@ -74,7 +72,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "runs/grid/*": ("ablate", "grid report"),
     "runs/stream/*": ("stream",),
     "labels/pseudo_labels/*": ("consistency",),
-    "labels/*": ("consistency", "page of labels"),
+    "labels/*": ("consistency",),
     "memory.sqlite*": ("look up", "list"),
     "similar/*": ("similar",),
     "gud-ir/*": ("gud-ir",),
@@ -83,7 +81,7 @@ MAY_END_WITH_1 = ("verify", "verify grown", "ablate")
 MARKS = ("metrics.json", "pgra.json", "grid.json", "manifest.json")
 SHOWN = ("metrics.json", "grid.json", "consistency.json", "manifest.json", "checksums.json")
 """Records without a checksum of their own: a letter of a title or a version may change."""
-REPORTS = ("report", "page", "knn report", "grid report", "page of labels")
+REPORTS = ("report", "page", "knn report", "grid report")
 
 
 @dataclass(frozen=True)
