@@ -505,7 +505,7 @@ def _is_one_file(one: str | Path, other: str) -> bool:
         return False
 
 
-CHOOSING = ("lora_rank", "method", "reranker", "retriever")
+CHOOSING = ("method", "reranker", "retriever")
 """Arguments that choose which others there are."""
 
 

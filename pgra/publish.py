@@ -38,7 +38,6 @@ _SHOWN = (  # of the Trainer's arguments
     *("num_train_epochs", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm"),
     *("optim", "bf16", "seed", "data_seed"),
 )
-_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 
 
 def write_card(run: Path) -> Path:
@@ -76,7 +75,7 @@ def write_card(run: Path) -> Path:
     text = cards.get_template("reader.md").render(
         metadata=_metadata(metrics, arguments, method, base),
         method=method,
-        base=base or _public_name(reader.get("reader_lm") or reader["model_name_or_path"]),
+        base=base or _public_name(reader["model_name_or_path"]),
         is_lm="reader_lm" in reader,
         has_own_inputs=_has_own_inputs(method),
         identity=identity,
@@ -118,7 +117,7 @@ def _without_folders(value: Json) -> Json:
 
 
 def _has_own_inputs(method: str) -> bool:
-    return method.removesuffix("-lora") in OWN_INPUTS
+    return method in OWN_INPUTS
 
 
 def _public_name(name: str | None) -> str:
@@ -157,16 +156,13 @@ def _metadata(
 
 
 def _training(arguments: Mapping[str, Any], num_processes: int) -> dict[str, object]:
-    given, reader = arguments["training"], arguments["reader"]
+    given = arguments["training"]
     if given.get("max_steps") == 0:  # nothing else had an effect
         return {"max_steps": 0}
     values: dict[str, object] = {n: given[n] for n in _SHOWN if given.get(n) is not None}
     if int(given.get("max_steps") or -1) > 0:
         values.pop("num_train_epochs", None)  # which they stand over
     values["processes"] = num_processes
-    if reader.get("lora_rank") is not None:
-        values |= {name: reader[name] for name in _LORA if reader[name] is not None}
-        values["adapters"] = "merged into the weights"
     return values
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pgra.artifacts import check_fingerprint, digest, find_damage
 from pgra.core import Json
-from pgra.errors import ArtifactError, DamageError, reading
+from pgra.errors import DamageError, reading
 from pgra.report.results import METRICS_FILE, read_metrics, read_object
 
 IDENTITY_FILE = "run.json"
@@ -57,43 +57,10 @@ def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = 
     begun = [folder / READER_FOLDER, folder / METRICS_FILE, *folder.glob("checkpoint-*")]
     if not any(item.exists() for item in begun):
         return
-    made = _known(read_object(path), asked, is_whole=is_whole)
+    made = read_object(path)
+    if not is_whole:
+        made = {name: value for name, value in made.items() if name in asked}
     _compare(folder, made, asked, "choose another --output_dir")
-
-
-def check_same_checkpoint(
-    checkpoint: Path, asked: Mapping[str, Json], *, is_whole: bool = True
-) -> None:
-    """Refuse to go on from a checkpoint of a run that something else decided.
-
-    Args:
-        checkpoint: A folder within its run.
-        asked: What decides the run that would go on.
-        is_whole: Whether all of it is known yet; if not, only what is known is compared.
-
-    Raises:
-        ArtifactError: If it is no checkpoint, its run is unknown, or another; the first difference
-            is named.
-    """
-    if not checkpoint.is_dir():
-        raise ArtifactError(
-            f"resume_from_checkpoint '{checkpoint}' is no folder: give a checkpoint-STEP folder, "
-            "or true for the last one"
-        )
-    path = checkpoint.resolve().parent / IDENTITY_FILE
-    if not path.is_file():
-        raise ArtifactError(
-            f"{checkpoint} has no {IDENTITY_FILE} beside it, so what it was trained on is unknown: "
-            "give a checkpoint inside its run's folder"
-        )
-    made = _known(read_object(path), asked, is_whole=is_whole)
-    _compare(checkpoint, made, asked, "give a checkpoint of the same run")
-
-
-def _known(
-    made: Mapping[str, Json], asked: Mapping[str, Json], *, is_whole: bool
-) -> Mapping[str, Json]:
-    return made if is_whole else {name: v for name, v in made.items() if name in asked}
 
 
 def check_same_inputs(

@@ -32,7 +32,7 @@ from pgra.artifacts import (
     write_text,
 )
 from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Prediction
-from pgra.errors import ArtifactError, ConfigError, PgraError
+from pgra.errors import ArtifactError, PgraError
 from pgra.methods.arguments import RunArguments
 from pgra.methods.base import (
     Decisions,
@@ -64,7 +64,6 @@ from pgra.run_folder import (
     TRAINING_FILE,
     WEIGHTS_FILE,
     check_reader,
-    check_same_checkpoint,
     check_same_inputs,
     check_same_run,
     check_writable,
@@ -184,7 +183,6 @@ class Prepared:
             if done:
                 lacks = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
                 has_reader = args.trains and not (may_lack_reader and lacks)
-                method.reuse(folder)
                 outcome = _reuse(folder, has_reader=has_reader)
                 if self.context.is_main:  # what a kill behind the last measurement left undone
                     if has_reader and not (folder / READER_FOLDER / CARD_FILE).is_file():
@@ -256,12 +254,8 @@ def identity(method: Method) -> dict[str, Json]:
 
 
 def _check_run(method: Method, *, is_whole: bool = True) -> None:
-    """Refuse another run's folder, and another run's checkpoint."""
-    args, named = method.args, identity(method)
-    check_same_run(args.folder, named, is_whole=is_whole)
-    checkpoint = str(getattr(args[args.home], "resume_from_checkpoint", None) or "")
-    if checkpoint.lower() not in ("", "true", "false"):
-        check_same_checkpoint(Path(checkpoint), named, is_whole=is_whole)
+    """Refuse another run's folder."""
+    check_same_run(method.args.folder, identity(method), is_whole=is_whole)
 
 
 @contextmanager
@@ -507,7 +501,6 @@ class Predictor:
         *,
         artifacts_dir: str | Path | None = None,
         device: str = "auto",
-        attention: bool = False,
     ) -> Self:
         """Load a run.
 
@@ -517,7 +510,6 @@ class Predictor:
             artifacts_dir: Folder of its index and bank; None is where they were. Those of a reader
                 from the hub are made again; None is then the user's cache.
             device: What computes, whatever the run's was.
-            attention: Whether to say what share of the reader's attention each evidence gets.
 
         Raises:
             ArtifactError: If the run is not whole, or what it was made with is not there any more.
@@ -533,13 +525,6 @@ class Predictor:
         if artifacts_dir is not None:
             runtime["artifacts_dir"] = str(artifacts_dir)
         changes: dict[str, Mapping[str, Any]] = {"runtime": runtime}
-        sections = read_arguments(folder, changes).sections
-        if attention and not hasattr(sections.get("reader"), "evidence_attention"):
-            raise ConfigError(
-                f"attention is a trained reader's, and {folder} has none: leave it out"
-            )
-        if attention:
-            changes["reader"] = {"evidence_attention": True}
         try:
             decider = open_run(folder, context, changes)
         except PgraError as error:
@@ -643,7 +628,7 @@ def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE
     """
     pattern = str(args.folder)
     root = series_folder(pattern, seeds)
-    check_series(args, root)
+    check_series(root)
     runs = {seed: variant(args, seed_folder(pattern, seed), seed=seed) for seed in seeds}
     is_run = root in (run.folder for run in runs.values())  # of one seed: it holds itself
     with nullcontext() if is_run else lock_run(root, context):
@@ -658,29 +643,19 @@ def variant(args: RunArguments, folder: Path, **changes: float) -> RunArguments:
         folder: The run's.
         changes: Values of the section with its folder, such as its seed.
     """
-    own = {"output_dir": str(folder), **changes}
+    own: dict[str, Any] = {"output_dir": str(folder), **changes}
     if args.home == "training":
         name = args["training"].run_name
-        own |= {
-            "run_name": name and f"{name}-{folder.name}",
-            "resume_from_checkpoint": None,  # each goes on from its own last one
-        }
+        own["run_name"] = name and f"{name}-{folder.name}"
     return args.change(args.home, **own)
 
 
-def check_series(args: RunArguments, root: Path) -> None:
-    """Refuse what is for one run only, and a folder that is one.
+def check_series(root: Path) -> None:
+    """Refuse a folder of several runs that is a run itself.
 
     Raises:
-        ArtifactError: If the folder of several runs is a run itself.
-        ConfigError: If one checkpoint is named for all.
+        ArtifactError: If it is one.
     """
-    asked = getattr(args[args.home], "resume_from_checkpoint", None)
-    if str(asked or "").lower() not in ("", "false", "true"):
-        raise ConfigError(
-            f"resume_from_checkpoint ({asked}) is of one run, and several are asked for: leave it "
-            "out, each goes on from its own last checkpoint"
-        )
     if (root / IDENTITY_FILE).is_file():
         raise ArtifactError(
             f"{root} is a run itself, and several runs are asked for: choose another --output_dir"

@@ -29,8 +29,7 @@ def run_of(args: PgraArguments, method: str, folder: Path, **training: object) -
         if name not in sections and name != "training":
             own = {f.name for f in fields(cls)} & set(training)
             sections[name] = cls(**{key: training.pop(key) for key in own})
-    chosen = {"method": method, "lora_rank": getattr(sections.get("reader"), "lora_rank", None)}
-    if "training" in find_sections(chosen):
+    if "training" in find_sections({"method": method}):
         usual = {"max_steps": 2, "per_device_train_batch_size": 4, "seed": 1, "disable_tqdm": True}
         sections["training"] = ReaderTrainingArguments(
             output_dir=str(folder), use_cpu=True, **{**usual, **training}

@@ -31,7 +31,7 @@ from pgra.data.read import (
 from pgra.data.tasks import GenerationTask, Task, check_slots, load_any_task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError, DataError, show
-from pgra.exemplars import BM25, PROMPTED, SELECTORS, SelectionArguments
+from pgra.exemplars import BM25, SELECTORS, SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, Selector, arrange
 from pgra.exemplars.similarity import open_similarity
 from pgra.prompts.fewshot import FORMATS, PromptFormat, line_format, task_format
@@ -124,11 +124,6 @@ class ExemplarSelector:
             selection, encoder = "knn", BM25
         find_class("selector", selection, SELECTORS)
         name = str(encoder) if isinstance(encoder, str | Path) else type(encoder).__name__
-        if name.partition(":")[0] == PROMPTED:
-            raise ConfigError(
-                f"encoder '{name}' compares by an LM's states under a prompt, which pgra icl does: "
-                "give a text encoder here, or a loaded pgra.PromptedEncoder"
-            )
         loaded: ExampleEncoder | None = None
         if not isinstance(encoder, str | Path):
             is_ours = hasattr(encoder, "encode_examples")

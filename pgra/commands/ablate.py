@@ -116,9 +116,9 @@ def show_results(
     code = 1 if failures else 0
     done = [run for run in runs if run.is_finished]
     tables = [(report, [str(root)])] if done else []
-    if done and grid.show == "consistency":  # the paper's definition
+    if done and grid.show == "consistency":
         folder = str(root / "consistency")
-        tables.append((consistency, ["--runs", str(root), "--output_dir", folder, "--no_centre"]))
+        tables.append((consistency, ["--runs", str(root), "--output_dir", folder]))
     for command, words in tables:
         try:
             command(words)

@@ -24,15 +24,6 @@ class ConsistencyArguments(Arguments):
         None, "Row to compare with; default: the grid's, else fid, else the first."
     )
     output_dir: str = arg("", "Where labels, tables and plots go.", must_be_given=True)
-    depth: int | None = arg(
-        None, "Look at each query's best so many evidence; default: all.", least=1
-    )
-    centre: bool = arg(
-        True,
-        "Centre the labeler at its medians over 1,000 passages of the runs' corpus, so that it "
-        "does not call nearly all of it one label; --no_centre: the paper's labels.",
-        off="The paper's labels.",
-    )
     plots: bool = arg(True, "Draw them too.", off="Tables only.")
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
 
@@ -45,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra train --task sst2 --method fid --output_dir runs/fid
       pgra train --task sst2 --output_dir runs/pgra
       pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
-      pgra consistency --runs runs/ablate-opt_size --output_dir runs/centred
+      pgra consistency --runs runs/ablate-opt_size --output_dir runs/consistency
 
     The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
-    whose label that is. With --no_centre these are the paper's Table 10 and Figures 2 and 4.
+    whose label that is: the paper's Table 10 and Figures 2 and 4.
     """
     (args,) = parse_arguments([ConsistencyArguments], argv, prog="pgra consistency", **about(main))
     quiet_libraries()
@@ -60,8 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder,
         labelers=[Path(name) for name in args.labeler],
         baseline=args.baseline,
-        depth=args.depth,
-        centre=args.centre,
         device=args.device,
         plots=args.plots,
     )

@@ -50,10 +50,8 @@ def show(answer: "Answer", num_shown: int) -> str:
         lines += [f"  {example.label}: {example.text}" for example in exemplars]
     shown = answer.evidence[:num_shown]
     if shown:
-        with_share = shown[0].attention is not None
         lines.append(f"evidence, {len(shown)} of {len(answer.evidence)}, best first:")
-        share = "attention  " if with_share else ""
-        lines.append(f"  stage-1 rank    score  stage-2 score  {share}passage")
+        lines.append("  stage-1 rank    score  stage-2 score  passage")
         lines += [_show_line(line) for line in shown]
     return "\n".join(lines)
 
@@ -65,8 +63,7 @@ def _decided(label: str, scores: Mapping[str, float]) -> str:
 
 
 def _show_line(line: "EvidenceLine") -> str:
-    share = "" if line.attention is None else f"{line.attention:>9.3f}  "
-    head = f"  {line.stage1_rank:>12}{line.stage1_score:>9.3f}{line.score:>15.3f}  {share}"
+    head = f"  {line.stage1_rank:>12}{line.stage1_score:>9.3f}{line.score:>15.3f}  "
     return f"{head}{line.text}"
 
 
@@ -92,9 +89,6 @@ class PredictArguments(KernelArguments):
         False, "One JSON object a query, as in predictions.jsonl; null for a row without text."
     )
     num_shown: int = arg(5, "Evidence shown for a text; --json gives all.", least=0)
-    attention: bool = arg(
-        False, "Say what share of the reader's cross-attention each evidence gets."
-    )
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     artifacts_dir: str | None = arg(None, "Folder of index and bank; default: the run's.")
 
@@ -105,7 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Examples:
       pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42
       pgra predict --run runs/sst2-pgra-seed42 --file new.txt --json > answers.jsonl
-      pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42 --attention
       pgra predict "A warm and funny film." --run runs/sst2-icl-knn
       pgra predict "A warm and funny film." --run me/sst2-pgra
       pgra predict --run runs/sst2-icl-knn --interactive
@@ -135,12 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     from pgra.runs import Predictor
 
-    predictor = Predictor.open(
-        args.run,
-        device=args.device,
-        artifacts_dir=args.artifacts_dir,
-        attention=args.attention,
-    )
+    predictor = Predictor.open(args.run, device=args.device, artifacts_dir=args.artifacts_dir)
     if args.interactive:
         return answer_lines(predictor, args)
     inputs = predictor.decider.data.task.inputs

@@ -42,7 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra train --task sst2 --method ralm --reader_lm bundled:smollm2-135m
       pgra train --config lm-bff --task sst2 --seeds 13 21 42 87 100
       pgra train --task sst2 --search grid --report_to tensorboard
-      pgra train --task sst2 --model_name_or_path google-t5/t5-3b --lora_rank 16
       pgra train --method knn --help
 
     --method fid trains Fusion-in-Decoder on the first stage's best, plain the reader without
@@ -62,7 +61,6 @@ def icl(argv: Sequence[str] | None = None) -> int:
       pgra icl --task sst2 --exemplars random --redraw --seeds 0 1 2 3 4 --lm facebook/opt-13b
       pgra icl --task sst2 --exemplars knn --farthest --likeness euclidean --pooling cls \
           --encoder FacebookAI/roberta-large --lm facebook/opt-13b
-      pgra icl --task sst2 --encoder prompted --calibrate --lm facebook/opt-13b
       pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
       accelerate launch --num_processes 8 -m pgra icl --task sst2 --lm facebook/opt-13b
       pgra report runs/ --baseline icl-random
@@ -149,9 +147,6 @@ class EvaluateArguments(KernelArguments):
     decode: str | None = arg(
         None, "verbalizer or official; default: the run's. Needs --output_dir."
     )
-    evidence_attention: bool = arg(
-        False, "Add each evidence's share of the reader's cross-attention to predictions.jsonl."
-    )
     device: str | None = arg(None, "auto, cpu, cuda, ...; default: the run's.")
     artifacts_dir: str | None = arg(None, "Folder of indexes and banks; default: the run's.")
 
@@ -178,7 +173,7 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
 
     wanted: dict[str, dict[str, Any]] = {
         "data": {"test_file": args.test_file},
-        "reader": {"decode": args.decode, "evidence_attention": args.evidence_attention or None},
+        "reader": {"decode": args.decode},
         "runtime": {"device": args.device, "artifacts_dir": args.artifacts_dir},
     }
     changes = {

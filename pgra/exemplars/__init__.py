@@ -39,7 +39,6 @@ SIMILARITIES = {
 }
 """How queries are compared with the pool: by shared words, or by vectors under a metric."""
 BM25 = "bm25"
-PROMPTED = "prompted"
 METRICS = ("cosine", "dot", "euclidean")
 ORDERS = ("nearest-first", "nearest-last", "random")
 _USUAL = 8
@@ -82,15 +81,11 @@ class SelectionArguments(EncoderArguments):
     )
     encoder: str = arg(
         "sentence-transformers/all-MiniLM-L6-v2",
-        "What compares texts: an encoder (hub id, folder or bundled:NAME), bm25, or prompted: the "
-        "state of --lm under the task's prompt, h*(x) of PGRA (prompted:NAME for another LM).",
+        "What compares texts: an encoder (hub id, folder or bundled:NAME), or bm25.",
         is_common=True,
     )
     likeness: str = arg(
         "cosine", "Of vectors: cosine, dot, or euclidean (its negative).", choices=METRICS
-    )
-    prompt_exemplars: int = arg(
-        8, "With --encoder prompted: exemplars of that prompt, balanced.", least=0
     )
     order: str = arg(
         "nearest-first",

@@ -10,7 +10,7 @@ from pgra.errors import ConfigError
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 8e-5, 1e-4)
 PAPER_BATCH_SIZES = (4, 8)
-SEARCHES = ("grid", "none", "optuna")
+SEARCHES = ("grid", "none")
 _Number = TypeVar("_Number", int, float)
 
 
@@ -35,28 +35,20 @@ class SeriesArguments(Arguments):
     search: str = arg(
         "none",
         "Try learning rates and batch sizes, keep the best on the dev set, and measure only that "
-        "one on the test set: none, grid (all pairs), or optuna (needs pip install 'pgra[search]'; "
-        "the learning rate is any between the smallest and the largest).",
+        "one on the test set: none, or grid (all pairs).",
         choices=SEARCHES,
         decides=False,
     )
     search_learning_rates: list[str] | None = arg(
         None,
         "Learning rates to try; default: the paper's 1e-5 2e-5 5e-5 8e-5 1e-4.",
-        needs={"search": ("grid", "optuna")},
+        needs={"search": "grid"},
         decides=False,
     )
     search_batch_sizes: list[str] | None = arg(
         None,
         "Values of total_train_batch_size to try; default: the paper's 4 8.",
-        needs={"search": ("grid", "optuna")},
-        decides=False,
-    )
-    num_trials: int | None = arg(
-        None,
-        "Trainings of the search by optuna, those before a resume included; default: 20.",
-        least=1,
-        needs={"search": "optuna"},
+        needs={"search": "grid"},
         decides=False,
     )
 

@@ -10,9 +10,7 @@ Two lines belong beside every score. If all evidence had one label, the score wo
 share of the queries: at best the *majority rate*. The paper's scores on CoLA, 69.0 to 69.3 % for
 all sizes of LM, are that line (69 % of its sentences are acceptable), so they say nothing of the
 LM. And evidence whose labels have nothing to do with its query's has the score of *chance*: the
-labels' shares of the queries times their shares of the evidence, added up. So that a labeler which
-calls nearly all of the corpus one label does not hide what ways differ in, it is centred at the
-corpus (see `PseudoLabels`), which the paper's is not.
+labels' shares of the queries times their shares of the evidence, added up.
 
 The score is itself an accuracy, that of "say the pseudo-label of a random one" (docs/worth.md). So
 the accuracy of the *vote* of a query's evidence stands beside it, to be compared with a reader's,
@@ -27,14 +25,10 @@ DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text, its labels' probabilities and a di
 A labeler is known by its folder's checksums, so that another one's labels are never mixed in.
 """
 
-import json
 import logging
-import math
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +44,6 @@ from pgra.artifacts import (
     write_text,
 )
 from pgra.core import ALONE, Context, Json
-from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.errors import ConfigError, DamageError, DataError, unknown_name
 from pgra.exemplars.selection import vote
 from pgra.methods.arguments import PgraArguments
@@ -71,13 +64,11 @@ from pgra.report.tables import Cell, Table
 
 logger = logging.getLogger(__name__)
 
-SAMPLE = 1000  # passages of a corpus: a share then has a standard error of 1.6 points at most
 REPORT_FILE = CONSISTENCY_FILE
 TABLES_FILE = "consistency.md"
 RANDOM, FIRST_STAGE = "random", "first stage"
 _SEED = 0
 _SAVED_EVERY = 10_000
-_LEAST = sys.float_info.min  # a probability may be 0 in float32
 _REFERENCE = "T10"
 _MEANING = (
     "Consistency: mean share of a query's evidence whose pseudo-label is the query's label.",
@@ -111,7 +102,6 @@ class Consistency:
         vote: Share of the queries that have the label which most of their evidence has; a tie goes
             to the best-ranked one.
         distinct: Different texts among the evidence of all queries.
-        hub: Share of the queries that have the commonest text among their evidence.
         without_evidence: Queries that have none and count nowhere.
         seeds: Runs that were put together.
     """
@@ -128,7 +118,6 @@ class Consistency:
     pseudo_labels: Mapping[str, float]
     vote: float
     distinct: int
-    hub: float
     without_evidence: int
     seeds: int = 1
 
@@ -162,7 +151,7 @@ class Consistency:
             for i, (queries, right) in enumerate(counts)
         ]
         kept = ["name", "task", "seeds", "without_evidence", "depth", "score", "majority", "chance"]
-        kept += ["vote", "distinct", "hub"]
+        kept += ["vote", "distinct"]
         return {
             **{name: getattr(self, name) for name in kept},
             "queries": len(self.shares),
@@ -180,7 +169,6 @@ def measure_consistency(
     pseudo_labels: Mapping[str, str],
     *,
     labels: Sequence[str],
-    depth: int | None = None,
 ) -> Consistency:
     """Compare the pseudo-labels of a run's evidence with its queries' labels.
 
@@ -193,10 +181,8 @@ def measure_consistency(
         seeds: The lines of `predictions.jsonl`, of each of its seeds.
         pseudo_labels: Label by text; of texts that no query has, too.
         labels: The task's, in order.
-        depth: Look at a query's best so many only; None is all that the run read.
 
     Raises:
-        ConfigError: If more evidence is asked for than any query has.
         DataError: If the run has no evidence, or its seeds have evidence for different queries.
         KeyError: If a text has no pseudo-label.
     """
@@ -207,11 +193,9 @@ def measure_consistency(
         raise DataError(f"{name} has no evidence to be consistent with: leave it out of --runs")
     if len(most) > 1 or any(own != ids[0] for own in ids):
         raise DataError(f"the seeds of {name} have evidence for different queries")
-    if depth is not None and depth > max(most):
-        raise ConfigError(f"depth is {depth}, and {name} has at most {max(most)} evidence a query")
-    depth = depth or max(most)
+    (depth,) = most
     lines = [line for own in found for line in own]
-    said = [[pseudo_labels[seen["text"]] for seen in line["evidence"][:depth]] for line in lines]
+    said = [[pseudo_labels[seen["text"]] for seen in line["evidence"]] for line in lines]
     counts = np.array([own.count(line["label"]) for line, own in zip(lines, said, strict=True)])
     shares = counts / np.array([len(own) for own in said])
     at_rank = [
@@ -226,7 +210,6 @@ def measure_consistency(
     truth = Counter(line["label"] for line in lines)
     pseudo = Counter(label for own in said for label in own)
     votes = [next(iter(vote(own))) == line["label"] for line, own in zip(lines, said, strict=True)]
-    holders = Counter(t for x in lines for t in {seen["text"] for seen in x["evidence"][:depth]})
     return Consistency(
         name,
         task,
@@ -239,8 +222,7 @@ def measure_consistency(
         chance=sum(truth[x] * pseudo[x] for x in labels) / (len(lines) * pseudo.total()),
         pseudo_labels={label: pseudo[label] / pseudo.total() for label in labels},
         vote=sum(votes) / len(lines),
-        distinct=len(holders),
-        hub=max(holders.values()) / len(lines),
+        distinct=len(distinct_evidence(found)),
         without_evidence=len(seeds[0]) - len(found[0]),
         seeds=len(seeds),
     )
@@ -441,97 +423,23 @@ class PseudoLabels:
     """Labels of texts.
 
     Attributes:
-        scores: Probability by label, by text; of texts that were not asked for this time, too.
+        labels: Label by text; of texts that were not asked for this time, too.
         num_read: Texts that were read now.
-        sample: Passages of the corpus that the labeler is centred at; none: the paper's labels,
-            those of the highest probability.
     """
 
-    scores: Mapping[str, Mapping[str, float]]
+    labels: Mapping[str, str]
     num_read: int
-    sample: Sequence[str] = ()
-
-    @cached_property
-    def medians(self) -> Mapping[str, float]:
-        """Median of each label's log-probability over the sample; empty without one."""
-        logs = [_logs(self.scores[text]) for text in self.sample]
-        labels = logs[0] if logs else ()
-        return {label: float(np.median([row[label] for row in logs])) for label in labels}
-
-    @cached_property
-    def labels(self) -> Mapping[str, str]:
-        """Each text's label: of the highest log-probability above its median, if centred.
-
-        With two labels half of the sample then has each: the threshold is the median odds. Ties go
-        to the task's first label.
-        """
-        return {text: _label(scores, self.medians) for text, scores in self.scores.items()}
 
     def describe(self, labeler: Labeler, texts: Sequence[str]) -> dict[str, Any]:
-        """Return who labelled and how, and the labels' shares before and after centring.
-
-        Args:
-            labeler: The reader.
-            texts: The distinct evidence.
-        """
-        facts: dict[str, Any] = {
+        """Return who labelled, and the labels' shares of the distinct evidence."""
+        counts = Counter(self.labels[text] for text in texts)
+        return {
             "folder": str(labeler.folder),
             "checksum": labeler.checksum,
             **{name: labeler.measured.get(name) for name in ("metric", "value")},
-            "is_centred": bool(self.sample),
+            "evidence_texts": len(texts),
+            "evidence_labels": {x: counts[x] / len(texts) for x in labeler.record.labels},
         }
-        for name, own in (("evidence", texts), ("corpus", self.sample)):
-            if own:
-                facts[f"{name}_texts"] = len(own)
-                facts[f"{name}_labels_uncentred"] = self._shares(own, {})
-            if own and self.sample:
-                facts[f"{name}_labels"] = self._shares(own, self.medians)
-        return {**facts, **({"medians": dict(self.medians)} if self.sample else {})}
-
-    def _shares(self, texts: Sequence[str], medians: Mapping[str, float]) -> dict[str, float]:
-        counts = Counter(_label(self.scores[text], medians) for text in texts)
-        return {label: counts[label] / len(texts) for label in self.scores[texts[0]]}
-
-
-def note_labels(task: str, facts: Mapping[str, Any]) -> str:
-    """Say what `PseudoLabels.describe` gave in a sentence."""
-    shares = {
-        name: ", ".join(f"{label} {100 * share:.1f} %" for label, share in value.items())
-        for name, value in facts.items()
-        if "_labels" in name
-    }
-    before = shares["evidence_labels_uncentred"]
-    if not facts["is_centred"]:
-        return f"{task}: the labeler is not centred (the paper's way); of the evidence {before}."
-    return (
-        f"{task}: the labeler is centred at its medians over {facts['corpus_texts']} passages of "
-        f"the corpus: there {shares['corpus_labels_uncentred']} before, "
-        f"{shares['corpus_labels']} after; of the evidence {before} before, "
-        f"{shares['evidence_labels']} after."
-    )
-
-
-def _logs(scores: Mapping[str, float]) -> dict[str, float]:
-    return {label: math.log(max(value, _LEAST)) for label, value in scores.items()}
-
-
-def _label(scores: Mapping[str, float], medians: Mapping[str, float]) -> str:
-    logs = _logs(scores)
-    return max(logs, key=lambda label: logs[label] - medians.get(label, 0.0))
-
-
-def sample_corpora(corpora: Sequence[Corpus], size: int = SAMPLE) -> list[str]:
-    """Draw the passages that a labeler is centred at; the same ones each time.
-
-    Args:
-        corpora: As many of each.
-        size: How many of each; all, if it has fewer.
-    """
-    drawn = []
-    for corpus in corpora:
-        rows = np.random.default_rng(_SEED).permutation(len(corpus))[:size]
-        drawn += corpus.texts(np.sort(rows))
-    return list(dict.fromkeys(drawn))
 
 
 def label_texts(
@@ -539,7 +447,6 @@ def label_texts(
     texts: Sequence[str],
     folder: Path,
     *,
-    sample: Sequence[str] = (),
     device: str = "auto",
     save_every: int = _SAVED_EVERY,
 ) -> PseudoLabels:
@@ -549,7 +456,6 @@ def label_texts(
         labeler: The reader.
         texts: Distinct ones.
         folder: Keeps what it said, for other calls.
-        sample: Distinct passages that it is centred at; none: it is not.
         device: What it reads on.
         save_every: How many texts are read between two savings; when stopped, these are read again.
 
@@ -567,10 +473,10 @@ def label_texts(
     except DamageError as error:
         set_aside(path, error.what)
         known = {}
-    missing = [text for text in dict.fromkeys([*texts, *sample]) if text not in known]
+    missing = [text for text in dict.fromkeys(texts) if text not in known]
     logger.info(
-        "labeler %s: %d distinct evidence texts of %s and %d passages to centre it, %d to read",
-        *(labeler.folder, len(texts), labeler.record.task, len(sample), len(missing)),
+        "labeler %s: %d distinct evidence texts of %s, %d to read",
+        *(labeler.folder, len(texts), labeler.record.task, len(missing)),
     )
     if missing:
         reader = Reader.load(labeler.home, device=device)
@@ -581,19 +487,14 @@ def label_texts(
         lines: list[dict[str, Json]]
         lines = [{"text": text, "scores": scores} for text, scores in known.items()]
         write_lines(path, [{**line, "digest": digest(line)} for line in lines])
-    return PseudoLabels(known, len(missing), sample)
+    # Of equal chances the task's first label.
+    labels = {text: max(scores, key=lambda x: scores[x]) for text, scores in known.items()}
+    return PseudoLabels(labels, len(missing))
 
 
-def distinct_evidence(
-    runs: Sequence[Sequence[Mapping[str, Any]]], depth: int | None = None
-) -> list[str]:
-    """Return the texts of all evidence (or of each query's best), each once, in the order met.
-
-    Args:
-        runs: The lines of each one's `predictions.jsonl`.
-        depth: How many of a query's best; None is all.
-    """
-    seen = (item for lines in runs for line in lines for item in line["evidence"][:depth])
+def distinct_evidence(runs: Sequence[Lines]) -> list[str]:
+    """Return the texts of all evidence, each once, in the order met."""
+    seen = (item for lines in runs for line in lines for item in line["evidence"])
     return list(dict.fromkeys(str(item["text"]) for item in seen))
 
 
@@ -622,8 +523,6 @@ def report_consistency(
     *,
     labelers: Sequence[Path] = (),
     baseline: str | None = None,
-    depth: int | None = None,
-    centre: bool = True,
     device: str = "auto",
     plots: bool = True,
 ) -> ConsistencyReport:
@@ -635,9 +534,6 @@ def report_consistency(
         labelers: Finished runs of `--num_evidence 0`, one for each task; without any, each task's
             plain run of the lowest seed among `runs`.
         baseline: Name of the row to compare with; None takes a report's own, else the first.
-        depth: Look at a query's best so many evidence only; None is all that the run read.
-        centre: Whether labelers are centred at their medians over the runs' corpora; else labels
-            are the paper's.
         device: What the labelers read on.
         plots: Whether to draw.
 
@@ -645,8 +541,7 @@ def report_consistency(
         ArtifactError: If a folder is no finished run, or runs of a task cannot be compared.
         ConfigError: If a labeler reads evidence, two are of one task, a task has none, or the
             baseline is no row with evidence.
-        DataError: If a labeler's labels are not the runs', no run has evidence, or a corpus that
-            a labeler is centred at cannot be read.
+        DataError: If a labeler's labels are not the runs', or no run has evidence.
     """
     groups = load_collection(runs).groups
     if len(groups) > 1:
@@ -661,23 +556,19 @@ def report_consistency(
         raise ConfigError(unknown_name("baseline", baseline, names))
     base = baseline or (study.baseline if study.baseline in names else None) or names[0]
     measured: list[Consistency] = []
-    notes: list[str] = []
     described: dict[str, dict[str, Any]] = {}
     num_read = 0
     by_task = _choose_labelers(study, labelers, rows)
-    samples = {task: _sample(rows, task) if centre else [] for task in by_task}  # or refuse
     for task, labeler in by_task.items():
         own = {name: found for (of, name), found in rows.items() if of == task}
         lines = [run.predictions for found in own.values() for run in found]
-        texts = distinct_evidence(lines, depth)
-        folder = output_dir / "pseudo_labels"
-        pseudo = label_texts(labeler, texts, folder, sample=samples[task], device=device)
+        texts = distinct_evidence(lines)
+        pseudo = label_texts(labeler, texts, output_dir / "pseudo_labels", device=device)
+        labels = labeler.record.labels
         for name, found in own.items():
             seeds = [run.predictions for run in found]
-            how: Any = {"labels": labeler.record.labels, "depth": depth}
-            measured.append(measure_consistency(name, task, seeds, pseudo.labels, **how))
+            measured.append(measure_consistency(name, task, seeds, pseudo.labels, labels=labels))
         described[task] = pseudo.describe(labeler, texts)
-        notes.append(note_labels(task, described[task]))
         num_read += pseudo.num_read
     printed = load_reference(_REFERENCE)
     paper: dict[Row, float] = {}
@@ -685,7 +576,7 @@ def report_consistency(
         tasks = [task for task, other in rows if other == name]
         numbers = printed.beside(rows[tasks[0], name][0], tasks, [*tasks, AVERAGE])
         paper |= {(column, name): value for column, value in numbers.items()}
-    notes += _notes(study, rows, by_task, is_centred=centre, has_paper=bool(paper))
+    notes = _notes(study, rows, by_task, has_paper=bool(paper))
     scores = score_table(measured, baseline=base, paper=paper, notes=notes)
     counts = {task: count_table([r for r in measured if r.task == task]) for task in by_task}
     for task, table in counts.items():
@@ -749,31 +640,11 @@ def _check_labels(where: str, labels: Collection[str], labeler: Labeler) -> None
         )
 
 
-def _sample(rows: Mapping[Row, Sequence[Run]], task: str) -> list[str]:
-    """Draw passages of each corpus that a task's runs searched, so that all have one labeler."""
-    corpora: dict[str, Corpus] = {}
-    for run in (run for row, runs in rows.items() if row[0] == task for run in runs):
-        try:
-            asked = run.arguments["corpus"]
-            artifacts = Path(run.arguments["runtime"]["artifacts_dir"])
-            name = json.dumps(asked, sort_keys=True)
-            if name not in corpora:
-                corpora[name] = open_corpus(CorpusArguments(**asked), artifacts)
-        except (DataError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{run.folder}: the labeler is centred at the corpus that it searched, which "
-                f"cannot be read ({error}): put it there, or give --no_centre for the paper's "
-                "definition"
-            ) from None
-    return sample_corpora(list(corpora.values()))
-
-
 def _notes(
     study: Study,
     rows: Mapping[Row, Sequence[Run]],
     labelers: Mapping[str, Labeler],
     *,
-    is_centred: bool,
     has_paper: bool,
 ) -> list[str]:
     """Say what a reader of the numbers must know."""
@@ -783,8 +654,6 @@ def _notes(
         if runs[0].metrics.get("fingerprints", {}).get("train") != own:
             notes.append(f"{name} was trained on other examples than its labeler, task {task}.")
     if has_paper:
-        if is_centred:
-            notes.append("The paper's labelers are not centred: --no_centre for its definition.")
         notes += load_reference(_REFERENCE).notes_on(list(labelers))
     if study.group.missing:
         names = dict.fromkeys(f"{gone.name} (seed {gone.seed})" for gone in study.group.missing)
@@ -839,7 +708,7 @@ def compare_evidence(
 
     Args:
         args: The task, corpus and models.
-        labeler: A finished run of `--num_evidence 0`; it is centred at the corpus.
+        labeler: A finished run of `--num_evidence 0`.
         output_dir: Gets `evidence.json` and `evidence.md`, and the pseudo-labels.
         context: Who shares the LM's work.
 
@@ -855,17 +724,17 @@ def compare_evidence(
         task, labels = stages.data.task.name, list(stages.data.labels)
     _check_labels(task, labels, reader)
     texts = distinct_evidence(list(lines.values()))
-    sample = sample_corpora([open_corpus(args.corpus, args.artifacts, is_quiet=True)])
     kept = output_dir / "pseudo_labels"
-    known = label_texts(reader, texts, kept, sample=sample, device=args.runtime.device)
+    known = label_texts(reader, texts, kept, device=args.runtime.device)
     runs = [
         measure_consistency(way, task, [x], known.labels, labels=labels) for way, x in lines.items()
     ]
     table = score_table(runs, baseline=FIRST_STAGE, paper={})
-    facts = known.describe(reader, texts)
-    table = replace(table, notes=[*table.notes, reader.note(), note_labels(task, facts)])
+    table = replace(table, notes=[*table.notes, reader.note()])
     write_text(output_dir / "evidence.md", table.to_markdown() + "\n")
     # No reader decided anything.
     rows = [{k: v for k, v in run.as_json().items() if k != "by_count"} for run in runs]
-    write_json(output_dir / "evidence.json", {"labeler": facts, "ways": rows})
+    write_json(
+        output_dir / "evidence.json", {"labeler": known.describe(reader, texts), "ways": rows}
+    )
     return ConsistencyReport(runs, [table], known.num_read, lines, known.labels)

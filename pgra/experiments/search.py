@@ -5,20 +5,18 @@
 
 Only the winner is ever measured on the test set. A stopped search goes on when it is asked for
 again: finished points are taken up, the one that was stopped goes on from its last checkpoint.
-Optuna keeps nothing on the disk: it is told again what finished points gave, and asks for the same.
 """
 
-import importlib.util
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_json
-from pgra.core import ALONE, Context, gather
+from pgra.core import ALONE, Context
 from pgra.errors import ConfigError
 from pgra.experiments import SeriesArguments
 from pgra.methods.arguments import RunArguments
@@ -36,8 +34,6 @@ from pgra.runs import (
 logger = logging.getLogger(__name__)
 
 SEARCH_FILE = "search.json"
-_TRIALS = 20
-_MOST_SEED = 1 << 32
 
 
 @dataclass(frozen=True, order=True)
@@ -51,42 +47,6 @@ class Point:
 
     learning_rate: float
     batch_size: int
-
-
-class Study:
-    """A study of the learning rate (any between two ends, on a log scale) and the batch size."""
-
-    def __init__(self, series: SeriesArguments, seed: int) -> None:
-        """Begin a study."""
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        rates, self._seed = series.learning_rates(), seed
-        ends = (min(rates), max(rates))
-        self._space = {
-            "learning_rate": optuna.distributions.FloatDistribution(*ends, log=True),
-            "batch_size": optuna.distributions.CategoricalDistribution(series.batch_sizes()),
-        }
-        self._study: Any = optuna.create_study(direction="maximize")
-        self._number = 0
-
-    def ask(self) -> Point:
-        """Return the next trial's point.
-
-        A trial's sampler is seeded by its number, so the same answers bring the same questions. A
-        learning rate is rounded as a person would write it.
-        """
-        import optuna
-
-        seed = (self._seed * 10_007 + self._number) % _MOST_SEED
-        self._study.sampler = optuna.samplers.TPESampler(seed=seed)
-        params = self._study.ask(self._space).params
-        return Point(float(f"{params['learning_rate']:.3g}"), int(params["batch_size"]))
-
-    def tell(self, value: float) -> None:
-        """Say what the last point gave on the dev set."""
-        self._study.tell(self._number, value)
-        self._number += 1
 
 
 @dataclass(frozen=True)
@@ -116,12 +76,12 @@ def search_runs(
 
     Raises:
         ArtifactError: If a point's folder holds another run.
-        ConfigError: If nothing would be measured on the dev set, or Optuna is not installed.
+        ConfigError: If nothing would be measured on the dev set.
         PgraError: As a run says.
     """
     seeds = series.seed_list() or [args.seed]
     root = series_folder(str(args.folder), seeds)
-    check_series(args, root)
+    check_series(root)
     _check_search(args, series)
     with lock_run(root, context):
         return _search(args, series, seeds, root, context)
@@ -137,18 +97,9 @@ def _search(
         return variant(args, root / name, learning_rate=point.learning_rate, **batch, seed=seed)
 
     points = sorted(Point(*pair) for pair in product(series.learning_rates(), series.batch_sizes()))
-    if series.search == "optuna":  # beforehand: whether every batch size can be trained with
-        points = [Point(points[0].learning_rate, size) for size in series.batch_sizes()]
     known = [arguments(point) for point in points]
     prepared = Prepared(known[0], context, known)
-
-    def attempt(point: Point) -> dict[str, Any]:
-        return _attempt(prepared, arguments(point), point)
-
-    if series.search == "grid":
-        tried = [attempt(point) for point in points]
-    else:
-        tried = _try_trials(series, seeds[0], attempt, context)
+    tried = [_attempt(prepared, args, point) for args, point in zip(known, points, strict=True)]
     winner = max(tried, key=lambda one: float(one["dev_value"]))  # the first of equals
     best = Point(winner["learning_rate"], winner["total_train_batch_size"])
     runs = {seed: arguments(best, seed) for seed in seeds}
@@ -183,10 +134,6 @@ def _check_search(args: RunArguments, series: SeriesArguments) -> None:
             f"a search keeps the highest {training.metric_for_best_model}, and greater_is_better "
             "is false: leave it out"
         )
-    if series.search == "optuna" and importlib.util.find_spec("optuna") is None:
-        raise ConfigError(
-            "search 'optuna' needs optuna: pip install 'pgra[search]', or use --search grid"
-        )
 
 
 def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> dict[str, Any]:
@@ -206,20 +153,3 @@ def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> dict[str, 
         "step": int(outcome.training["step"]),
         "folder": outcome.folder.name,
     }
-
-
-def _try_trials(
-    series: SeriesArguments,
-    seed: int,
-    attempt: Callable[[Point], dict[str, Any]],
-    context: Context,
-) -> list[dict[str, Any]]:
-    """Let Optuna choose points by what those before gave; one process asks it, all train."""
-    study = Study(series, seed) if context.worker.is_main else None
-    tried: list[dict[str, Any]] = []
-    for _ in range(series.num_trials or _TRIALS):
-        (point,) = gather([] if study is None else [study.ask()], context.worker)
-        tried.append(attempt(point))
-        if study is not None:
-            study.tell(tried[-1]["dev_value"])
-    return tried

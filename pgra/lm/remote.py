@@ -149,9 +149,7 @@ class RemoteLM:
             self._way = self._choose([GENERATION])
         return self._way
 
-    def settle(
-        self, decide_by: str | None, words: Sequence[str] = (), *, needs_chances: bool = False
-    ) -> Self:
+    def settle(self, decide_by: str | None, words: Sequence[str] = ()) -> Self:
         """Return the same LM with its way chosen; where nobody names it, by a few first calls.
 
         The first is taken that is offered: whole words are scored, first tokens are, a label is
@@ -160,7 +158,6 @@ class RemoteLM:
         Args:
             decide_by: One of a way's; None chooses.
             words: The label words.
-            needs_chances: Whether a label that is written will not do.
 
         Raises:
             ConfigError: If the arguments contradict each other, or two words begin alike and
@@ -176,7 +173,7 @@ class RemoteLM:
         asked = [decide_by] if decide_by else [SCORE]
         if not decide_by and not alike:
             asked.append(FIRST_TOKEN)
-        if not decide_by and not needs_chances:
+        if not decide_by:
             asked.append(GENERATION)
         settled = copy.copy(self)
         settled._way = self._choose(asked)

@@ -14,7 +14,7 @@ from pgra.errors import ConfigError
 from pgra.exemplars import SELECTORS, SelectionArguments
 from pgra.lm.base import CompleterArguments
 from pgra.prompts.fewshot import FORMATS
-from pgra.reader.arguments import LoraArguments, ReaderArguments, TrainingArguments
+from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.rerank.base import CrossEncoderArguments, RerankArguments
 from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.trec import RunFileArguments
@@ -100,17 +100,6 @@ class AnswerArguments(Arguments):
         choices=("first_token", "generation", "score", "vote"),
         is_common=True,
     )
-    calibrate: bool = arg(
-        False,
-        "Divide a label's chance by the one that the same prompt gives it for an input without "
-        "content (Zhao et al. 2021): three more prompts for each set of exemplars.",
-        needs={"decide_by": ("score", "first_token", None)},
-    )
-    length_normalize: bool = arg(
-        False,
-        "Divide a label word's log-probability by its tokens.",
-        needs={"decide_by": ("score", None)},
-    )
     max_new_tokens: int | None = arg(
         None,
         "Most tokens that are written; default: the task's, 10 where labels are written.",
@@ -161,16 +150,15 @@ class LmBffArguments(Arguments):
 
 
 @dataclass(kw_only=True)
-class RalmArguments(LoraArguments):
+class RalmArguments(Arguments):
     """The causal LM that reads a query behind its evidence."""
 
     GROUP = "Reader"
 
     reader_lm: str = arg(
         "HuggingFaceTB/SmolLM2-135M",
-        "Reader, any causal LM: hub id, folder or bundled:NAME. It stays as it is unless "
-        "--lora_rank is given; --lm_dtype, --lm_quantization, --lm_device_map and "
-        "--lm_batch_tokens go for it too.",
+        "Reader, any causal LM, which stays as it is: hub id, folder or bundled:NAME. --lm_dtype, "
+        "--lm_quantization, --lm_device_map and --lm_batch_tokens go for it too.",
         decides=False,
         is_common=True,
     )
@@ -204,13 +192,14 @@ _KATE = {
     "selection": SelectionArguments,
     "icl": AnswerArguments,
 }
+_UNTRAINED = {name: cls for name, cls in _PGRA.items() if name != "training"}
 SECTIONS: Mapping[str, Mapping[str, type]] = {
     **dict.fromkeys(("exhaustive", "fid", "pgra", "plain", "rag", "random"), _PGRA),
     "icl": {**_KATE, "selection": IclSelectionArguments},
     "kate": _KATE,
-    "knn": {name: cls for name, cls in _PGRA.items() if name != "training"},
+    "knn": _UNTRAINED,
     "lm-bff": {**_PGRA, "shots": LmBffArguments},
-    "ralm": {**_PGRA, "reader": RalmArguments},
+    "ralm": {**_UNTRAINED, "reader": RalmArguments},
 }
 """Argument dataclasses of our methods by section: the help reads them without torch."""
 OPTIONS: Mapping[str, Mapping[str, type]] = {

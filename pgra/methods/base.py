@@ -233,9 +233,6 @@ class Method(Timed, ABC):
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide examples: a split's, or new ones."""
 
-    def reuse(self, folder: Path) -> None:
-        """Look at a finished run that is taken up."""
-
     def finish(self, folder: Path) -> None:
         """Complete a measured run's folder, in the main process."""
 
@@ -299,8 +296,6 @@ def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
     method = str(chosen.get("method", RuntimeArguments.method))
     sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
     sections |= SECTIONS[method] if method in SECTIONS else find_method(method).sections(chosen)
-    if method == "ralm" and chosen.get("lora_rank") is None:
-        del sections["training"]  # an LM as it is
     if "training" not in sections:
         sections["folder"] = FolderArguments
     options = find_options(chosen).items()

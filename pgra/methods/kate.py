@@ -25,30 +25,22 @@ from pgra.data.examples import held_out_rule, load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
-from pgra.exemplars import PROMPTED, SelectionArguments
-from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
 from pgra.exemplars.similarity import Similarity, open_similarity
 from pgra.lm.base import LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
-from pgra.lm.prefix import PromptedEncoder
 from pgra.lm.remote import FIRST_TOKEN, NUM_TOP, RemoteLM
 from pgra.methods.answers import Answer, Answerer, TextWriter, WordScorer
 from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
-from pgra.methods.stages import prompt_template
 from pgra.prompts.fewshot import (
-    FewShotPrompt,
     PromptFormat,
     line_format,
     task_format,
 )
 from pgra.prompts.fitting import Fit, fit_prompts
-from pgra.prompts.template import PromptTemplate
-from pgra.report import metrics as measures
-from pgra.report.metrics import RIGHT, WRONG
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
-from pgra.rerank.base import RerankArguments
 from pgra.retrieval.neighbors import LEAK_RULE
 
 logger = logging.getLogger(__name__)
@@ -107,13 +99,13 @@ class Prompts:
         chosen: What was chosen, and what the leak guard left out.
         rows: Each query's exemplars in the prompt's order, rows of the pool.
         fit: What did not fit; None with a vote.
-        texts: All prompts of each, its own first; none with a vote.
+        texts: Each one's prompt; none with a vote.
     """
 
     chosen: Chosen
     rows: Sequence[Sequence[int]]
     fit: Fit | None = None
-    texts: Sequence[Sequence[str]] = ()
+    texts: Sequence[str] = ()
 
 
 class Kate(Method):
@@ -188,8 +180,6 @@ class Kate(Method):
                 ("decide_by", icl.decide_by, "first_token"),
                 ("exemplars", selection.exemplars, "balanced"),
                 ("prompt_format", icl.prompt_format, "task"),
-                ("calibrate", icl.calibrate, True),
-                ("length_normalize", icl.length_normalize, True),
             ):
                 if value == own:
                     raise ConfigError(
@@ -214,36 +204,9 @@ class Kate(Method):
 
     def _open_similarity(self, root: Path) -> Similarity | None:
         """Open what compares queries with the pool; None where nothing is compared."""
-        args, completer = self.selection, self.args["completer"]
-        if not args.compares:
+        if not self.selection.compares:
             return None
-        kind, _, name = args.encoder.partition(":")
-        encoder = None
-        if kind == PROMPTED:  # an LM under the task's prompt, whose states are compared
-            if not name:
-                completer.check_named()
-            if not name and completer.is_remote:
-                raise ConfigError(
-                    f"encoder 'prompted' compares by the states of --lm {completer.lm}, and an "
-                    "endpoint gives none: name another LM, such as --encoder "
-                    "prompted:bundled:smollm2-135m"
-                )
-            lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
-            prompt = self._encoder_prompt(args.prompt_exemplars)
-            encoder = PromptedEncoder.open(lm, prompt, self.context.device)
-        device = self.context.device
-        return open_similarity(args, self.data.train, root, device=device, encoder=encoder)
-
-    def _encoder_prompt(self, count: int) -> FewShotPrompt:
-        """Write the one prompt under which all examples are compared, as the reranker's."""
-        task, pool = self.data.task, self.data.train
-        if isinstance(task, Task):
-            template = prompt_template(task)
-            return build_prompt(template, pool, task.prompt_words, num_exemplars=count)
-        body, _, answer = task.frame.rpartition("}")
-        template = PromptTemplate(f"{body}}}", answer.strip(), task.inputs)
-        words = {str(example.label): str(example.label) for example in pool}
-        return build_prompt(template, pool, words, num_exemplars=count, method="random")
+        return open_similarity(self.selection, self.data.train, root, device=self.context.device)
 
     def _open_lm(self) -> LanguageModel:
         """Open the LM, or take the one of the run before if it is the same.
@@ -267,9 +230,7 @@ class Kate(Method):
         if self._answerer is None and self.icl.decide_by != "vote":
             assert isinstance(self.completer, RemoteLM)
             icl, words = self.icl, list(self._format.words.values())
-            # Whole words alone have lengths.
-            decide_by = "score" if icl.length_normalize else icl.decide_by
-            self.completer = self.completer.settle(decide_by, words, needs_chances=icl.calibrate)
+            self.completer = self.completer.settle(icl.decide_by, words)
             self._note_way()
             self._answerer = self._open_answerer(self.completer)
         return self._answerer
@@ -305,8 +266,6 @@ class Kate(Method):
         return WordScorer(
             lm=lm,
             format=how,
-            calibrated=icl.calibrate,
-            length_normalize=icl.length_normalize,
             num_top=NUM_TOP if icl.decide_by == FIRST_TOKEN else 0,
             progress=progress,
         )
@@ -340,7 +299,7 @@ class Kate(Method):
         """Return the first query's prompt."""
         if self.answerer is None:
             return None
-        return f"{self._prompts(self.data.test).texts[0][0]}\n"
+        return f"{self._prompts(self.data.test).texts[0]}\n"
 
     def with_seed(self, args: RunArguments) -> Self:
         """Return the method of another draw, sharing pool, comparison and LM."""
@@ -371,9 +330,6 @@ class Kate(Method):
             decided = replace(decided, metrics={**decided.metrics, **paid})
         if list(examples) != list(self.data.test):
             return decided
-        if self.selection.compares and self.answerer is not None:
-            compared = self._compare_vote(prompts.chosen, decided.predictions)
-            decided = replace(decided, metrics={**decided.metrics, "knn_vote": compared})
         return self._with_texts(decided) if self.data.references else decided
 
     def _prompts(self, examples: Sequence[Example]) -> Prompts:
@@ -400,8 +356,9 @@ class Kate(Method):
         def shown(i: int, count: int) -> list[int]:
             return arrange(wanted[i][:count], order, query=examples[i].text, seed=seed or 0)
 
-        def render(i: int, count: int) -> Sequence[str]:
-            return answerer.prompts([self.data.train[row] for row in shown(i, count)], examples[i])
+        def render(i: int, count: int) -> list[str]:
+            exemplars = [self.data.train[row] for row in shown(i, count)]
+            return [answerer.format.write(exemplars, examples[i].fields)]
 
         with self.timed("prompts"):
             fit = fit_prompts(
@@ -424,7 +381,7 @@ class Kate(Method):
                 )
             counts = fit.counts.tolist()
             rows = [shown(i, count) for i, count in enumerate(counts)]
-            texts = [render(i, count) for i, count in enumerate(counts)]
+            texts = [render(i, count)[0] for i, count in enumerate(counts)]
         return Prompts(chosen, rows, fit, texts)
 
     def _report(
@@ -494,37 +451,6 @@ class Kate(Method):
             scores = {name: shares.get(name, 0.0) for name in labels}
             answers.append(Answer(Prediction(query.id, label, scores), {}))
         return answers
-
-    def _compare_vote(self, chosen: Chosen, predictions: Sequence[Prediction]) -> dict[str, Json]:
-        """Compare with the vote of the same neighbors: does the LM add anything?
-
-        Returns:
-            The vote's metric; how much better the LM is, with a 95 % interval of the paired
-            bootstrap over queries and McNemar's p, where a query is right or wrong.
-        """
-        metric, queries, names = self.data.metric, self.data.test, [*self.data.labels]
-        votes = [answer.prediction for answer in self._vote(queries, chosen)]
-        sides = [[one.label for one in side] for side in (predictions, votes)]
-        truth = [str(query.label) for query in queries]
-        if self.data.references:
-            found = [self._measure(side) for side in sides]
-            if metric != _EXACT:
-                ours, value = (one.values[metric] for one in found)
-                return {"metric": metric, "value": value, "difference": ours - value}
-            names, truth = [RIGHT, WRONG], [RIGHT] * len(queries)
-            each = [one.each[_EXACT] for one in found]
-            sides = [[RIGHT if value == 1 else WRONG for value in side] for side in each]
-        elif any(UNDECIDED in side for side in sides):
-            names.append(UNDECIDED)
-        asked, voted = (measures.Decisions(metric, truth, side, names) for side in sides)
-        gap = measures.compare_methods([asked], [voted], seed=_BOOTSTRAP_SEED)
-        return {
-            "metric": metric,
-            "value": voted.value,
-            "difference": gap.difference,
-            "interval_95": [gap.low, gap.high],
-            "mcnemar_p": measures.mcnemar(asked.correct, voted.correct),
-        }
 
     def _measure(self, texts: Sequence[str]) -> Written:
         assert isinstance(self.data.task, GenerationTask)

@@ -17,8 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from transformers import AutoModelForSeq2SeqLM
-
 from pgra.artifacts import artifact_dir, check_fingerprint
 from pgra.config import choose
 from pgra.core import Context, Example, Json, Scores
@@ -49,7 +47,7 @@ from pgra.reader.arguments import NOT_DECIDING, ReaderArguments
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, describe, store_inputs
-from pgra.reader.module import Classifier, check_adapters
+from pgra.reader.module import Classifier
 from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
     READER_FOLDER,
@@ -66,7 +64,7 @@ from pgra.reader.trainer_arguments import (
     default_learning_rate,
 )
 from pgra.report.metrics import BINS, measure, measure_reliability
-from pgra.report.results import PREDICTIONS_FILE, EvidenceLine, add_attention
+from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
 from pgra.retrieval.base import examples_digest
 
@@ -86,7 +84,6 @@ class Pgra(Method):
     SECTIONS = SECTIONS["pgra"]
     SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
     CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
-    MODELS: ClassVar[Any] = AutoModelForSeq2SeqLM
 
     source: ModelSource
     stages: Stages
@@ -111,10 +108,8 @@ class Pgra(Method):
 
     def open(self) -> None:
         """Read task and models' names, and refuse what cannot work."""
-        args = self.pgra.reader
         Task.load(task_name(self.args))  # a wrong name is told before models are looked for
-        self.source = find_model(args.model_name_or_path)
-        check_adapters(args, self.source, self.MODELS)
+        self.source = find_model(self.pgra.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()
         self.check()
@@ -179,12 +174,7 @@ class Pgra(Method):
     @property
     def decision(self) -> Decision:
         """How labels are decided."""
-        return Decision(self.pgra.reader.decode, self.pgra.reader.length_normalize)
-
-    @property
-    def attends(self) -> bool:
-        """Whether it says what the reader looked at."""
-        return self.pgra.reader.evidence_attention and self.stages.depth > 0
+        return Decision(self.pgra.reader.decode)
 
     def identity(self) -> dict[str, Json]:
         """Return what decides the weights and predictions, besides the examples."""
@@ -240,8 +230,6 @@ class Pgra(Method):
         args, module = self.pgra.reader, self.load_module()
         if args.dropout_rate is not None:
             module.set_dropout(args.dropout_rate)
-        if args.lora_rank is not None:
-            module.add_adapters(args, seed=self.seed)
         return self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decision)
 
     def open_trained(self, home: Path) -> None:
@@ -262,7 +250,6 @@ class Pgra(Method):
             metric=metric,
             arguments=self.training,
         )
-        self.end(folder)
         self._describe(folder)
         return {
             "metric": str(self.training.metric_for_best_model).removeprefix("eval_"),
@@ -273,9 +260,6 @@ class Pgra(Method):
             "train_loss": result.train_loss if result.steps else None,
             "seconds": round(result.seconds, 3),
         }
-
-    def end(self, folder: Path) -> None:
-        """Take up the reader that is trained."""
 
     def load(self, folder: Path) -> None:
         """Load the trained reader of a run, with its temperature where that is known."""
@@ -316,7 +300,6 @@ class Pgra(Method):
             words=dict(self.verbalizer.words),
             layout=self.layout,
             decode=self.decision.decode,
-            length_normalize=self.decision.length_normalize,
             calibration=self.calibration,
             num_evidence=self.stages.depth,
             method=args.method,
@@ -332,14 +315,6 @@ class Pgra(Method):
         """Write the model card of a trained reader."""
         if self.args.trains:
             write_card(folder)
-
-    def reuse(self, folder: Path) -> None:
-        """Say how attention is added to a run that was made without."""
-        if self.attends:
-            with (folder / PREDICTIONS_FILE).open(encoding="utf-8") as lines:
-                if '"attention": ' not in lines.readline():
-                    command = f"pgra evaluate --run {folder} --evidence_attention"
-                    logger.warning("attention: %s adds it", command)
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide a split's examples, or new ones, for which evidence is found now."""
@@ -368,11 +343,8 @@ class Pgra(Method):
         lines: list[list[EvidenceLine]],
         split: str | None,  # noqa: ARG002  where they are from
     ) -> tuple[Scores, list[list[EvidenceLine]]]:
-        """Score examples, and return their evidence with all that the reader says of it."""
-        if not self.attends:
-            return self.reader.score(inputs, self.context), lines
-        scores, shares = self.reader.attend(inputs, self.context)
-        return scores, add_attention(lines, shares)
+        """Score examples, and return the evidence that the reader read."""
+        return self.reader.score(inputs, self.context), lines
 
     def models(self) -> list[str]:
         """Return the reader, and the models that find its evidence."""
@@ -404,8 +376,7 @@ class Pgra(Method):
         """
         home = find_reader(folder)
         record = read_record(home)
-        if cls.MODELS is AutoModelForSeq2SeqLM:
-            check_reads_any(record)
+        check_reads_any(record)
         method = cls(_recorded_arguments(record, args, context), context)
         task = Task(
             name=record.task,

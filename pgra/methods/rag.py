@@ -301,7 +301,6 @@ def collate_pooled(
         "pools": inputs.pool(rows),
         "read": partial(inputs.pack_chosen, rows, pad_token_id, cost),  # it may be pickled
         "labels": pad_targets([e.target for e in examples if e.target is not None]),
-        "example_ids": tuple(example.example_id for example in examples),
     }
 
 
@@ -360,19 +359,11 @@ class Rag(Pgra):
 
     def open(self) -> None:
         """Refuse what a sum over evidence cannot do; then as PGRA."""
-        reader = self.pgra.reader
-        refused: Mapping[str, bool] = {
-            f"decode '{reader.decode}'": reader.decode != "verbalizer",
-            "length_normalize": reader.length_normalize,
-            "lora_rank": reader.lora_rank is not None,
-            "evidence_attention": reader.evidence_attention,
-        }
-        for name, is_asked in refused.items():
-            if is_asked:
-                raise ConfigError(
-                    f"{name} is not for method 'rag', which sums a label's probability over "
-                    "evidence that is read piece by piece: leave it out"
-                )
+        if self.pgra.reader.decode != "verbalizer":
+            raise ConfigError(
+                f"decode '{self.pgra.reader.decode}' is not for method 'rag', which sums a label's "
+                "probability over evidence that is read piece by piece: leave it out"
+            )
         super().open()
 
     def load_module(self, trained: Path | None = None) -> RagReader:

@@ -7,39 +7,7 @@ from pgra.config import Arguments, arg
 
 
 @dataclass(kw_only=True)
-class LoraArguments(Arguments):
-    """Low-rank adapters of a reader (Hu et al. 2022)."""
-
-    GROUP = "Training"
-
-    lora_rank: int | None = arg(
-        None,
-        "Train low-rank adapters of this rank, not the weights: for readers too large to train. "
-        "Needs pip install 'pgra[lora]'. The finished reader is a plain model all the same.",
-        least=1,
-    )
-    lora_alpha: int | None = arg(
-        None,
-        "Scale of the adapters, over the rank; default: peft's.",
-        least=1,
-        needs={"lora_rank": True},
-    )
-    lora_dropout: float | None = arg(
-        None,
-        "Dropout before the adapters; default: peft's.",
-        least=0,
-        below=1,
-        needs={"lora_rank": True},
-    )
-    lora_target_modules: list[str] | None = arg(
-        None,
-        "Layers that get one, by the end of their names; default: peft's, q and v.",
-        needs={"lora_rank": True},
-    )
-
-
-@dataclass(kw_only=True)
-class ReaderArguments(LoraArguments):
+class ReaderArguments(Arguments):
     """The fused T5 that reads a query with its evidence."""
 
     GROUP = "Reader"
@@ -73,20 +41,11 @@ class ReaderArguments(LoraArguments):
         "verbalizer (score every label's words), or official (one generated token).",
         choices=("official", "verbalizer"),
     )
-    length_normalize: bool = arg(
-        False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
-    )
     dropout_rate: float | None = arg(
         None,
         "Share of activations dropped in training, 0 for none; default: the model's own.",
         least=0,
         below=1,
-    )
-    evidence_attention: bool = arg(
-        False,
-        "Write to predictions.jsonl what share of the reader's cross-attention each evidence gets "
-        "(predicting then takes about 15 % longer).",
-        decides=False,
     )
 
 
@@ -140,7 +99,7 @@ class TrainingArguments(Arguments):
     max_steps: int = arg(
         5000, "Training steps; over num_train_epochs. 0: the reader as it is.", is_common=True
     )
-    num_train_epochs: float = arg(3.0, "Epochs, with --max_steps -1.")
+    num_train_epochs: float = arg(3.0, "Epochs, with --max_steps -1.", above=0)
     seed: int = arg(
         42,
         "Of what the training draws: the order of examples, dropout.",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
@@ -56,11 +56,6 @@ class FusionReader(ReaderModule):
             config.dense_act_fn = "gelu_pytorch_tanh"
         load = AutoModelForSeq2SeqLM.from_pretrained
         return cls(load_pretrained(load, source, dtype=torch.float32, config=config)).eval()
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        """The encoder's blocks: alike, whatever the batch."""
-        return list(self.model.get_encoder().block)
 
     def fuse(self, packed: PackedSegments) -> Fused:
         """Encode each segment alone, then lay an example's tokens side by side.
@@ -157,9 +152,7 @@ class FusionReader(ReaderModule):
         return total
 
     @torch.inference_mode()
-    def score_labels(
-        self, packed: PackedSegments, targets: Tensor, *, fused: Fused | None = None
-    ) -> Tensor:
+    def score_labels(self, packed: PackedSegments, targets: Tensor) -> Tensor:
         """Score each label by its whole target.
 
         The encoder runs once, and a pass of the decoder takes many labels, which read the same
@@ -168,12 +161,11 @@ class FusionReader(ReaderModule):
         Args:
             packed: The segments of B examples.
             targets: Target tokens of each of C labels, (C, T) int64, `IGNORED` where padded.
-            fused: What `fuse` returned for them, if that is known.
 
         Returns:
             Log-probability of all of each target's tokens, (B, C) float32.
         """
-        fused = fused or self.fuse(packed)
+        fused = self.fuse(packed)
         B, (_, T) = len(packed.places), targets.shape
         # The logits of a token are a float for each of the vocabulary.
         most = max(1, _MAX_LOGITS // (B * T))
@@ -202,18 +194,17 @@ class FusionReader(ReaderModule):
         return written
 
     @torch.inference_mode()
-    def write(self, packed: PackedSegments, count: int, *, fused: Fused | None = None) -> Tensor:
+    def write(self, packed: PackedSegments, count: int) -> Tensor:
         """Write so many of the likeliest tokens, as `generate` does; a GPU is not waited for.
 
         Args:
             packed: The segments of B examples.
             count: Tokens to write; behind the text's end they are padding.
-            fused: What `fuse` returned for them, if that is known.
 
         Returns:
             Token ids, (B, count) int64.
         """
-        encoded, mask = fused or self.fuse(packed)
+        encoded, mask = self.fuse(packed)
         config = self.model.config
         ids = torch.full((len(mask), 1), config.decoder_start_token_id, device=mask.device)
         for _ in range(count):
@@ -227,29 +218,3 @@ class FusionReader(ReaderModule):
             has_ended = (ids[:, 1:] == config.eos_token_id).any(dim=1, keepdim=True)
             ids = torch.cat([ids, best.masked_fill_(has_ended, config.pad_token_id)], dim=1)
         return ids[:, 1:]
-
-    @torch.inference_mode()
-    def attention_mass(
-        self, packed: PackedSegments, labels: Tensor, *, fused: Fused | None = None
-    ) -> Tensor:
-        """Return what share of the decoder's attention each token gets.
-
-        Mean over layers, heads and the target's tokens of the cross-attention. Added up over a
-        segment's tokens it is what Izacard and Grave 2021b ("Distilling Knowledge from Reader to
-        Retriever") take for the relevance of a passage.
-
-        Args:
-            packed: The segments of B examples.
-            labels: What the decoder is to write, (B, T) int64, `IGNORED` where padded.
-            fused: What `fuse` returned for them, if that is known.
-
-        Returns:
-            (B, S) float32 on the device, an example's tokens as they stand in `packed.places`;
-            they add up to 1.
-        """
-        fused = fused or self.fuse(packed)
-        layers = self.decode(fused, labels, output_attentions=True).cross_attentions
-        weights = torch.stack(list(layers)).float().mean(dim=(0, 2))  # (B, T, S)
-        real = (labels != IGNORED).to(weights.device)[..., None]
-        shares: Tensor = (weights * real).sum(dim=1) / real.sum(dim=1)
-        return shares

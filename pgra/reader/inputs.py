@@ -352,9 +352,7 @@ def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:
 def collate(
     rows: Sequence[TokenizedInput], *, pad_token_id: int, cost: GroupCost
 ) -> dict[str, Any]:
-    """Make a batch: the arguments of `FusionReader.forward`, and the examples' ids.
-
-    The ids are for whoever has to name a batch; the reader does not take them.
+    """Make a batch: the arguments of `FusionReader.forward`.
 
     Args:
         rows: Labelled examples; their number of segments may differ.
@@ -363,8 +361,7 @@ def collate(
     """
     packed = pack_segments([row.segments for row in rows], pad_token_id=pad_token_id, cost=cost)
     targets = [row.target for row in rows if row.target is not None]
-    ids = tuple(row.example_id for row in rows)
-    return {**vars(packed), "labels": pad_targets(targets), "example_ids": ids}
+    return {**vars(packed), "labels": pad_targets(targets)}
 
 
 def pad_targets(targets: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> Tensor:

@@ -1,12 +1,9 @@
-"""A Hugging Face model as the Trainer trains and saves it; with LoRA adapters inside, if wanted.
+"""A Hugging Face model as the Trainer trains and saves it.
 
 Checkpoints hold the model's weights under its own names, each tied weight once, so that a
-checkpoint's folder is one of the plain model. With adapters (Hu et al. 2022, through `peft`) only
-these are trained and saved; a finished model has them merged in and is a plain one like any other.
+checkpoint's folder is one of the plain model.
 """
 
-import importlib.util
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,14 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM
-from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
 
 from pgra.config import choose
 from pgra.core import Context, Scores
-from pgra.errors import ConfigError, ModelError
-from pgra.lm.load import ModelSource, load_config
-from pgra.reader.arguments import LoraArguments
 
 PRECISIONS = ("bfloat16", "float32", "tf32")
 """How a reader multiplies: in bfloat16 by autocast, or in float32, of a GPU with factors rounded to
@@ -47,19 +39,12 @@ class ReaderModule(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        # In a tuple, for a module inside a module would give each weight a second name.
-        self._adapters: tuple[Any, ...] = ()
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         device: torch.device = self.model.device
         return device
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        """Layers that are alike, for `--torch_compile` to compile once; none: all is compiled."""
-        return ()
 
     @property
     def precision(self) -> str:
@@ -95,39 +80,6 @@ class ReaderModule(nn.Module):
         with self.rounding(), torch.autocast(self.device.type, torch.bfloat16, enabled=is_half):
             yield
 
-    def add_adapters(self, args: LoraArguments, *, seed: int) -> None:
-        """Put adapters into the model; they change nothing until they are trained.
-
-        Args:
-            args: With a rank; what is None is left to `peft`.
-            seed: Of the adapters' first weights.
-
-        Raises:
-            ModelError: If `peft` cannot put them where they are asked for.
-        """
-        from peft import LoraConfig, LoraModel
-
-        options = {
-            "r": args.lora_rank,
-            "lora_alpha": args.lora_alpha,
-            "lora_dropout": args.lora_dropout,
-            "target_modules": args.lora_target_modules,
-        }
-        config = LoraConfig(**{name: v for name, v in options.items() if v is not None})
-        with torch.random.fork_rng(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # GPT-2's layers; peft knows
-            torch.manual_seed(seed)
-            try:
-                self._adapters = (LoraModel(self.model, config, "default"),)
-            except ValueError as error:
-                raise ModelError(f"cannot put adapters into the reader: {error}") from None
-
-    def merge(self) -> None:
-        """Add the adapters to the weights: a plain model with the same outputs is left."""
-        for adapters in self._adapters:
-            self.model = adapters.merge_and_unload().requires_grad_()
-        self._adapters = ()
-
     def set_dropout(self, rate: float) -> None:
         """Set the model's dropout, which its configuration fixed when it was loaded."""
         for module in self.model.modules():
@@ -140,18 +92,14 @@ class ReaderModule(nn.Module):
                 config.dropout_rate = rate
 
     def save_pretrained(self, folder: Path) -> None:
-        """Merge, and write a plain model folder in safetensors: training is over then."""
-        self.merge()
+        """Write a plain model folder in safetensors."""
         self.model.save_pretrained(folder)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return what a checkpoint holds, each tied weight once, as safetensors requires."""
         weights = super().state_dict(*args, **kwargs)
-        if self._adapters:
-            kept = {name for name, weight in self.named_parameters() if weight.requires_grad}
-        else:
-            kept = set(weights) - {twin for _, *twins in self._tied() for twin in twins}
-        return {n.removeprefix(_INNER): w for n, w in weights.items() if n in kept}
+        twins = {twin for _, *twins in self._tied() for twin in twins}
+        return {n.removeprefix(_INNER): w for n, w in weights.items() if n not in twins}
 
     def load_state_dict(
         self,
@@ -233,38 +181,3 @@ class Classifier(Trainable):
     @abstractmethod
     def score(self, inputs: Any, context: Context) -> Scores:
         """Return each label's log-probability, (B, C), in every process, the work shared."""
-
-
-def check_adapters(
-    args: LoraArguments, source: ModelSource, auto: Any = AutoModelForSeq2SeqLM
-) -> None:
-    """Refuse adapters that could not be made, before the long stages.
-
-    Args:
-        args: Which adapters.
-        source: The model.
-        auto: The class of `transformers` that builds it.
-
-    Raises:
-        ConfigError: If `peft` is not installed.
-        ModelError: If the model has no layer of a name that is asked for.
-    """
-    if args.lora_rank is None:
-        return
-    if importlib.util.find_spec("peft") is None:
-        raise ConfigError("lora_rank needs peft: pip install 'pgra[lora]', or leave it out")
-    if args.lora_target_modules is None:
-        return
-    try:
-        with torch.device("meta"):  # names and shapes, without the weights
-            model = auto.from_config(load_config(source))
-    except ValueError:
-        return  # another kind of model: that is refused where the reader is loaded
-    layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | Conv1D)]
-    linear = sorted({name.rpartition(".")[2] for name in layers})
-    for requested in args.lora_target_modules:
-        if requested.rpartition(".")[2] not in linear:
-            raise ModelError(
-                f"lora_target_modules holds '{requested}', and reader '{source.name}' has no such "
-                f"linear layer. It has: {', '.join(linear)}."
-            )

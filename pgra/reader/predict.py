@@ -1,4 +1,4 @@
-"""Reads examples and scores labels: which are likely, and which evidence was looked at."""
+"""Reads examples and scores labels."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pgra.core import ALONE, Context, Prediction, Scores, gather
@@ -18,7 +17,7 @@ from pgra.lm.kernels import packed_for
 from pgra.progress import Bar
 from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.calibrate import decide
-from pgra.reader.fid import IGNORED, Fused, FusionReader
+from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate, pad_targets
 from pgra.reader.module import Classifier
 
@@ -38,14 +37,11 @@ class Decision:
             handicap that training did not see. "official" writes one token, as
             `generate(max_length=3)` of the released code does; the label whose word it is has
             probability 1, and the first label where it is none's.
-        length_normalize: Whether the sum is divided by the number of tokens, for a reader that was
-            not trained on these words.
         temperature: What scores are divided by before the softmax over labels (Guo et al. 2017,
             eq. 9). It changes no decision.
     """
 
     decode: str = "verbalizer"
-    length_normalize: bool = False
     temperature: float = 1.0
 
 
@@ -98,48 +94,12 @@ class T5Classifier(Classifier):
         if self.decision.decode == "official":
             written = self.map_batches(inputs, self._write, context)
             return self._scores_of(written)
-        targets = self._targets()
-        rows = self.map_batches(inputs, lambda packed: self._score(packed, targets), context)
+        targets = pad_targets(self.verbalizer.target_ids(self.tokenizer)).to(self.module.device)
+        rows = self.map_batches(
+            inputs, lambda packed: self.module.score_labels(packed, targets), context
+        )
         scores: Scores = rows.reshape(len(inputs), len(self.labels)).astype(np.float32)
         return scores
-
-    def attend(
-        self, inputs: TokenizedInputs, context: Context = ALONE
-    ) -> tuple[Scores, list[list[float]]]:
-        """Score examples, and say what the reader looked at.
-
-        The encoder runs once for both; the decoder writes the decided label's target once more,
-        with the attention that gives its weights. With decode "official" a GPU is waited for once a
-        batch: which label was written is seen in its text.
-
-        Returns:
-            As `score`; and of each example a share for each segment, which add up to 1.
-        """
-        targets, C = self._targets(), len(self.labels)
-        longest = max(inputs.sizes(), default=0)
-
-        @torch.inference_mode()
-        def work(packed: PackedSegments) -> Tensor:
-            fused = self.module.fuse(packed)
-            if self.decision.decode == "official":
-                scores = torch.from_numpy(self._scores_of(self._write(packed, fused).cpu()))
-                scores = scores.to(targets.device)
-            else:
-                scores = self._score(packed, targets, fused)
-            is_best = scores == scores.amax(dim=1, keepdim=True)
-            places = torch.arange(C, device=scores.device).expand_as(scores)
-            # The first of those that are best; no number is the best of those that are none.
-            decided = places.masked_fill(~is_best, C - 1).amin(dim=1)
-            shares = self.module.attention_mass(packed, targets[decided], fused=fused)
-            return torch.cat([scores, F.pad(shares, (0, longest - shares.shape[1]))], dim=1)
-
-        rows = self.map_batches(inputs, work, context).reshape(len(inputs), C + longest)
-        shares = []
-        for i, row in enumerate(torch.from_numpy(rows)):
-            lengths = [len(segment) for segment in inputs[i].segments]
-            parts = row[C : C + sum(lengths)].split(lengths)
-            shares.append([float(part.sum()) for part in parts])
-        return rows[:, :C].astype(np.float32), shares
 
     def map_batches(
         self,
@@ -190,21 +150,10 @@ class T5Classifier(Classifier):
         values = dict(gather(list(zip(rows, made, strict=True)), worker))
         return np.array([values[i] for i in range(len(inputs))])
 
-    def _targets(self) -> Tensor:
-        """Return each label's target tokens, (C, T)."""
-        return pad_targets(self.verbalizer.target_ids(self.tokenizer)).to(self.module.device)
-
-    def _score(self, packed: PackedSegments, targets: Tensor, fused: Fused | None = None) -> Tensor:
-        """Score a batch, (B, C) float32."""
-        scores = self.module.score_labels(packed, targets, fused=fused)
-        if self.decision.length_normalize:
-            scores = scores / (targets != IGNORED).sum(dim=1)
-        return scores
-
-    def _write(self, packed: PackedSegments, fused: Fused | None = None) -> Tensor:
+    def _write(self, packed: PackedSegments) -> Tensor:
         """Write a batch's tokens, (B, T) int64."""
         count = 2 if self.verbalizer.has_slot else 1  # the slot's own token comes first
-        return self.module.write(packed, count, fused=fused)
+        return self.module.write(packed, count)
 
     def _scores_of(self, written: Tensor | npt.NDArray[Any]) -> Scores:
         """Give log-probability 0 to the label whose word was written and -inf to the others."""

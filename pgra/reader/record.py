@@ -34,7 +34,7 @@ from pgra.reader.predict import Decision, T5Classifier
 READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
 FORMAT = 2
-OWN_INPUTS = ("lm-bff", "rag", "ralm")
+OWN_INPUTS = ("lm-bff", "rag")
 """Methods whose readers do not read a query and its evidence as all others do."""
 _OTHERS = (RECORD_FILE, "README.md")  # the model card tells of the measurement, which comes later
 _AGAIN = "copy the folder again, or train again in another"
@@ -51,7 +51,6 @@ class ReaderRecord:
         words: Word by label, in the task's order of labels.
         layout: How a query and an evidence become a segment.
         decode: As in `Decision`.
-        length_normalize: As in `Decision`.
         calibration: The temperature of its probabilities.
         num_evidence: Evidence a query, the paper's d; 0 for a plain T5.
         method: t5, fid, pgra or pgra-exhaustive.
@@ -68,7 +67,6 @@ class ReaderRecord:
     words: Mapping[str, str]
     layout: SegmentLayout
     decode: str
-    length_normalize: bool
     calibration: Calibration
     num_evidence: int
     method: str
@@ -91,7 +89,7 @@ class ReaderRecord:
     @property
     def decision(self) -> Decision:
         """How labels are decided, with the fitted temperature."""
-        return Decision(self.decode, self.length_normalize, self.calibration.temperature)
+        return Decision(self.decode, self.calibration.temperature)
 
 
 def write_record(folder: Path, record: ReaderRecord) -> None:

@@ -213,42 +213,14 @@ def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
 
 
 def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
-    """Find what `resume_from_checkpoint` names: see `train.fit`.
-
-    A folder of another run is where this one began: its own checkpoints then come first.
+    """Find the run's last whole checkpoint; None at the start.
 
     Raises:
-        ArtifactError: If there is no such checkpoint, if the output folder holds some and "false"
-            wants none, or if the best weights of its run are lost.
+        ArtifactError: If the best weights of the run are lost.
     """
-    output_dir = Path(str(arguments.output_dir))
-    last = last_checkpoint(output_dir, num_processes=arguments.world_size)
-    requested = str(arguments.resume_from_checkpoint or "")
-    folder = Path(requested)
-    if requested.lower() == "false" and last is not None:
-        raise ArtifactError(
-            f"{output_dir} holds checkpoints ({last.name}): go on from there with "
-            "--resume_from_checkpoint true, or choose another output_dir"
-        )
-    if requested.lower() == "true" and last is None:
-        found = sorted(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))[:1]
-        faults = "".join(f" ({folder.name}: {_fault(folder)})" for folder in found)
-        raise ArtifactError(
-            f"{output_dir} holds no whole checkpoint to resume from{faults}: "
-            "leave --resume_from_checkpoint out"
-        )
-    if requested.lower() in ("", "true", "false"):
-        checkpoint = last
-    elif last is not None and folder.resolve().parent != output_dir.resolve():
-        logger.info("going on from %s, which this run made after %s", last, folder)
-        checkpoint = last
-    elif fault := _fault(folder, arguments.world_size):
-        raise ArtifactError(
-            f"{folder} is no whole checkpoint ({fault}): give a checkpoint-STEP folder, or true "
-            "for the last one"
-        )
-    else:
-        checkpoint = folder
+    checkpoint = last_checkpoint(
+        Path(str(arguments.output_dir)), num_processes=arguments.world_size
+    )
     if checkpoint is None:
         return None
     logger.info("run: going on from %s", checkpoint)

@@ -7,8 +7,7 @@ Two calls, from general to special:
 
 A `Trainable` has a `ReaderModule` (an HF model inside, whose `forward(**batch)` has a `.loss`), a
 tokenizer, a collator and a way to save itself; a `Classifier` also scores labels, (B, C). `fit`
-takes rows by number and passes them to the collator as they are; a batch may name its
-`example_ids`, for the message when the loss is no number.
+takes rows by number and passes them to the collator as they are.
 
 A run can be stopped at any time (signals, `max_train_minutes`) and goes on from its last whole
 checkpoint, bit for bit on a CPU. The order of examples depends on the seed alone, not on the
@@ -31,8 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DynamoBackend
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
@@ -45,7 +42,7 @@ from pgra.artifacts import (
     write_checksums,
     write_text,
 )
-from pgra.core import Context, Worker, gather, wait_for_all
+from pgra.core import Context, Worker, wait_for_all
 from pgra.errors import (
     ConfigError,
     ModelError,
@@ -73,7 +70,6 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 50  # steps copied from the device at once, and at most lost after a loss that is none
 _SHOWN_EVERY = 1.0  # seconds, of a loss on the bar
-_NAMED = 16  # examples of a broken batch that a message names
 
 
 @dataclass(frozen=True)
@@ -195,7 +191,6 @@ def fit(
     )
     with trainer.stopper.listening():
         with (
-            compiled_blocks(trainable.module, arguments, trainer.accelerator),
             trainable.module.rounding(),
             device_errors(trainer),
         ):
@@ -205,7 +200,6 @@ def fit(
         if arguments.world_size > 1:
             wait_for_all()
         trainer.stopper.after_training()
-    trainable.module.merge()  # on every process as in the folder
     if "wandb" in (arguments.report_to or ()):  # or the next training would go on in its run
         sys.modules["wandb"].finish()
     return TrainResult(
@@ -330,37 +324,6 @@ def check_batches(num_train: int, arguments: ReaderTrainingArguments) -> None:
         )
 
 
-@contextmanager
-def compiled_blocks(
-    module: ReaderModule, arguments: ReaderTrainingArguments, accelerator: Accelerator
-) -> Iterator[None]:
-    """Train with compiled blocks, where `--torch_compile` asks for it and the module names any.
-
-    The Trainer compiles a model whole. A reader's whole graph differs with each number of groups in
-    a batch, and was compiled anew for each, for minutes. Its blocks are alike, whatever the batch:
-    one of them is compiled once, for any shape ("regional compilation" in PyTorch's recipes).
-
-    Args:
-        module: Its parts and weights keep their names; afterwards it is as it was.
-        arguments: Say with what backend and in what mode.
-        accelerator: Made by the Trainer; it then compiles nothing itself.
-    """
-    blocks: Sequence[Any] = module.blocks if arguments.torch_compile else ()
-    if blocks:
-        accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
-    for block in blocks:
-        block.compile(
-            dynamic=True,
-            backend=arguments.torch_compile_backend,
-            mode=arguments.torch_compile_mode,
-        )
-    try:
-        yield
-    finally:
-        for block in blocks:
-            block._compiled_call_impl = None
-
-
 # The loss of every step.
 #
 # A loss stays on its device until several are copied at once, so that no step waits for a number.
@@ -401,9 +364,8 @@ class LossLog:
         self.way_out = way_out
         self._accelerator = accelerator
         self._parts: list[Tensor] = []  # of the running step
-        self._ids: list[str] = []
         self._rate = 0.0
-        self._pending: list[tuple[Tensor, list[str], float]] = []  # steps, still on the device
+        self._pending: list[tuple[Tensor, float]] = []  # steps, still on the device
 
     def begin(self, step: int, source: Path | None) -> None:
         """Cut back to a step: what a stopped run wrote after its checkpoint is made again.
@@ -421,16 +383,14 @@ class LossLog:
         if self._accelerator.is_main_process:
             write_text(self.path, _lines(self.records))
 
-    def add(self, loss: Tensor, ids: Sequence[str]) -> None:
+    def add(self, loss: Tensor) -> None:
         """Take this process's part of one accumulated batch.
 
         Args:
             loss: Summed over its target tokens, divided by those of all processes and accumulated
                 batches, times the number of processes: as the Trainer trains on it. ().
-            ids: Its examples.
         """
         self._parts.append(loss.detach())
-        self._ids += ids
 
     def set_rate(self, learning_rate: float) -> None:
         """Take the running step's learning rate, before the schedule goes on."""
@@ -438,8 +398,8 @@ class LossLog:
 
     def end_step(self) -> None:
         """Close a step."""
-        self._pending.append((torch.stack(self._parts).float().sum(), self._ids, self._rate))
-        self._parts, self._ids = [], []
+        self._pending.append((torch.stack(self._parts).float().sum(), self._rate))
+        self._parts = []
         if len(self._pending) >= _CHUNK:
             self.flush()
 
@@ -447,12 +407,12 @@ class LossLog:
         """Gather and write the losses that are not written yet.
 
         Raises:
-            ModelError: If one is no number, on all processes; names its step and its examples.
+            ModelError: If one is no number, on all processes; names its step.
         """
         if not self._pending:
             return
         pending, first = self._pending, self._first
-        parts = torch.stack([total for total, _, _ in pending])  # (n,)
+        parts = torch.stack([total for total, _ in pending])  # (n,)
         # Gathered and then summed in the order of processes: a sum over the wire would depend on
         # how many steps are sent at once, and so on where a run was stopped.
         world = self._accelerator.num_processes
@@ -460,21 +420,15 @@ class LossLog:
         losses = shares.mean(dim=0).tolist()
         broken = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
         fresh = [
-            LossRecord(first + i, loss, pending[i][2]) for i, loss in enumerate(losses[:broken])
+            LossRecord(first + i, loss, pending[i][1]) for i, loss in enumerate(losses[:broken])
         ]
         self.records += fresh
         if self._accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_lines(fresh))
         if broken is not None:
-            ids = [] if math.isfinite(float(parts[broken])) else pending[broken][1]
-            # Of those processes whose batch it was.
-            ids = gather(ids, Worker(self._accelerator.process_index, world))
-            rest = f" and {len(ids) - _NAMED} more" * (len(ids) > _NAMED)
-            raise ModelError(
-                f"the loss is {losses[broken]} at step {first + broken} (examples "
-                f"{', '.join(ids[:_NAMED])}{rest}): {self.way_out()}"
-            )
+            step = first + broken
+            raise ModelError(f"the loss is {losses[broken]} at step {step}: {self.way_out()}")
         self._pending, self._first = [], first + len(losses)
 
     def copy(self, path: Path) -> None:
@@ -538,11 +492,10 @@ class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not fol
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Compute a batch's loss, and keep it."""
-        ids = inputs.pop("example_ids", ())  # the module does not take them
         result = super().compute_loss(
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
-        self.losses.add(result[0] if return_outputs else result, ids)
+        self.losses.add(result[0] if return_outputs else result)
         return result
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -568,10 +521,7 @@ class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not fol
         assert self.measure is not None  # or nothing asks for it
         start = time.monotonic()
         worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
-        with (
-            self.model.deciding(),
-            torch.compiler.set_stance("force_eager"),  # compiled blocks are for training
-        ):
+        with self.model.deciding():
             measured = self.measure(Context(worker=worker, progress=not self.args.disable_tqdm))
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         metrics[f"{metric_key_prefix}_runtime"] = round(time.monotonic() - start, 3)

@@ -1,24 +1,16 @@
 """The Trainer's own arguments, with the paper's values as defaults."""
 
 import dataclasses
-import math
 import os
-from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_reporting_integration_callbacks,
-)
-from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from transformers.utils import is_torch_tf32_available
 
-from pgra.config import at_least, choose, rules
-from pgra.data.read import parse_json, read_json
+from pgra.config import at_least, rules
 from pgra.errors import ConfigError, show
 from pgra.lm.load import ready_device
 from pgra.reader.arguments import TrainingArguments
@@ -28,49 +20,25 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "the Trainer would upload each checkpoint with what it signs with: give the finished run to "
     "pgra push": ("push_to_hub", "hub_token"),
     "the reader does not support it. Leave it out": (
-        *("label_smoothing_factor", "neftune_noise_alpha", "use_liger_kernel"),
-        *("liger_kernel_config", "optim_target_modules", "debug"),
+        *("auto_find_batch_size", "debug", "label_smoothing_factor", "liger_kernel_config"),
+        *("neftune_noise_alpha", "optim_target_modules", "use_liger_kernel"),
+        *("torch_compile", "torch_compile_backend", "torch_compile_mode"),
     ),
     "each device trains the whole reader. Leave it out (accelerate launch uses several devices)": (
         *("fsdp", "fsdp_config", "deepspeed", "parallelism_config"),
     ),
     "it overflows in a T5 and gives NaN: use --bf16, or neither": ("fp16", "fp16_full_eval"),
     "the dev set is decided as the reader is trained: use --bf16, or neither": ("bf16_full_eval",),
-    (
-        "it would train with other batches than the run's record says. Give --per_device_train_"
-        "batch_size beside --total_train_batch_size"
-    ): ("auto_find_batch_size",),
-    # What a run that was stopped could not go on with, bit for bit.
-    "a run that goes on would train on examples twice. Leave it out": ("ignore_data_skip",),
-    "a run that goes on would draw other dropout. Leave it out": ("dataloader_persistent_workers",),
-    "a run that goes on would read other batches. Leave it out": ("dataloader_in_order",),
-    "a run that goes on would measure once more. Leave it out": ("eval_on_start",),
-    "it would bring back the stop too, and early stopping's count is kept anyway. Leave it out": (
-        "restore_callback_states_from_checkpoint",
+    "the same command goes on from its last checkpoint anyway. Leave it out": (
+        *("enable_jit_checkpoint", "resume_from_checkpoint"),
     ),
-    "SIGTERM saves a checkpoint here anyway. Leave it out": ("enable_jit_checkpoint",),
-    "such checkpoints cannot be gone on from. Leave it out (--save_total_limit keeps few)": (
-        "save_only_model",
+    "a run that was stopped could not go on as if it had not been. Leave it out": (
+        *("dataloader_in_order", "dataloader_persistent_workers", "eval_on_start"),
+        *("ignore_data_skip", "restore_callback_states_from_checkpoint", "save_only_model"),
     ),
-    # What would change nothing.
-    "the reader decides the dev set itself, in batches of tokens. Leave it out": (
-        *("per_device_eval_batch_size", "prediction_loss_only", "eval_do_concat_batches"),
-        *("eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics"),
-        "batch_eval_metrics",
-    ),
-    "inputs are tokenised beforehand. Leave it out": (
-        *("remove_unused_columns", "label_names", "length_column_name"),
-    ),
-    "training caches nothing. Leave it out": ("use_cache",),
-    "a loss that is no number ends the training. Leave it out": ("logging_nan_inf_filter",),
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names}
 """Arguments that must stay as they are, and why."""
-_REFUSED_OPTIMIZERS = ("galore", "apollo", "lomo", "adalomo", "schedule_free")
-_MAPPINGS = (
-    *("lr_scheduler_kwargs", "accelerator_config"),
-    *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
-)
 
 
 @dataclass
@@ -91,9 +59,7 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
 
     def __post_init__(self) -> None:
         """Refuse what a reader cannot do, and tie checkpoints to measurements."""
-        self._read_mappings()
-        self._check_refused()
-        self._check_values()
+        self._check()
         if self.max_steps > 0 and self.eval_steps is not None and self.eval_steps >= 1:
             self.eval_steps = min(self.eval_steps, self.max_steps)
         if self.save_steps is None:
@@ -115,8 +81,6 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
         self._choose_precision()
         may_send_early = self.accelerator_config is None
         try:
-            for name in self.report_to:
-                choose("tracker", name, [*INTEGRATION_TO_CALLBACK, "all", "none"])
             transformers.TrainingArguments.__post_init__(self)
             for tracker in get_reporting_integration_callbacks(self.report_to):
                 tracker()  # which refuses where its package is not installed
@@ -128,18 +92,16 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
                 "say it by --bf16 alone"
             )
         self.tf32 = asked
-        self._ready_device(may_send_early=may_send_early)
-        self._share_batch()
-        # Where one process sees several GPUs, the Trainer would use DataParallel, which cannot
-        # gather a FiD's outputs; `accelerate launch` uses them all.
-        self._n_gpu = min(self.n_gpu, 1)
-
-    def _ready_device(self, *, may_send_early: bool) -> None:
         ready_device(self.device)
+        self._check_accelerator()
         if may_send_early and self.dataloader_pin_memory and self.device.type == "cuda":
             self.accelerator_config.non_blocking = True  # no step waits for its batch
         if self.full_determinism:  # cuBLAS reads it once, at a GPU's first product
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        self._share_batch()
+        # Where one process sees several GPUs, the Trainer would use DataParallel, which cannot
+        # gather a FiD's outputs; `accelerate launch` uses them all.
+        self._n_gpu = min(self.n_gpu, 1)
 
     def choose_metric(self, metric: str) -> None:
         """Let a metric choose the checkpoint, unless another one is named."""
@@ -183,7 +145,7 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
         return readers * int(self.gradient_accumulation_steps)
 
     def _share_batch(self) -> None:
-        """Settle how many examples each process holds at once, and how often.
+        """Choose how many examples each process holds at once, and how often.
 
         Raises:
             ConfigError: If they do not come to the total.
@@ -205,76 +167,43 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
             )
 
     def _choose_precision(self) -> None:
-        """Settle how the device multiplies, and keep transformers from turning TF32 on.
+        """Choose how the device multiplies, and keep transformers from turning TF32 on.
 
         It would do so for the whole process, and so for the LM's states.
         """
         is_on_gpu = not self.use_cpu and torch.cuda.is_available()
-        # Emulated it is slower than float32.
-        has_bf16 = is_on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-        if self.bf16 and is_on_gpu and not has_bf16:
-            raise ConfigError(
-                f"bf16 is True, and {torch.cuda.get_device_name()} has no bfloat16 (an A100 and "
-                "later ones have): use --no_bf16, or --device cpu"
-            )
-        self.bf16 = has_bf16 if self.bf16 is None else self.bf16
-        has_tf32 = is_on_gpu and is_torch_tf32_available()
-        if self.tf32 and not has_tf32:
-            raise ConfigError(
-                "tf32 is True, and there is no GPU that has it (an A100 and later ones have): "
-                "leave it out"
-            )
-        self._rounds = has_tf32 and self.tf32 is not False
+        if self.bf16 is None:  # emulated it is slower than float32
+            self.bf16 = is_on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        self._rounds = is_on_gpu and is_torch_tf32_available() and self.tf32 is not False
         self.tf32 = False
 
-    def _read_mappings(self) -> None:
-        for name in _MAPPINGS:
-            value = getattr(self, name, None)  # activation_* are newer than transformers 5.17
-            try:
-                if name == "accelerator_config" and str(value).endswith(".json"):
-                    value = read_json(Path(str(value)))
-                value = parse_json(value) if isinstance(value, str) else value
-                if name == "accelerator_config":
-                    _check_accelerator(value)
-            except (OSError, ValueError, TypeError) as error:
-                raise ConfigError(f"{name} is {show(value)}: {error}") from None
-            if isinstance(value, str | int | float | list):
-                raise ConfigError(f"{name} is {show(value)}: it must be a mapping in JSON")
-            setattr(self, name, value)
-
-    def _check_refused(self) -> None:
+    def _check(self) -> None:
+        """Refuse values that the rules do not allow, and what must stay as it is."""
         for declared in dataclasses.fields(self):
             name, value = declared.name, getattr(self, declared.name)
             make = declared.default_factory
             default = declared.default if make is MISSING else make()
             if name in REFUSED and (value or None) != (default or None):
                 raise ConfigError(f"{name} is {show(value)}: {REFUSED[name]}")
-            if not _is_finite(value):
-                raise ConfigError(f"{name} is {value}: it must be a finite number")
-        optim = str(getattr(self.optim, "value", self.optim))
-        if optim.startswith(_REFUSED_OPTIMIZERS):
-            raise ConfigError(
-                f"optim is '{optim}': the reader does not support it. Leave it out, or take "
-                "adamw_torch, adafactor or sgd"
-            )
-        if self.greater_is_better is False and self.metric_for_best_model is None:
-            raise ConfigError(
-                "greater_is_better is False: the task's metric is better when it is greater. Leave "
-                "it out, or name metric_for_best_model"
-            )
-
-    def _check_values(self) -> None:
         for name, rule in rules(type(self)).items():
             rule.check(name, getattr(self, name))
         if self.max_steps != -1:  # -1 leaves it to num_train_epochs
             at_least("max_steps", self.max_steps, 0)
-        elif self.num_train_epochs <= 0:
-            raise ConfigError(f"num_train_epochs is {self.num_train_epochs}: it must be above 0")
         measures = str(getattr(self.eval_strategy, "value", self.eval_strategy)) != "no"
         if self.early_stopping_patience and not (measures and self.load_best_model_at_end):
             raise ConfigError(
                 "early_stopping_patience needs measurements and their checkpoints: leave "
                 "eval_strategy and load_best_model_at_end as they are"
+            )
+
+    def _check_accelerator(self) -> None:
+        """Refuse what would train, or go on, with other batches than the run's record says."""
+        made = self.accelerator_config
+        accumulated = (made.gradient_accumulation_kwargs or {}).get("num_steps", 1)
+        if made.dispatch_batches or not made.use_seedable_sampler or accumulated != 1:
+            raise ConfigError(
+                "accelerator_config: leave dispatch_batches and use_seedable_sampler as they are, "
+                "and give gradient_accumulation_steps instead of num_steps"
             )
 
 
@@ -289,23 +218,3 @@ def default_learning_rate(width: int, steps: int) -> float:
         steps: Training steps.
     """
     return float(f"{min(1e-3, 8e-5 * 768 / width * (5000 / max(steps, 1)) ** (1 / 3)):.2g}")
-
-
-def _check_accelerator(value: AcceleratorConfig | Mapping[str, Any] | None) -> None:
-    config = AcceleratorConfig(**value) if isinstance(value, Mapping) else value
-    if not isinstance(config, AcceleratorConfig):
-        return
-    if config.dispatch_batches or not config.use_seedable_sampler:
-        raise ValueError(
-            "with dispatch_batches, or without use_seedable_sampler, a run that goes on would read "
-            "other batches. Leave them out"
-        )
-    if (config.gradient_accumulation_kwargs or {}).get("num_steps", 1) != 1:
-        raise ValueError("take gradient_accumulation_steps instead of num_steps")
-
-
-def _is_finite(value: object) -> bool:
-    """Return whether all numbers in a value are finite; JSON's NaN may stand in a mapping."""
-    if isinstance(value, Mapping):
-        return all(_is_finite(part) for part in value.values())
-    return not isinstance(value, float) or math.isfinite(value)

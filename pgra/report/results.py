@@ -72,8 +72,6 @@ class EvidenceLine:
         stage1_rank: Its rank among the first stage's candidates, from 1.
         stage1_score: The first stage's score.
         score: The second stage's; the first stage's where nothing was reranked.
-        attention: Its share of the reader's cross-attention, of all evidence of the example; None
-            where that was not asked for.
     """
 
     row: int
@@ -81,21 +79,10 @@ class EvidenceLine:
     stage1_rank: int
     stage1_score: float
     score: float
-    attention: float | None = None
 
     def as_json(self) -> dict[str, Json]:
         """Return what `predictions.jsonl` holds of it."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-def add_attention(
-    evidence: Sequence[Sequence[EvidenceLine]], shares: Sequence[Sequence[float]]
-) -> list[list[EvidenceLine]]:
-    """Add its share of attention to each evidence; an example without evidence has none."""
-    return [
-        [replace(line, attention=s) for line, s in zip(lines, own, strict=True)] if lines else []
-        for lines, own in zip(evidence, shares, strict=True)
-    ]
+        return asdict(self)
 
 
 def write_results(
@@ -566,7 +553,6 @@ def load_grid(folder: Path) -> Group:
 
 METHOD_ORDER = (
     *("icl", "ralm", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exhaustive"),
-    "ralm-lora",
 )
 """In the order of the paper's Table 2, then our own; others come after, by name."""
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")

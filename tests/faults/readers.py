@@ -166,7 +166,6 @@ def _record() -> bytes:
             words={"positive": "great", "negative": "terrible"},
             layout=layout,
             decode="verbalizer",
-            length_normalize=False,
             calibration=Calibration(),
             num_evidence=2,
             method="pgra",

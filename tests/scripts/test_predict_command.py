@@ -24,7 +24,7 @@ def run(bench):
     dev = write_jsonl(bench.root / "dev.jsonl", review_rows(60, start=40))
     bench.flags |= {"validation_file": dev, "eval_strategy": "no", "save_strategy": "no"}
     bench.flags["load_best_model_at_end"] = "false"
-    bench.make("pgra", evidence_attention=True)
+    bench.make("pgra")
     return bench.run("pgra")
 
 
@@ -62,14 +62,13 @@ def test_a_moved_reader_gives_new_texts_what_the_test_set_got(bench, run, tmp_pa
     lines = tmp_path / "new.txt"
     lines.write_text("\n\n".join(row["text"] for row in rows))
     objects = write_jsonl(tmp_path / "new.jsonl", [{"text": row["text"], "id": 7} for row in rows])
-    found = answers(moved, "--file", lines, "--attention")
-    assert answers(moved, "--file", objects, "--attention") == found
+    found = answers(moved, "--file", lines)
+    assert answers(moved, "--file", objects) == found
     assert len(pgra.Reader.load(moved, device="cpu").predict(TEXTS, [])) == 2
     hidden.rename(bench.train_file)
     for row, answer in zip(rows, found, strict=True):
         assert (answer["text"], answer["prediction"]) == (row["text"], row["prediction"])
         assert answer["scores"] == pytest.approx(row["scores"], abs=1e-5)
-        assert sum(each["attention"] for each in answer["evidence"]) == pytest.approx(1, abs=1e-5)
         for ours, theirs in zip(answer["evidence"], row["evidence"], strict=True):
             assert (ours.pop("text"), ours) == (theirs.pop("text"), pytest.approx(theirs, rel=1e-3))
 

@@ -45,20 +45,6 @@ def test_stopped_before_it_was_measured_it_is_only_measured(made):
     assert (copy / "reader" / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_a_checkpoint_of_another_run_or_of_none_is_refused(made, tmp_path):
-    flags = {**PLAIN, "max_steps": 4}
-    checkpoint = next(made.run("one").glob("checkpoint-*"))
-    told = made.train("other", **flags, resume_from_checkpoint=checkpoint, learning_rate=1).error
-    assert f"{checkpoint} was made with learning_rate 0.001, this run asks for 1" in told
-    assert told.endswith("give a checkpoint of the same run")
-    assert not made.run("other").exists()
-    told = made.train("other", **flags, resume_from_checkpoint=tmp_path / "no").error
-    assert "no' is no folder: give a checkpoint-STEP folder, or true for the last one" in told
-    lone = shutil.copytree(next(made.run("one").glob("checkpoint-*")), tmp_path / "checkpoint-4")
-    told = made.train("other", **flags, resume_from_checkpoint=lone).error
-    assert "checkpoint-4 has no run.json beside it, so what it was trained on is unknown" in told
-
-
 def test_a_label_that_no_training_example_shows(made):
     rows = [row for row in review_rows(40) if row["label"] == "positive"]
     some = write_jsonl(made.root / "some.jsonl", rows)

@@ -17,7 +17,6 @@ GRID = {
     "search_batch_sizes": "4",
     "per_device_train_batch_size": None,
 }
-OPTUNA = {**GRID, "max_steps": 2, "search": "optuna", "num_trials": 2, "search_batch_sizes": "2,4"}
 
 
 @pytest.fixture(scope="module")
@@ -74,23 +73,11 @@ def test_a_finished_search_is_taken_up_a_stopped_one_goes_on_and_seeds_are_the_w
     assert "mean ± sample sd of 2 seeds" in called.out
 
 
-def test_optuna_chooses_points_and_goes_on_with_the_same_study(bench):
-    called = bench.make("study", **OPTUNA)
-    folder = bench.run("study")
-    tried = read_json(folder / "search.json")["tried"]
-    assert len({one["learning_rate"] for one in tried}) == len(points(folder)) == 2
-    assert called.out.count("sst2 test accuracy") == 1
-    assert bench.train("study", **{**OPTUNA, "num_trials": 3}).code == 0
-    assert read_json(folder / "search.json")["tried"][:2] == tried
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["grid", "optuna"])
-def test_a_killed_search_is_the_unbroken_one(bench, kind):
-    words = {**(GRID if kind == "grid" else OPTUNA), "max_steps": 40, "eval_steps": 10}
-    whole, broken = (bench.argv(f"{kind}-{name}", **words) for name in ("whole", "killed"))
+def test_a_killed_search_is_the_unbroken_one(bench):
+    words = {**GRID, "max_steps": 40, "eval_steps": 10}
+    whole, broken = (bench.argv(name, **words) for name in ("whole", "killed"))
     finish(["train.py", *whole])
-    folder = bench.run(f"{kind}-killed")
+    folder = bench.run("killed")
 
     def second_point_has_a_checkpoint():
         found = any(folder.glob("lr*/checkpoint-20/trainer_state.json"))
@@ -99,7 +86,7 @@ def test_a_killed_search_is_the_unbroken_one(bench, kind):
     kill_when(["train.py", *broken], second_point_has_a_checkpoint)
     assert not (folder / "search.json").exists()
     finish(["train.py", *broken])
-    one, two = contents(bench.run(f"{kind}-whole")), contents(folder)
+    one, two = contents(bench.run("whole")), contents(folder)
     weights = [name for name in one if name.endswith("model.safetensors")]
     assert weights == [name for name in two if name.endswith("model.safetensors")]
     assert all(one[name] == two[name] for name in ("search.json", *weights))

@@ -22,7 +22,7 @@ from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
-from pgra.reader.train import MeasuredTrainer, train_reader
+from pgra.reader.train import train_reader
 from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 # Targets of two and of four tokens: a mean of batches' means is not the mean over tokens.
@@ -139,14 +139,19 @@ def at_batch(
 def batches_read() -> Iterator[list[list[str]]]:
     """Note the examples of each batch that a training reads."""
     seen: list[list[str]] = []
-    plain = MeasuredTrainer.compute_loss
+    plain = T5Classifier.collator
 
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        seen.append(list(inputs["example_ids"]))
-        return plain(self, model, inputs, *args, **kwargs)
+    def collator(self, device):
+        collate = plain(self, device)
+
+        def note(rows):
+            seen.append([row.example_id for row in rows])
+            return collate(rows)
+
+        return note
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MeasuredTrainer, "compute_loss", compute_loss)
+        patch.setattr(T5Classifier, "collator", collator)
         yield seen
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgra.errors import ConfigError, DataError
+from pgra.errors import DataError
 from pgra.experiments.consistency import count_table, measure_consistency, score_table
 from pgra.report.metrics import compare_means
 
@@ -48,24 +48,23 @@ def test_score_lines_and_counts_by_hand():
     assert [found.accuracy(number) for number in range(5)] == [None, 0.5, None, 1.0, 1.0]
 
 
-def test_the_depth_looks_at_the_best_only_and_their_order_does_not_matter():
-    found = measure(depth=1)
-    assert (found.shares.tolist(), found.depth) == ([1.0, 0.0, 1.0, 1.0], 1)
-    with pytest.raises(ConfigError, match="depth is 5, and pgra has at most 4 evidence a query"):
-        measure(depth=5)
+def test_the_order_of_evidence_and_of_queries_does_not_matter_but_for_ranks():
+    found = measure()
     turned = [{**one, "evidence": one["evidence"][::-1]} for one in RUN[::-1]]
     ranks = {"by_rank": found.by_rank}
-    assert {**measure(turned).as_json(), **ranks} == {**measure(depth=4).as_json(), **ranks}
-    assert measure(turned).by_rank == measure().by_rank[::-1] == [0.5, 0.5, 0.5, 0.75]
-    assert measure(turned, depth=1).score != found.score  # the best is another
+    assert {**measure(turned).as_json(), **ranks} == found.as_json()
+    assert measure(turned).by_rank == found.by_rank[::-1] == [0.5, 0.5, 0.5, 0.75]
 
 
-def test_the_vote_the_distinct_and_the_commonest_evidence_by_hand():
-    whole, two = measure(), measure(depth=2)
+def best(count):
+    return [{**one, "evidence": one["evidence"][:count]} for one in RUN]
+
+
+def test_the_vote_and_the_distinct_evidence_by_hand():
+    whole, two = measure(), measure(best(2))
     # By all four: pos, neg, pos, pos; by the best two: pos, neg, a tie that n1 leads, pos.
     assert (whole.vote, two.vote) == (2 / 4, 3 / 4)
     assert (whole.distinct, two.distinct) == (5, 4)  # p3 is nobody's best two
-    assert (whole.hub, two.hub) == (1.0, 3 / 4)  # p1, once a query
 
 
 def test_fewer_evidence_than_others_counts_by_its_own_number():
@@ -86,11 +85,11 @@ def test_equal_evidence_differs_by_nothing():
 
 
 def test_tables_show_both_lines_the_paper_the_baseline_and_what_is_missing():
-    table = count_table([measure(), measure(name="fid", depth=2)])
+    table = count_table([measure(), measure(best(2), name="fid")])
     rows = texts_of(table)
     assert rows[0] == ["0", "0", "-", "1", "0.0"]  # nobody has none; who has none of 2 is wrong
     assert rows[4] == ["4", "1", "100.0", "", ""]  # of two there cannot be four
-    runs = [measure(name="fid", depth=1), measure(), measure(RUN[:3], name="few")]
+    runs = [measure(best(1), name="fid"), measure(), measure(RUN[:3], name="few")]
     table = score_table(runs, baseline="fid", paper={("sst2", "pgra"): 75.2}, notes=["A note."])
     fid, pgra, few = texts_of(table)
     assert [*pgra[5:6], *pgra[7:-2]] == ["56.2", "75.2", "75.0", "59.4", "50.0", "5", "-18.8"]

@@ -16,9 +16,9 @@ def log(tmp_path):
     return log
 
 
-def step(log, *parts, ids=("a", "b"), rate=0.1):
+def step(log, *parts, rate=0.1):
     for part in parts:
-        log.add(torch.tensor(part), ids)
+        log.add(torch.tensor(part))
     log.set_rate(rate)
     log.end_step()
 
@@ -55,11 +55,8 @@ def test_losses_are_written_by_the_chunk_and_cut_back_to_a_checkpoint(log):
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_broken_loss_is_named_and_what_went_before_is_kept(log, broken):
     step(log, 1.0)
-    step(log, 1.0, broken, ids=[f"train-{i}" for i in range(9)])
+    step(log, 1.0, broken)
     step(log, 1.0)
-    names = ", ".join(f"train-{i % 9}" for i in range(16))
-    with pytest.raises(
-        ModelError, match=rf"^the loss is {broken} at step 2 \(examples {names} and 2 more\): do be"
-    ):
+    with pytest.raises(ModelError, match=rf"^the loss is {broken} at step 2: do better"):
         log.flush()
     assert read_losses(log.path, 9) == [LossRecord(1, 1.0, 0.1)]

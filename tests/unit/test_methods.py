@@ -15,7 +15,6 @@ from pgra.methods.arguments import READERS
 from pgra.methods.knn import NUMBERS
 from pgra.methods.rag import RagReader
 from pgra.methods.stages import Stages
-from pgra.reader.causal import CausalModule
 from pgra.reader.fid import FusionReader
 from pgra.runs import Predictor, evaluate_run, open_method, run
 
@@ -58,16 +57,12 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
         assert [each.row for each in answer.evidence] == [e["row"] for e in line["evidence"]]
 
 
-RALM = {"lora_rank": 2, "lora_target_modules": ["c_attn"]}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "kind", "changes"),
     [
         ("lm-bff", FusionReader, FEW),
         ("rag", RagReader, {"dataloader_num_workers": 1}),
-        ("ralm", CausalModule, RALM),
     ],
 )
 def test_a_stopped_training_goes_on_to_the_same_run(args, tmp_path, method, kind, changes):
@@ -85,9 +80,7 @@ def test_a_stopped_training_goes_on_to_the_same_run(args, tmp_path, method, kind
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "changes"), [("fid", {}), ("lm-bff", FEW), ("rag", {}), ("ralm", RALM)]
-)
+@pytest.mark.parametrize(("method", "changes"), [("fid", {}), ("lm-bff", FEW), ("rag", {})])
 def test_without_a_step_the_reader_decides_as_it_is(args, tmp_path, method, changes):
     """Its seed then decides nothing, but for lm-bff, which draws its examples."""
     folders = [tmp_path / name for name in ("one", "two", "trained")]

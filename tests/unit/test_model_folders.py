@@ -22,7 +22,6 @@ from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.lookup import load_generator
-from pgra.reader.causal import CausalModule
 from pgra.reader.fid import FusionReader
 from pgra.retrieval.base import RetrieverArguments
 
@@ -65,7 +64,6 @@ LOADERS = {  # what is built, who loads it, and a name in all layers that are ta
     "opt-350m words": ("opt-350m", words, ".layers.1."),
     "llama states": ("llama", states, ".layers.1."),
     "llama words": ("llama", words, "lm_head"),
-    "llama reader": ("llama", lambda folder: norms(CausalModule.from_name(folder)), ".layers.1."),
     "t5 reader": ("t5", lambda folder: norms(FusionReader.from_name(folder)), "decoder.block.1."),
     "flan-t5 reader": ("flan-t5", lambda folder: norms(FusionReader.from_name(folder)), "lm_head"),
     "t5 shared": ("t5", lambda folder: norms(FusionReader.from_name(folder)), "shared"),

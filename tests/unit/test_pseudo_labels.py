@@ -1,22 +1,19 @@
 """Label consistency from folders: a tiny plain reader labels the evidence of written runs."""
 
 import json
-import math
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from conftest import with_rerank
-from planted_runs import edit, plant
+from planted_runs import plant
 
 from pgra.artifacts import write_json
 from pgra.core import ALONE
-from pgra.data.corpus import CorpusArguments
-from pgra.errors import ConfigError, DataError
+from pgra.errors import ConfigError
 from pgra.experiments.consistency import (
-    PseudoLabels,
     compare_evidence,
     label_texts,
     open_labeler,
@@ -39,7 +36,6 @@ RECORD = ReaderRecord(
     words={"negative": "warm", "positive": "old"},
     layout=SegmentLayout("{text} It was <extra_id_0> .", "query_first", 64),
     decode="verbalizer",
-    length_normalize=False,
     calibration=Calibration(),
     num_evidence=0,
     method="t5",
@@ -76,7 +72,7 @@ def write_run(folder, evidence, *, task="reviews", **how):
     return plant(folder, task=task, n=3, wrong=[2], evidence=evidence, **{**about, **how})
 
 
-QUIET = {"device": "cpu", "plots": False, "centre": False}
+QUIET = {"device": "cpu", "plots": False}
 EVIDENCE = {
     "pgra": [TEXTS[:3], TEXTS[1:4], TEXTS[:3]],
     "fid": [TEXTS[3:], TEXTS[:3], TEXTS[2:5]],
@@ -131,7 +127,7 @@ def test_each_distinct_text_is_read_once_and_no_other_labelers_labels_count(
     again = report_consistency(runs, out, labelers=[labeler], **QUIET)
     assert (len(read), again.num_read) == (len(TEXTS), 0)
     other = shutil.copytree(labeler, tmp_path / "other")
-    write_record(other / "reader", replace(RECORD, length_normalize=True))
+    write_record(other / "reader", replace(RECORD, seed=9))
     assert report_consistency(runs[:1], out, labelers=[other], **QUIET).num_read == 4
 
 
@@ -158,16 +154,15 @@ def test_a_grid_gives_its_labeler_its_rows_its_baseline_and_what_is_missing(
 
 
 def evidence_by_hand(args, labeler):
-    """Return the consistency of a run's evidence with a labeler centred at the corpus."""
+    """Return the consistency of a run's evidence with its labeler."""
     stages = Stages.read(args, ALONE)
     stages.find(("test",))
     texts = [[line.text for line in own] for own in stages.evidence_lines("test")]
-    reader, passages = Reader.load(labeler), stages.corpus.texts(range(len(stages.corpus)))
-    middle = np.median([one.scores["positive"] for one in reader.predict(passages)])
+    reader = Reader.load(labeler)
     pairs = zip(stages.data.examples("test"), texts, strict=True)
     return np.mean(
         [
-            [(one.scores["positive"] > middle) == (e.label == "positive") for one in said]
+            [one.label == e.label for one in said]
             for e, said in ((e, reader.predict(own)) for e, own in pairs)
         ]
     )
@@ -188,54 +183,14 @@ def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_
     assert not (tmp_path / "none").exists()
 
 
-# A labeler centred at its corpus.
-
-
-def scored(names, *chances):
-    """Labels of texts "0", "1", ... that a labeler gives these chances."""
-    return {str(i): dict(zip(names, one, strict=True)) for i, one in enumerate(chances)}
-
-
-def test_a_centred_labeler_calls_half_of_its_corpus_each_label():
-    # All "pos", as nearly all of Wikipedia is.
-    scores = scored(("neg", "pos"), *((1 - c, c) for c in (0.6, 0.7, 0.8, 0.9, 0.95)))
-    centred, plain = PseudoLabels(scores, 5, list(scores)), PseudoLabels(scores, 5)
-    # The median's own text ties, and goes to the first label.
-    assert list(centred.labels.values()) == ["neg", "neg", "neg", "pos", "pos"]
-    assert list(plain.labels.values()) == ["pos"] * 5  # the control: the paper's
-    assert centred.medians == pytest.approx({"neg": math.log(0.2), "pos": math.log(0.8)})
-
-
-def with_corpus(folder, path):
-    """Have a written run say which corpus its evidence is of, as train.py does."""
-    corpus = asdict(CorpusArguments(corpus=str(path)))
-    runtime = {"artifacts_dir": str(path.parent / "artifacts")}
-    edit(folder / "arguments.json", corpus=corpus, runtime=runtime)
-    edit(folder / "metrics.json")
-
-
-def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone_centred_at_the_corpus_or_not(
-    labeler, runs, tmp_path, corpus_file
-):
-    how = {**QUIET, "labelers": [labeler], "centre": True}
-    for run in runs:
-        with_corpus(run, tmp_path / "gone.txt")
-    with pytest.raises(DataError, match=r"cannot be read .*put it there, or give --no_centre"):
-        report_consistency(runs, tmp_path / "out", **how)
-    for run in runs:
-        with_corpus(run, corpus_file)
-    centred = report_consistency(runs, tmp_path / "out", **how)
-    plain = report_consistency(runs, tmp_path / "plain", **{**how, "centre": False})
-    passages = list(dict.fromkeys(corpus_file.read_text().splitlines()))
+def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs, tmp_path):
+    report = report_consistency(runs, tmp_path / "out", labelers=[labeler], **QUIET)
     reader = Reader.load(labeler, device="cpu")
-    chance = {t: reader.predict([t])[0].scores["positive"] for t in (*passages, *TEXTS)}
-    for report, middle in ((plain, 0.5), (centred, np.median([chance[t] for t in passages]))):
-        for run in report.runs:
-            shares = []
-            for line in load_run(tmp_path / run.name).predictions:
-                said = [chance[seen["text"]] > middle for seen in line["evidence"]]
-                shares.append(said.count(line["label"] == "positive") / len(said))
-            assert run.shares.tolist() == pytest.approx(shares)
-    assert [r.score for r in centred.runs] != [r.score for r in plain.runs]  # the control
-    written = json.loads((tmp_path / "out" / "consistency.json").read_text())["labelers"]["reviews"]
-    assert abs(written["corpus_labels"]["positive"] - 0.5) <= 0.5 / len(passages) + 1e-9
+    said = {text: reader.predict([text])[0].label for text in TEXTS}
+    for run in report.runs:
+        shares = []
+        for line in load_run(tmp_path / run.name).predictions:
+            own = [said[seen["text"]] for seen in line["evidence"]]
+            shares.append(own.count(line["label"]) / len(own))
+        assert run.shares.tolist() == pytest.approx(shares)
+    assert len({run.score for run in report.runs}) > 1  # the control

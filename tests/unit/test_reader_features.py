@@ -1,6 +1,5 @@
 """The Trainer's features, through the fused reader."""
 
-import json
 from unittest.mock import Mock
 
 import pytest
@@ -10,7 +9,6 @@ from small_training import (
     classifier_of,
     make_arguments,
     make_inputs,
-    script,
     tokens,
     train,
 )
@@ -151,20 +149,3 @@ def test_no_step_waits_for_a_number(t5_dir, tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(encoder), "forward", flat)
     assert min(count_steps(t5_dir, tmp_path / "flat", reader)) > 0
-
-
-@pytest.mark.slow
-def test_a_compiled_reader_trains_alike_and_is_saved_plain(t5_dir, tmp_path):
-    told = {"max_steps": 2, "gradient_accumulation_steps": 1, "dropout": 0.0}
-    # Without code generation, which takes half a minute: what is tested is what is compiled.
-    compiled = {**told, "torch_compile": True, "torch_compile_backend": "eager"}
-    for name, values in (("plain", told), ("compiled", compiled)):
-        done = script(t5_dir, tmp_path / name, json.dumps(values))
-        assert done.returncode == 0, done.stderr[-2000:]
-    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
-    one, other = (
-        FusionReader.from_name(str(tmp_path / name / "reader")).state_dict()
-        for name in ("plain", "compiled")
-    )
-    for name, weight in one.items():
-        torch.testing.assert_close(other[name], weight)

@@ -5,7 +5,6 @@ import random
 import signal
 
 import pytest
-from safetensors.torch import load_file
 from small_training import (
     at_batch,
     log_lines,
@@ -18,7 +17,6 @@ from small_training import (
 )
 
 from pgra.errors import Stopped
-from pgra.reader.arguments import ReaderArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.resume import last_checkpoint
 
@@ -51,22 +49,6 @@ def test_killed_at_any_batch_it_goes_on_as_if_it_had_not_been(whole, t5_dir, tmp
     assert run_files(tmp_path) == run_files(whole[0])
     assert log_lines(result) == log_lines(whole[1])
     assert result.train_loss == whole[1].train_loss
-
-
-@pytest.mark.slow
-def test_adapters_go_on_too_from_checkpoints_without_the_model(t5_dir, tmp_path):
-    def adapt(name):
-        reader = FusionReader.from_name(str(t5_dir))
-        reader.add_adapters(ReaderArguments(lora_rank=2), seed=3)
-        return train_long(t5_dir, tmp_path / name, reader=reader)
-
-    adapt("whole")
-    with at_batch(KILLS[0], kill), pytest.raises(Killed):
-        adapt("broken")
-    kept = load_file(last_checkpoint(tmp_path / "broken") / "model.safetensors")
-    assert all("lora" in name for name in kept)
-    adapt("broken")
-    assert run_files(tmp_path / "broken") == run_files(tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -125,8 +107,7 @@ def test_what_is_due_at_an_epochs_end_comes_before_the_stop(t5_dir, tmp_path):
         with at_batch(batch, signal_self(signal.SIGTERM)), pytest.raises(Stopped):
             train(t5_dir, make_arguments(folder, **changes))
         assert last_checkpoint(folder) == folder / f"checkpoint-{step}"
-        go_on = make_arguments(folder, **changes, resume_from_checkpoint="true")
-        _, result = train(t5_dir, go_on)
+        _, result = train(t5_dir, make_arguments(folder, **changes))
         assert log_lines(result) == log_lines(expected)
         assert run_files(folder) == run_files(tmp_path / "whole")
 
@@ -143,8 +124,7 @@ def test_early_stopping_counts_on_after_a_stop(t5_dir, tmp_path):
     measure = once()
     with at_batch(7, signal_self(signal.SIGTERM)), pytest.raises(Stopped):  # one without progress
         train(t5_dir, make_arguments(tmp_path / "two", **changes), measure=measure)
-    again = make_arguments(tmp_path / "two", **changes, resume_from_checkpoint="true")
-    _, result = train(t5_dir, again, measure=measure)
+    _, result = train(t5_dir, make_arguments(tmp_path / "two", **changes), measure=measure)
     assert (result.steps, result.best_step) == (8, 4)
     assert run_files(tmp_path / "two") == run_files(tmp_path / "whole")
     strict = {**changes, "early_stopping_patience": 1, "early_stopping_threshold": 0.11}

@@ -75,15 +75,13 @@ def test_examples_come_in_the_same_order_whatever_the_evidence(t5_dir, tmp_path)
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_a_loss_that_is_nan_stops_and_names_its_batch(t5_dir, tmp_path):
+def test_a_loss_that_is_nan_stops_and_names_the_last_good_checkpoint(t5_dir, tmp_path):
     run = tmp_path / "run"
     with (
-        batches_read() as batches,
         at_batch(5, breaks=True),
-        pytest.raises(ModelError, match="the loss is nan at step 5") as told,
+        pytest.raises(ModelError, match="the loss is nan at step 5: the last good one") as told,
     ):
         train(t5_dir, make_arguments(run))
-    assert f"(examples {', '.join(batches[4])}): the last good one is {run}/" in str(told.value)
     assert str(told.value).endswith("checkpoint-3. Lower the learning rate (0.005)")
     assert sorted(p.name for p in run.glob("checkpoint-*")) == ["checkpoint-3"]
     assert not (run / "reader").exists()

@@ -241,8 +241,6 @@ def test_a_way_that_is_named_is_taken_as_it_is_or_refused(server, open_at):
         assert server.bodies == []
         with pytest.raises(ModelError, match="gives no chances of tokens: use --decide_by gen"):
             open_at(url, endpoint="auto").settle("first_token", WORDS)
-        with pytest.raises(ModelError, match="gives no chances of tokens: use --decide_by gen"):
-            open_at(url).settle(None, WORDS, needs_chances=True)
         with pytest.raises(ConfigError, match="decide_by score needs a prompt's chances, and chat"):
             open_at(url, endpoint="chat").settle("score", WORDS)
         server.endpoints = []

@@ -1,7 +1,6 @@
 """A trained reader's folder, used alone."""
 
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,13 +8,12 @@ from small_training import lively
 
 from pgra.core import Example
 from pgra.errors import ArtifactError
-from pgra.lm.batching import GroupCost, pack_segments
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import SegmentLayout, build_inputs, pad_targets, read_queries
+from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
     RECORD_FILE,
@@ -33,7 +31,6 @@ RECORD = ReaderRecord(
     words={"negative": "terrible", "positive": "great"},
     layout=SegmentLayout("{title} {text} It was <extra_id_0> .", "evidence_first", 40),
     decode="verbalizer",
-    length_normalize=False,
     calibration=Calibration(2.5, 60),
     num_evidence=2,
     method="pgra",
@@ -85,22 +82,6 @@ def test_a_record_comes_back_and_its_reader_decides_as_the_parts_that_it_was_mad
     cold = T5Classifier(model, tokenizer, verbalizer).predict(inputs)
     assert [p.label for p in cold] == [p.label for p in expected]  # no decision changes,
     assert np.abs(np.subtract(chances(cold), chances(expected))).max() > 1e-3  # probabilities do
-
-
-def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(reader):
-    classifier, model = replace(reader.classifier, batch_tokens=100), reader.classifier.module
-    tokenizer = classifier.tokenizer
-    examples = read_queries(QUERIES, task="reviews", inputs=RECORD.inputs)
-    inputs = build_inputs(examples, EVIDENCE, tokenizer, RECORD.verbalizer, layout=RECORD.layout)
-    scores, shares = classifier.attend(inputs)
-    np.testing.assert_array_equal(scores, classifier.score(inputs))
-    for row, found in enumerate(shares):  # one by one
-        segments = inputs[row].segments
-        target = RECORD.verbalizer.target_ids(tokenizer)[int(scores[row].argmax())]
-        packed = pack_segments([segments], pad_token_id=0, cost=GroupCost(1, 999))
-        (alone,) = model.attention_mass(packed, pad_targets([target]))
-        parts = alone.split([*map(len, segments)])
-        np.testing.assert_allclose(found, [float(part.sum()) for part in parts], atol=1e-5)
 
 
 def test_damaged_weights_are_refused_by_name_and_the_model_card_may_be_edited(copy):
