@@ -232,6 +232,19 @@ def name_aside(path: Path) -> Path:
     return path.with_name(own)
 
 
+def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
+    """Write a folder aside and rename it; an older one is replaced."""
+    aside = name_aside(folder)
+    try:
+        save(aside)
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

@@ -31,7 +31,7 @@ class GridArguments(Arguments):
 
     demo: bool = arg(False, "Bundled models and small sizes, as the YAML says.")
     dry_run: bool = arg(False, "List the points and their runs, and run nothing.")
-    seeds: list[str] | None = arg(
+    seeds: list[int] | None = arg(
         None, "Seeds of the reader or the exemplars, a run each; default: the YAML's, else 0 1 2."
     )
     tasks: list[str] | None = arg(None, "Tasks, each with all points; default: the YAML's.")
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.runs import lock_run
 
     context, root = join_run(rest), _root(grid, how, rest)
-    seeds = SeriesArguments(seeds=how.seeds).seed_list()
+    seeds = SeriesArguments(seeds=how.seeds).seeds or []
     runs = make_runs(
         grid, seeds, root, lambda task, point: resolve_point(grid, task, point, rest, root)
     )

@@ -90,7 +90,7 @@ def _run(
 
     quiet_libraries()
     args = fill_folder(args)
-    seeds = series.seed_list()
+    seeds = series.seeds
     folder = series_folder(str(args.folder), seeds or [args.seed])
     if series.search != "none":
         _refuse_untrained(args, series.search)

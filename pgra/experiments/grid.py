@@ -274,7 +274,7 @@ def short(value: Json) -> str:
 
 def _check(grid: Grid) -> None:
     for seeds in (grid.seeds, *(point.seeds for point in grid.cells)):
-        SeriesArguments(seeds=[str(seed) for seed in seeds])
+        SeriesArguments(seeds=list(seeds))
     known = {PROFILE, *argument_names(grid, is_whole=False)}
     kinds = dict.fromkeys(grid.baseline or {}, "argument of the baseline")
     for name, kind in {**kinds, **dict.fromkeys(grid.axes, "axis")}.items():

@@ -18,7 +18,7 @@ from typing import Any
 from pgra.artifacts import write_json
 from pgra.core import ALONE, Context
 from pgra.errors import ConfigError
-from pgra.experiments import SeriesArguments
+from pgra.experiments import PAPER_BATCH_SIZES, PAPER_LEARNING_RATES, SeriesArguments
 from pgra.methods.arguments import RunArguments
 from pgra.runs import (
     Outcome,
@@ -79,7 +79,7 @@ def search_runs(
         ConfigError: If nothing would be measured on the dev set.
         PgraError: As a run says.
     """
-    seeds = series.seed_list() or [args.seed]
+    seeds = series.seeds or [args.seed]
     root = series_folder(str(args.folder), seeds)
     check_series(root)
     _check_search(args, series)
@@ -96,10 +96,12 @@ def _search(
         batch = {"per_device_train_batch_size": args["training"].share_of(point.batch_size)}
         return variant(args, root / name, learning_rate=point.learning_rate, **batch, seed=seed)
 
-    points = sorted(Point(*pair) for pair in product(series.learning_rates(), series.batch_sizes()))
+    rates = series.search_learning_rates or PAPER_LEARNING_RATES
+    sizes = series.search_batch_sizes or PAPER_BATCH_SIZES
+    points = sorted(Point(*pair) for pair in product(rates, sizes))
     known = [arguments(point) for point in points]
     prepared = Prepared(known[0], context, known)
-    tried = [_attempt(prepared, args, point) for args, point in zip(known, points, strict=True)]
+    tried = [_attempt(prepared, own, point) for own, point in zip(known, points, strict=True)]
     winner = max(tried, key=lambda one: float(one["dev_value"]))  # the first of equals
     best = Point(winner["learning_rate"], winner["total_train_batch_size"])
     runs = {seed: arguments(best, seed) for seed in seeds}

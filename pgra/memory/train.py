@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
-from pgra.artifacts import digest, lock_folder, write_checksums, write_json
+from pgra.artifacts import digest, lock_folder, replace_folder, write_checksums, write_json
 from pgra.config import Arguments
 from pgra.core import Context, Json
 from pgra.encoders.encoder import DenseLayer, Encoder
@@ -36,7 +36,7 @@ from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, in_form
 from pgra.memory.stream import Step
 from pgra.progress import Bar
 from pgra.reader.module import ReaderModule, Trainable
-from pgra.reader.train import TrainResult, fit, replace_folder
+from pgra.reader.train import TrainResult, fit
 from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 ABOUT_FILE = "trained_on.json"

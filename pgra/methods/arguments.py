@@ -162,11 +162,6 @@ class RalmArguments(Arguments):
         decides=False,
         is_common=True,
     )
-    evidence_order: str = arg(
-        "best_last",
-        "How evidence stands before the query: best_last (next to it), or best_first.",
-        choices=("best_first", "best_last"),
-    )
     max_reader_tokens: int = arg(
         1024,
         "Most tokens of a prompt and its answer, at most the LM's window; the worst evidence is "

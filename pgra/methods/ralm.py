@@ -65,15 +65,14 @@ class PromptReader:
     args: RalmArguments
 
     def write(self, fields: Mapping[str, str], evidence: Sequence[str], num_words: int) -> str:
-        """Write a prompt with the first words of the evidence, which is best first."""
+        """Write a prompt with the first words of the evidence, which is best first: best last."""
         shown = []
         for text in evidence:
             words = text.split()[:num_words]
             num_words -= len(words)
             shown += [" ".join(words)] if words else []
-        if self.args.evidence_order == "best_last":
-            shown.reverse()
-        return SEPARATOR.join([*shown, self.template.render_query(fields, after_prefix=False)])
+        query = self.template.render_query(fields, after_prefix=False)
+        return SEPARATOR.join([*reversed(shown), query])
 
     def prompts(self, examples: Sequence[Example], evidence: Sequence[Sequence[str]]) -> Prompts:
         """Write the prompts of B examples, with as many words of evidence as there is room for.

@@ -142,10 +142,6 @@ class TrainingArguments(Arguments):
     report_to: list[str] | None = arg(
         None, "Trackers of the log: tensorboard, wandb, trackio, ..., several; default: none."
     )
-    early_stopping_patience: int | None = arg(
-        None, "Measurements on the dev set without progress after which training ends.", least=1
-    )
-    early_stopping_threshold: float = arg(0.0, "What counts as progress: more than this.", least=0)
     max_train_minutes: float | None = arg(
         None,
         "Minutes of training after which it saves and leaves with exit code 124; the same command "

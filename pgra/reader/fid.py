@@ -176,26 +176,8 @@ class FusionReader(ReaderModule):
         return torch.cat(parts, dim=1)
 
     @torch.inference_mode()
-    def generate(self, packed: PackedSegments, **kwargs: Any) -> Tensor:
-        """Write text freely; transformers asks a GPU after each token whether all texts end.
-
-        Args:
-            packed: The segments of B examples.
-            **kwargs: As `transformers.GenerationMixin.generate` takes them (`max_new_tokens`,
-                `num_beams`, `do_sample`, ...).
-
-        Returns:
-            Token ids with the decoder's start token, (B, T) int64.
-        """
-        encoded, mask = self.fuse(packed)
-        written: Tensor = self.model.generate(
-            encoder_outputs=encoded, attention_mask=mask, **kwargs
-        )
-        return written
-
-    @torch.inference_mode()
     def write(self, packed: PackedSegments, count: int) -> Tensor:
-        """Write so many of the likeliest tokens, as `generate` does; a GPU is not waited for.
+        """Write so many of the likeliest tokens, as T5's `generate`; a GPU is not waited for.
 
         Args:
             packed: The segments of B examples.

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -17,6 +18,7 @@ from pgra.artifacts import (
     find_damage,
     package_versions,
     record_files,
+    replace_folder,
     write_json,
 )
 from pgra.config import from_values
@@ -300,17 +302,11 @@ class Reader:
             return home
         if home.is_file() or (any(home.glob("*")) and not (home / RECORD_FILE).is_file()):
             raise ArtifactError(f"{home} holds something else: save the reader in another folder")
-        aside = home.with_name(f".{home.name}.partial")
+        copy = partial(shutil.copytree, self.folder, ignore=shutil.ignore_patterns(".*"))
         try:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(self.folder, aside, ignore=shutil.ignore_patterns(".*"))
-            shutil.rmtree(home, ignore_errors=True)
-            aside.rename(home)
+            replace_folder(home, copy)
         except OSError as error:
             raise ArtifactError(f"cannot write {home} ({error}): choose another folder") from None
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
         return home
 
     @property

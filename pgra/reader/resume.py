@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from transformers import EarlyStoppingCallback, TrainerState
+from transformers import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from pgra.artifacts import CHECKSUMS_FILE, find_changes
@@ -158,21 +158,6 @@ def _stopped(code: int, where: str) -> Stopped:
     return Stopped(f"stopped ({reason}) {where}; the same command goes on from there", code=code)
 
 
-class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]  # not followed by mypy
-    """Transformers' own, whose count of measurements without progress outlives a resume."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take up the count that the checkpoint holds."""
-        super().on_train_begin(args, state, control, **kwargs)
-        self.early_stopping_patience_counter = early_stopping_count(state.stateful_callbacks)
-
-
-def early_stopping_count(saved: Any) -> int:
-    """Return the measurements without progress that a checkpoint's state tells of."""
-    values = (saved or {}).get(EarlyStopping.__name__) or {}
-    return int(values.get("attributes", {}).get("early_stopping_patience_counter", 0))
-
-
 _STATE_FILE = "trainer_state.json"
 
 
@@ -256,12 +241,10 @@ def best_checkpoint(checkpoint: Path) -> Path | None:
     return next((place for place in places if _fault(place) is None), None)
 
 
-def is_finished(checkpoint: Path, arguments: ReaderTrainingArguments) -> bool:
+def is_finished(checkpoint: Path) -> bool:
     """Return whether no step is left to do after a checkpoint: the Trainer would do one more."""
     state = read_state(checkpoint)
-    patience = arguments.early_stopping_patience
-    waited = early_stopping_count(state.stateful_callbacks)
-    return state.global_step >= state.max_steps or (patience is not None and waited >= patience)
+    return bool(state.global_step >= state.max_steps)
 
 
 def load_weights(module: ReaderModule, checkpoint: Path) -> None:

@@ -20,11 +20,9 @@ evidence, so readers with different numbers of evidence see the same examples in
 import json
 import logging
 import math
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +35,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.artifacts import (
     CHECKSUMS_FILE,
-    name_aside,
-    sync_folder,
+    replace_folder,
     write_checksums,
     write_text,
 )
@@ -47,7 +44,6 @@ from pgra.errors import (
     ConfigError,
     ModelError,
     Stopped,
-    device_fault,
 )
 from pgra.progress import Bar
 from pgra.reader.arguments import LOSSES_FILE
@@ -55,7 +51,6 @@ from pgra.reader.calibrate import decide
 from pgra.reader.module import Classifier, ReaderModule, Trainable
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
-    EarlyStopping,
     Stopper,
     best_checkpoint,
     checkpoint_to_resume,
@@ -69,7 +64,6 @@ from pgra.reader.trainer_arguments import ReaderTrainingArguments
 logger = logging.getLogger(__name__)
 
 _CHUNK = 50  # steps copied from the device at once, and at most lost after a loss that is none
-_SHOWN_EVERY = 1.0  # seconds, of a loss on the bar
 
 
 @dataclass(frozen=True)
@@ -163,8 +157,7 @@ def fit(
     Raises:
         ArtifactError: If there is no such checkpoint, or one that is not asked for.
         ConfigError: If there are too few examples.
-        ModelError: If the loss or a weight stops being a number, memory runs out, or the device
-            fails.
+        ModelError: If the loss or a weight stops being a number.
         Stopped: If a signal or the time limit asked for it; the same call then goes on.
     """
     check_batches(len(rows), arguments)
@@ -190,10 +183,7 @@ def fit(
         way_out=lambda: _last_good(arguments),
     )
     with trainer.stopper.listening():
-        with (
-            trainable.module.rounding(),
-            device_errors(trainer),
-        ):
+        with trainable.module.rounding():
             _go_on(trainer, trainable.module, resume)
         if trainer.is_world_process_zero():
             replace_folder(folder, trainable.save)
@@ -220,19 +210,20 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
         trainer.losses.begin(0, None)
         return
     source = None if resume is None else resume / LOSSES_FILE
-    if resume is not None and is_finished(resume, arguments):
+    if resume is not None and is_finished(resume):
         trainer.state = read_state(resume)
         trainer.losses.begin(trainer.state.global_step, source)
         best = best_checkpoint(resume) if arguments.load_best_model_at_end else None
         load_weights(module, best or resume)
         return
-    if arguments.early_stopping_patience is not None:
-        patience, threshold = arguments.early_stopping_patience, arguments.early_stopping_threshold
-        trainer.add_callback(EarlyStopping(patience, threshold))
     trainer.add_callback(Steps(trainer, module, source))
     if trainer.is_world_process_zero():
-        logger.info("training: %s in %s", _batch_in_words(arguments), arguments.precision)
-    bar = TrainingBar(trainer.losses)
+        logger.info(
+            "training: %d examples a step (%d processes, %d at once on each) in %s",
+            *(arguments.examples_per_step, arguments.world_size),
+            *(arguments.per_device_train_batch_size, arguments.precision),
+        )
+    bar = TrainingBar()
     if not arguments.disable_tqdm:
         trainer.add_callback(bar)
     try:
@@ -242,66 +233,6 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
         raise
     finally:
         bar.close()
-
-
-def _batch_in_words(arguments: ReaderTrainingArguments) -> str:
-    parts = [f"{arguments.examples_per_step} examples a step"]
-    if arguments.world_size > 1:
-        parts.append(f"{arguments.world_size} processes")
-    if arguments.gradient_accumulation_steps > 1:
-        parts.append(f"{arguments.gradient_accumulation_steps} batches accumulated")
-    if len(parts) > 1:
-        parts.append(f"{arguments.per_device_train_batch_size} examples at once on each device")
-    return ", ".join(parts)
-
-
-@contextmanager
-def device_errors(trainer: "MeasuredTrainer") -> Iterator[None]:
-    """Word what a device fails with in one line: what is done, and how to go on.
-
-    Raises:
-        ModelError: If memory runs out, or the device fails.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if (fault := device_fault(error)) is None:
-            raise
-        arguments, step = trainer.args, trainer.state.global_step
-        last = last_checkpoint(Path(str(arguments.output_dir)))
-        kept = "no checkpoint is there yet" if last is None else f"{last.name} is kept"
-        told = str(error).strip().partition("\n")[0]
-        if "memory is full" not in fault:
-            raise ModelError(
-                f"the device failed after step {step} ({told}): {kept}, and the same command goes "
-                "on from there once the device works (nvidia-smi shows it)"
-            ) from error
-        held, total = arguments.per_device_train_batch_size, arguments.examples_per_step
-        ways = []
-        if not arguments.gradient_checkpointing:
-            ways.append("go on with --gradient_checkpointing, which is slower and takes less")
-        if fewer := [count for count in range(1, held) if held % count == 0][-1:]:
-            ways.append(
-                f"train anew in another --output_dir with --per_device_train_batch_size {fewer[0]} "
-                f"--total_train_batch_size {total}, which is the same training"
-            )
-        raise ModelError(
-            f"out of memory after step {step}, with {held} examples at once on a device ({told}): "
-            f"{kept}. To take less, {', or '.join(ways) or 'lower --max_segment_tokens'}"
-        ) from error
-
-
-def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
-    """Write a folder aside and rename it; an older one is replaced."""
-    aside = name_aside(folder)
-    try:
-        save(aside)
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _last_good(arguments: ReaderTrainingArguments) -> str:
@@ -434,10 +365,6 @@ class LossLog:
     def copy(self, path: Path) -> None:
         """Write what is written to another file."""
         write_text(path, _lines(self.records))
-
-    def latest(self) -> float:
-        """Return the loss of the last closed step, of this process alone: it is for a bar."""
-        return float(self._pending[-1][0]) if self._pending else self.records[-1].loss
 
     def mean(self, after: int = 0) -> float:
         """Return the mean loss of the written steps after a step."""
@@ -595,10 +522,8 @@ class Steps(TrainerCallback):  # type: ignore[misc]
 class TrainingBar(TrainerCallback):  # type: ignore[misc]
     """A bar with the loss on its line, in the main process; the stock one prints its log."""
 
-    def __init__(self, losses: LossLog) -> None:
-        self.losses = losses
+    def __init__(self) -> None:
         self.bar: Bar | None = None
-        self._told = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Open it where the run stands."""
@@ -606,15 +531,15 @@ class TrainingBar(TrainerCallback):  # type: ignore[misc]
             done, steps = state.global_step, state.max_steps
             self.bar = Bar(total=steps, initial=done, desc="train", unit="step")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Count the step; fetch its loss from the device where it is time to show one."""
-        if self.bar is None:
-            return
-        is_last = state.global_step >= state.max_steps
-        if (now := time.monotonic()) >= self._told + _SHOWN_EVERY or is_last:
-            self.bar.set_postfix(loss=f"{self.losses.latest():.3f}", refresh=False)
-            self._told = now
-        self.bar.update()
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Count the step."""
+        if self.bar is not None:
+            self.bar.update()
+
+    def on_log(self, *_: Any, logs: Any = None, **__: Any) -> None:
+        """Show the mean loss of the steps since the line before."""
+        if self.bar is not None and "loss" in logs:
+            self.bar.set_postfix(loss=f"{logs['loss']:.3f}", refresh=False)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Write what was measured on the dev set above the bar."""

@@ -189,12 +189,6 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
             rule.check(name, getattr(self, name))
         if self.max_steps != -1:  # -1 leaves it to num_train_epochs
             at_least("max_steps", self.max_steps, 0)
-        measures = str(getattr(self.eval_strategy, "value", self.eval_strategy)) != "no"
-        if self.early_stopping_patience and not (measures and self.load_best_model_at_end):
-            raise ConfigError(
-                "early_stopping_patience needs measurements and their checkpoints: leave "
-                "eval_strategy and load_best_model_at_end as they are"
-            )
 
     def _check_accelerator(self) -> None:
         """Refuse what would train, or go on, with other batches than the run's record says."""

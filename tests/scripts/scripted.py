@@ -86,8 +86,9 @@ class Bench:
     def argv(self, name: str, **changes: object) -> list[str]:
         """Give train.py's arguments for the run of this name; None leaves a flag out."""
         flags = {**self.flags, "output_dir": self.run(name), **changes}
-        pairs = [(f"--{key}", str(value)) for key, value in flags.items() if value is not None]
-        return [word for pair in pairs for word in pair]
+        given = {key: value for key, value in flags.items() if value is not None}
+        lists = {key: value if isinstance(value, list) else [value] for key, value in given.items()}
+        return [str(word) for key, words in lists.items() for word in (f"--{key}", *words)]
 
     def run(self, name: str) -> Path:
         return self.root / "runs" / name

@@ -13,7 +13,7 @@ GRID = {
     "max_steps": 3,
     "dev_fraction": 0.4,
     "search": "grid",
-    "search_learning_rates": "1e-5,2e-2",
+    "search_learning_rates": [1e-5, 2e-2],
     "search_batch_sizes": "4",
     "per_device_train_batch_size": None,
 }
@@ -63,7 +63,7 @@ def test_a_finished_search_is_taken_up_a_stopped_one_goes_on_and_seeds_are_the_w
     shutil.copytree(bench.run("grid"), broken)
     shutil.rmtree(broken / "lr0.02-batch4-seed1")
     (broken / "search.json").unlink()
-    called = bench.make("broken", **GRID, seed=None, seeds="1,2")
+    called = bench.make("broken", **GRID, seed=None, seeds=[1, 2])
     assert (broken / "search.json").read_bytes() == before["search.json"]
     weights = "lr0.02-batch4-seed1/reader/model.safetensors"
     assert (broken / weights).read_bytes() == before[weights]

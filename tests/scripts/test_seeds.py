@@ -13,7 +13,7 @@ STEPS = {"save_total_limit": 2, "num_evidence": 0, "max_steps": 2, "learning_rat
 
 @pytest.fixture(scope="module")
 def three(bench):
-    return bench.make("three", seed=None, seeds="0,1,2", **STEPS)
+    return bench.make("three", seed=None, seeds=[0, 1, 2], **STEPS)
 
 
 def test_each_seed_is_the_run_with_that_seed_alone_and_the_summary_is_theirs(bench, three):
@@ -26,7 +26,7 @@ def test_each_seed_is_the_run_with_that_seed_alone_and_the_summary_is_theirs(ben
     last = next(line for line in reversed(three.out.splitlines()) if not line.startswith("note: "))
     assert f"accuracy {mean:.4f} ± {sd:.4f} (mean ± sample sd of 3 seeds of the reader" in last
     pattern = bench.run("p-{seed}")
-    bench.make("", output_dir=pattern, seed=None, seeds="2", **STEPS)
+    bench.make("", output_dir=pattern, seed=None, seeds=2, **STEPS)
     one, two, alone = (
         (folder / "reader/model.safetensors").read_bytes()
         for folder in (*(bench.run("three") / f"seed-{s}" for s in (1, 2)), bench.run("p-2"))
@@ -36,7 +36,7 @@ def test_each_seed_is_the_run_with_that_seed_alone_and_the_summary_is_theirs(ben
 
 def test_finished_seeds_are_taken_up_and_a_new_one_is_added(bench, three):
     before = contents(bench.run("three"))
-    more = bench.train("three", seed=None, seeds="0,1,2,3", **STEPS)
+    more = bench.train("three", seed=None, seeds=[0, 1, 2, 3], **STEPS)
     assert more.out.count("(reused)") == 3
     assert read_json(bench.run("three") / "summary.json")["n"] == 4
     after = contents(bench.run("three"))
@@ -53,7 +53,7 @@ def test_a_seed_that_was_stopped_goes_on_and_one_that_was_measured_is_not_traine
         (broken / "seed-1" / name).unlink()
     shutil.rmtree(broken / "seed-1/reader")
     shutil.rmtree(broken / "seed-2")
-    called = bench.make("broken", seed=None, seeds="0,1,2", **STEPS)
+    called = bench.make("broken", seed=None, seeds=[0, 1, 2], **STEPS)
     assert f"run: {broken / 'seed-0'} is trained (reused)" in called.err
     assert f"going on from {broken / 'seed-1/checkpoint-2'}" in called.err
     for seed in (0, 1, 2):

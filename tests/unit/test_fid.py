@@ -105,7 +105,8 @@ def test_loss_and_gradients_are_those_of_the_padded_reader(reader, examples, lab
 def test_every_norm_is_torchs_and_gives_transformers_bits(reader, fast_kernels):
     """One kernel on a GPU; in half precision transformers rounds between its products."""
     norms = [part for part in reader.modules() if type(part).__name__.endswith("T5LayerNorm")]
-    assert len(norms) == 2 + 2 * len(reader.model.encoder.block) + 3 * len(reader.model.decoder.block)
+    t5 = reader.model
+    assert len(norms) == 2 + 2 * len(t5.encoder.block) + 3 * len(t5.decoder.block)
     hidden = torch.randn(5, 7, 32) * 3
     for dtype, is_torchs in ((torch.float32, fast_kernels == "auto"), (torch.bfloat16, False)):
         for norm in (copy.deepcopy(norm).to(dtype) for norm in norms):
@@ -187,9 +188,16 @@ def test_label_scores_are_the_plain_log_probabilities_of_whole_targets(reader, e
             torch.testing.assert_close(scores[i, j], expected, atol=1e-4, rtol=1e-5)
 
 
+def generate(reader, packed, count):
+    """Write as transformers does, without the start token."""
+    encoded, mask = reader.fuse(packed)
+    how = {"max_new_tokens": count, "do_sample": False, "num_beams": 1}
+    return reader.model.generate(encoder_outputs=encoded, attention_mask=mask, **how)[:, 1:]
+
+
 def test_the_tokens_written_are_those_that_transformers_writes(reader, examples, monkeypatch):
     packed, count = pack(examples), 3
-    whole = reader.generate(packed, max_new_tokens=count, do_sample=False, num_beams=1)[:, 1:]
+    whole = generate(reader, packed, count)
     written = reader.write(packed, count)
     assert torch.equal(written[:, : whole.shape[1]], whole)
     assert (written[:, whole.shape[1] :] == reader.model.config.pad_token_id).all()
@@ -197,7 +205,7 @@ def test_the_tokens_written_are_those_that_transformers_writes(reader, examples,
     end = int(written[0, 0])
     monkeypatch.setattr(reader.model.config, "eos_token_id", end)
     monkeypatch.setattr(reader.model.generation_config, "eos_token_id", end)
-    whole = reader.generate(packed, max_new_tokens=count, do_sample=False, num_beams=1)[:, 1:]
+    whole = generate(reader, packed, count)
     again = reader.write(packed, count)
     assert torch.equal(again[:, : whole.shape[1]], whole)
     assert (again[0, 1:] == reader.model.config.pad_token_id).all()

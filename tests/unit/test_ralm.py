@@ -49,15 +49,9 @@ def stock_scores(lm_dir, texts):
 # What is read.
 
 
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        ("best_last", "Critics praised it.\n\nThe sea is blue.\n\nA warm and funny film."),
-        ("best_first", "The sea is blue.\n\nCritics praised it.\n\nA warm and funny film."),
-    ],
-)
-def test_evidence_stands_before_the_query_in_the_order_asked_for(lm_dirs, order, expected):
-    prompts = reader_of(lm_dirs["gpt2"], evidence_order=order).prompts(QUERIES, EVIDENCE)
+def test_evidence_stands_before_the_query_the_best_next_to_it(lm_dirs):
+    prompts = reader_of(lm_dirs["gpt2"]).prompts(QUERIES, EVIDENCE)
+    expected = "Critics praised it.\n\nThe sea is blue.\n\nA warm and funny film."
     assert prompts.texts[0] == f"{expected}\nThe answer is"
     assert prompts.texts[1] == f"{QUERIES[1].text}\nThe answer is"  # without evidence the plain LM
     assert prompts.example_ids == ["a", "b", "c"]
@@ -111,8 +105,8 @@ def test_a_frozen_run_trains_nothing_and_leaves_no_reader(args, tmp_path):
     first = lines_of(tmp_path / "run")[0]
     assert first["evidence"][0]["text"] in prompt
     assert prompt.endswith(f"{first['text']}\nThe answer is")
-    with pytest.raises(ArtifactError, match="made with .*best_last"):
-        run(having(mine, evidence_order="best_first"))
+    with pytest.raises(ArtifactError, match="made with .*max_reader_tokens"):
+        run(having(mine, max_reader_tokens=80))
     again = {"changes": {"reader": {"decode": "official"}}, "output_dir": tmp_path / "again"}
     with pytest.raises(ConfigError, match="decode is not an argument of method 'ralm'"):
         evaluate_run(tmp_path / "run", **again)

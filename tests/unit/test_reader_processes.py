@@ -46,7 +46,7 @@ def test_four_on_each_of_two_would_have_shown(alone, t5_dir, tmp_path):
     )
     result_of(done)
     assert losses(tmp_path) != pytest.approx(losses(alone[0]), rel=1e-3)
-    assert "training: 8 examples a step, 2 processes, 4 examples at once on each" in done.stderr
+    assert "training: 8 examples a step (2 processes, 4 at once on each)" in done.stderr
 
 
 def test_a_mean_of_means_would_have_shown(alone, t5_dir, tmp_path):

@@ -113,26 +113,6 @@ def test_what_is_due_at_an_epochs_end_comes_before_the_stop(t5_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_early_stopping_counts_on_after_a_stop(t5_dir, tmp_path):
-    def once():
-        values = iter([0.5, 0.6, 0.6, 0.6, 0.9])
-        return lambda labels, predictions: {"accuracy": next(values)}
-
-    changes = {"max_steps": 20, "eval_steps": 2, "early_stopping_patience": 2}
-    _, whole = train(t5_dir, make_arguments(tmp_path / "whole", **changes), measure=once())
-    assert (whole.steps, whole.best_step, whole.best_metric) == (8, 4, 0.6)
-    measure = once()
-    with at_batch(7, signal_self(signal.SIGTERM)), pytest.raises(Stopped):  # one without progress
-        train(t5_dir, make_arguments(tmp_path / "two", **changes), measure=measure)
-    _, result = train(t5_dir, make_arguments(tmp_path / "two", **changes), measure=measure)
-    assert (result.steps, result.best_step) == (8, 4)
-    assert run_files(tmp_path / "two") == run_files(tmp_path / "whole")
-    strict = {**changes, "early_stopping_patience": 1, "early_stopping_threshold": 0.11}
-    _, result = train(t5_dir, make_arguments(tmp_path / "4", **strict), measure=once())
-    assert result.steps == 4  # 0.6 is no progress over 0.5
-
-
-@pytest.mark.slow
 def test_two_processes_killed_stopped_and_out_of_time_go_on_as_one_run(t5_dir, tmp_path):
     """What befalls one of them ends both, at the same step."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -102,44 +102,6 @@ def test_broken_weights_reach_no_checkpoint(t5_dir, tmp_path):
     assert last_checkpoint(tmp_path / "run") is None
 
 
-def failing(error):
-    def fail():
-        raise error
-
-    return fail
-
-
-LOST = [
-    (
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee more"),
-        r"^out of memory after step 4, with 4 examples at once on a device \(CUDA out of memory\. "
-        r"Tried to allocate 2\.00 GiB\.\): checkpoint-3 is kept\. To take less, go on with "
-        r"--gradient_checkpointing, .*, or train anew in another --output_dir with "
-        r"--per_device_train_batch_size 2 --total_train_batch_size 4, which is the same training$",
-    ),
-    (
-        torch.AcceleratorError("CUDA error: unspecified launch failure\nCompile with ..."),
-        r"^the device failed after step 4 \(CUDA error: unspecified launch failure\): "
-        r"checkpoint-3 is kept, and the same command goes on from there",
-    ),
-    (
-        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR, CUDA error: lost"),
-        "^the device failed after step 4",
-    ),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("error", "told"), LOST, ids=["memory", "device", "library"])
-def test_a_device_that_fails_is_told_in_a_line_and_the_run_goes_on(t5_dir, tmp_path, error, told):
-    with at_batch(5, failing(error)), pytest.raises(ModelError, match=told) as caught:
-        train(t5_dir, make_arguments(tmp_path))
-    assert "\n" not in str(caught.value)
-    assert last_checkpoint(tmp_path).name == "checkpoint-3"
-    _, result = train(t5_dir, make_arguments(tmp_path, gradient_checkpointing=True))
-    assert result.steps == 6
-
-
 def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(
     t5_dir, tmp_path, capsys, caplog, monkeypatch
 ):
