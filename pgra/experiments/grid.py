@@ -52,7 +52,6 @@ from pgra.errors import (
     PgraError,
     cut,
     reading,
-    show,
     unknown_name,
 )
 from pgra.experiments import SeriesArguments, list_grids
@@ -64,7 +63,6 @@ from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_wr
 logger = logging.getLogger(__name__)
 
 PROFILE = "profile"
-_LONGEST_STEM = 200
 _OF_POINTS = ("by_task", "name", "seeds")
 _NO_AXES = ("artifacts_dir", "output_dir", "seed", "task")
 
@@ -206,8 +204,6 @@ def _read_layers(path: Path) -> dict[str, Any]:
     values = read_yaml(path)
     if below is None:
         return values
-    if Path(below).name != below or len(below) > _LONGEST_STEM:
-        raise ConfigError(f"{path}: extends is {show(below)}: give the name of a grid beside it")
     beside = path.parent / f"{below}.yaml"
     other = beside if beside.is_file() else config_root() / "ablations" / f"{below}.yaml"
     if from_yaml(Grid, other).extends is not None:

@@ -215,33 +215,20 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
             first stage and something asks for one.
     """
     name = retriever.retriever
-    if name == "exhaustive" and rerank.per_query:
-        raise ConfigError(
-            f"exhaustive search compares states of one prompt, and exemplars '{rerank.exemplars}' "
-            "make one a query: use another --retriever (or --method pgra), or one draw of exemplars"
-        )
-    if name in ("exhaustive", "random") and retriever.index_dir is not None:
-        raise ConfigError(
-            f"index_dir ({retriever.index_dir}) names a first stage's index, and retriever "
-            f"'{name}' has none: leave it out, or use another --retriever"
-        )
-    if name == "exhaustive" and retriever.index_factory != "Flat":
-        raise ConfigError(
-            f"retriever 'exhaustive' compares all states, and index_factory is "
-            f"'{retriever.index_factory}': leave it out, or use another --retriever"
-        )
-    if name == "exhaustive" and rerank.topic_weight:
-        raise ConfigError(
-            f"topic_weight is {rerank.topic_weight:g}, the weight of the first stage's scores, and "
-            "retriever 'exhaustive' has none: leave it out, or use another --retriever"
-        )
-    if name == "exhaustive":
-        if rerank.reranker == "none" and rerank.num_evidence:
+    is_whole = name == "exhaustive"  # which has no first stage, and compares states of one prompt
+    contradictions = {
+        "index_dir": (is_whole or name == "random") and retriever.index_dir is not None,
+        "index_factory": is_whole and retriever.index_factory != "Flat",
+        "topic_weight": is_whole and rerank.topic_weight != 0,
+        f"exemplars {rerank.exemplars}": is_whole and rerank.per_query,
+        "reranker none": is_whole and rerank.reranker == "none" and rerank.num_evidence > 0,
+    }
+    for asked, contradicts in contradictions.items():
+        if contradicts:
             raise ConfigError(
-                "retriever 'exhaustive' searches by the LM's states, and reranker 'none' has none: "
-                "use --reranker prompted, or another --retriever"
+                f"{asked} is not for retriever '{name}': leave it out, or use another --retriever"
             )
-    elif rerank.num_evidence > retriever.num_candidates:
+    if not is_whole and rerank.num_evidence > retriever.num_candidates:
         raise ConfigError(
             f"num_evidence ({rerank.num_evidence}) exceeds num_candidates "
             f"({retriever.num_candidates}): the reranker can only keep what the retriever returned"
@@ -281,11 +268,6 @@ class PgraArguments:
             raise ConfigError(
                 f"method '{named}' reads evidence, and num_evidence is 0: ask for at least 1, or "
                 "use --method plain"
-            )
-        if named == "fid" and self.retriever.retriever == "random":
-            raise ConfigError(
-                "method 'fid' with retriever 'random' is a method of its own: use --method random, "
-                "or another --retriever"
             )
 
     @property

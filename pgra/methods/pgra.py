@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pgra.artifacts import artifact_dir, check_fingerprint
-from pgra.config import choose
 from pgra.core import Context, Example, Json, Scores
-from pgra.data.tasks import METRICS, Task, check_slots
+from pgra.data.tasks import Task, check_slots
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.load import (
     ModelSource,
@@ -47,7 +46,6 @@ from pgra.reader.arguments import NOT_DECIDING, ReaderArguments
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, describe, store_inputs
-from pgra.reader.module import Classifier
 from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
     READER_FOLDER,
@@ -225,12 +223,9 @@ class Pgra(Method):
         """Load the reader that training starts from, or a trained one from its folder."""
         return FusionReader.from_name(str(trained or self.pgra.reader.model_name_or_path))
 
-    def begin(self) -> Classifier:
+    def begin(self) -> T5Classifier:
         """Return the reader that training starts from."""
-        args, module = self.pgra.reader, self.load_module()
-        if args.dropout_rate is not None:
-            module.set_dropout(args.dropout_rate)
-        return self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decision)
+        return self.CLASSIFIER(self.load_module(), self.tokenizer, self.verbalizer, self.decision)
 
     def open_trained(self, home: Path) -> None:
         """Load a trained reader from its folder."""
@@ -494,9 +489,6 @@ def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> No
             f"device is '{args.runtime.device}', but the Trainer uses {training.device}: choose a "
             "GPU by CUDA_VISIBLE_DEVICES, or the CPU by --device cpu --use_cpu"
         )
-    if training.metric_for_best_model is not None:
-        name = training.metric_for_best_model.removeprefix("eval_")
-        choose("metric_for_best_model", name, ["loss", *METRICS])
 
 
 def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[str, Json]:

@@ -41,12 +41,6 @@ class ReaderArguments(Arguments):
         "verbalizer (score every label's words), or official (one generated token).",
         choices=("official", "verbalizer"),
     )
-    dropout_rate: float | None = arg(
-        None,
-        "Share of activations dropped in training, 0 for none; default: the model's own.",
-        least=0,
-        below=1,
-    )
 
 
 _A_WEEK = 7 * 24 * 3600
@@ -157,9 +151,6 @@ class TrainingArguments(Arguments):
     max_grad_norm: float = arg(1.0, "Gradients are cut to this norm; 0: not.", least=0)
     metric_for_best_model: str | None = arg(
         None, "What the best checkpoint has the most of; default: the task's metric."
-    )
-    data_seed: int | None = arg(
-        None, "Of the order of examples; default: seed.", least=0, below=1 << 32
     )
     full_determinism: bool = arg(False, "Only deterministic kernels, where there are any.")
     dataloader_num_workers: int = arg(0, "Processes that prepare batches.", least=0)

@@ -126,26 +126,21 @@ class FusionReader(ReaderModule):
             output.loss = output.loss * ((labels != IGNORED).sum() / num_items_in_batch)
         return output
 
-    def decode(self, fused: Fused, labels: Tensor, **options: Any) -> Any:
-        """Let the decoder write known targets.
+    def score_targets(self, fused: Fused, labels: Tensor) -> Tensor:
+        """Return the log-probability of each row's whole target, (R,) float32.
 
         Args:
             fused: As `fuse` returns it, for B examples.
             labels: (R, T) int64, R a multiple of B: R / B rows an example, one after the other.
-            **options: For the T5.
         """
         encoded, mask = fused
-        return self.model(
+        output = self.model(
             encoder_outputs=encoded,
             attention_mask=mask[:, None, None],
             decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels),
             use_cache=False,
-            **options,
         )
-
-    def score_targets(self, fused: Fused, labels: Tensor) -> Tensor:
-        """Return the log-probability of each row's whole target, (R,) float32; as `decode`."""
-        logits = self.decode(fused, labels).logits.float()  # (R, T, V)
+        logits = output.logits.float()  # (R, T, V)
         chosen = logits.gather(2, labels.clamp(min=0)[..., None]).squeeze(2)
         scores = (chosen - logits.logsumexp(dim=2)).masked_fill(labels == IGNORED, 0.0)
         total: Tensor = scores.sum(dim=1)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from pgra.config import choose
-from pgra.core import Context, Scores
 
 PRECISIONS = ("bfloat16", "float32", "tf32")
 """How a reader multiplies: in bfloat16 by autocast, or in float32, of a GPU with factors rounded to
@@ -79,17 +78,6 @@ class ReaderModule(nn.Module):
         is_half = self.precision == "bfloat16"
         with self.rounding(), torch.autocast(self.device.type, torch.bfloat16, enabled=is_half):
             yield
-
-    def set_dropout(self, rate: float) -> None:
-        """Set the model's dropout, which its configuration fixed when it was loaded."""
-        for module in self.model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = rate
-            elif isinstance(getattr(module, "dropout", None), float):  # T5's attention keeps it
-                module.dropout = rate
-            config: Any = getattr(module, "config", None)
-            if hasattr(config, "dropout_rate"):
-                config.dropout_rate = rate
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a plain model folder in safetensors."""
@@ -168,16 +156,3 @@ class Trainable(ABC):
         """Write a plain model folder with its tokenizer."""
         self.module.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-
-
-class Classifier(Trainable):
-    """A model that is trained to decide labels."""
-
-    @property
-    @abstractmethod
-    def labels(self) -> Sequence[str]:
-        """The task's labels, in order."""
-
-    @abstractmethod
-    def score(self, inputs: Any, context: Context) -> Scores:
-        """Return each label's log-probability, (B, C), in every process, the work shared."""

@@ -1,6 +1,5 @@
 """Reads examples and scores labels."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +18,7 @@ from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.calibrate import decide
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate, pad_targets
-from pgra.reader.module import Classifier
-
-logger = logging.getLogger(__name__)
+from pgra.reader.module import Trainable
 
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
 _MAX_ROWS = 256
@@ -46,7 +43,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class T5Classifier(Classifier):
+class T5Classifier(Trainable):
     """A fused T5 that decides a task's labels.
 
     All work is shared by the context's processes, and every one gets all results, in the order
@@ -160,9 +157,6 @@ class T5Classifier(Classifier):
         texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
         texts = [text.replace(SLOT, "") for text in texts]  # to mT5's tokenizer it is a plain piece
         found = [self.verbalizer.label_of_word(text) for text in texts]
-        unknown = [text for text, label in zip(texts, found, strict=True) if label is None]
-        if unknown:
-            logger.debug("%d of %d are no label's word: %s", len(unknown), len(texts), unknown[:5])
         scores = np.full((len(found), len(self.labels)), -np.inf, dtype=np.float32)
         for i, label in enumerate(found):
             scores[i, 0 if label is None else self.labels.index(label)] = 0.0

@@ -3,10 +3,10 @@
 Two calls, from general to special:
 
     fit(model, rows, arguments, folder=..., evaluate=...)    any `Trainable`: a causal LM too
-    train_reader(classifier, train, dev, ...)                a `Classifier`: measured by labels
+    train_reader(classifier, train, dev, ...)                a `T5Classifier`: measured by labels
 
 A `Trainable` has a `ReaderModule` (an HF model inside, whose `forward(**batch)` has a `.loss`), a
-tokenizer, a collator and a way to save itself; a `Classifier` also scores labels, (B, C). `fit`
+tokenizer, a collator and a way to save itself. `fit`
 takes rows by number and passes them to the collator as they are.
 
 A run can be stopped at any time (signals, `max_train_minutes`) and goes on from its last whole
@@ -48,7 +48,8 @@ from pgra.errors import (
 from pgra.progress import Bar
 from pgra.reader.arguments import LOSSES_FILE
 from pgra.reader.calibrate import decide
-from pgra.reader.module import Classifier, ReaderModule, Trainable
+from pgra.reader.module import ReaderModule, Trainable
+from pgra.reader.predict import T5Classifier
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
     Stopper,
@@ -90,7 +91,7 @@ class TrainResult:
 
 
 def train_reader(
-    classifier: Classifier,
+    classifier: T5Classifier,
     train: Any,
     dev: Any,
     *,
@@ -362,10 +363,6 @@ class LossLog:
             raise ModelError(f"the loss is {losses[broken]} at step {step}: {self.way_out()}")
         self._pending, self._first = [], first + len(losses)
 
-    def copy(self, path: Path) -> None:
-        """Write what is written to another file."""
-        write_text(path, _lines(self.records))
-
     def mean(self, after: int = 0) -> float:
         """Return the mean loss of the written steps after a step."""
         losses = [record.loss for record in self.records if record.step > after]
@@ -511,7 +508,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
             wait_for_all()  # each process wrote its random state
         if state.is_world_process_zero and folder.is_dir():
             self.module.model.config.save_pretrained(folder)
-            self.losses.copy(folder / LOSSES_FILE)
+            write_text(folder / LOSSES_FILE, _lines(self.losses.records))
             write_checksums(folder)
         self.stopper.after_save(state)
 

@@ -82,7 +82,7 @@ def lively(folder: Path) -> FusionReader:
 def train(t5_dir, arguments, *, rows=None, dev=None, reader=None, measure=accuracy, dropout=None):
     reader = reader or FusionReader.from_name(str(t5_dir))
     if dropout is not None:
-        reader.set_dropout(dropout)
+        set_dropout(reader, dropout)
     result = train_reader(
         classifier_of(reader, t5_dir),
         tokens(t5_dir, rows or make_inputs(18)),
@@ -92,6 +92,15 @@ def train(t5_dir, arguments, *, rows=None, dev=None, reader=None, measure=accura
         arguments=arguments,
     )
     return reader, result
+
+
+def set_dropout(reader, rate):
+    for module in reader.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = rate
+        elif isinstance(getattr(module, "dropout", None), float):  # T5's attention keeps it
+            module.dropout = rate
+    reader.model.config.dropout_rate = rate
 
 
 LONG = {
