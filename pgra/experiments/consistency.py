@@ -196,16 +196,10 @@ def measure_consistency(
     (depth,) = most
     lines = [line for own in found for line in own]
     said = [[pseudo_labels[seen["text"]] for seen in line["evidence"]] for line in lines]
-    counts = np.array([own.count(line["label"]) for line, own in zip(lines, said, strict=True)])
+    agrees = [[x == line["label"] for x in own] for line, own in zip(lines, said, strict=True)]
+    counts = np.array([sum(own) for own in agrees])
     shares = counts / np.array([len(own) for own in said])
-    at_rank = [
-        [
-            own[rank] == line["label"]
-            for line, own in zip(lines, said, strict=True)
-            if rank < len(own)
-        ]
-        for rank in range(depth)
-    ]
+    at_rank = [[own[rank] for own in agrees if rank < len(own)] for rank in range(depth)]
     is_right = np.array([line["prediction"] == line["label"] for line in lines])
     truth = Counter(line["label"] for line in lines)
     pseudo = Counter(label for own in said for label in own)
@@ -217,7 +211,7 @@ def measure_consistency(
         shares.reshape(len(seeds), -1).mean(axis=0),
         np.bincount(counts, minlength=depth + 1),
         np.bincount(counts[is_right], minlength=depth + 1),
-        by_rank=[float(np.mean(found)) for found in at_rank if found],
+        by_rank=[float(np.mean(own)) for own in at_rank],
         majority=max(truth.values()) / len(lines),
         chance=sum(truth[x] * pseudo[x] for x in labels) / (len(lines) * pseudo.total()),
         pseudo_labels={label: pseudo[label] / pseudo.total() for label in labels},

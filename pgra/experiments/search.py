@@ -36,19 +36,6 @@ logger = logging.getLogger(__name__)
 SEARCH_FILE = "search.json"
 
 
-@dataclass(frozen=True, order=True)
-class Point:
-    """One combination that is tried.
-
-    Attributes:
-        learning_rate: Peak learning rate.
-        batch_size: Examples a step.
-    """
-
-    learning_rate: float
-    batch_size: int
-
-
 @dataclass(frozen=True)
 class SearchResult:
     """A finished search.
@@ -91,21 +78,21 @@ def _search(
     args: RunArguments, series: SeriesArguments, seeds: Sequence[int], root: Path, context: Context
 ) -> SearchResult:
 
-    def arguments(point: Point, seed: int = seeds[0]) -> RunArguments:
-        name = f"lr{point.learning_rate:g}-batch{point.batch_size}-seed{seed}"
-        batch = {"per_device_train_batch_size": args["training"].share_of(point.batch_size)}
-        return variant(args, root / name, learning_rate=point.learning_rate, **batch, seed=seed)
+    def arguments(rate: float, size: int, seed: int = seeds[0]) -> RunArguments:
+        name = f"lr{rate:g}-batch{size}-seed{seed}"
+        batch = {"per_device_train_batch_size": args["training"].share_of(size)}
+        return variant(args, root / name, learning_rate=rate, **batch, seed=seed)
 
     rates = series.search_learning_rates or PAPER_LEARNING_RATES
     sizes = series.search_batch_sizes or PAPER_BATCH_SIZES
-    points = sorted(Point(*pair) for pair in product(rates, sizes))
-    known = [arguments(point) for point in points]
+    points = sorted(product(rates, sizes))
+    known = [arguments(*point) for point in points]
     prepared = Prepared(known[0], context, known)
-    tried = [_attempt(prepared, own, point) for own, point in zip(known, points, strict=True)]
+    tried = [_attempt(prepared, own, *point) for own, point in zip(known, points, strict=True)]
     winner = max(tried, key=lambda one: float(one["dev_value"]))  # the first of equals
-    best = Point(winner["learning_rate"], winner["total_train_batch_size"])
-    runs = {seed: arguments(best, seed) for seed in seeds}
-    outcomes = {seed: prepared.run(own) for seed, own in runs.items()}  # the first look at test
+    best = winner["learning_rate"], winner["total_train_batch_size"]
+    # The first look at the test set.
+    outcomes = {seed: prepared.run(arguments(*best, seed)) for seed in seeds}
     outcome = outcomes[seeds[0]]
     names = ("metric", "value", "interval_95", "n")
     record = {
@@ -138,7 +125,7 @@ def _check_search(args: RunArguments, series: SeriesArguments) -> None:
         )
 
 
-def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> dict[str, Any]:
+def _attempt(prepared: Prepared, args: RunArguments, rate: float, size: int) -> dict[str, Any]:
     """Train with a point; return the point, and the best measurement on the dev set."""
     outcome = prepared.run(args, is_measured=False)
     metric, value = outcome.training["metric"], float(outcome.training["value"])
@@ -149,8 +136,8 @@ def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> dict[str, 
     prepared.context.barrier()
     logger.info("search: %s gives dev %s %.4f", outcome.folder.name, metric, value)
     return {
-        "learning_rate": point.learning_rate,
-        "total_train_batch_size": point.batch_size,
+        "learning_rate": rate,
+        "total_train_batch_size": size,
         "dev_value": value,
         "step": int(outcome.training["step"]),
         "folder": outcome.folder.name,

@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -143,7 +142,10 @@ class Kate(Method):
             context=self.context,
             keeps=self.data.is_split,
         )
-        self.similarity = self._open_similarity(root)
+        self.similarity: Similarity | None = None
+        if self.selection.compares:
+            device = self.context.device
+            self.similarity = open_similarity(self.selection, self.data.train, root, device=device)
         self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
             self.selection, self.pool, self.similarity
         )
@@ -201,12 +203,6 @@ class Kate(Method):
                 f"'{self.selection.exemplars}' with --num_exemplars {count} are none: use "
                 "--exemplars knn"
             )
-
-    def _open_similarity(self, root: Path) -> Similarity | None:
-        """Open what compares queries with the pool; None where nothing is compared."""
-        if not self.selection.compares:
-            return None
-        return open_similarity(self.selection, self.data.train, root, device=self.context.device)
 
     def _open_lm(self) -> LanguageModel:
         """Open the LM, or take the one of the run before if it is the same.

@@ -109,13 +109,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")
 
 
 def is_on_hub(name: str | Path) -> bool:
-    """Return whether a name stands for a repository of the hub: OWNER/NAME, and nothing here.
-
-    Raises:
-        ConfigError: If it is no name.
-    """
-    if not isinstance(name, str | Path):
-        raise ConfigError(f"{name!r:.80} is no name: give a folder, or a hub id")
+    """Return whether a name stands for a repository of the hub: OWNER/NAME, and nothing here."""
     path = at_home(name)
     here = path.exists() or path.parent.is_dir()
     return not here and _HUB_ID.fullmatch(str(name)) is not None
