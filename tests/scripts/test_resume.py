@@ -1,7 +1,5 @@
 """train.py stopped and given again, and checkpoints that are not its own."""
 
-import shutil
-
 import pytest
 from conftest import write_jsonl
 from scripted import contents, review_rows
@@ -31,18 +29,6 @@ def test_out_of_time_is_124_and_the_same_command_goes_on(made):
     assert not list(made.run("late").glob("checkpoint-*"))  # by default a finished run has none
     for name in ("losses.jsonl", "reader/model.safetensors"):
         assert (made.run("late") / name).read_bytes() == (made.run("one") / name).read_bytes()
-
-
-def test_stopped_before_it_was_measured_it_is_only_measured(made):
-    copy = shutil.copytree(made.run("one"), made.run("copy"))
-    for name in ("metrics.json", "predictions.jsonl"):
-        (copy / name).unlink()
-    for checkpoint in copy.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
-    before = (copy / "reader" / "model.safetensors").stat().st_mtime_ns
-    assert made.train("copy", **PLAIN, max_steps=4).code == 0
-    assert made.predictions("copy") == made.predictions("one")
-    assert (copy / "reader" / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_a_label_that_no_training_example_shows(made):

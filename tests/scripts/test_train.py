@@ -2,7 +2,7 @@ import json
 
 import pytest
 from conftest import SENTENCES, write_jsonl
-from scripted import call, contents, finish, read_json, review_rows
+from scripted import call, contents, finish, review_rows
 
 from pgra.artifacts import lock_folder
 from pgra.cli import main as pgra
@@ -43,12 +43,6 @@ def test_a_model_card_lost_by_a_kill_is_written_again_by_the_same_command(bench,
     (path.parent / ".README.md.4194305.01234567.partial.md").write_text("half")
     assert "(reused)" in bench.make("first").out
     assert contents(bench.root) == before
-
-
-def test_no_evidence_opens_no_corpus(bench):
-    bench.make("t5", num_evidence=0, corpus="nowhere.txt", encoder="none", lm="none")
-    assert all(line["evidence"] == [] for line in bench.predictions("t5"))
-    assert read_json(bench.run("t5") / "run.json")["method"] == "plain"
 
 
 @pytest.mark.parametrize("kind", ["t5-v1.1", "mt5", "byt5"])

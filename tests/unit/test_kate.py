@@ -11,7 +11,6 @@ import pytest
 from conftest import review_rows, write_jsonl
 from loopback import LoopbackEndpoint, Written
 from method_runs import having, kate_run, lines_of, run_of
-from tiny_models import build_half_lm
 
 from pgra.core import ALONE
 from pgra.data.examples import DataArguments
@@ -245,11 +244,3 @@ def test_an_endpoint_that_gives_no_chances_is_refused(words, monkeypatch):
             run(having(asked, decide_by="score"))
     with pytest.raises(ConfigError, match="decide_by first_token is for an endpoint, and --lm"):
         run(having(words, decide_by="first_token"))
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_an_lm_whose_numbers_float16_does_not_hold_is_refused(words, tmp_path):
-    half = having(words, lm=str(build_half_lm(tmp_path / "lm")))
-    with pytest.raises(ModelError, match="in torch.float16 even for plain English: use --lm_dtype"):
-        run(half)
-    assert run(having(half, lm_dtype="bfloat16")).metrics["n"]

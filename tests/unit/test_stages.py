@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 from method_runs import run_of
-from tiny_models import build_half_lm
-from transformers import AutoTokenizer
 
 from pgra.artifacts import write_json
 from pgra.core import ALONE, MISSING_ROW, Context, Worker
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods import pgra as methods
 from pgra.methods.arguments import RuntimeArguments
@@ -174,45 +172,6 @@ def test_a_run_is_known_by_what_decides_it(tmp_path):
         check_same_run(tmp_path, {"seed": 2}, is_whole=False)
     with pytest.raises(ArtifactError, match='with evidence/test "ab", this run asks for null'):
         check_same_run(tmp_path, {"seed": 1})
-
-
-# Half precision that does not hold a state.
-
-RARE = "The temple stands on a hill and can be seen from the town."
-
-
-@pytest.fixture
-def half_args(args, lm_dirs, tmp_path):
-    """An OPT of float16 weights; with `too_large`, one passage's states pass float16's range."""
-
-    def half_args(where="artifacts", *, too_large=True, **changes):
-        folder = tmp_path / f"lm-{too_large}"
-        if not folder.exists():
-            tokenizer = AutoTokenizer.from_pretrained(lm_dirs["opt"])
-            others = [text for text in SENTENCES if text != RARE]
-            reviews = Path(args.data.train_file).read_text()
-            common = {t for text in [*others, reviews] for t in tokenizer(text)["input_ids"]}
-            rare = next(t for t in tokenizer(RARE)["input_ids"] if t not in common)
-            build_half_lm(folder, too_large=[rare] if too_large else [])
-        runtime = replace(args.runtime, artifacts_dir=str(tmp_path / where))
-        changes = {"lm": str(folder), "bank_shard_rows": 8, **changes}
-        args_there = with_rerank(replace(args, runtime=runtime), **changes)
-        return with_retriever(args_there, num_candidates=12)
-
-    return half_args
-
-
-def dtype_of(stages):
-    return str(stages.fingerprints["reranker"]).partition("'dtype': '")[2].partition("'")[0]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_state_that_float16_does_not_hold_is_an_error_that_names_bfloat16(half_args):
-    assert dtype_of(found_for(half_args("small", too_large=False))) == "float16"
-    with pytest.raises(ModelError, match=r"no finite state in torch.float16 .*: use --lm_dtype b"):
-        found_for(half_args())
-    assert dtype_of(found_for(half_args(lm_dtype="bfloat16"))) == "bfloat16"  # in the same folder
 
 
 # Models that change.
