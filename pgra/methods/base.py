@@ -20,7 +20,7 @@ from pgra.core import Context, Example, Json, Prediction
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import GenerationTask, Task
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import (
     OPTIONS,
     READERS,
@@ -356,6 +356,7 @@ def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: st
     def classes(chosen: Mapping[str, Any]) -> list[type]:
         sections = find_sections(chosen)
         names.extend(sections)
+        _refuse_strangers(given.values, sections, chosen)
         if "training" in sections and given.values.get("device") == "cpu":
             given.values["use_cpu"] = True  # type: ignore[index]
         return list(sections.values())
@@ -371,6 +372,18 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain_value(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def _refuse_strangers(
+    given: Mapping[str, Any], sections: Mapping[str, type], chosen: Mapping[str, Any]
+) -> None:
+    """Refuse what the method does not have: of a layer it would be passed over in silence."""
+    known = {f.name for cls in sections.values() for f in fields(whole(cls)) if f.init}
+    for name in given:
+        if name not in known:
+            message = unknown_name("argument", name, known).partition(" Known:")[0]
+            method = chosen.get("method", RuntimeArguments.method)
+            raise ConfigError(f"{message} (pgra train --method {method} --help lists them)")
 
 
 def fill_folder(args: RunArguments) -> RunArguments:
