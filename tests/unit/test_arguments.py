@@ -103,7 +103,7 @@ def argument_classes():
 def some(kind):
     """Return some value of a type hint."""
     if "list" in str(kind):
-        return ["some"]
+        return [1.5 if "float" in str(kind) else 1 if "int" in str(kind) else "some"]
     return "some" if str in (kind, *get_args(kind)) else 1 if "int" in str(kind) else True
 
 
