@@ -13,12 +13,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "pgra: code lines": 25_702,
-    "pgra: files": 139,
-    "pgra: docstring lines": 9_963,
-    "tests: code lines": 18_053,
+    "pgra: code lines": 24_712,
+    "pgra: files": 138,
+    "pgra: docstring lines": 9_693,
+    "tests: code lines": 17_584,
     "benchmarks: code lines": 1_799,
-    "docs: words": 38_236,
+    "docs: words": 37_649,
 }
 _SPACE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
