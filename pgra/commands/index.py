@@ -373,8 +373,8 @@ def _find(
 
 
 def describe_index(built: "BuiltIndex") -> str:
-    """Describe an index: what of it was found done, how it is searched, how well and how fast."""
-    counts, reused = built.manifest.counts, ""
+    """Describe an index: what of it was found done, and how it is searched."""
+    counts = built.manifest.counts
     size = f"{counts['dim']} dimensions" if "dim" in counts else f"{counts['words']} words"
     lines = [f"{counts['rows']:,} passages, {counts['bytes']:,} bytes, {size}"]
     if built.num_reused == counts["rows"]:
@@ -383,23 +383,10 @@ def describe_index(built: "BuiltIndex") -> str:
         reused = f"; {built.num_reused:,} passages reused" if built.num_reused else ""
         lines.append(f"{counts['texts_per_second']} texts/s{reused}")
     if counts.get("is_exact"):
-        has_file = any(name.endswith(".faiss") for name in built.manifest.files)
-        where = "" if has_file else ", shard by shard from the disk"
-        lines.append(f"exact search of the float16 vectors{where}")
+        lines.append("exact search of the float16 vectors")
     elif "is_exact" in counts:
-        lines.append(f"index {built.manifest.fingerprint['factory']}")
-        if "trained_on" in counts:
-            took = f" in {counts['training_seconds']:,} s"
-            lines.append(f"trained on {counts['trained_on']:,} passages{took}")
-        setting = [f"{name} {value}" for name, value in counts["search"].items()]
-        if "rescore_factor" in counts:
-            before = _shares(counts["recall_without_rescoring"])
-            setting.append(
-                f"hits x {counts['rescore_factor']} scored again exactly (without: {before})"
-            )
-        of = f" of {counts['recall_of']}" if "recall_of" in counts else ""
-        with_it = f" with {', '.join(setting)}" if setting else ""
-        lines.append(f"recall {_shares(counts['recall'])}{of}{with_it}")
+        shares = ", ".join(f"@{depth} {share}" for depth, share in counts["recall"].items())
+        lines.append(f"index {built.manifest.fingerprint['factory']}, recall {shares}")
     for name, what in {
         "trained_rows": "trained on a sample of its first {:,} rows, no more",
         "cut": "{:,} passages were cut at max_encoder_tokens",
@@ -407,10 +394,6 @@ def describe_index(built: "BuiltIndex") -> str:
         if counts.get(name):
             lines.append(what.format(counts[name]))
     return "\n  ".join([f"index: {built.folder}", *lines])
-
-
-def _shares(recall: Mapping[str, float]) -> str:
-    return ", ".join(f"@{depth} {share}" for depth, share in recall.items())
 
 
 def describe_hits(texts: Sequence[str], candidates: "Candidates", corpus: "Corpus") -> str:

@@ -74,19 +74,6 @@ def test_the_table_names_each_and_each_says_how_it_is_run():
         assert (ROOT / guide).is_file()
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_valid_and_holds_no_output(notebook):
-    told = json.loads(notebook.read_text())
-    assert (told["nbformat"], told["nbformat_minor"]) == (4, 5)
-    ids = [cell["id"] for cell in told["cells"]]
-    assert len({*ids}) == len(ids)
-    for cell in told["cells"]:
-        is_code = cell["cell_type"] == "code"
-        expected = {"cell_type", "id", "metadata", "source"}
-        assert {*cell} == expected | ({"execution_count", "outputs"} if is_code else set())
-        assert (cell.get("outputs", []), cell.get("execution_count")) == ([], None)
-
-
 @pytest.mark.slow
 def test_rerank_puts_the_likest_review_first(two_threads, example):
     hits = example("rerank")

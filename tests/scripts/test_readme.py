@@ -23,11 +23,6 @@ def blocks(language):
     return [text for name, text in found if name == language]
 
 
-def test_it_is_short_and_whole():
-    assert len(README.splitlines()) <= 150
-    assert "@@" not in README
-
-
 def anchor(heading):
     """Give a heading's anchor as code hosts make it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
