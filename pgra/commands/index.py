@@ -284,8 +284,9 @@ def _info(*found_by: Any) -> int:
 
     for folder in _find(*found_by):
         manifest = load_manifest(folder)
-        counts = dict(manifest.counts)
-        recipe = counts.pop("recipe", None)
+        recipe = manifest.counts.get("recipe")
+        told = ("recipe", "texts_per_second", "training_seconds")  # below, or of its making
+        counts = {name: value for name, value in manifest.counts.items() if name not in told}
         size = sum(int(record["bytes"]) for record in manifest.files.values())
         lines: dict[str, object] = {"kind": manifest.stage}
         if recipe is not None:
