@@ -95,7 +95,7 @@ class Way:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table for both kinds of prompts."""
     args = parse(argv)
-    completer = CausalLM.from_name(args.lm, dtype=args.dtype, device=args.device, with_head=True)
+    completer = CausalLM(args.lm, dtype=args.dtype, device=args.device, with_head=True)
     data = read_data(args)
     peak_rate = matrix_rate(completer.device, completer.dtype)
     figures = {"matrix_tflops": peak_rate / 1e12}

@@ -85,7 +85,7 @@ def compare_encoders(args: argparse.Namespace, folder: Path) -> Figures:
 
     corpus = open_corpus(CorpusArguments(corpus=args.corpus, max_passages=args.num_texts), folder)
     texts = corpus.texts(range(len(corpus)))
-    ours = Encoder.from_name(args.encoder, max_encoder_tokens=128, device=args.device)
+    ours = Encoder(args.encoder, max_encoder_tokens=128, device=args.device)
     made = {name: str(ours.fingerprint[name]) for name in ("pooling", "dtype")}
     body = Transformer(find_model(args.encoder).path, max_seq_length=128)
     head = Pooling(body.get_embedding_dimension(), pooling_mode=made["pooling"])

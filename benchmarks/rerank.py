@@ -9,7 +9,6 @@ tokens are those of bundled:smollm2-135m).
 
     released  each candidate once: whole prompts, batches of 4 in the order found, right padding
     expanded  the prefix run once, a copy of its keys and values behind each text
-    packed    the prefix run once, rows of many texts behind a copy each, one masked call
     cascade   attention in two parts, the prefix's keys and values stand once: pgra's own way
     floor     the whole suffix (template and text) with no prefix at all, by stock calls
 """
@@ -209,7 +208,7 @@ def make_ways(
     """Give all ways of reading."""
     own, head = len(encoder.shared_ids), prefix_tokens(lm, reading.prompt)
     ways = {"released": Way(reading.texts, partial(read_whole, encoder))}
-    for title in ("expanded", "packed", "cascade"):
+    for title in ("expanded", "cascade"):
         way = encoder if title == encoder.sharing else replace(encoder, sharing=title)
         way.encode(reading.texts[:8])  # the prefix, the self-check and the first kernels
         ways[title] = Way(reading.texts, partial(read_shared, way, shard), own)

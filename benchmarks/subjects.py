@@ -119,7 +119,7 @@ def open_encoder(
     """Open an encoder, by name or at random in a shape (`random:bert-base`)."""
     options = {"encoder_dtype": dtype, "max_encoder_tokens": max_tokens, "device": device}
     if not name.startswith(RANDOM):
-        return Encoder.from_name(name, **options)
+        return Encoder(name, **options)
     shape, tokenizer = shape_of(name, BERT_SHAPES, BERT_TOKENIZER)
     layers, width, heads = BERT_SHAPES[shape]
     config = transformers.BertConfig(
@@ -137,7 +137,7 @@ def open_lm(
 ) -> CausalLM:
     """Open an LM by name, or lay out a random one (`random:opt-13b`); it may end with a layer."""
     if not name.startswith(RANDOM):
-        return CausalLM.from_name(name, dtype=dtype, device=device, layer=layer)
+        return CausalLM(name, dtype=dtype, device=device, layer=layer)
     shape, tokenizer = shape_of(name, OPT_SHAPES, TOKENIZER)
     layers, width, heads = OPT_SHAPES[shape]
     config = transformers.OPTConfig(

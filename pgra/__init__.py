@@ -22,8 +22,8 @@ __all__ = sorted(_HOME_OF)
 
 # What libraries say when they are imported is left unsaid. Transformers imports torchao wherever it
 # is installed, whatever is asked for: it says what it lacks on a CPU and makes torch say what it
-# deprecates. bitsandbytes speaks once it loads.
-for _name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
+# deprecates.
+for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 

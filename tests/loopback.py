@@ -300,7 +300,6 @@ class LoopbackEndpoint(Loopback):
         dies_after: Answers, after which every connection is dropped.
         bodies: What was asked, in order, the failed ones too.
         headers: Of the requests.
-        most_at_once: Requests that were under way at a time.
         num_answered: Requests that were answered well.
         endpoints: What it offers, of "completions" and "chat".
         echoes: Whether prompts are echoed with their chances.
@@ -317,7 +316,7 @@ class LoopbackEndpoint(Loopback):
         self.dies_after: int | None = None
         self.bodies: list[dict[str, object]] = []
         self.headers: list[dict[str, str]] = []
-        self.most_at_once = self.num_answered = self.at_once = 0
+        self.num_answered = 0
         self.endpoints, self.echoes, self.num_top = ["completions", "chat"], True, 20
         self.unsupported: set[str] = set()
         self.lock, self.over = threading.Lock(), threading.Event()
@@ -330,8 +329,6 @@ class LoopbackEndpoint(Loopback):
         with self.lock:
             self.bodies.append(body)
             self.headers.append({name.lower(): value for name, value in headers.items()})
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
             if self.dies_after is not None and self.num_answered >= self.dies_after:
                 return Fault()
             if self.faults:
@@ -403,9 +400,6 @@ class EndpointHandler(Handler):
                 self.send(fault.status, body, headers)
         except OSError:  # the client is gone: it was killed, or had waited long enough
             self.close_connection = True
-        finally:
-            with self.owner.lock:
-                self.owner.at_once -= 1
 
 
 LoopbackEndpoint.handler = EndpointHandler

@@ -29,7 +29,7 @@ from pgra.artifacts import (
 )
 from pgra.core import MISSING_ROW, Context, Hit, check_device
 from pgra.data.corpus import Corpus, CorpusArguments, load_corpus, open_corpus, write_passages
-from pgra.encoders.encoder import Encoder, load_encoder
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError
 from pgra.retrieval.base import (
     BuiltIndex,
@@ -194,7 +194,7 @@ class Index:
             recipe = _moved(recipe, root.resolve())
         if encoder is None or isinstance(encoder, str | Path):
             name = str(encoder or recipe.retriever.encoder)
-            encoder = load_encoder(replace(recipe.retriever, encoder=name), device)
+            encoder = Encoder(replace(recipe.retriever, encoder=name), device=device)
         return cls(at, recipe, _open_encoder(encoder, device))
 
     @overload

@@ -7,9 +7,9 @@ part that is not known here is refused by name: without it the vectors would be 
 """
 
 import logging
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,8 +28,8 @@ from pgra.encoders import POOLINGS, PassageEncoderArguments
 from pgra.errors import ConfigError, ModelError, device_failures, show
 from pgra.lm import load
 from pgra.lm.base import Advance
-from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
-from pgra.lm.kernels import added_mask, packed_for, takes_unasked
+from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
+from pgra.lm.kernels import packed_for
 from pgra.lm.load import ModelSource
 from pgra.progress import Bar
 
@@ -44,7 +44,6 @@ _TOKENS = 32  # of a text, about
 _GPU_TIMES = 32
 """Tokens of a batch on a GPU, times those on a CPU. 8,192 Wikipedia sentences are then 9 batches,
 12 % of them padding; at 16 times they are 17, 7 % padding, and launching them takes longer."""
-_STRIDE = 31  # from one token id to the next, where texts are made up
 _MOST_HALF = 65504  # that float16 holds
 _NO_LENGTH = 1 << 31  # what tokenizers say that know of none is larger still
 _MODULES = "modules.json"
@@ -53,16 +52,8 @@ _LIMITS = tuple(  # of a transformer; the first is today's, and all are still re
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _LIMIT_DEFAULTS = {
-    "config_args": None,
-    "config_kwargs": None,
-    "document_length": None,
-    "method": "forward",
     "method_output_name": "last_hidden_state",
-    "module_output_name": "token_embeddings",
-    "processing_kwargs": None,
     "query_expansion": None,
-    "query_length": None,
-    "tokenizer_name_or_path": None,
     "transformer_task": "feature-extraction",
 }
 _MODES = {
@@ -72,7 +63,7 @@ _MODES = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
 }
-_KNOWN = ("Dense", "Dropout", "Normalize", "Pooling", "Transformer")
+_FIRST, _BEHIND = ["Transformer", "Pooling"], {"Dense", "Dropout", "Normalize"}
 _ACTIVATIONS = ("GELU", "Identity", "ReLU", "Sigmoid", "Tanh")
 _LAYER_DEFAULTS = {
     "module_input_name": "sentence_embedding",
@@ -145,15 +136,10 @@ def choose_pooling(
     if asked != "auto":
         bare, own = (name.removesuffix("_before_pooler") for name in (asked, own))  # one vector
         return asked, bare == own
-    if modes is not None and own not in _MODES.values():
+    if modes is not None and (own not in _MODES.values() or not modes.get("include_prompt", True)):
         raise ModelError(
-            f"'{source.name}' asks for pooling '{own}', which there is not: "
-            f"give --pooling, one of {', '.join(POOLINGS[1:])}"
-        )
-    if modes is not None and not modes.get("include_prompt", True):
-        raise ModelError(
-            f"'{source.name}' leaves its prompt out of the pooling (include_prompt), which is not "
-            "done here: choose another encoder, or a --pooling to take it in"
+            f"'{source.name}' has a pooling that is not done here ({show(dict(modes))}): give "
+            f"--pooling, one of {', '.join(POOLINGS[1:])}"
         )
     return own, True
 
@@ -285,27 +271,15 @@ def choose_max_tokens(source: ModelSource, asked: int | None) -> int:
 
 def _read_layers(source: ModelSource, parts: Sequence[load.Part]) -> tuple[DenseLayer | None, ...]:
     """Read what comes behind the pooling; refuse what is not known, or stands elsewhere."""
-    kinds = [part.kind.rpartition(".")[2] for part in parts]
-    for part, kind in zip(parts, kinds, strict=True):
-        if not part.kind.startswith("sentence_transformers."):
-            raise ModelError(
-                f"'{source.name}' needs code of its own ({show(part.kind)} in {_MODULES}), which "
-                "is never run: choose another encoder"
-            )
-        if kind not in _KNOWN:
-            raise ModelError(
-                f"'{source.name}' has a part {show(kind)} (in {_MODULES}), and only "
-                f"{', '.join(_KNOWN)} are known here: choose another encoder"
-            )
-    if "Pooling" not in kinds:
+    names = [part.kind for part in parts]
+    kinds = [name.rpartition(".")[2] for name in names]
+    is_own = all(name.startswith("sentence_transformers.") for name in names)
+    if not is_own or kinds[:2] != _FIRST or {*kinds[2:]} - _BEHIND:
+        found = show(", ".join(kinds if is_own else names))
         raise ModelError(
-            f"'{source.name}' has no Pooling (in {_MODULES}), so it gives no single vector of a "
-            "text: choose another encoder"
-        )
-    if kinds[:2] != ["Transformer", "Pooling"] or {*kinds[2:]} & {*kinds[:2]}:
-        raise ModelError(
-            f"'{source.name}' has the parts {', '.join(kinds)} (in {_MODULES}), and here a "
-            "Transformer comes first, a Pooling second and neither again: choose another encoder"
+            f"'{source.name}' has the parts {found} (in {_MODULES}), and only a Transformer, a "
+            "Pooling and then Dense, Dropout, Normalize of that library are read: choose another "
+            "encoder"
         )
     if source.revision is not None and parts[0].path:
         raise ModelError(
@@ -330,18 +304,13 @@ def _read_layers(source: ModelSource, parts: Sequence[load.Part]) -> tuple[Dense
 
 def _read_dense(source: ModelSource, folder: str, config: Mapping[str, Any]) -> DenseLayer:
     weights = load.find_model_file(source, f"{folder}/model.safetensors")
-    if not config or weights is None:
-        raise ModelError(
-            f"'{source.name}' has a Dense part without {folder}/config.json or model.safetensors, "
-            "the only weights that are loaded: save it again with sentence-transformers"
-        )
     activation = str(config.get("activation_function", "torch.nn.Tanh"))
     if activation.startswith("torch."):  # another's is code of its own
         activation = activation.rpartition(".")[2]
-    if activation not in _ACTIVATIONS:
+    if not config or weights is None or activation not in _ACTIVATIONS:
         raise ModelError(
-            f"{folder} of '{source.name}' has activation {show(activation)}, and only "
-            f"{', '.join(_ACTIVATIONS)} are known here: choose another encoder"
+            f"{folder} of '{source.name}' needs a config.json, a model.safetensors and one of the "
+            f"activations {', '.join(_ACTIVATIONS)} (it has {show(activation)})"
         )
     try:
         tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
@@ -383,29 +352,26 @@ class EncoderParts:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenChunk:
-    """Texts as tokens, the longest first, cut into batches and padded.
+    """Texts as tokens, cut into batches.
 
     Attributes:
         texts: n texts, as they were tokenised.
         first: What the first of them is called in messages.
-        order: Which text stands at each place, (n,) int64.
-        lengths: Tokens of the text at each place, (n,) int32.
-        batches: The place at which each batch begins.
-        ids: The padded rows of all batches, one after the other, int32.
-        starts: Where the row at each place begins among these.
-        widths: How long it is there.
+        ids: Tokens of each.
+        batches: Rows of each batch, the longest texts first.
         num_cut: Texts of which only the beginning was read.
     """
 
     texts: Sequence[str]
     first: int
-    order: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int32]
-    batches: Sequence[int]
-    ids: npt.NDArray[np.int32]
-    starts: Sequence[int]
-    widths: Sequence[int]
+    ids: Sequence[Sequence[int]]
+    batches: Sequence[Sequence[int]]
     num_cut: int
+
+    @property
+    def order(self) -> npt.NDArray[np.int64]:
+        """Which text stands at each place of all batches, (n,) int64."""
+        return np.concatenate([np.asarray(rows, np.int64) for rows in self.batches])
 
 
 class Encoder:
@@ -437,8 +403,11 @@ class Encoder:
         """Load an encoder.
 
         Args:
-            encoder: Hub id, folder or bundled:NAME; or a loaded model, of transformers or a
-                `SentenceTransformer`, which is read as if from the folder that it is saved to.
+            encoder: Hub id, folder or bundled:NAME; or arguments that name one; or a loaded model,
+                of transformers or a `SentenceTransformer`, which is read as if from the folder that
+                it is saved to. One with sentence-transformers' files has its own pooling, layers,
+                lengths and prompts, but for what the options say; under a pooling that is not its
+                own it has no layers.
             tokenizer: That of a loaded model of transformers.
             device: Where it runs; with "auto" a loaded model's copy runs where that does.
             **options: Fields of `PassageEncoderArguments`, such as `pooling="cls"`.
@@ -452,6 +421,8 @@ class Encoder:
         check_device(device, is_used=False)
         if isinstance(encoder, EncoderParts):
             parts = encoder
+        elif isinstance(encoder, PassageEncoderArguments):
+            parts = _read_parts(encoder, device)
         else:
             kept: int | None = None
             if not isinstance(encoder, str | Path):
@@ -471,17 +442,7 @@ class Encoder:
         advice = f"{self.device}: lower max_encoder_tokens, or choose a smaller encoder"
         times = 1 if self.device.type == "cpu" else _GPU_TIMES
         self._back_off = BackOff(times * self.batch_tokens, advice)
-        self._takes_added_mask: bool | None = None  # found out with the first batch
         self._max_tokens = int(str(self.fingerprint["max_tokens"]))
-
-    @classmethod
-    def from_name(cls, name: str | Path, *, device: str = "auto", **options: Any) -> "Encoder":
-        """Load an encoder: hub id, folder or bundled:NAME; options are `PassageEncoderArguments`.
-
-        Raises:
-            PgraError: As the class.
-        """
-        return cls(name, device=device, **options)
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
@@ -553,9 +514,13 @@ class Encoder:
         chunks = []
         for start in range(0, len(texts), _CHUNK):
             told = self.prepared(texts[start : start + _CHUNK], is_query=is_query)
-            ids, lengths, num_cut = self._read_tokens(told)
+            ids, num_cut = self._read_tokens(told)
             self.num_cut += num_cut
-            chunks.append(self._lay_out(told, first + start, ids, lengths, num_cut))
+            batches = token_budget_batches([len(line) for line in ids], self._back_off.budget)
+            chunk = TokenChunk(
+                texts=told, first=first + start, ids=ids, batches=batches, num_cut=num_cut
+            )
+            chunks.append(chunk)
         return chunks
 
     def begin(
@@ -563,8 +528,7 @@ class Encoder:
     ) -> Callable[[], npt.NDArray[Any]]:
         """Encode tokenised texts; a GPU may still be at it when this returns.
 
-        Nothing here waits for a GPU: a chunk is one copy there and two back, and batches are slices
-        of it.
+        Vectors stay on a GPU until all of a chunk are there.
 
         Args:
             chunks: Of n texts.
@@ -578,7 +542,7 @@ class Encoder:
         Raises:
             ModelError: As `encode`.
         """
-        num_texts = sum(len(chunk.order) for chunk in chunks)
+        num_texts = sum(len(chunk.texts) for chunk in chunks)
         with (
             device_failures("the encoder"),
             packed_for(self.model, _TOKENS * num_texts),
@@ -592,7 +556,7 @@ class Encoder:
                 with device_failures("the encoder"):
                     _check_peaks(peaks().numpy(), chunk, in_half=in_half)
                     whole[done + chunk.order] = vectors().numpy()
-                done += len(chunk.order)
+                done += len(chunk.texts)
             return whole
 
         return finish
@@ -602,34 +566,28 @@ class Encoder:
         self, chunk: TokenChunk, *, in_half: bool, advance: Advance
     ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
         """Encode a chunk; return what waits for its vectors, longest text first, and its peaks."""
-        n = len(chunk.order)
-        sent = send(torch.from_numpy(np.concatenate([chunk.lengths, chunk.ids])), self.device)
+        n, done = len(chunk.texts), 0
         dtype = torch.float16 if in_half else torch.float32
         vectors = torch.empty((n, self.width), dtype=dtype, device=self.device)
         peaks = torch.empty(n, device=self.device)
 
-        def size(places: Sequence[int]) -> int:
-            return len(places) * int(chunk.lengths[places[0]])
+        def size(rows: Sequence[int]) -> int:
+            return len(rows) * len(chunk.ids[rows[0]])
 
-        def run(places: Sequence[int]) -> Tensor:
-            start, stop, first = places[0], places[0] + len(places), n + chunk.starts[places[0]]
-            width = chunk.widths[start]  # of the batch; a part of it may be shorter
-            ids = sent[first : first + len(places) * width].view(len(places), width)
-            own = max(1, int(chunk.lengths[start]))
-            mask = torch.arange(own, device=self.device) < sent[start:stop, None]
-            return self._forward(ids[:, :own].long(), mask)
+        def run(rows: Sequence[int]) -> Tensor:
+            ids, mask = pad([chunk.ids[row] for row in rows], self.tokenizer.pad_token_id)
+            return self._forward(send(ids, self.device), send(mask, self.device))
 
-        for start, stop in zip(chunk.batches, [*chunk.batches[1:], n], strict=True):
-            found = torch.cat(self._back_off.run(range(start, stop), size, run))  # (B, D)
-            vectors[start:stop] = found
-            peaks[start:stop] = found.abs().amax(dim=1)
-            advance(stop - start)
+        for rows in chunk.batches:
+            found = torch.cat(self._back_off.run(rows, size, run))  # (B, D)
+            vectors[done : done + len(rows)] = found
+            peaks[done : done + len(rows)] = found.abs().amax(dim=1)
+            done += len(rows)
+            advance(len(rows))
         return begin_fetch(vectors), begin_fetch(peaks)
 
-    def _read_tokens(
-        self, texts: Sequence[str]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], int]:
-        """Return the token ids of all texts, how many each has, and how many texts were cut."""
+    def _read_tokens(self, texts: Sequence[str]) -> tuple[list[Sequence[int]], int]:
+        """Return the token ids of all texts, and how many texts were cut."""
 
         def by_transformers(texts: Sequence[str]) -> Any:
             return self.tokenizer(
@@ -655,69 +613,15 @@ class Encoder:
             num_cut = sum(bool(line.overflowing) for line in encodings)
         else:  # a slow tokenizer does not tell, so texts that just fit are counted too
             num_cut = sum(len(line) >= self._max_tokens for line in lines)
-        lengths = np.fromiter(map(len, lines), np.int32, len(lines))
-        return np.fromiter(chain.from_iterable(lines), np.int32, lengths.sum()), lengths, num_cut
-
-    def _lay_out(
-        self,
-        texts: Sequence[str],
-        first: int,
-        ids: npt.NDArray[np.int32],
-        lengths: npt.NDArray[np.int32],
-        num_cut: int,
-    ) -> TokenChunk:
-        batches = token_budget_batches(lengths.tolist(), self._back_off.budget)
-        begins = np.cumsum(lengths) - lengths  # of each text among the ids
-        blocks = []
-        for rows in batches:
-            column = np.arange(max(1, lengths[rows[0]]))
-            is_token = column < lengths[rows, None]
-            places = np.where(is_token, begins[rows, None] + column, 0)
-            block = ids[places] if len(ids) else np.zeros(places.shape, np.int32)
-            blocks.append(np.where(is_token, block, np.int32(self.tokenizer.pad_token_id)))
-        sizes = [len(rows) for rows in batches]
-        widths = np.repeat([block.shape[1] for block in blocks], sizes)
-        order = np.concatenate(batches)
-        return TokenChunk(
-            texts=texts,
-            first=first,
-            order=order,
-            lengths=lengths[order],
-            batches=(np.cumsum(sizes) - sizes).tolist(),
-            ids=np.concatenate([block.ravel() for block in blocks]),
-            starts=(np.cumsum(widths) - widths).tolist(),
-            widths=widths.tolist(),
-            num_cut=num_cut,
-        )
+        return [array("i", line) for line in lines], num_cut  # four bytes a token: shards wait
 
     def _forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors (B, D) of token ids (B, L), by a mask that is True on real ones."""
-        if self._takes_added_mask is None:
-            self._takes_added_mask = self.device.type != "cpu" and self._try_added_mask()
-        takes = self._takes_added_mask
-        return self._vectors(
-            ids, mask, added_mask(mask, self.model.dtype) if takes else mask.long()
-        )
-
-    def _vectors(self, ids: Tensor, mask: Tensor, given: Tensor) -> Tensor:
-        output = self.model(input_ids=ids, attention_mask=given)
+        output = self.model(input_ids=ids, attention_mask=mask.long())
         vectors = pool(output, mask, str(self.fingerprint["pooling"]))  # (B, D)
         for layer in self._layers:
             vectors = unit_length(vectors, dim=-1) if layer is None else layer.apply(vectors)
         return unit_length(vectors, dim=-1) if self.fingerprint["normalize"] else vectors
-
-    def _try_added_mask(self) -> bool:
-        """Compare on a text of all sorts of tokens, as long as any, and on half of one."""
-        longest = self._max_tokens
-        two = torch.arange(2 * longest, device=self.device).view(2, longest)
-        two = two * _STRIDE % self.model.config.vocab_size
-        seen = torch.ones(two.shape, dtype=torch.bool, device=self.device)
-        seen[1, (longest + 1) // 2 :] = False
-        return takes_unasked(
-            lambda: self._vectors(two, seen, seen.long()),
-            lambda: self._vectors(two, seen, added_mask(seen, self.model.dtype)),
-            *("the encoder", self.device),
-        )
 
 
 def _check_peaks(peaks: npt.NDArray[np.float32], chunk: TokenChunk, *, in_half: bool) -> None:
@@ -740,19 +644,6 @@ def _encoder_arguments(name: str, options: Mapping[str, Any]) -> PassageEncoderA
     for option in options:
         choose("option of an encoder", option, known)
     return PassageEncoderArguments(encoder=name, **options)
-
-
-def load_encoder(args: PassageEncoderArguments, device: str) -> Encoder:
-    """Load the encoder that arguments name.
-
-    One with sentence-transformers' files has its own pooling, layers, lengths and prompts, but for
-    what the arguments say. Under a pooling that is not its own it has no layers.
-
-    Raises:
-        ConfigError: If `max_encoder_tokens` exceeds the model's positions.
-        ModelError: If the model cannot be found, loaded, or used as an encoder.
-    """
-    return Encoder(_read_parts(args, device))
 
 
 def _read_parts(

@@ -16,7 +16,7 @@ import numpy as np
 from pgra.config import find_class
 from pgra.core import Candidates, Example, Json, Rows
 from pgra.encoders import EncoderArguments, PassageEncoderArguments
-from pgra.encoders.encoder import load_encoder
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import BM25, SIMILARITIES, SelectionArguments
 from pgra.retrieval.bm25 import BM25Retriever
@@ -204,6 +204,6 @@ def open_similarity(
     asked = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
     plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
     pool = examples if key is None else key(examples)
-    neighbors = Neighbors(lambda: encoder or load_encoder(plain, device), pool, root)
+    neighbors = Neighbors(lambda: encoder or Encoder(plain, device=device), pool, root)
     name = BM25 if args.encoder == BM25 else args.likeness
     return cast(Similarity, find_class("similarity", name, SIMILARITIES)(neighbors, key=key))

@@ -13,8 +13,8 @@ from pgra.core import Context, Json
 from pgra.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
-QUANTIZATIONS = ("4bit", "8bit", "none")
+PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none")
+QUANTIZATIONS = ("8bit", "none")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
 FAST_KERNELS = ("auto", "off")
 
@@ -50,8 +50,8 @@ class LMArguments(KernelArguments):
     )
     lm_quantization: str = arg(
         "none",
-        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
-        "needs pip install 'pgra[int8]'.",
+        "none, or 8bit weights (torchao: not for GPT-2, not in float16), which need pip install "
+        "'pgra[int8]'.",
         choices=QUANTIZATIONS,
     )
     lm_device_map: str = arg(
@@ -93,8 +93,8 @@ class StateArguments(LMArguments):
     )
     prefix_sharing: str = arg(
         "auto",
-        "How the prefix is run once: auto, cascade, packed, expanded, or none (run it with every "
-        "text). A way that is named is tried when the LM first reads; a full bank needs no way.",
+        "How the prefix is run once: auto, cascade, expanded, or none (run it with every text). "
+        "A way that is named is tried when the LM first reads; a full bank needs no way.",
         choices=PREFIX_SHARINGS,
         decides=False,
     )
@@ -259,7 +259,7 @@ def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
     if not args.is_remote:
         from pgra.lm.causal_lm import CausalLM
 
-        lm = CausalLM.open(args, context.device, with_head=True)
+        lm = CausalLM(args, device=context.device, with_head=True)
         if args.lm_window is not None and args.lm_window > lm.window:
             raise ConfigError(
                 f"lm_window is {args.lm_window}, and '{args.lm}' reads {lm.window} tokens: give "

@@ -117,30 +117,6 @@ def pad(texts: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-# Texts side by side in rows: where each stands, and which tokens see each other.
-
-
-def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Lay texts side by side into rows of about equal length.
-
-    Args:
-        lengths: Tokens of each text, longest first for tight rows.
-        row_tokens: A row takes texts until it would pass this; a longer text has its own row.
-
-    Returns:
-        For each row the places of its texts.
-    """
-    rows: list[list[int]] = []
-    room = 0
-    for i, length in enumerate(lengths):
-        if not rows or length > room:
-            rows.append([])
-            room = max(row_tokens, length)
-        rows[-1].append(i)
-        room -= length
-    return rows
-
-
 def send(values: Tensor, device: torch.device) -> Tensor:
     """Send values from the host without waiting for what the device does now."""
     if device.type == "cuda":
@@ -162,59 +138,6 @@ def begin_fetch(values: Tensor) -> Callable[[], Tensor]:
         return host
 
     return wait
-
-
-@dataclass(frozen=True)
-class RowLayout:
-    """Where each text stands in a batch of R rows of T tokens.
-
-    Attributes:
-        segments: (R, T) int64, which text a token belongs to; -1 is padding.
-        positions: (R, T) int64, a token's place in its text.
-        ends: (n,) int64, where each text's last token stands among the R*T.
-        lengths: (n,) int64, each text's tokens.
-    """
-
-    segments: Tensor
-    positions: Tensor
-    ends: Tensor
-    lengths: Tensor
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> "RowLayout":
-        """Lay out texts of these lengths in these rows, each text once."""
-        sizes = np.asarray(lengths, dtype=np.int64)
-        order = np.concatenate([np.asarray(members, dtype=np.int64) for members in rows])
-        taken = np.array([sizes[members].sum() for members in map(list, rows)])
-        is_token = np.arange(taken.max()) < taken[:, None]  # row by row, as `order` has them
-        stop = np.cumsum(sizes[order])
-        segments = np.full(is_token.shape, -1)
-        segments[is_token] = np.repeat(order, sizes[order])
-        positions = np.zeros(is_token.shape, dtype=np.int64)
-        positions[is_token] = np.arange(stop[-1]) - np.repeat(stop - sizes[order], sizes[order])
-        ends = np.empty(len(sizes), dtype=np.int64)
-        ends[order] = np.flatnonzero(is_token)[stop - 1]
-        return cls(*map(torch.from_numpy, (segments, positions, ends, sizes)))
-
-    def place(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Return token ids where they belong, (R, T) int64; padding is 0."""
-        ids = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
-        before = torch.cumsum(self.lengths, 0) - self.lengths
-        source = (before[self.segments] + self.positions).masked_fill_(self.segments < 0, len(ids))
-        return torch.from_numpy(np.append(ids, 0))[source]
-
-    def mask(self, shared: int, dtype: torch.dtype) -> Tensor:
-        """Return which tokens may look where behind a shared prefix, as a model takes it.
-
-        What is added to scores, (R, 1, T, shared + T): 0 where a token may look and the lowest
-        number elsewhere. A token sees the whole prefix, and of the row only its own text up to
-        itself.
-        """
-        same = self.segments[:, :, None] == self.segments[:, None, :]
-        own = same & torch.ones(same.shape[-2:], dtype=torch.bool).tril()
-        seen = torch.cat([torch.ones(*own.shape[:2], shared, dtype=torch.bool), own], dim=-1)
-        lowest = torch.finfo(dtype).min
-        return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, lowest)[:, None]
 
 
 # Segments packed for the reader: grouped by length, so that hardly a token is padding.

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -23,9 +22,6 @@ from pgra.core import ALONE, Context, Json
 from pgra.database import DatabaseKind, open_database
 from pgra.errors import ArtifactError
 from pgra.lm.base import Advance, Completion, LanguageModel
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,12 +25,8 @@ from pgra.lm import load
 from pgra.lm.base import Advance, Completion, LMArguments
 from pgra.lm.batching import pad, send
 from pgra.lm.kernels import (
-    LastLayer,
     Packer,
     find_layers,
-    in_blocks,
-    no_cache,
-    takes_unasked,
     tolerance,
 )
 
@@ -111,7 +107,7 @@ class CausalLM:
             load.check_loaded(lm, tokenizer, "an LM")
             self._given = lm
             self.how = LMArguments(lm=lm.name_or_path or type(lm).__name__, **named)
-        self.with_head, self._is_short = with_head, True
+        self.with_head = with_head
         self.busy = threading.RLock()
         if self._given is None:
             self.device = load.first_device(device, self.how.lm_device_map)
@@ -139,31 +135,6 @@ class CausalLM:
         limit = getattr(self.config, "max_position_embeddings", None)
         self.window = int(limit or min(tokenizer.model_max_length, _NO_LIMIT))
 
-    @classmethod
-    def from_name(
-        cls,
-        name: str | Path,
-        *,
-        device: str = "auto",
-        with_head: bool = False,
-        layer: str = "last",
-        **how: Any,
-    ) -> Self:
-        """Find by hub id, folder or `bundled:NAME`; see the class."""
-        return cls(name, device=device, with_head=with_head, layer=layer, **how)
-
-    @classmethod
-    def open(
-        cls,
-        args: LMArguments,
-        device: str = "auto",
-        *,
-        with_head: bool = False,
-        layer: str = "last",
-    ) -> Self:
-        """Find the LM that arguments name; see the class."""
-        return cls(args, device=device, with_head=with_head, layer=layer)
-
     def _choose_dtype(self) -> None:
         asked = self.how.lm_dtype
         self.dtype = load.choose_dtype(asked, self.device, self.config)
@@ -190,9 +161,7 @@ class CausalLM:
 
         A loaded model that was given stays its owner's.
         """
-        if "last_layer" in vars(self):
-            self._is_short = self.last_layer.is_short  # found by comparing: it stays so
-        for name in ("model", "whole", "head", "reader", "last_layer", "_packer", "_is_unasked"):
+        for name in ("model", "whole", "head", "reader", "_packer"):
             vars(self).pop(name, None)
         gc.collect()  # a model's parts know each other
         if self.device.type == "cuda":
@@ -256,10 +225,9 @@ class CausalLM:
         """
         model = self._load()
         if self.how.lm_device_map != "none":
-            load.check_placement(model, self.source, self.device)
+            load.warn_of_placement(model, self.source)
         if self.quantization == "8bit":
             load.check_8bit(model, self.source)
-        load.settle_4bit(model, self.source)
         # Or a GPT-2 without a mask looks for padding in each batch, and waits for a GPU's answer.
         model.base_model.config.pad_token_id = None
         return model.eval().requires_grad_(False)
@@ -271,10 +239,8 @@ class CausalLM:
 
         kind = AutoModelForCausalLM if self.with_head else AutoModel
         if self.how.lm_device_map == "none":
-            needed = load.LmShape.of(self.config).weight_bytes(
-                self.dtype.itemsize, self.quantization
-            )
-            load.check_room(self.source, needed, self.dtype, self.device)
+            each = self.dtype.itemsize if self.quantization == "none" else 1
+            load.check_room(self.source, self.num_weights * each, self.dtype, self.device)
         try:
             return load.load_pretrained(
                 kind.from_pretrained,
@@ -282,7 +248,7 @@ class CausalLM:
                 config=self.config,
                 dtype=self.dtype,
                 device_map=load.placement(self.device, self.how.lm_device_map),
-                **load.quantization_kwargs(self.quantization, self.dtype),
+                **load.quantization_kwargs(self.quantization),
             )
         except torch.OutOfMemoryError as error:
             raise ModelError(
@@ -350,7 +316,7 @@ class CausalLM:
 
     @property
     def quantization(self) -> str:
-        """Which weights: "none", or "8bit" or "4bit" ones."""
+        """Which weights: "none" (as they are) or "8bit"."""
         return self.how.lm_quantization
 
     @property
@@ -396,30 +362,14 @@ class CausalLM:
             (n, H) in the LM's dtype, on its device: the output of `layer` after the final norm, at
             each input's last token.
         """
-        return self._run(*pad(batch), is_unasked=self._is_unasked)
-
-    @cached_property
-    def _is_unasked(self) -> bool:
-        """Whether whole inputs are read without a mask, so that no batch waits for a GPU."""
-        if self.device.type == "cpu":
-            return False
-        two = pad(self.tokenize(["The answer is a question of time", "The answer"]))
-        stock, unasked = (partial(self._run, *two, is_unasked=way) for way in (False, True))
-        name = f"'{self.source.name}'"
-        return takes_unasked(stock, unasked, name, self.device, dtype=self.dtype)
-
-    def _run(self, ids: Tensor, mask: Tensor, *, is_unasked: bool) -> Tensor:
+        ids, mask = pad(batch)
         # Right padding and causality keep real tokens from the padding; positions must be given,
         # for OPT and GPT-2 count them in other ways when they are not.
-        model = self.model  # weights that do not fit are refused before anything is sent
-        how: dict[str, Any] = {"attention_mask": send(mask.long(), self.device)}
-        if is_unasked:
-            how = {"past_key_values": no_cache()}
-        hidden = model(
+        hidden = self.model(  # loaded first: weights that do not fit are refused before all else
             input_ids=send(ids, self.device),
             position_ids=torch.arange(ids.shape[1], device=self.device).expand_as(ids),
+            attention_mask=send(mask.long(), self.device),
             use_cache=False,
-            **how,
         ).last_hidden_state  # (n, L, H)
         ends = torch.arange(len(ids)) * ids.shape[1] + mask.sum(1) - 1
         return self.states_at(hidden, send(ends, hidden.device))
@@ -477,7 +427,7 @@ class CausalLM:
         ids = self._tokenize(prompts)
         self._check_room(prompts, ids, max_new_tokens)
         how = write if self.reader.fault is None else write_alone
-        with self._packer.packed(sum(map(len, ids))), in_blocks(self.whole):
+        with self._packer.packed(sum(map(len, ids))):
             written = how(
                 self.reader, ids, max_new_tokens=max_new_tokens, is_done=is_done, advance=advance
             )
@@ -504,7 +454,7 @@ class CausalLM:
         ids, behind = [prompt for prompt, _ in pairs], [own for _, own in pairs]
         self._check_room(prompts, ids, max((len(w) for own in behind for w in own), default=0))
         scores: list[list[float]] = [[] for _ in ids]
-        with self._packer.packed(sum(map(len, ids))), in_blocks(self.whole):
+        with self._packer.packed(sum(map(len, ids))):
             if self.reader.fault is not None:
                 for row, prompt in enumerate(ids):
                     scores[row] = [chance_alone(self, prompt, word) for word in behind[row]]
@@ -559,13 +509,6 @@ class CausalLM:
         from pgra.lm.generate import PromptReader
 
         return PromptReader(self, self.how.lm_batch_tokens)
-
-    @cached_property
-    def last_layer(self) -> LastLayer:
-        """The last layer, which may work only where its output is wanted."""
-        layer = LastLayer(self.model, self.source.name)
-        layer.is_short &= self._is_short
-        return layer
 
     @cached_property
     def _packer(self) -> Packer:

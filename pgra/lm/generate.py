@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -184,7 +184,6 @@ class PromptReader:
     Attributes:
         lm: An LM with its head; its weights are loaded when it first reads.
         num_tokens: Tokens read so far, padding not counted.
-        adds_mask: Whether the mask behind prompts is one that is added to scores.
     """
 
     def __init__(self, lm: "CausalLM", batch_tokens: int = 2048) -> None:
@@ -196,8 +195,6 @@ class PromptReader:
         self._back_off = batching.BackOff(most, advice)
         self._behind: tuple[Tokens, KVCache | None] = ((), None)  # the last shared beginning
         self.buffer = KVBuffer()  # where prompts that are written on are laid
-        # Of a mask (R, S) transformers asks whether it is full, and waits for a GPU's answer.
-        self.adds_mask = lm.device.type != "cpu" and kernels.are_allowed()
 
     @torch.inference_mode()
     def read_batch(self, prompts: Sequence[Tokens], *, behind: KVCache | None = None) -> KVCache:
@@ -233,16 +230,9 @@ class PromptReader:
         width = ids.shape[1]
         columns = torch.arange(width).expand_as(ids)
         mask = torch.arange(cache.longest + width) >= (cache.longest - cache.lengths)[:, None]
-        if self.adds_mask:  # no token sees the padding before it, and none a later one
-            later = torch.ones(width, mask.shape[1], dtype=torch.bool).triu(cache.longest + 1)
-            mask = mask[:, None, None] & ~later
-            lowest = torch.finfo(self.lm.dtype).min
-            given = torch.zeros(mask.shape, dtype=self.lm.dtype).masked_fill_(~mask, lowest)
-        else:
-            given = mask.long()
         stock = stock_cache(cache.layers, len(cache), room=cache.room, new=width)
         positions = cache.lengths[:, None] + columns
-        return self._run(ids, positions, stock, columns, mask=given), stock
+        return self._run(ids, positions, stock, columns, mask=mask.long()), stock
 
     @torch.inference_mode()
     def step(self, cache: KVCache, tokens: Tokens) -> KVCache:
@@ -269,8 +259,7 @@ class PromptReader:
             positions: Their places in their texts, (R, T).
             cache: What stands before them.
             wanted: Columns whose logits are wanted, (R, W).
-            mask: 1 where there is a token, of the cache and of these, (R, S + T); or what is added
-                to scores, (R, 1, T, S + T).
+            mask: 1 where there is a token, of the cache and of these, (R, S + T).
 
         Returns:
             (R, W, V) float32.
@@ -288,12 +277,7 @@ class PromptReader:
             columns, places = torch.unique(wanted, return_inverse=True)
             logits: Tensor = self.lm.whole(**inputs, logits_to_keep=send(columns, device)).logits
             return logits[send(rows, logits.device), send(places, logits.device)].float()
-        # Flat places of the tokens whose states are wanted; where all are, nothing is left out.
-        ends = None
-        if wanted.shape[1] < ids.shape[1]:
-            ends = send((rows * ids.shape[1] + wanted).flatten(), device)
-        with self.lm.last_layer.only_at(ends):
-            hidden = self.lm.model(**inputs).last_hidden_state
+        hidden = self.lm.model(**inputs).last_hidden_state
         states = hidden[send(rows, hidden.device), send(wanted, hidden.device)]  # (R, W, H)
         return head_logits(self._head, states)
 
@@ -311,8 +295,7 @@ class PromptReader:
         """Why prompts cannot be read side by side with this LM; None if they can.
 
         Two prompts are read behind their common beginning, joined, and gone on with, and the
-        outcome compared with each alone and whole; also with a whole last layer, if part of it
-        gives something else. What fails is said once, with its cost.
+        outcome compared with each alone and whole. What fails is said once, with its cost.
         """
         start, other = (self.lm.lead_ids + ids for ids in self.lm.tokenize(_PROBES))
         longer, token = [*start, *other], start[-1]
@@ -328,13 +311,7 @@ class PromptReader:
             return found.to(truth.device)
 
         # All of a vocabulary's logits tell texts apart: no row is measured by its own share.
-        find = partial(
-            self.lm.last_layer.find_fault, side_by_side, truth, dtype=self.lm.dtype, noise=math.inf
-        )
-        fault = find()
-        if fault is not None and self.adds_mask:
-            self.adds_mask = False
-            fault = find()
+        fault = kernels.find_fault(side_by_side, truth, dtype=self.lm.dtype, noise=math.inf)
         if fault is not None:
             name = self.lm.source.name
             logger.warning("'%s' reads prompts one at a time, which is slower: %s", name, fault)

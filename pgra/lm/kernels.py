@@ -1,8 +1,6 @@
 """Fast ways through an LM or a T5, and the check that each gives what the stock way gives.
 
     cascade          attention to a shared prefix that stands once, and to a text's own tokens
-    blocks           causal attention on a CPU, a block of queries at a time
-    last layer       worked out at each text's last token only
     packed weights   laid out once for oneDNN, while a float32 model only reads on a CPU
     encoded tokens   a T5 decoder's cross-attention without keys and values of them
     norms            a T5's by torch's own function, on a GPU one operation each
@@ -10,16 +8,14 @@
 All that this program knows of the insides of torch and transformers is here, behind one switch:
 `--fast_kernels off` gives stock calls only. With `auto` a kernel is compared with the stock way
 when a model first uses it, on real input, and dropped with one warning where it differs, is missing
-or raises. `pgra.lm.prefix` and `pgra.lm.generate` compare what works on whole prompts (cascade,
-last layer) by `find_fault`; the others compare themselves, layer by layer (`_is_trusted`), but for
-norms, which are a function of torch's.
+or raises. `pgra.lm.prefix` compares cascade on whole prompts by `find_fault`; the others compare
+themselves, layer by layer (`_is_trusted`), but for norms, which are a function of torch's.
 """
 
-import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import MethodType
@@ -83,50 +79,6 @@ def find_fault(fast: "Way", truth: Tensor, *, dtype: torch.dtype, noise: float =
 
 
 Way = Callable[[], Tensor]
-
-
-def added_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what is added to scores, (B, 1, 1, L), for a mask (B, L) that is True on tokens."""
-    given = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return given.masked_fill_(~mask, torch.finfo(dtype).min)[:, None, None]
-
-
-def takes_unasked(
-    stock: Way, unasked: Way, who: str, device: torch.device, *, dtype: torch.dtype = torch.float32
-) -> bool:
-    """Return whether a model reads as well without a mask (B, L); where not, that is said.
-
-    Of such a mask transformers asks whether all of it is true, and waits for a GPU's answer. On a
-    CPU nobody waits, and the stock way may be the quicker one: do not ask there.
-
-    Args:
-        stock: Gives the model's values by a mask (B, L).
-        unasked: Gives them by an `added_mask`, or by none.
-        who: Has the model, for the warning.
-        device: Where it is.
-        dtype: What the two must agree to: float32 in half precision too where they multiply alike.
-    """
-    if not are_allowed():
-        return False
-    fault = find_fault(unasked, stock(), dtype=dtype)
-    if fault is not None:
-        logger.warning(
-            "%s takes no mask but transformers' own (%s): each batch waits for %s",
-            *(who, fault, device),
-        )
-    return fault is None
-
-
-def no_cache() -> Any:
-    """Return a stock cache that keeps nothing: with one, transformers takes "no mask" at its word.
-
-    Without one it looks for several texts in a row, and waits for a GPU's answer.
-    """
-    from transformers import DynamicCache
-
-    cache = DynamicCache()
-    cache.update = lambda keys, values, *_, **__: (keys, values)
-    return cache
 
 
 class Kernel(NamedTuple):
@@ -366,8 +318,7 @@ def _attend_flat(
     row, behind, texts = (x.to(q.device) for x in (spans.row, spans.prefix, spans.texts))
     longest = spans.longest
     how: dict[str, Any] = {"scale": scaling, "return_aux": AuxRequest(lse=True)}
-    if q.shape[1] != k.shape[1] and "enable_gqa" in _parameters(varlen_attn):
-        how["enable_gqa"] = True  # torch 2.11's takes fewer key heads without being told
+    how["enable_gqa"] = q.shape[1] != k.shape[1]
     far, far_lse = varlen_attn(q, far_k, far_v, row, behind, len(q), len(far_k), **how)
     near, near_lse = varlen_attn(
         q, k, v, texts, texts, longest, longest, window_size=(-1, 0), **how
@@ -375,102 +326,10 @@ def _attend_flat(
     return _merge(far, far_lse.T, near, near_lse.T)[None]  # (1, T, heads, width)
 
 
-@cache
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
-
-
 def _merge(far: Tensor, far_lse: Tensor, near: Tensor, near_lse: Tensor) -> Tensor:
     """Weigh two attentions by their sums of exponentials, given as logarithms."""
     share = torch.sigmoid(far_lse - near_lse)[..., None].to(near.dtype)
     return torch.lerp(near, far, share)
-
-
-# Causal attention of whole prompts on a CPU, a block of queries at a time.
-#
-# A block's queries see no key behind the block's end, so the stock kernel is given the keys up to
-# there. Of several prompts that takes less time than all queries at once (`benchmarks/icl.py`
-# tells how much). Models get it by name through the attention interface of transformers; nothing
-# in them is replaced.
-
-
-BLOCKS = "pgra_blocks"
-"""The attention implementation's name in transformers."""
-
-_BLOCK = 64  # queries; with 32 or 128 the same to a few percent
-_IN_BLOCKS = Kernel("attention in blocks", "long prompts are read more slowly")
-# What the stock attention is told that would change the weights.
-_UNKNOWN_BLOCKS = ("is_causal", "position_bias", "cache", "softcap")
-
-
-@contextmanager
-def in_blocks(model: Any) -> Iterator[None]:
-    """Let a model attend in blocks while it reads on a CPU; elsewhere nothing changes.
-
-    States agree with the stock ones to rounding.
-
-    Args:
-        model: Of transformers; one that was given another attention than sdpa keeps it.
-    """
-    is_stock = model.config._attn_implementation == "sdpa"
-    if model.device.type != "cpu" or not is_stock or not are_allowed():
-        yield
-        return
-    with attending(model, BLOCKS, _attend_if_same):
-        yield
-
-
-def _attend_if_same(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    """Attend in blocks; the stock way where there is more to it, or nothing to cut.
-
-    Args:
-        module: The attention layer.
-        query: (R, heads, T, width).
-        key: (R, key heads, S, width); heads that share keys stand side by side.
-        value: The same; its width may be another.
-        mask: With one, the stock way is taken.
-        **kwargs: As the model gives them.
-
-    Returns:
-        (R, T, heads, the values' width), and None for the weights.
-    """
-    T, scaling, first = query.shape[2], kwargs.get("scaling"), (query[:1], key[:1], value[:1])
-    is_told = mask is not None or any(kwargs.get(name) is not None for name in _UNKNOWN_BLOCKS)
-    is_plain = getattr(module, "is_causal", True) and not kwargs.get("dropout")
-    can_cut = is_plain and not is_told and key.shape[2] == T > _BLOCK
-    if can_cut and _is_trusted(
-        module,
-        _IN_BLOCKS,
-        fast=lambda: attend_in_blocks(*first, scaling),
-        stock=lambda: stock_attention(module, *first, None, **kwargs)[0],
-        at=query,
-    ):
-        return attend_in_blocks(query, key, value, scaling), None
-    return stock_attention(module, query, key, value, mask, **kwargs)
-
-
-def attend_in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None
-) -> Tensor:
-    """Attend to earlier tokens, (R, T, heads, the values' width); see `_attend_if_same`."""
-    R, heads, T, _ = query.shape
-    # Row i hides what is behind column T + i: its last columns are any block's own keys.
-    hidden = query.new_full((_BLOCK, T + _BLOCK), float("-inf")).triu(T + 1)
-    out = query.new_empty(R, T, heads, value.shape[3])
-    for start in range(0, T, _BLOCK):
-        end = min(T, start + _BLOCK)
-        seen = F.scaled_dot_product_attention(
-            query[:, :, start:end],
-            key[:, :, :end],
-            value[:, :, :end],
-            attn_mask=hidden[: end - start, T - start : T - start + end],
-            scale=scaling,
-            enable_gqa=key.shape[1] != heads,
-        )
-        out[:, start:end] = seen.transpose(1, 2)
-    return out
 
 
 # Linear layers with weights laid out once for oneDNN, while a float32 model only reads on a CPU.
@@ -663,108 +522,11 @@ def update_in_place(layer: Any, keys: Tensor, values: Tensor) -> None:
     layer.update = update
 
 
-# The last layer only where its output is wanted: at each text's last token.
-#
-# A state is the last layer's output at one token a text, yet the layer works on all of them. Keys
-# and values are needed of every token; queries, the output projection and the feed-forward part
-# only of the last. Hooks around these modules gather the tokens before and lay the result back
-# after, so the saving is nearly one layer of all, whatever the layout of the batch.
-
-
-# First and last module of each stretch that looks at one token at a time, by their names in the
-# layers of Llama, Qwen, Mistral; OPT; GPT-2. Those that a layer lacks are passed over.
-_STRETCHES = (
-    ("self_attn.q_proj", "self_attn.q_proj"),
-    ("self_attn.o_proj", "self_attn.o_proj"),
-    ("self_attn.out_proj", "self_attn.out_proj"),
-    ("attn.c_proj", "attn.c_proj"),
-    ("fc1", "fc2"),
-    ("mlp", "mlp"),
-)
-
-
 def find_layers(model: Any) -> list[nn.Module]:
     """Return the layers of a model of transformers; none where they do not stand in one list."""
     depth = model.config.num_hidden_layers
     lists = (part for part in model.modules() if isinstance(part, nn.ModuleList))
     return list(next((part for part in lists if len(part) == depth), ()))
-
-
-class LastLayer:
-    """Hooks on a model's last layer, there only inside `only_at`.
-
-    Attributes:
-        is_short: Whether it works only where its output is wanted.
-    """
-
-    def __init__(self, model: Any, name: str) -> None:
-        """Find the last layer, and the stretches of it that are known.
-
-        Args:
-            model: A base model of transformers.
-            name: The LM's, for a warning.
-        """
-        self.is_short, self._name = are_allowed(), name
-        layers = find_layers(model)
-        modules = dict(layers[-1].named_modules()) if layers else {}
-        self._stretches = [
-            (modules[first], modules[last])
-            for first, last in _STRETCHES
-            if first in modules and last in modules
-        ]
-
-    @contextmanager
-    def only_at(self, ends: Tensor | None) -> Iterator[None]:
-        """Compute the last layer's output right at these tokens only.
-
-        Args:
-            ends: Places among the batch's R*T tokens, (n,) int64; None for all of them.
-        """
-        if ends is None or not self.is_short:
-            yield
-            return
-        shape = torch.Size()
-
-        def gather(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            nonlocal shape
-            shape = args[0].shape[:-1]
-            return (args[0].flatten(0, -2)[ends.to(args[0].device)], *args[1:])
-
-        def lay_back(_: nn.Module, __: tuple[Tensor, ...], out: Tensor) -> Tensor:
-            whole = out.new_zeros(shape.numel(), out.shape[-1])
-            whole[ends.to(out.device)] = out
-            return whole.view(*shape, -1)
-
-        with ExitStack() as hooks:
-            for first, last in self._stretches:
-                hooks.callback(first.register_forward_pre_hook(gather).remove)
-                hooks.callback(last.register_forward_hook(lay_back).remove)
-            yield
-
-    def find_fault(self, fast: Callable[[], Tensor], truth: Tensor, **how: Any) -> str | None:
-        """Return why a way of reading cannot be used; None if it can.
-
-        Where the shortened layer is at fault, it is whole from now on, which is said.
-
-        Args:
-            fast: Reads inside `only_at`.
-            truth: What it should give.
-            **how: As the function of this name takes it, and the other two.
-        """
-        short_fault = find_fault(fast, truth, **how)
-        if short_fault is None or not self.is_short:
-            return short_fault
-        self.is_short = False
-        fault = find_fault(fast, truth, **how)
-        self.is_short = fault is not None
-        if fault is None:
-            logger.warning(
-                "the last layer of '%s' works on all tokens, and not at last ones only (%s): "
-                "reading is slower by less than that layer's share",
-                self._name,
-                short_fault,
-            )
-        return fault
 
 
 # The decoder's attention to an example's encoded tokens, without making keys and values of them.

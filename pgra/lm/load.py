@@ -7,7 +7,7 @@ is its content: the hub's commit, or the checksums of a folder's files, never ju
 """
 
 import copy
-import importlib
+import importlib.util
 import json
 import logging
 import math
@@ -22,7 +22,6 @@ from typing import Any, Self
 
 import torch
 import xxhash
-from safetensors import SafetensorError
 
 from pgra.artifacts import (
     CHECKSUMS_FILE,
@@ -57,10 +56,6 @@ _LONGEST_REASON = 200  # characters of what a library says of a file: it may lis
 _LARGE = 13e9  # weights of an LM for which a batch is 16 times a CPU's
 _MOST_LAYERS = 1000  # the deepest models have some 130
 _MOST_TIMES = 16  # that batch, for smaller ones
-_LOADING_ERRORS = (
-    *(ArithmeticError, AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError),
-    SafetensorError,
-)
 
 
 @dataclass(frozen=True)
@@ -427,14 +422,7 @@ def _load(
     except (torch.OutOfMemoryError, PgraError):
         raise
     except Exception as error:
-        from huggingface_hub.errors import StrictDataclassError  # of a configuration's fields
-
-        is_known = isinstance(error, hub_errors(StrictDataclassError, *_LOADING_ERRORS))
-        if not is_known and type(error) is not Exception:  # tokenizers' errors have no kind
-            raise
-        is_partial = source.revision is not None and isinstance(error, hub_errors())
-        hint = " If the connection broke, run again: what came is kept." if is_partial else ""
-        reason = device_fault(error) or f"{cut(hub_reason(error), _LONGEST_REASON)}{hint}"
+        reason = device_fault(error) or cut(hub_reason(error), _LONGEST_REASON)
         raise ModelError(f"cannot load {part} '{source.name}': {reason}") from error
 
 
@@ -542,7 +530,7 @@ def cut_layers(config: Any, layer: str, name: str) -> int | None:
             f"the configuration of '{name}' does not say how many layers it has: use --lm_layer "
             "last"
         )
-    number = layer_at(float(layer), depth) if "." in layer else int(layer)
+    number = int(layer) if "." not in layer else max(1, math.floor(float(layer) * depth + 0.5))
     if number > depth:
         raise ConfigError(
             f"lm_layer is {number}, and '{name}' has {depth} layers: give at most that, or a share "
@@ -555,11 +543,6 @@ def cut_layers(config: Any, layer: str, name: str) -> int | None:
         if getattr(config, part, None) is not None:
             setattr(config, part, getattr(config, part)[:number])
     return number
-
-
-def layer_at(share: float, depth: int) -> int:
-    """Return the layer nearest to a share of the depth, at least the first."""
-    return max(1, math.floor(share * depth + 0.5))
 
 
 def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
@@ -721,9 +704,6 @@ def lay_out(config: Any) -> Any:
 # if it served every token.
 
 
-_BYTES_A_WEIGHT = {"8bit": 1.0, "4bit": 0.5625}  # nf4: a float32 scale for every 64 weights
-
-
 @dataclass(frozen=True)
 class LmShape:
     """The sizes of an LM that decide its cost.
@@ -780,11 +760,6 @@ class LmShape:
             looks += length * behind + own
         return 2.0 * self.matrices * tokens + 4.0 * self.layers * self.attended * looks
 
-    def weight_bytes(self, itemsize: int, quantization: str = "none") -> int:
-        """Return the memory of the weights; quantised LMs keep their embeddings as they are."""
-        each = _BYTES_A_WEIGHT.get(quantization, itemsize)
-        return int(self.matrices * each) + (self.weights - self.matrices) * itemsize
-
 
 def check_room(source: ModelSource, needed: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse weights that are larger than the memory of their device, before they are read.
@@ -820,10 +795,6 @@ def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:
 # Where an LM's weights go, one device or many, and in how many bits they are kept.
 
 
-_LIBRARIES = {"8bit": "torchao", "4bit": "bitsandbytes"}
-_4BIT_BLOCK = 64  # weights that share a scale
-
-
 def first_device(name: str, device_map: str) -> torch.device:
     """Return the device that token ids go to: with a device map, the first of all GPUs.
 
@@ -855,126 +826,70 @@ def placement(device: torch.device, device_map: str) -> Any:
     return device_map if spreads else {"": device}
 
 
-def check_placement(model: Any, source: ModelSource, device: torch.device) -> None:
-    """Refuse a model that a device map put where it cannot work, or not well.
-
-    Raises:
-        ModelError: If a part would be read from disk at each batch, or ids cannot go to `device`.
-    """
-    places: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
-    kinds = [str(place) for place in places.values()]
-    if "disk" in kinds:
-        raise ModelError(
-            f"'{source.name}' does not fit the memory here: {kinds.count('disk')} of its "
-            f"{len(kinds)} parts would be read from disk for each batch. Use --lm_quantization, a "
-            "smaller LM, or more GPUs"
-        )
-    if len(set(kinds)) > 1:  # its hooks take ids to where they are needed
-        if "cpu" in kinds:
-            part = f"{kinds.count('cpu')} of {len(kinds)} parts"
-            logger.warning("%s of '%s' stay on the CPU: each batch waits", part, source.name)
-        return
-    found = model.get_input_embeddings().weight.device
-    if found != device:
-        raise ModelError(
-            f"'{source.name}' was put on {found} and {device} is too full for it: name the GPUs to "
-            "use in CUDA_VISIBLE_DEVICES"
+def warn_of_placement(model: Any, source: ModelSource) -> None:
+    """Warn of parts that a device map left outside the GPUs."""
+    places = [str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()]
+    outside = sum(place in ("cpu", "disk") for place in places)
+    if outside and len(set(places)) > 1:
+        name = source.name
+        logger.warning(
+            "%d of %d parts of '%s' stay outside the GPUs: each batch waits",
+            *(outside, len(places), name),
         )
 
 
 def check_quantization(quantization: str, dtype: torch.dtype) -> None:
-    """Refuse 8- or 4-bit weights that would not work here; "none" passes.
+    """Refuse 8-bit weights that would not work here; "none" passes.
 
     Raises:
         ConfigError: If the dtype cannot hold what 8-bit weights give.
-        ModelError: If their library cannot be imported.
+        ModelError: If their library is missing.
     """
     if quantization == "none":
         return
-    if quantization == "8bit" and dtype == torch.float16:
+    if dtype == torch.float16:
         # torchao multiplies by the whole numbers up to 127 and scales after that: above 65504 is
         # infinity, and SmolLM2-135M gets there in each sentence.
         raise ConfigError(
-            "lm_quantization '8bit' overflows in float16: use --lm_dtype bfloat16 or float32, or "
-            "--lm_quantization 4bit"
+            "lm_quantization '8bit' overflows in float16: use --lm_dtype bfloat16 or float32"
         )
-    library = _LIBRARIES[quantization]
-    try:
-        importlib.import_module(library)
-    except ImportError as error:
+    if importlib.util.find_spec("torchao") is None:
         raise ModelError(
-            f"lm_quantization '{quantization}' needs {library} ({error}): "
-            "pip install 'pgra[int8]', or use --lm_quantization none"
-        ) from None
+            "lm_quantization '8bit' needs torchao: pip install 'pgra[int8]', or use "
+            "--lm_quantization none"
+        )
 
 
-def quantization_kwargs(quantization: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Return `from_pretrained`'s arguments for 8-bit, 4-bit or ("none") plain weights.
+def quantization_kwargs(quantization: str) -> dict[str, Any]:
+    """Return `from_pretrained`'s arguments for 8-bit or ("none") plain weights.
 
-    Both round weights only, and make them `dtype` again for each product, so that a state depends
-    on its own text alone. 8bit gives each row of a matrix a scale; 4bit is NF4 (Dettmers et al.
-    2023). LLM.int8 (Dettmers et al. 2022) rounds activations too, by what else is in the batch, and
-    loses several times as much of the evidence.
+    Only weights are rounded, a scale for each row of a matrix, and made the LM's dtype again for
+    each product, so that a state depends on its own text alone. LLM.int8 (Dettmers et al. 2022)
+    rounds activations too, by what else is in the batch, and loses several times as much of the
+    evidence.
     """
     if quantization == "none":
         return {}
-    if quantization == "8bit":
-        from torchao.quantization import Int8WeightOnlyConfig
-        from transformers import TorchAoConfig
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
 
-        # Its compiler settings are for the whole process, and nothing is compiled here.
-        weights = Int8WeightOnlyConfig(set_inductor_config=False)
-        return {"quantization_config": TorchAoConfig(weights)}
-    from transformers import BitsAndBytesConfig
-
-    config = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-    )
-    return {"quantization_config": config}
+    # Its compiler settings are for the whole process, and nothing is compiled here.
+    return {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig(set_inductor_config=False))}
 
 
 def check_8bit(model: Any, source: ModelSource) -> None:
-    """Refuse an LM most of whose weights torchao passed over without a word, such as GPT-2.
+    """Refuse an LM most of whose weights torchao passed over in silence, such as GPT-2's.
 
     Raises:
         ModelError: If less than half of the weights in layers are in 8 bits.
     """
     from torchao.quantization import Int8Tensor
 
-    weights = [
-        (type(layer).__name__, weight)
-        for layer in model.modules()
-        if not isinstance(layer, torch.nn.Embedding)  # looked up, and left as they are on purpose
-        for weight in layer.parameters(recurse=False)
-        if weight.dim() >= 2
-    ]
-    left = [(kind, weight) for kind, weight in weights if not isinstance(weight, Int8Tensor)]
-    count, total = (sum(weight.numel() for _, weight in part) for part in (left, weights))
-    if 2 * count > total:
-        kinds = ", ".join(sorted({kind for kind, _ in left}))
+    layers = [part for part in model.modules() if not isinstance(part, torch.nn.Embedding)]
+    weights = [w for part in layers for w in part.parameters(recurse=False) if w.dim() >= 2]
+    done = sum(weight.numel() for weight in weights if isinstance(weight, Int8Tensor))
+    if 2 * done < sum(weight.numel() for weight in weights):
         raise ModelError(
-            f"lm_quantization '8bit' leaves {count / total:.0%} of the weights of '{source.name}' "
-            f"as they are: torchao does not know its {kinds} layers. Use --lm_quantization 4bit or "
-            "none"
+            f"lm_quantization '8bit' leaves most weights of '{source.name}' as they are: torchao "
+            "does not know its layers. Use --lm_quantization none"
         )
-
-
-def settle_4bit(model: Any, source: ModelSource) -> None:
-    """Let 4-bit layers on a CPU give what they give on a GPU; other models stay as they are.
-
-    Raises:
-        ModelError: If bitsandbytes would read a layer's weights wrongly.
-    """
-    for layer in model.modules():
-        # Only 4-bit layers have it: where a CPU has bfloat16 instructions they would compute in
-        # bfloat16, whatever dtype was asked for.
-        if not hasattr(layer, "support_avx512bf16_for_cpu"):
-            continue
-        layer.support_avx512bf16_for_cpu = False
-        # Its CPU code takes each row to begin a new block, which is so only for such widths.
-        if layer.weight.device.type == "cpu" and layer.in_features % _4BIT_BLOCK:
-            raise ModelError(
-                f"'{source.name}' has a layer of width {layer.in_features}, no multiple of "
-                f"{_4BIT_BLOCK}: in 4 bits its weights would be wrong on a CPU. "
-                "Use --lm_quantization 8bit or none, or a GPU"
-            )

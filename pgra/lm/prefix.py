@@ -25,7 +25,7 @@ from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance, StateArguments
-from pgra.lm.batching import BackOff, RowLayout, begin_fetch
+from pgra.lm.batching import BackOff, begin_fetch
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.progress import Bar
@@ -33,14 +33,12 @@ from pgra.prompts.fewshot import FewShotPrompt
 
 logger = logging.getLogger(__name__)
 
-WAYS = ("cascade", "packed", "expanded")
-"""Ways to share a prefix, the best first; the last two are stock calls only.
+WAYS = ("cascade", "expanded")
+"""Ways to share a prefix, the best first; the last one is stock calls only.
 
     cascade   attention in two parts; the prefix's keys and values stand once (`pgra.lm.kernels`)
-    packed    rows of many texts behind a copy of the prefix each, with a mask
     expanded  a row a text, a copy of the prefix behind each
 """
-ROW_TOKENS = 512  # own tokens behind one copy of the prefix: more cost attention, fewer copies
 CHECKED = ("a", "The film was not bad at all.", "It opened in 1925 with a cast of nine.")
 """The texts that ways are compared on: of different lengths."""
 
@@ -62,17 +60,15 @@ class SharedPrefix:
         Returns:
             (n, H) in the LM's dtype, on its device: the state at each text's last token.
         """
-        lm, lengths = self.lm, [len(ids) for ids in texts]
-        is_cascade = way == "cascade"
-        row_tokens, spans = ROW_TOKENS if way == "packed" else 1, None
+        lm, is_cascade = self.lm, way == "cascade"
+        ids, mask = batching.pad(texts)
+        lengths = mask.sum(1)
+        positions = torch.arange(ids.shape[1]).expand_as(ids) + len(self.ids)
+        ends, spans = torch.arange(len(ids)) * ids.shape[1] + lengths - 1, None
         if is_cascade and kernels.takes_one_row(lm.device):
-            row_tokens = sum(lengths)
-            spans = kernels.Spans.of(torch.tensor(lengths), len(self.ids), lm.device)
-        layout = RowLayout.of(lengths, batching.pack_rows(lengths, row_tokens))
-        ids, positions, ends = (
-            batching.send(part, lm.device)
-            for part in (layout.place(texts), layout.positions + len(self.ids), layout.ends)
-        )
+            spans = kernels.Spans.of(lengths, len(self.ids), lm.device)
+            ids, positions, ends = ids[mask][None], positions[mask][None], lengths.cumsum(0) - 1
+        ids, positions, ends = (batching.send(part, lm.device) for part in (ids, positions, ends))
         how: dict[str, Any]
         if is_cascade:
             how = {
@@ -83,28 +79,23 @@ class SharedPrefix:
             }
         else:
             # The cache holds the prefix once for all rows: that the LM lays a batch's keys behind
-            # it makes the one copy that is needed. It is gone with its batch. A row with one text
-            # needs no mask: what is padded comes last, and an LM looks at no later token.
-            mask = layout.mask(len(self.ids), lm.dtype) if way == "packed" else None
+            # it makes the one copy that is needed. It is gone with its batch. There is
+            # no mask: what is padded comes last, and an LM looks at no later token.
             how = {
-                "attention_mask": None if mask is None else batching.send(mask, lm.device),
+                "attention_mask": None,
                 "past_key_values": stock_cache(self._prefix, len(ids)),
                 "use_cache": True,
             }
         attending = kernels.attending(lm.model, kernels.NAME, kernels.attend)
-        with (
-            torch.inference_mode(),
-            attending if is_cascade else nullcontext(),
-            lm.last_layer.only_at(ends),
-        ):
+        with torch.inference_mode(), attending if is_cascade else nullcontext():
             output = lm.model(input_ids=ids, position_ids=positions, **how)
         return lm.states_at(output.last_hidden_state, ends)
 
-    def cost_of(self, way: str) -> str:
-        """Return what a way costs that the first of `WAYS` does not."""
+    @property
+    def copy_cost(self) -> str:
+        """What the last of `WAYS` costs that the first does not."""
         size = sum(keys.nbytes + values.nbytes for keys, values in self._prefix) / 1e6
-        batch = f"{ROW_TOKENS} tokens" if way == "packed" else "text"
-        return f"a mask, and a copy of the prefix's {size:.3g} MB for every {batch}"
+        return f"a copy of the prefix's {size:.3g} MB for every text"
 
     def find_fault(self, way: str, prompts: Sequence[list[int]]) -> str | None:
         """Return why a way cannot be used; None if it gives the states of whole prompts.
@@ -119,16 +110,13 @@ class SharedPrefix:
         if any(ids[: len(self.ids)] != self.ids for ids in prompts):
             return "its prompts do not begin alike"
         texts = [ids[len(self.ids) :] for ids in prompts]
-        # A full row of them: an attention that looks back only so far would lose the prefix from
-        # its end.
-        copies = -(-ROW_TOKENS // sum(map(len, texts))) if way == "packed" else 1
         noise = 0.0
         if self.lm.dtype != torch.float32:  # how far states lie apart that are read otherwise
             alone = torch.cat([self.lm.states_of([ids]) for ids in prompts])
             noise = float(torch.linalg.vector_norm(alone.float() - truth.float(), dim=1).max())
 
-        return self.lm.last_layer.find_fault(
-            lambda: self.run(texts * copies, way), truth, dtype=self.lm.dtype, noise=noise
+        return kernels.find_fault(
+            lambda: self.run(texts, way), truth, dtype=self.lm.dtype, noise=noise
         )
 
     @cached_property
@@ -222,7 +210,7 @@ class PromptedEncoder:
             ConfigError: If the prompt leaves no room for a text.
             ModelError: If the LM cannot be used.
         """
-        lm = CausalLM.open(args, device, with_head=with_head, layer=args.lm_layer)
+        lm = CausalLM(args, device=device, with_head=with_head, layer=args.lm_layer)
         sharing, batch_tokens = args.prefix_sharing, args.lm_batch_tokens
         return cls(lm, prompt, sharing, batch_tokens, args.max_prompt_tokens)
 
@@ -477,7 +465,7 @@ class PromptedEncoder:
             if fault is None:
                 logger.info("the %d tokens of the prefix run once: %s", len(self.shared_ids), way)
                 if faults:
-                    cost = self._behind.cost_of(way)
+                    cost = self._behind.copy_cost
                     logger.warning("'%s' costs %s: %s", way, cost, "; ".join(faults))
                 return way
             faults.append(f"'{way}' does not work here ({fault})")

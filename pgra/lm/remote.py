@@ -68,8 +68,7 @@ _INSTRUCTION = (
     "Continue the text below. Write only what comes next, in the manner of its examples.\n\n"
 )
 _TRIAL = ("Q: red\nA: warm\n\nQ: blue\nA:", " cold")  # a prompt and a word, to see what is offered
-_ABSENT = (404, 405, 501)  # there is no such endpoint, or it does not have this model
-_DECLINED = (400, 403, 415, 422, *_ABSENT)  # what is asked is not offered; another way may be
+_DECLINED = (400, 403, 404, 405, 415, 422, 501)  # what is asked is not offered here
 _OPTIONAL = {"max_tokens", "stop", "temperature"}  # that some chat models do not take
 _REASONS = ("filtered", "refused", "empty", "cut")  # why an answer is none
 
@@ -180,7 +179,10 @@ class RemoteLM:
         return settled
 
     def _choose(self, asked: Sequence[str]) -> Way:
-        """Choose the first way that is offered, and keep the choice; a single one is not tried."""
+        """Find the first way that is offered by a call of one token each, and keep the choice.
+
+        A single one is not tried.
+        """
         named = self._args.endpoint
         ends = (COMPLETIONS, CHAT) if named == AUTO else (named,)
         ways = [Way(end, how) for how in asked for end in ends if (end, how) != (CHAT, SCORE)]
@@ -195,29 +197,18 @@ class RemoteLM:
         key = digest({**place, "ways": [vars(way) for way in ways]})
         if kept := self.answers.find([key]).get(key):
             return Way(**json.loads(kept.text))
-        way = self._try(ways)
+        prompt, word = _TRIAL
+        for way in ways:
+            question = self._question(way, prompt, word if way.decide_by == SCORE else None)
+            try:
+                self._answer_of(self._call(question.body), question)
+                break
+            except Declined:
+                if way == ways[-1]:
+                    raise
         self.answers.keep({key: Answer(json.dumps(vars(way)))}, model=self._model)
         logger.info("%s is asked by %s, labels by %s", self.name, way.endpoint, way.decide_by)
         return way
-
-    def _try(self, ways: Sequence[Way]) -> Way:
-        """Find the first way that is offered, by a call of one token each."""
-        absent: set[str] = set()
-        failure: Declined | None = None
-        prompt, word = _TRIAL
-        for way in ways:
-            if way.endpoint in absent:
-                continue
-            try:
-                question = self._question(way, prompt, word if way.decide_by == SCORE else None)
-                self._answer_of(self._call(question.body), question)
-                return way
-            except Declined as error:
-                failure = error
-                if error.status in _ABSENT:
-                    absent.add(way.endpoint)
-        assert failure is not None
-        raise failure
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -273,7 +264,8 @@ class RemoteLM:
         for prompt, [answer] in zip(prompts, answers, strict=True):
             text = continuation(prompt, answer.text) if way.endpoint == CHAT else answer.text
             # Some servers write the stop string too, or pass over it.
-            done.append(Completion(text.split(stop, 1)[0], *self._counts(answer, prompt)))
+            counts = answer.num_prompt_tokens or 0, answer.num_new_tokens or 0
+            done.append(Completion(text.split(stop, 1)[0], *counts))
         return done
 
     def score(
@@ -364,12 +356,7 @@ class RemoteLM:
         """Log what was used, and how many answers are none."""
         if not spent["calls"]:
             return
-        counts = (spent[name] for name in ("calls", "prompt_tokens", "completion_tokens", "reused"))
-        logger.info(
-            "%s: %d calls, %d prompt tokens, %d new ones; %d answers were on disk",
-            self.name,
-            *counts,
-        )
+        logger.info("%s: %d calls, %d answers on disk", self.name, spent["calls"], spent["reused"])
         none = {reason: spent[reason] for reason in _REASONS if spent[reason]}
         if none:
             more = "; a model that reasons first needs more tokens (--max_new_tokens)"
@@ -391,8 +378,11 @@ class RemoteLM:
             # The stop string ended a reasoning block.
             body = {name: value for name, value in question.body.items() if name != "stop"}
             return self._answer(replace(question, body=body))
-        prompt_tokens, new_tokens = self._counts(answer, question.prompt)
-        self._count(calls=1, prompt_tokens=prompt_tokens, completion_tokens=new_tokens)
+        self._count(
+            calls=1,
+            prompt_tokens=reply.num_prompt_tokens or 0,
+            completion_tokens=reply.num_new_tokens or 0,
+        )
         if none:
             self._count(**{none: 1})
         else:
@@ -420,15 +410,6 @@ class RemoteLM:
         if not none and not text.strip():
             none = "cut" if is_open or reply.is_full else "empty"
         return Answer("" if none else text, *counts), none
-
-    def _counts(self, answer: Answer, prompt: str) -> tuple[int, int]:
-        """Return the endpoint's own counts, and ours where it gives none."""
-        prompt_tokens, new_tokens = answer.num_prompt_tokens, answer.num_new_tokens
-        if prompt_tokens is None:
-            (prompt_tokens,) = self.count_tokens([prompt])
-        if new_tokens is None:
-            (new_tokens,) = self._counter([answer.text])
-        return prompt_tokens, new_tokens
 
     def _count(self, **more: int) -> None:
         """Add to what was used."""
@@ -459,7 +440,13 @@ class RemoteLM:
             if error.code in FILTERS:
                 return Reply(none="filtered")
             if is_chat and error.status_code in (400, 422) and error.param in _OPTIONAL & {*sent}:
-                self._leave_out(str(error.param))
+                self._unknown.add(str(error.param))
+                if error.param == "temperature":
+                    logger.warning(
+                        "%s takes no temperature: it draws its answers, and another run may get "
+                        "others",
+                        self.name,
+                    )
                 return self._call(body)
             self._refuse(error, body)
         except openai.OpenAIError as error:
@@ -473,43 +460,26 @@ class RemoteLM:
                 "--base_url that of an OpenAI-compatible endpoint (it usually ends in /v1)?"
             ) from None
 
-    def _leave_out(self, parameter: str) -> None:
-        """Note that a model does not take a parameter, which it said by name."""
-        if parameter == "temperature" and parameter not in self._unknown:
-            logger.warning(
-                "%s takes no temperature: it draws its answers, and another run may get others",
-                self.name,
-            )
-        self._unknown.add(parameter)
-
     def _refuse(self, error: Any, body: Mapping[str, Json]) -> NoReturn:
         """Explain a status that is no success, an openai.APIStatusError."""
         status, headers = error.status_code, error.response.headers
-        if error.code == "insufficient_quota":
-            way = ": the account has no money left; pay, and run again"
-        elif status == 429 or status >= 500:
-            wish = headers.get("retry-after")
-            way = f", and asks to wait {wish} s" if wish else ": try again later"
-        elif status in range(300, 400):
-            place = self._excerpt(headers.get("location", "?"))
-            way = f", elsewhere: {place}; if that is right, give it as --base_url"
+        if status == 429 or status >= 500:
+            way = f"try again later ({headers.get('retry-after', 'no time is given')})"
+            if error.code == "insufficient_quota":
+                way = "the account has no money left"
+        elif status < 400:
+            way = f"give {self._excerpt(headers.get('location', '?'))} as --base_url if it is right"
         elif status in (401, 403):
-            way = f": see that {KEY} is set to a key that may use this model"
+            way = f"see that {KEY} is set to a key that may use this model"
         elif status == 404:
-            way = (
-                ": see --base_url (it usually ends in /v1) and the model's name; a model for chats "
-                "alone has no completions (--endpoint chat)"
-            )
+            way = "see --base_url (it usually ends in /v1), the model's name, and --endpoint"
         elif "logprobs" in body:
-            way = f": it may give no chances of tokens, or --lm_window is too large: {WRITE}"
+            way = f"it may give no chances of tokens, or --lm_window is too large: {WRITE}"
         else:
-            way = ": see that --lm_window is no larger than the model's"
-        message = (
-            f"{self.name} answered {status} '{self._excerpt(error_message(error.response.text))}'"
-        )
-        if status in _DECLINED:
-            raise Declined(message + way, status) from None
-        raise ModelError(message + way) from None
+            way = "see that --lm_window is no larger than the model's"
+        said = self._excerpt(error_message(error.response.text))
+        kind = Declined if status in _DECLINED else ModelError
+        raise kind(f"{self.name} answered {status} '{said}': {way}") from None
 
     def _excerpt(self, text: str) -> str:
         """Shorten what an endpoint said to one line without the key."""

@@ -38,16 +38,7 @@ _WRAPPING = re.compile(
 
 
 class Declined(ModelError):
-    """An endpoint does not do what it was asked to.
-
-    Attributes:
-        status: Of its answer; 0 where it answered without what was asked.
-    """
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        """Keep the message and the status."""
-        super().__init__(message)
-        self.status = status
+    """An endpoint does not do what it was asked to."""
 
 
 @dataclass(frozen=True)

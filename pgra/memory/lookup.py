@@ -531,7 +531,7 @@ class EncoderLookup(LogLookup):
         from pgra.encoders.encoder import Encoder
 
         form = "feedback" if of_feedback else str(args.key_form)
-        encoder = Encoder.from_name(args.encoder, device=context.device)
+        encoder = Encoder(args.encoder, device=context.device)
         return lambda log: cls(log, encoder, part, form=form)
 
     def _score(self, question: str) -> Floats:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from pgra.core import Example, Json
 from pgra.data.examples import draw_shots, whole_train
-from pgra.encoders.encoder import Encoder, choose_max_tokens, load_encoder
+from pgra.encoders.encoder import Encoder, choose_max_tokens
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
 from pgra.methods.arguments import SECTIONS, LmBffArguments, RunArguments
@@ -113,7 +113,7 @@ class LmBff(Pgra):
 
     @cached_property
     def _encoder(self) -> Encoder:
-        return load_encoder(replace(self.pgra.retriever, normalize=True), self.context.device)
+        return Encoder(replace(self.pgra.retriever, normalize=True), device=self.context.device)
 
     def _vectors(self, split: str) -> Vectors:
         texts = [example.text for example in self.data.examples(split)]

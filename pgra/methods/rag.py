@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
-from pgra.encoders.encoder import Encoder, load_encoder, pool
+from pgra.encoders.encoder import Encoder, pool
 from pgra.errors import ArtifactError, ConfigError, DamageError, ModelError, reading
 from pgra.lm.batching import GroupCost, PackedSegments, TokenIds, pack_segments
 from pgra.methods.pgra import Pgra
@@ -403,7 +403,7 @@ class Rag(Pgra):
     def _encoder(self) -> Encoder:
         """Load what the query encoder begins as; in float32, for it is trained."""
         retriever = replace(self.pgra.retriever, encoder_dtype="float32")
-        return load_encoder(retriever, self.context.device)
+        return Encoder(retriever, device=self.context.device)
 
     @cached_property
     def _index(self) -> Path:

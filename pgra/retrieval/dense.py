@@ -31,7 +31,7 @@ from pgra.artifacts import (
 )
 from pgra.core import Candidates, Context, Json
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
-from pgra.encoders.encoder import Encoder, load_encoder
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DamageError
 from pgra.lm.load import choose_device
 from pgra.retrieval.base import (
@@ -93,7 +93,7 @@ class DenseRetriever(Retriever):
     @classmethod
     def folders(cls, request: IndexRequest) -> list[Path]:
         """Return where the index stands, or will."""
-        return [_locate(request, load_encoder(request.args, request.context.device))[1]]
+        return [_locate(request, Encoder(request.args, device=request.context.device))[1]]
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
@@ -102,13 +102,13 @@ class DenseRetriever(Retriever):
         Raises:
             ArtifactError: If the one there is foreign or damaged.
         """
-        encoder = load_encoder(request.args, request.context.device)
+        encoder = Encoder(request.args, device=request.context.device)
         return [find_or_build(request, encoder)]
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
         """Find or build the index, and load it."""
-        encoder = load_encoder(request.args, request.context.device)
+        encoder = Encoder(request.args, device=request.context.device)
         return cls.load(request, encoder, find_or_build(request, encoder))
 
     @classmethod
@@ -396,7 +396,7 @@ def add_passages(
         recipe, num_rows = recipe or Recipe.read(folder, manifest), manifest.counts["rows"]
         corpus = open_corpus(_grown_corpus(folder, recipe.corpus, more), context.artifacts)
         _check_beginning(folder, manifest, recipe, corpus)
-        encoder = encoder or load_encoder(recipe.retriever, context.device)
+        encoder = encoder or Encoder(recipe.retriever, device=context.device)
         made, was = manifest.fingerprint, manifest.counts
         built_of = {name: value for name, value in made.items() if name != TRAINED}
         factory = str(made["factory"])

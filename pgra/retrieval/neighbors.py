@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.text import LEAK_JACCARD, copy_key, text_key
-from pgra.encoders.encoder import Encoder, load_encoder, load_t5_encoder
+from pgra.encoders.encoder import Encoder, load_t5_encoder
 from pgra.retrieval.base import RetrieverArguments, examples_digest
 from pgra.retrieval.faiss import Vectors, nearest
 
@@ -229,7 +229,7 @@ def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) ->
         ModelError: If it cannot be found or loaded, or is no encoder.
     """
     if args.neighbor_encoder == "encoder":
-        return load_encoder(args, device)
+        return Encoder(args, device=device)
     return load_t5_encoder(args, reader, device)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.data.corpus import load_corpus
-from pgra.encoders.encoder import Encoder, load_encoder
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.progress import Bar
 from pgra.retrieval.base import IndexRequest, RetrieverArguments, find_retriever, whole_path
@@ -99,7 +99,7 @@ def encode_one(shard: Shard, made_of: str, corpus_folder: str, args: str, device
 def _load(folder: str, encoder: str, device: str) -> "tuple[Corpus, Encoder]":
     """Load what a worker needs, once in its life."""
     args = RetrieverArguments(**json.loads(encoder))
-    return load_corpus(Path(folder)), load_encoder(args, device)
+    return load_corpus(Path(folder)), Encoder(args, device=device)
 
 
 def _result(reference: Any) -> int:

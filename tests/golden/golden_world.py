@@ -65,7 +65,7 @@ def _states(kind: str) -> dict[str, object]:
     )
     train = pgra.load_splits(task, files).train
     template = pgra.prompt_template(task)
-    lm = pgra.CausalLM.from_name(f"m/{kind}", device="cpu")
+    lm = pgra.CausalLM(f"m/{kind}", device="cpu")
     told: dict[str, object] = {}
     for number in (0, 2, 4):
         prompt = pgra.build_prompt(template, train, task.prompt_words, num_exemplars=number)

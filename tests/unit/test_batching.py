@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from pgra.errors import ModelError
 from pgra.lm.batching import (
     BackOff,
-    RowLayout,
     group_by_prefix,
-    pack_rows,
     pad,
     token_budget_batches,
 )
@@ -84,19 +82,9 @@ def test_what_did_not_fit_makes_later_batches_smaller_and_a_moment_does_not(batc
         back_off.run([7], sum, device.run)
 
 
-def test_rows_masks_and_ends_by_hand():
+def test_texts_are_padded_on_the_right_by_hand():
     ids, mask = pad([[5, 6], [], [7]], 9)
     assert (ids.tolist(), mask.sum(1).tolist()) == ([[5, 6], [9, 9], [7, 9]], [2, 0, 1])
-    assert pack_rows([9, 4, 3, 3, 1], 8) == [[0], [1, 2], [3, 4]]
-    layout = RowLayout.of([2, 1, 3, 1], [[2], [0, 3, 1]])
-    assert layout.place([[5, 6], [7], [8, 9, 10], [11]]).tolist() == [[8, 9, 10, 0], [5, 6, 11, 7]]
-    assert layout.ends.tolist() == [5, 7, 2, 6]
-    layout = RowLayout.of([2, 1, 1], [[0, 1], [2]])
-    assert layout.segments.tolist() == [[0, 0, 1], [2, -1, -1]]
-    assert layout.positions.tolist() == [[0, 1, 0], [0, 0, 0]]
-    # A token sees the prefix and its own text up to itself.
-    seen = (layout.mask(1, torch.float32)[0, 0] == 0).int().tolist()
-    assert seen == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
 
 
 OTHER, ODD = list(range(300, 360)), [*START[:34], 9, 9, 9]

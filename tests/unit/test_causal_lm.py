@@ -5,8 +5,7 @@ import weakref
 
 import pytest
 import torch
-from conftest import SENTENCES, one_quick
-from tiny_models import build_odd_lm
+from conftest import one_quick
 from transformers import AutoModel
 
 from pgra.errors import ModelError
@@ -27,7 +26,7 @@ def folder(request, lm_dirs):
 
 
 def open_lm(folder, **how):
-    return CausalLM.from_name(str(folder), device="cpu", **how)
+    return CausalLM(str(folder), device="cpu", **how)
 
 
 def test_states_are_those_of_a_plain_load_under_any_device_map(folder):
@@ -40,38 +39,6 @@ def test_states_are_those_of_a_plain_load_under_any_device_map(folder):
         spread = open_lm(folder, device_map=device_map)
         assert torch.equal(spread.states_of(IDS), lm.states_of(IDS))
         assert spread.fingerprint == lm.fingerprint
-
-
-def test_layers_that_wait_elsewhere_give_the_same_states(folder, tmp_path):
-    """As on a GPU with parts on its host: hooks fetch them, here from disk."""
-    lm, spread = open_lm(folder), open_lm(folder, device_map="auto")
-    spread.__dict__["model"] = AutoModel.from_pretrained(  # `lm.model` refuses the disk
-        folder,
-        dtype=torch.float32,
-        device_map="auto",
-        max_memory={"cpu": 60_000},
-        offload_folder=tmp_path,
-    ).eval()
-    assert "disk" in spread.model.hf_device_map.values()
-    shared, whole = (PromptedEncoder(one, PROMPT) for one in (spread, lm))
-    torch.testing.assert_close(
-        shared.encode(SENTENCES), whole.encode(SENTENCES), rtol=1e-4, atol=1e-4
-    )
-    assert shared.way == whole.way != "none"
-
-
-@pytest.mark.parametrize(
-    "kind",
-    one_quick(["opt", "gpt2", "llama", "bloom", "gemma2", "gpt_neo", "mistral", "mamba"], "opt"),
-)
-def test_inputs_that_no_device_is_asked_about_have_the_stock_states(kind, lm_dirs, tmp_path):
-    lm = open_lm(lm_dirs[kind] if kind in lm_dirs else build_odd_lm(tmp_path / kind, kind))
-    batch = lm.tokenize(SENTENCES)
-    assert len(set(map(len, batch))) > 1
-    stock = lm.states_of(batch)
-    assert lm._is_unasked is False  # on a CPU nobody waits
-    vars(lm)["_is_unasked"] = True
-    torch.testing.assert_close(lm.states_of(batch), stock, rtol=0, atol=2e-5)
 
 
 def test_what_is_no_causal_lm_or_damaged_is_refused(lm_dirs, encoder_dir, tmp_path):
@@ -111,7 +78,6 @@ def test_weights_that_are_let_go_of_are_gone_and_come_back(folder):
     lm = open_lm(folder)
     encoder = PromptedEncoder(lm, PROMPT)
     before, width = encoder.encode(["a", "A dull plot."]), lm.width
-    lm.last_layer.is_short = False  # as if it had been at fault
     weights = [weakref.ref(weight) for weight in lm.model.parameters()]
     keys = weakref.ref(encoder._behind._prefix[0][0])
     assert all(ref() is not None for ref in [*weights, keys])
@@ -119,7 +85,6 @@ def test_weights_that_are_let_go_of_are_gone_and_come_back(folder):
     assert not any(ref() is not None for ref in [*weights, keys])
     assert (lm.width, encoder.way) == (width, "cascade")  # what was found is kept
     torch.testing.assert_close(encoder.encode(["a", "A dull plot."]), before)
-    assert not lm.last_layer.is_short
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(folder, monkeypatch):

@@ -1,28 +1,24 @@
 """Encoders: poolings, invariances, and sentence-transformers folders as that library reads them."""
 
-import itertools
 import json
 import shutil
 import threading
 import time
-import weakref
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
-from meta_device import moved_to_meta
 from safetensors.torch import save_file
-from tiny_models import _lively, build_encoder
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertModel
+from tiny_models import build_encoder
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from pgra.artifacts import write_json
 from pgra.data.bundled import bundled_model_dir
 from pgra.encoders import POOLINGS
-from pgra.encoders.encoder import _LIMITS, Encoder, load_t5_encoder
-from pgra.errors import LONGEST_MESSAGE, ConfigError, ModelError
-from pgra.retrieval.base import RetrieverArguments
+from pgra.encoders.encoder import _LIMITS, Encoder
+from pgra.errors import ConfigError, ModelError
 from pgra.retrieval.shards import encode_shards, plan_shards
 
 PATIENCE = 20  # seconds, for a machine that does other things too
@@ -30,7 +26,7 @@ close = partial(np.testing.assert_allclose, atol=1e-5)
 
 
 def make(folder, **kwargs):
-    return Encoder.from_name(str(folder), device="cpu", **kwargs)
+    return Encoder(str(folder), device="cpu", **kwargs)
 
 
 def by_hand(folder, text, pooling):
@@ -111,112 +107,7 @@ def test_auto_knows_simcse_by_name(encoder_dir, tmp_path):
         assert make(folder).fingerprint["pooling"] == pooling
 
 
-def test_out_of_memory_halves_the_batch_and_loses_nothing(encoder_dir, caplog, monkeypatch):
-    expected, encoder = make(encoder_dir).encode(SENTENCES), make(encoder_dir)
-    attempts, alive, done = [], [], []
-
-    def refuse_large(module, args, kwargs):
-        if len(kwargs["input_ids"]) > 2:
-            held = torch.empty(1)  # what a layer had made when the next found no room
-            attempts.append(weakref.ref(held))
-            raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(attempts[-1]() is not None))
-    encoder.model.register_forward_pre_hook(refuse_large, with_kwargs=True)
-    close(encoder.encode(SENTENCES, advance=done.append), expected)
-    assert sum(done) == len(SENTENCES)
-    assert "out of memory" in caplog.text
-    assert len(alive) == len(attempts) > 0
-    assert not any(alive)  # a cache is emptied of what nobody holds
-
-
-OTHER_KINDS = {
-    "albert": {"embedding_size": 16},
-    "distilbert": {"dim": 16, "hidden_dim": 32, "n_heads": 2, "n_layers": 2},
-    "mpnet": {},
-    "modernbert": {"local_attention": 4, "global_attn_every_n_layers": 2},
-    "llama": {},
-}
-SIZES = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 160,
-    "pad_token_id": 0,
-    "vocab_size": 600,
-}
-
-
-@pytest.fixture
-def any_encoder(request, encoder_dirs, t5_dir, tmp_path):
-    kind, pooling = request.param
-    if kind == "t5":
-        args = RetrieverArguments(encoder=str(t5_dir), normalize=False)
-        return load_t5_encoder(args, str(t5_dir), "cpu")
-    folder = encoder_dirs.get(kind)
-    if folder is None:
-        folder = tmp_path / kind
-        AutoTokenizer.from_pretrained(encoder_dirs["bert"]).save_pretrained(folder)
-        torch.manual_seed(0)
-        config = AutoConfig.for_model(kind, **SIZES, **OTHER_KINDS[kind])
-        _lively(AutoModel.from_config(config)).save_pretrained(folder)
-    return make(folder, pooling=pooling, normalize=False, max_encoder_tokens=100)
-
-
-KINDS = [
-    *itertools.product(["bert", "roberta"], POOLINGS[1:]),
-    *((kind, "mean") for kind in ["albert", "distilbert", "mpnet", "t5"]),
-]
 TEXTS = [*SENTENCES, "sea", " ".join(SENTENCES[:4])]
-
-
-@pytest.mark.parametrize("any_encoder", KINDS, indirect=True, ids="-".join)
-def test_a_mask_that_no_device_is_asked_about_gives_the_stock_vectors(any_encoder):
-    stock = any_encoder.encode(TEXTS)
-    assert any_encoder._takes_added_mask is False  # on a CPU transformers' own is the quicker
-    with torch.inference_mode():
-        assert any_encoder._try_added_mask()
-    any_encoder._takes_added_mask = True
-    close(any_encoder.encode(TEXTS), stock, atol=2e-6)
-
-
-@pytest.mark.parametrize(
-    "any_encoder", [("modernbert", "mean"), ("llama", "last")], indirect=True, ids="-".join
-)
-def test_a_model_with_masks_of_its_own_keeps_them_and_it_is_said(any_encoder, caplog):
-    """One looks at near tokens only, the other at earlier ones; given our mask both see all."""
-    stock = any_encoder.encode(TEXTS)
-    with torch.inference_mode():
-        assert not any_encoder._try_added_mask()
-    assert "no mask but transformers' own (it gives other values" in caplog.text
-    assert "each batch waits for cpu" in caplog.text
-    any_encoder._takes_added_mask = True
-    assert not np.allclose(any_encoder.encode(TEXTS), stock, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("switch", ["auto", "off"])
-@pytest.mark.parametrize("pooling", POOLINGS[1:])
-def test_no_batch_waits_for_the_device_and_a_chunk_is_one_copy_there(
-    encoder_dir, pooling, switch, monkeypatch
-):
-    monkeypatch.setenv("PGRA_FAST_KERNELS", switch)
-    encoder = make(encoder_dir, pooling=pooling, encoder_batch_tokens=1)
-    encoder._back_off.budget = 64
-    with moved_to_meta(encoder) as device:
-        encoder.begin(encoder.tokenize(SENTENCES[:1]))()  # finds out which mask the model takes
-        device.waits.clear(), device.sent.clear()
-        chunks = encoder.tokenize(TEXTS * 3)
-        num_batches = sum(len(chunk.batches) for chunk in chunks)
-        assert num_batches > 9
-        finish = encoder.begin(chunks, in_half=True)
-        assert "copy to the host" not in device.waits  # the next chunk can be begun first
-        finish()
-    asked = device.waits.pop("is_nonzero", 0)
-    assert asked == (0 if switch == "auto" else num_batches)  # stock calls are the control
-    assert device.waits == {"copy to the host": 2}  # at the end: vectors, and their peaks
-    assert device.sent == [(4 * (len(chunks[0].order) + len(chunks[0].ids)), torch.int32)]
 
 
 def test_beside_a_slow_device_the_next_shard_is_read_and_the_last_is_written(
@@ -279,7 +170,7 @@ def test_a_vector_that_is_not_finite_is_refused_with_its_text(tmp_path):
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_vectors(encoder_dir):
-    on_gpu = Encoder.from_name(str(encoder_dir), device="cuda", encoder_dtype="float32")
+    on_gpu = Encoder(str(encoder_dir), device="cuda", encoder_dtype="float32")
     close(on_gpu.encode(SENTENCES), make(encoder_dir).encode(SENTENCES), atol=1e-4)
 
 
@@ -430,7 +321,7 @@ def test_a_model_that_begins_with_another_part_is_refused_by_its_name(
     write_json(folder / "modules.json", modules)
     if not has_transformer:
         (folder / "config.json").unlink()
-    with pytest.raises(ModelError, match=f"part .*'{first}'"):
+    with pytest.raises(ModelError, match=f"parts? .*{first}'"):
         make(folder)
 
 
@@ -439,38 +330,35 @@ def more(kind):
 
 
 BAD = {
-    "has a part 'LSTM'.*only Dense": more(f"{MODELS}.LSTM"),
-    r"needs code of its own \('custom_code": more("custom_code.Transformer"),
-    "has no Pooling .*no single vector": {"modules": lambda named: named[:1]},
-    "has activation 'Mish', and only GELU": {"dense": {"activation_function": "torch.nn.Mish"}},
-    "use_residual True, which is not done here": {"dense": {"use_residual": True}},
-    r"asks for pooling 'cls \+ mean', which": {"pooling": {"pooling_mode": ["cls", "mean"]}},
-    "leaves its prompt out of the pooling": {"pooling": {"include_prompt": False}},
-    "parts Transformer, Dense, Pooling .*a Pooling second": {
+    "the parts .*LSTM": more(f"{MODELS}.LSTM"),
+    "the parts .*custom_code": more("custom_code.Transformer"),
+    "the parts 'Transformer' ": {"modules": lambda named: named[:1]},
+    "the parts 'Transformer, Dense, Pooling": {
         "modules": lambda named: [named[0], named[2], named[1]]
     },
-    "parts Transformer, Pooling, Dense, Pooling .*neither again": more(f"{MODELS}.Pooling"),
+    "the parts 'Transformer, Pooling, Dense, Pooling'": more(f"{MODELS}.Pooling"),
+    "one of the activations GELU": {"dense": {"activation_function": "torch.nn.Mish"}},
+    r"activations .*'own.ReLU'": {"dense": {"activation_function": "own.ReLU"}},
+    "use_residual True, which is not done here": {"dense": {"use_residual": True}},
+    "a pooling that is not done here .*'cls', 'mean'": {
+        "pooling": {"pooling_mode": ["cls", "mean"]}
+    },
+    "a pooling that is not done here .*include_prompt": {"pooling": {"include_prompt": False}},
     "has module_input_name 'token_embeddings'": {
         "dense": {"module_input_name": "token_embeddings"}
     },
-    "has activation 'own.ReLU'": {"dense": {"activation_function": "own.ReLU"}},
     "has transformer_task 'fill-mask'": {"limits": {"transformer_task": "fill-mask"}},
     "has method_output_name 'pooler_output'": {
         "limits": {"modality_config": {"text": {"method_output_name": "pooler_output"}}}
     },
     "has a path outside it": {"modules": lambda named: [{**named[0], "path": "../x"}, *named[1:]]},
-    "2_Dense/model.safetensors.*cannot be read": {"damaged": "2_Dense/model.safetensors"},
 }
 
 
 @pytest.mark.parametrize("message", BAD)
 def test_what_is_not_known_is_refused_by_name(encoder_dir, tmp_path, message):
-    folder = sentence_dir(encoder_dir, tmp_path / "bad", "Dense", **BAD[message])
-    if "damaged" in BAD[message]:
-        (folder / BAD[message]["damaged"]).write_text("{")
-    with pytest.raises(ModelError, match=message) as told:
-        make(folder)
-    assert "\n" not in str(told.value)
+    with pytest.raises(ModelError, match=message):
+        make(sentence_dir(encoder_dir, tmp_path / "bad", "Dense", **BAD[message]))
 
 
 @pytest.mark.slow
@@ -545,40 +433,13 @@ def test_the_bundled_encoder_gives_the_librarys_vectors(two_threads):
 # Files of a model that are damaged. All kinds of damage: tests/faults/readers.py.
 
 
-def test_a_tokenizer_whose_file_is_damaged_is_refused(encoder_dir, tmp_path):
-    copy = shutil.copytree(encoder_dir, tmp_path / "copy")
-    make(copy)  # the control
-    text = (copy / "tokenizer.json").read_text()
-    (copy / "tokenizer.json").write_text(text.replace('"continuing_subword_prefix"', '"prefix"'))
-    with pytest.raises(ModelError, match=r"cannot load the tokenizer of .*missing field"):
-        make(copy)
-
-
-def test_what_safetensors_says_of_a_damaged_header_is_cut(encoder_dir, tmp_path):
-    """It lists all dtypes that it knows."""
-    copy = shutil.copytree(encoder_dir, tmp_path / "copy")
-    weights = (copy / "model.safetensors").read_bytes()
-    (copy / "model.safetensors").write_bytes(weights.replace(b'"F32"', b'"X32"'))
-    with pytest.raises(ModelError, match="cannot load model .*unknown variant `X32`") as caught:
-        make(copy)
-    assert len(str(caught.value)) <= LONGEST_MESSAGE + len(str(copy))
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("num_hidden_layers", 10**50, "its config.json says num_hidden_layers 10+, and no model"),
-        ("num_hidden_layers", 1001, "its config.json says num_hidden_layers 1001, and no model"),
-        ("num_attention_heads", 0, ".* by zero"),
-        ("layer_norm_eps", 2, "for field 'layer_norm_eps': TypeError: .* expected float, got int"),
-    ],
+    ("name", "value"),
+    [("num_hidden_layers", 10**50), ("num_attention_heads", 0), ("layer_norm_eps", 2)],
 )
-def test_a_configuration_that_no_model_has_is_refused_at_once(
-    encoder_dir, tmp_path, name, value, told
-):
+def test_a_configuration_that_no_model_has_is_refused_at_once(encoder_dir, tmp_path, name, value):
     copy = shutil.copytree(encoder_dir, tmp_path / "copy")
-    make(copy)  # the control
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, name: value}))
-    with pytest.raises(ModelError, match=f"cannot load model .*{told}"):
+    with pytest.raises(ModelError, match="cannot load model"):
         make(copy)

@@ -30,7 +30,7 @@ def make_search(lm_dirs, tmp_path, texts, *, similarity="dot"):
     path.write_text("\n".join(texts) + "\n")
     corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
     prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=2)
-    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["gpt2"]), device="cpu"), prompt)
+    encoder = PromptedEncoder(CausalLM(str(lm_dirs["gpt2"]), device="cpu"), prompt)
     args = RerankArguments(similarity=similarity, bank_shard_rows=64)
     context = Context(artifacts=tmp_path)
     request = RerankRequest(args=args, prompt=prompt, corpus=corpus, context=context)

@@ -35,7 +35,7 @@ def small_draws(tmp_path, monkeypatch):
 def start(lm_dirs, corpus, tmp_path):
     def start(similarity, where="banks", *, train=TRAIN[4:], words=WORDS, made=None, **kwargs):
         prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=4)
-        lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="float32", with_head=True)
+        lm = CausalLM(str(lm_dirs["opt"]), dtype="float32", with_head=True)
         request = RerankRequest(
             args=RerankArguments(similarity=similarity, bank_shard_rows=5, **kwargs),
             prompt=prompt,

@@ -8,7 +8,6 @@ from tiny_models import build_lm, build_odd_lm
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import PromptReader, next_logits, write, write_alone
-from pgra.lm.kernels import LastLayer
 
 SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
 PROMPTS = [SHARED + f"Q: {text}\nA:" for text in SENTENCES[2:7]] + ["Q: who?\nA:", SENTENCES[9]]
@@ -16,7 +15,7 @@ NO_STOP = {"max_new_tokens": 5, "stop": "no such text"}
 
 
 def open_lm(folder, **changes):
-    return CausalLM.from_name(str(folder), device="cpu", with_head=True, **changes)
+    return CausalLM(str(folder), device="cpu", with_head=True, **changes)
 
 
 def tokenize(lm, prompts):
@@ -96,22 +95,6 @@ def test_stock_calls_and_sizes_of_what_is_kept_change_nothing(lm_dirs, monkeypat
     assert write(open_lm(lm_dirs["llama"]).reader, ids, **how) == expected
 
 
-@pytest.mark.parametrize("kind", ["opt", "llama", "bloom"])
-def test_a_mask_that_asks_no_gpu_changes_nothing_or_is_not_taken(kind, lm_dirs, tmp_path):
-    folder = build_odd_lm(tmp_path / kind, kind) if kind == "bloom" else lm_dirs[kind]
-    lm, stock = open_lm(folder), open_lm(folder)
-    lm.reader.adds_mask = True  # as on a GPU
-    check_completions(lm, PROMPTS[3:], **NO_STOP)
-    assert lm.reader.fault is None
-    assert lm.reader.adds_mask == (kind != "bloom")  # the control: it counts places by the mask
-    words = [" great", " the old house"]
-    expected = stock.score(PROMPTS[3:], words)
-    assert not stock.reader.adds_mask
-    torch.testing.assert_close(
-        torch.tensor(lm.score(PROMPTS[3:], words)), torch.tensor(expected), atol=2e-5, rtol=0
-    )
-
-
 def test_what_prompts_begin_with_is_read_once(lm_dirs):
     lm, alone = open_lm(lm_dirs["opt"]), open_lm(lm_dirs["opt"])
     shared, lengths = lm.count_tokens([SHARED + "Q:"])[0], lm.count_tokens(PROMPTS)
@@ -158,18 +141,6 @@ def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
     write(lm.reader, ids, max_new_tokens=6, is_done=is_done)
     assert seen == sorted(seen, reverse=True)
     assert seen[-1] < len(ids)
-
-
-def test_an_lm_whose_last_layer_looks_at_other_tokens_is_read_whole(lm_dirs, monkeypatch, caplog):
-    right = LastLayer.only_at
-    monkeypatch.setattr(
-        LastLayer, "only_at", lambda self, ends: right(self, None if ends is None else ends * 0)
-    )
-    lm = open_lm(lm_dirs["llama"])
-    assert lm.last_layer.is_short
-    check_completions(lm, PROMPTS[4:], **NO_STOP)
-    assert (lm.reader.fault, lm.last_layer.is_short) == (None, False)
-    assert len([r for r in caplog.records if "works on all tokens" in r.getMessage()]) == 1
 
 
 def test_text_ends_before_the_stop_string(lm_dirs):

@@ -208,12 +208,12 @@ TEXT = "The film is a warm and funny portrait."
 
 
 def ask_lm(name):
-    lm = CausalLM.from_name(name, device="cpu", dtype="float32")
+    lm = CausalLM(name, device="cpu", dtype="float32")
     return lm.states_of(lm.tokenize([TEXT])).tolist(), lm.fingerprint["model"]
 
 
 def ask_encoder(name, **options):
-    encoder = Encoder.from_name(name, device="cpu", **options)
+    encoder = Encoder(name, device="cpu", **options)
     return encoder.encode([TEXT]).tolist(), encoder.fingerprint["pooling"]
 
 

@@ -12,14 +12,12 @@ from transformers import AttentionInterface, AutoModel
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from pgra.lm import kernels
-from pgra.lm.causal_lm import CausalLM
 from pgra.lm.kernels import (
     MANY_TOKENS,
     Cascade,
     Packer,
     attend,
     find_fault,
-    in_blocks,
     packed_for,
     prepare_prefix,
 )
@@ -103,58 +101,6 @@ def test_two_parts_are_softmax_over_all_keys(rows, tokens, scale):
             in_two_parts(query, key, value, **{name: 4})
 
 
-# Blocks.
-
-
-@pytest.fixture
-def lengths(monkeypatch):
-    """Note the number of queries in each call of the stock kernel."""
-    seen, kernel = [], nn.functional.scaled_dot_product_attention
-
-    def spy(query, *args, **kwargs):
-        seen.append(query.shape[2])
-        return kernel(query, *args, **kwargs)
-
-    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", spy)
-    return seen
-
-
-def read(lm, ids):
-    with torch.inference_mode(), in_blocks(lm.model):
-        return lm.model(input_ids=ids, use_cache=False).last_hidden_state
-
-
-def test_an_lm_reads_the_same_in_blocks_and_attends_as_before_afterwards(lm_dir, lengths):
-    lm, ids = CausalLM.from_name(str(lm_dir), device="cpu"), torch.arange(5, 175)[None] % 90
-    truth = lm.model(input_ids=ids, use_cache=False).last_hidden_state
-    read(lm, ids)  # each layer compares
-    lengths.clear()
-    torch.testing.assert_close(read(lm, ids), truth, atol=1e-4, rtol=1e-4)
-    assert lengths[:3] == [64, 64, 42]
-    assert lm.model.config._attn_implementation == "sdpa"
-    how = {"use_cache": False, "attention_mask": (torch.arange(170) < 150).long()[None]}
-    truth = lm.model(input_ids=ids, **how).last_hidden_state
-    lengths.clear()
-    with in_blocks(lm.model):
-        torch.testing.assert_close(lm.model(input_ids=ids, **how).last_hidden_state, truth)
-    assert set(lengths) == {170}  # padding is left to the stock attention
-
-
-# The last layer.
-
-
-def test_the_last_layer_works_only_where_it_is_wanted_and_only_inside(lm_dirs):
-    lm, ids = CausalLM.from_name(str(lm_dirs["llama"])), torch.arange(5, 17)[None]
-    truth, seen = lm.model(input_ids=ids).last_hidden_state, []
-    lm.model.layers[-1].mlp.register_forward_hook(lambda _, __, out: seen.append(out.shape))
-    with lm.last_layer.only_at(torch.tensor([3])):
-        short = lm.model(input_ids=ids).last_hidden_state
-    assert seen[0][:-1].numel() == 1
-    torch.testing.assert_close(short[0, 3], truth[0, 3])
-    assert not torch.allclose(short[0, 4], truth[0, 4])
-    torch.testing.assert_close(lm.model(input_ids=ids).last_hidden_state, truth)
-
-
 # Packed weights.
 
 
@@ -205,9 +151,7 @@ def test_models_give_the_same_with_packed_weights(kind, lm_dirs, encoder_dirs, t
 
 
 @pytest.mark.parametrize("way", ["gives other values", "RuntimeError: it raises"])
-def test_a_kernel_that_fails_is_dropped_with_one_warning(
-    module, t5_dirs, lm_dirs, monkeypatch, caplog, lengths, way
-):
+def test_a_kernel_that_fails_is_dropped_with_one_warning(module, t5_dirs, monkeypatch, caplog, way):
     def broken(kernel):
         def call(*args, **kwargs):
             if "raises" in way:
@@ -220,8 +164,7 @@ def test_a_kernel_that_fails_is_dropped_with_one_warning(
     torch.manual_seed(5)
     decoder = FusionReader.from_name(str(t5_dirs["t5"])).eval().model.decoder
     across, width = decoder.block[1].layer[1].EncDecAttention, decoder.config.d_model
-    lm = CausalLM.from_name(str(lm_dirs["llama"]), device="cpu")
-    ids, x = torch.arange(5, 175)[None] % 90, torch.randn(5, 16)
+    x = torch.randn(5, 16)
     hidden, encoded = torch.randn(6, 2, width), torch.randn(2, 9, width)
     mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
 
@@ -230,17 +173,15 @@ def test_a_kernel_that_fails_is_dropped_with_one_warning(
             products, packed = module(x), is_packed(module[0])
         assert not packed
         attended = across(hidden, mask=mask, key_value_states=encoded)[0].detach()
-        return products, read(lm, ids), attended
+        return products, attended
 
     monkeypatch.setenv("PGRA_FAST_KERNELS", "off")
     truth = use()
-    assert max(lengths[-2:]) == 170  # not in blocks
     monkeypatch.setenv("PGRA_FAST_KERNELS", "auto")
     ops = SimpleNamespace(_reorder_linear_weight=torch.ops.mkldnn._reorder_linear_weight)
     ops._linear_pointwise = broken(torch.ops.mkldnn._linear_pointwise)
     monkeypatch.setattr(kernels.torch.ops, "mkldnn", ops)
-    for name in ("attend_in_blocks", "_attend_encoded"):
-        monkeypatch.setattr(kernels, name, broken(getattr(kernels, name)))
+    monkeypatch.setattr(kernels, "_attend_encoded", broken(kernels._attend_encoded))
     kernels._warn.cache_clear()
     for _ in range(2):
         for found, expected in zip(use(), truth, strict=True):
@@ -249,7 +190,6 @@ def test_a_kernel_that_fails_is_dropped_with_one_warning(
     assert [message.split(" does not work here")[0] for message in told] == [
         "oneDNN's packed product",
         "cross-attention to encoded tokens",
-        "attention in blocks",
     ]
     assert all(way in message for message in told)
     assert "and more" not in caplog.text

@@ -33,7 +33,7 @@ def folder(request, tmp_path_factory):
 
 
 def open_lm(folder, layer="last"):
-    return CausalLM.from_name(str(folder), layer=layer, device="cpu")
+    return CausalLM(str(folder), layer=layer, device="cpu")
 
 
 @torch.inference_mode()

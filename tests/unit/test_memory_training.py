@@ -121,15 +121,15 @@ def test_a_layer_learns_what_a_target_asks_for():
 
 def test_a_head_stands_behind_what_the_encoder_had_before(encoder_dir, tmp_path):
     draw, folder, texts = torch.Generator().manual_seed(0), encoder_dir, ["a", "another text"]
-    expected = torch.from_numpy(Encoder.from_name(str(folder), device="cpu").encode(texts))
+    expected = torch.from_numpy(Encoder(str(folder), device="cpu").encode(texts))
     for width in (5, 3):
-        before = Encoder.from_name(str(folder), device="cpu")
+        before = Encoder(str(folder), device="cpu")
         weight = torch.randn(width, before.width, generator=draw)
         head = DenseLayer(weight, torch.randn(width, generator=draw), "Tanh", "")
         folder = tmp_path / f"{width} wide"
         save_with_head(before, head, folder)
         expected = torch.nn.functional.normalize(head.apply(expected), dim=-1)
-        after = Encoder.from_name(str(folder), device="cpu")
+        after = Encoder(str(folder), device="cpu")
         np.testing.assert_allclose(after.encode(texts), expected, atol=1e-5)
 
 
@@ -144,10 +144,10 @@ SAVED = [
 @pytest.mark.parametrize("how", SAVED, ids=str)
 def test_a_saved_encoder_is_one_of_sentence_transformers(encoder_dir, tmp_path, how):
     library = pytest.importorskip("sentence_transformers")
-    before, draw = Encoder.from_name(str(encoder_dir), device="cpu", **how), torch.Generator()
+    before, draw = Encoder(str(encoder_dir), device="cpu", **how), torch.Generator()
     head = DenseLayer(torch.randn(5, 16, generator=draw), None, "Tanh", "")
     save_with_head(before, head, tmp_path / "s")
-    after = Encoder.from_name(str(tmp_path / "s"), device="cpu")
+    after = Encoder(str(tmp_path / "s"), device="cpu")
     theirs = library.SentenceTransformer(str(tmp_path / "s"), device="cpu")
     for is_query, encode in ((False, theirs.encode_document), (True, theirs.encode_query)):
         vectors = torch.from_numpy(before.encode(SENTENCES, is_query=is_query))

@@ -9,7 +9,7 @@ from method_runs import having, lines_of, parse, run_of
 from small_training import at_batch, run_files, signal_self
 
 from pgra.core import ALONE
-from pgra.encoders.encoder import load_encoder, load_t5_encoder
+from pgra.encoders.encoder import Encoder, load_t5_encoder
 from pgra.errors import ArtifactError, ConfigError, Stopped
 from pgra.methods.arguments import READERS
 from pgra.methods.knn import NUMBERS
@@ -155,7 +155,7 @@ def test_labels_are_the_nearest_examples(args, tmp_path, encoder):
     args = with_retriever(args, num_neighbors=1, neighbor_encoder=encoder)
     data = Stages.read(as_method(args, "knn"), ALONE).data
     if encoder == "encoder":
-        model = load_encoder(args.retriever, "cpu")
+        model = Encoder(args.retriever, device="cpu")
     else:
         model = load_t5_encoder(args.retriever, args.reader.model_name_or_path, "cpu")
     train, test = (

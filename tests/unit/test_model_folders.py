@@ -30,18 +30,16 @@ WEIGHTS = "model.safetensors"
 
 
 def states(folder):
-    lm = CausalLM.from_name(folder, device="cpu")
+    lm = CausalLM(folder, device="cpu")
     return lm.states_of(lm.tokenize([TEXT]))
 
 
 def words(folder):
-    return torch.tensor(
-        CausalLM.from_name(folder, device="cpu", with_head=True).score([TEXT], [" a"])
-    )
+    return torch.tensor(CausalLM(folder, device="cpu", with_head=True).score([TEXT], [" a"]))
 
 
 def encode(folder, **how):
-    return torch.tensor(Encoder.from_name(folder, device="cpu", **how).encode([TEXT]))
+    return torch.tensor(Encoder(folder, device="cpu", **how).encode([TEXT]))
 
 
 def by_t5(folder):

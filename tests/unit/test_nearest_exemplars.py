@@ -43,7 +43,7 @@ NEW = [Example("test-0", {"text": "The boats came home."}), Example("test-1", {"
 
 @pytest.fixture
 def neighbors(encoder_dir, tmp_path):
-    return Neighbors(partial(Encoder.from_name, str(encoder_dir), device="cpu"), TRAIN, tmp_path)
+    return Neighbors(partial(Encoder, str(encoder_dir), device="cpu"), TRAIN, tmp_path)
 
 
 def exemplars_of(neighbors, count=3):
@@ -66,7 +66,7 @@ def test_exemplars_are_the_nearest_other_texts_and_no_copy_of_the_query(neighbor
 def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs, caplog):
     exemplars = exemplars_of(neighbors, count=5)
     exemplars.look_up(NEW)
-    lm, bare = CausalLM.from_name(str(lm_dirs["gpt2"])), exemplars.prompt(())
+    lm, bare = CausalLM(str(lm_dirs["gpt2"])), exemplars.prompt(())
     whole = exemplars.encoder_for(PromptedEncoder(lm, bare), NEW[0])
     assert len(whole.prompt.exemplar_ids) == 5
     (asked,) = whole.tokenize([NEW[0].fields]).ids

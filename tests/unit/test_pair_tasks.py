@@ -59,7 +59,7 @@ def test_both_fields_search_and_are_compared_with_each_passage_alone(pair_args):
     np.testing.assert_array_equal(retriever.retrieve(joined, 6).rows, rows)
     assert (retriever.retrieve(firsts, 6).rows != rows).any()  # the control: one field alone
 
-    encoder = PromptedEncoder(CausalLM.from_name(pair_args.rerank.lm), found.prompt)
+    encoder = PromptedEncoder(CausalLM(pair_args.rerank.lm), found.prompt)
     queries = encoder.encode_examples(examples)
     passages = encoder.encode(SENTENCES).numpy()
     best = found.evidence["test"].candidates

@@ -53,17 +53,17 @@ def error_of(*args, **kwargs):
 
 
 def open_encoder(folder, prompt=PROMPT, *, dtype="auto", **options):
-    return PromptedEncoder(CausalLM.from_name(str(folder), dtype=dtype), prompt, **options)
+    return PromptedEncoder(CausalLM(str(folder), dtype=dtype), prompt, **options)
 
 
 @pytest.fixture(scope="module")
 def lm(lm_dir):
-    return CausalLM.from_name(str(lm_dir))
+    return CausalLM(str(lm_dir))
 
 
 def test_every_way_gives_the_states_of_whole_prompts_in_any_batch_and_order(lm, lm_dir):
     order = [5, 1, 14, 0, 3, 2, 4, 13, 6, 12, 11, 7, 9, 10, 8]
-    for sharing, batch_tokens in zip((*WAYS, "auto"), (70, 1, 70, 512), strict=True):
+    for sharing, batch_tokens in zip((*WAYS, "auto"), (70, 1, 512), strict=True):
         encoder = PromptedEncoder(lm, PROMPT, sharing, batch_tokens)
         states = encoder.encode([TEXTS[i] for i in order])[torch.tensor(order).argsort()]
         assert error_of(states, lm_dir) < 1e-4
@@ -80,7 +80,7 @@ def test_stock_calls_give_the_same_and_no_cascade(lm_dirs, monkeypatch):
     monkeypatch.setenv("PGRA_FAST_KERNELS", "off")
     encoder = open_encoder(lm_dirs["llama"])
     assert error_of(encoder.encode(TEXTS), lm_dirs["llama"]) < 1e-4
-    assert encoder.way == "packed"
+    assert encoder.way == "expanded"
     with pytest.raises(ModelError, match=r"does not work on .* \(--fast_kernels is off\)"):
         open_encoder(lm_dirs["llama"], sharing="cascade").encode(["a"])
 
@@ -92,7 +92,7 @@ def test_an_odd_attention_takes_the_way_that_it_can(tmp_path, caplog, kind):
     encoder = open_encoder(folder)
     assert encoder.way == "expanded"
     assert error_of(encoder.encode(TEXTS), folder) < 1e-4
-    assert "'expanded' costs a mask, and a copy of the prefix's" in caplog.text
+    assert "'expanded' costs a copy of the prefix's" in caplog.text
     if kind == "bloom":
         with pytest.raises(ModelError, match=r"'cascade' does not work .*: use auto or none"):
             open_encoder(folder, sharing="cascade").encode(["a"])
@@ -107,7 +107,7 @@ def test_a_way_that_errs_by_half_of_what_a_text_has_of_its_own_is_refused(lm_dir
         return states.to(self.lm.dtype)
 
     monkeypatch.setattr(SharedPrefix, "run", lie)
-    lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="bfloat16")
+    lm = CausalLM(str(lm_dirs["opt"]), dtype="bfloat16")
     # As in real LMs, a large common part: half of a text's own is less than 5 % of its length.
     lm.model.decoder.final_layer_norm.bias.data += 4
     assert PromptedEncoder(lm, PROMPT).way == "cascade"  # the control: it does not lie yet
@@ -140,11 +140,11 @@ def test_a_state_that_is_not_finite_names_the_text(lm_dirs):
 
 def test_a_prefix_that_cannot_be_tokenised_apart_is_tokenised_whole(lm_dirs):
     prompt = FewShotPrompt(TEMPLATE, PREFIX + "\n")  # a break that merges with the blank line
-    lm = CausalLM.from_name(str(lm_dirs["gpt2"]))
+    lm = CausalLM(str(lm_dirs["gpt2"]))
     lm.tokenizer.add_tokens(["\n\n\n"])
     lm.model.resize_token_embeddings(len(lm.tokenizer), mean_resizing=False)
     whole = [lm.tokenizer(prompt.prefix + prompt.suffix({"text": t}))["input_ids"] for t in TEXTS]
-    encoder = PromptedEncoder(lm, prompt, sharing="packed")
+    encoder = PromptedEncoder(lm, prompt, sharing="expanded")
     assert encoder.tokenize([{"text": t} for t in TEXTS]).ids == whole
     truth = torch.cat([lm.states_of([ids]) for ids in whole])
     torch.testing.assert_close(encoder.encode(TEXTS), truth, rtol=1e-4, atol=1e-4)
@@ -174,11 +174,11 @@ def test_what_does_not_fit_is_run_in_parts_refused_or_run_otherwise(lm_dirs, mon
     room["cascade"] = 0
     with pytest.raises(ModelError, match=r"one text of \d+ tokens does not fit the memory of cpu"):
         encoder.encode(["a"])
-    assert open_encoder(lm_dirs["opt"]).way == "packed"
+    assert open_encoder(lm_dirs["opt"]).way == "expanded"
 
 
 def test_the_prefix_is_not_copied_behind_texts(lm_dirs):
-    lm, rows, left = CausalLM.from_name(str(lm_dirs["llama"])), [], []
+    lm, rows, left = CausalLM(str(lm_dirs["llama"])), [], []
 
     def look(_module, _args, kwargs, _output):
         cache = kwargs.get("past_key_values")
@@ -195,7 +195,7 @@ def test_the_prefix_is_not_copied_behind_texts(lm_dirs):
 
 
 def test_bfloat16_errs_no_more_than_whole_prompts_in_bfloat16(lm_dirs):
-    lm, errors = CausalLM.from_name(str(lm_dirs["llama"]), dtype="bfloat16"), {}
+    lm, errors = CausalLM(str(lm_dirs["llama"]), dtype="bfloat16"), {}
     for sharing in ("cascade", "none"):
         states = PromptedEncoder(lm, PROMPT, sharing).encode(TEXTS)
         assert states.dtype == torch.bfloat16
@@ -207,7 +207,7 @@ def test_bfloat16_errs_no_more_than_whole_prompts_in_bfloat16(lm_dirs):
 @pytest.mark.slow
 def test_the_real_lm_gives_the_states_of_whole_prompts(two_threads):
     folder, texts = find_model("bundled:smollm2-135m").path, [*TEXTS[:3], *TEXTS[-3:]]
-    lm = CausalLM.from_name(folder)
+    lm = CausalLM(folder)
     for sharing in WAYS:
         states = PromptedEncoder(lm, PROMPT, sharing=sharing).encode(texts)
         assert error_of(states, folder, texts) < 1e-4
@@ -258,23 +258,6 @@ def kernel(monkeypatch):
         yield kernel
 
 
-def old_varlen_attn(
-    q, k, v, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
-):
-    """As in torch 2.11, whose kernel takes fewer key heads without being told."""
-    ends, window = (cu_q, cu_k, max_q, max_k), list(window_size)
-    found = torch.ops.torch_attn._varlen_attn(q, k, v, *ends, window == [-1, 0], scale, window)
-    return found[:2] if return_aux is not None and return_aux.lse else found[0]
-
-
-@pytest.mark.parametrize("kind", one_quick(["opt", "llama"], "opt"))
-def test_an_older_torch_has_cascade_too(kind, lm_dirs, kernel, monkeypatch):
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", old_varlen_attn)
-    encoder = open_encoder(lm_dirs[kind], dtype="float16")
-    assert error_of(encoder.encode(TEXTS), lm_dirs[kind]) < 0.1 / 8
-    assert encoder.way == "cascade"
-
-
 def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, caplog):
     with caplog.at_level("WARNING", "pgra"):
         encoder = open_encoder(lm_dir, dtype="bfloat16")
@@ -282,7 +265,7 @@ def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, capl
         half = open_encoder(lm_dir, dtype="float16")
         assert (half.way, error_of(half.encode(TEXTS), lm_dir) < 0.1 / 8) == ("cascade", True)
         assert (encoder.way, "does not work here" in caplog.text) == ("cascade", False)
-        assert open_encoder(lm_dir).way == "packed"  # it takes no float32
+        assert open_encoder(lm_dir).way == "expanded"  # it takes no float32
     assert "(RuntimeError: FlashAttention only support fp16" in caplog.text
     kernel.dtypes.add(torch.float32)
     encoder = open_encoder(lm_dir, sharing="cascade")
@@ -327,6 +310,6 @@ def test_the_host_waits_for_no_batch_and_once_for_a_shard(kind, lm_dirs, monkeyp
 @pytest.mark.gpu
 @pytest.mark.parametrize("sharing", WAYS)
 def test_a_gpus_states_are_the_cpus(lm_dir, sharing):
-    lm = CausalLM.from_name(str(lm_dir), dtype="bfloat16", device="cuda")
+    lm = CausalLM(str(lm_dir), dtype="bfloat16", device="cuda")
     states = PromptedEncoder(lm, PROMPT, sharing=sharing).encode(TEXTS)
     assert error_of(states, lm_dir) < 0.1

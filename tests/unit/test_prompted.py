@@ -26,7 +26,7 @@ def open_one(lm_dirs, corpus, tmp_path):
         lm="opt", where=corpus, *, template=TEMPLATE, shots=4, seed=0, dtype="float32", **how
     ):
         prompt = build_prompt(template, TRAIN, WORDS, num_exemplars=shots, seed=seed)
-        encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs[lm]), dtype=dtype), prompt)
+        encoder = PromptedEncoder(CausalLM(str(lm_dirs[lm]), dtype=dtype), prompt)
         args = RerankArguments(bank_shard_rows=5, **how)
         context = Context(artifacts=tmp_path)
         request = RerankRequest(args=args, prompt=prompt, corpus=where, context=context)

@@ -32,7 +32,7 @@ COST = GroupCost(overhead=24, max_tokens=2048)
 
 @pytest.fixture
 def encoder(encoder_dir):
-    return Encoder.from_name(str(encoder_dir), encoder_dtype="float32", device="cpu")
+    return Encoder(str(encoder_dir), encoder_dtype="float32", device="cpu")
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_both_models_are_kept_and_loaded(t5_dir, encoder, encoder_dir, tmp_path)
         for parameter in reader.parameters():
             parameter.add_(0.5)
     reader.save_pretrained(tmp_path)
-    fresh = Encoder.from_name(str(encoder_dir), encoder_dtype="float32", device="cpu")
+    fresh = Encoder(str(encoder_dir), encoder_dtype="float32", device="cpu")
     again = RagReader.open(str(tmp_path), fresh, 2).state_dict()
     for name, tensor in reader.state_dict().items():
         assert torch.equal(again[name], tensor)

@@ -25,7 +25,7 @@ EVIDENCE = [["The sea is blue.", "Critics praised it."], [], ["A dull, lifeless 
 
 
 def reader_of(lm_dir, **changes):
-    lm = CausalLM.from_name(str(lm_dir), dtype="float32", device="cpu", with_head=True)
+    lm = CausalLM(str(lm_dir), dtype="float32", device="cpu", with_head=True)
     args = RalmArguments(reader_lm=str(lm_dir), **{"max_reader_tokens": 200, **changes})
     return PromptReader(lm, TEMPLATE, WORDS, args)
 

@@ -81,8 +81,7 @@ def test_answers_are_in_order_cut_at_the_stop_greedy_and_asked_for_once_ever(ser
         assert [spent[name] for name in ("calls", "reused", "prompt_tokens")] == [2, 2, 4]
         again.complete(PROMPTS[:1], max_new_tokens=4, stop=";")  # the control: another question
     asked = {"model": "toy", "temperature": 0, "max_tokens": 4, "path": "/v1/completions"}
-    wanted = [asked | {"prompt": PROMPTS[0], "stop": [stop]} for stop in "\n;"]
-    assert all(body in server.bodies for body in wanted)
+    assert asked | {"prompt": PROMPTS[0], "stop": [";"]} == server.bodies[-1]
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
 
 
@@ -113,18 +112,14 @@ def said(finish="stop", *, is_chat=True, **message):
 
 FILTER = {"error": {"message": "the policy", "code": "content_filter"}}
 NO_ANSWERS = [
-    ("chat", Fault(200, said("content_filter", content="")), "filtered"),
     ("chat", Fault(200, said("content_filter", content="Half an")), "filtered"),
     ("chat", Fault(400, json.dumps(FILTER)), "filtered"),
     ("chat", Fault(200, said(content=None, refusal="I cannot")), "refused"),
     ("chat", Fault(200, said(content=None)), "empty"),
     ("chat", Fault(200, '{"choices": []}'), "empty"),
-    ("chat", Fault(200, '{"choices": null}'), "empty"),
     ("chat", Fault(200, said("length", content=None, reasoning_content="hm")), "cut"),
     ("chat", Fault(200, said("length", content="<think>\nSo the user")), "cut"),
     ("completions", Fault(200, said("content_filter", is_chat=False, text=" red")), "filtered"),
-    ("completions", Fault(200, said(is_chat=False, text=None)), "empty"),
-    ("completions", Fault(200, said("length", is_chat=False, text="<think>\nSo")), "cut"),
 ]
 
 
@@ -139,9 +134,6 @@ def test_an_answer_that_is_none_is_counted_said_and_asked_again(
         assert (first, second.strip()) == ("", "green")  # the control: an answer
         assert lm.describe_spending()["unanswered"] == 1
         assert f"1 of 2 answers are none (1 {why})" in caplog.text
-        assert ("reasons first needs more tokens (--max_new_tokens)" in caplog.text) == (
-            why == "cut"
-        )
         again = [text.strip() for text in complete(lm, PROMPTS[:2])]
     assert again == ["red", "green"]
     assert len(server.bodies) == 3  # one was kept
@@ -210,10 +202,8 @@ CHOICES = [
     ({}, None, "completions score"),
     ({"echoes": False}, None, "completions first_token"),
     ({"endpoints": ["chat"]}, None, "chat first_token"),
-    ({"echoes": False, "num_top": 0}, None, "completions generation"),
     ({"endpoints": ["chat"], "num_top": 0}, None, "chat generation"),
     ({"endpoints": ["chat"], "writer": lambda *_: REASONS}, None, "chat generation"),
-    ({}, "first_token", "completions first_token"),
     ({"endpoints": ["chat"]}, "generation", "chat generation"),
 ]
 
@@ -239,13 +229,10 @@ def test_a_way_that_is_named_is_taken_as_it_is_or_refused(server, open_at):
         assert lm.settle("generation").way.endpoint == "completions"
         assert lm.settle("score").way.decide_by == "score"
         assert server.bodies == []
-        with pytest.raises(ModelError, match="gives no chances of tokens: use --decide_by gen"):
+        with pytest.raises(ModelError, match="gives no chances of tokens"):
             open_at(url, endpoint="auto").settle("first_token", WORDS)
-        with pytest.raises(ConfigError, match="decide_by score needs a prompt's chances, and chat"):
+        with pytest.raises(ConfigError):
             open_at(url, endpoint="chat").settle("score", WORDS)
-        server.endpoints = []
-        with pytest.raises(ModelError, match=r"answered 404 .*usually ends in /v1"):
-            open_at(url, endpoint="auto").settle(None, WORDS)
 
 
 def test_words_that_begin_alike_are_not_told_apart_by_a_first_token(server, open_at):
@@ -307,9 +294,6 @@ def test_words_are_scored_from_the_echoed_prompt(server, open_at):
         # one text as two prompts and words is two questions
         assert lm.score(["It was"], [" so good"]) == [[-2.0]]
         assert lm.score(["It was so"], [" good"]) == [[-1.25]]
-        server.faults = [Fault(400, error_of("echo is not supported"))]
-        with pytest.raises(ModelError, match=r"answered 400 'echo is not supported'.*--decide_by"):
-            lm.score(["It is"], [" good"])
 
 
 PROMPT, WORD = "It was", " great fun"
@@ -397,7 +381,6 @@ def error_of(message, code=None):
     "fault",
     [
         busy(),
-        Fault(502, "<html>bad gateway</html>"),
         Fault(),
         Fault(seconds=20.0),
         Fault(200, error_of("Provider returned error", 429)),
@@ -415,16 +398,11 @@ def test_what_may_pass_is_tried_again_under_status_200_too(server, open_at, faul
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (Fault(200, "<html>Hi</html>"), r"answered '<html>Hi</html>', which is no completion"),
-        (
-            Fault(200, error_of("no such voice", 404)),
-            "answered 404 'no such voice': see",
-        ),
-        (Fault(200, '{"error": "wrong"}'), "answered 400 'wrong': see that --lm_window"),
-        (Fault(401, error_of("bad key")), "answered 401 'bad key': see that OPENAI_API_KEY is set"),
+        (Fault(200, "<html>Hi</html>"), "which is no completion"),
+        (Fault(200, error_of("no such voice", 404)), "answered 404 'no such voice'"),
+        (Fault(200, '{"error": "wrong"}'), "answered 400 'wrong'"),
         (Fault(429, error_of("pay", "insufficient_quota")), "'pay': the account has no money left"),
-        (busy("3600"), "answered 429 'slow down', and asks to wait 3600 s"),
-        (Fault(307, "", {"Location": "http://elsewhere/v1"}), "elsewhere: http://elsewhere/v1"),
+        (Fault(307, "", {"Location": "http://elsewhere/v1"}), "http://elsewhere/v1"),
     ],
 )
 def test_what_trying_again_does_not_mend_is_reported_at_once(server, open_at, fault, message):
@@ -455,13 +433,6 @@ def test_what_a_chat_model_does_not_take_is_left_out_once_it_says_so(server, ope
     assert "takes no temperature" in caplog.text
 
 
-def test_only_so_many_calls_are_under_way_at_a_time(server, open_at):
-    server.seconds = 0.02
-    with server.serve() as url:
-        complete(open_at(url, max_parallel_calls=3), [f"Q: {i}" for i in range(9)])
-    assert 2 <= server.most_at_once <= 3
-
-
 # The key, the address, and what a run is made of.
 
 
@@ -486,7 +457,7 @@ def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd, endpoint):
     assert [text for text in texts if "VerySecret" in text or KEY[:9] in text] == []
 
 
-def test_an_endpoint_of_ones_own_needs_no_key(server, open_at, monkeypatch, caplog):
+def test_an_endpoint_of_ones_own_needs_no_key_and_openais_does(server, open_at, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "")
     with server.serve() as url:
         monkeypatch.setenv("OPENAI_BASE_URL", url)
@@ -495,31 +466,21 @@ def test_an_endpoint_of_ones_own_needs_no_key(server, open_at, monkeypatch, capl
     monkeypatch.delenv("OPENAI_BASE_URL")
     with pytest.raises(ConfigError, match=r"openai:toy needs a key in the environment"):
         open_at(None)
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    open_at(URL)
-    assert "plain http" not in caplog.text
-    open_at("http://models.invalid/v1")
-    assert "the key goes to http://models.invalid/v1 over plain http" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("url", "changes", "message"),
+    ("url", "changes"),
     [
-        ("127.0.0.1:8000/v1", {}, "--base_url must be http"),
-        ("https://there:port/v1", {}, "--base_url must be http"),
-        ("https://me:Secret@there/v1", {}, "without a user name, password or query"),
-        ("https://there/v1?key=Secret", {}, "without a user name, password or query"),
-        (URL, {"key": "Secret\nlines"}, "OPENAI_API_KEY holds characters"),
-        (URL, {"lm": "openai:"}, "names no model"),
-        (URL, {"lm": "gpt2"}, "is for an endpoint, and --lm gpt2 is none"),
-        (None, {"lm": "gpt2", "endpoint": "chat"}, "endpoint is for an endpoint, and --lm gpt2"),
+        ("https://me:Secret@there/v1", {}),
+        ("https://there/v1?key=Secret", {}),
+        (URL, {"key": "Secret\nlines"}),
+        (URL, {"lm": "openai:"}),
+        (URL, {"lm": "gpt2"}),
     ],
 )
-def test_what_cannot_be_asked_is_refused_without_its_secrets(
-    open_at, monkeypatch, url, changes, message
-):
+def test_what_cannot_be_asked_is_refused_without_its_secrets(open_at, monkeypatch, url, changes):
     monkeypatch.setenv("OPENAI_API_KEY", changes.pop("key", KEY))
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError) as caught:
         open_at(url, **{"lm_window": None, "endpoint": "auto", **changes})
     assert "Secret" not in str(caught.value)
 
@@ -599,7 +560,7 @@ def lm_writer(lm):
 )
 def test_an_lm_answers_the_same_behind_an_endpoint(lm_dirs, server, open_at, kind):
     name = str(lm_dirs.get(kind, kind))
-    local = CausalLM.from_name(name, device="cpu", with_head=True)
+    local = CausalLM(name, device="cpu", with_head=True)
     server.writer, server.faults = lm_writer(local), [busy("0.01")]
     with server.serve() as url:
         remote = open_at(url, tokenizer=name, lm_window=None, max_parallel_calls=1)

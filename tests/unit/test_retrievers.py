@@ -8,7 +8,7 @@ from conftest import SENTENCES
 from small_index import World, flip_byte
 
 from pgra.core import Candidates
-from pgra.encoders.encoder import load_encoder
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DamageError
 from pgra.retrieval import RETRIEVERS, Retriever, find_retriever
 from pgra.retrieval.base import check_num_candidates
@@ -123,7 +123,7 @@ def test_an_index_of_something_else_damaged_or_missing_is_refused(name, world):
 
 
 def test_dense_scores_are_the_inner_products_of_the_vectors(world):
-    encoder = load_encoder(world.args(normalize=False), "cpu")
+    encoder = Encoder(world.args(normalize=False), device="cpu")
     passages = encoder.encode(SENTENCES).astype(np.float16).astype(np.float32)
     scores = encoder.encode(["red sea"]) @ passages.T
     found = world.open(normalize=False).retrieve(["red sea"], 12)
