@@ -110,9 +110,11 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
             self.greater_is_better = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a run's record holds: not the total, which two other arguments stand for."""
+        """Return what a run's record holds."""
         values = transformers.TrainingArguments.to_dict(self)
-        return {name: value for name, value in values.items() if name != "total_train_batch_size"}
+        # Two other arguments stand for the total; of a token the library writes its name in <>.
+        left_out = ("total_train_batch_size", "hub_token")
+        return {name: value for name, value in values.items() if name not in left_out}
 
     @property
     def examples_per_step(self) -> int:
