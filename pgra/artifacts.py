@@ -43,9 +43,7 @@ CHECKSUMS_FILE = "checksums.json"
 FORMAT = 2
 _COMPARED = 1 << 30  # bytes of an artifact that each opening compares; `pgra verify` compares all
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_PACKAGES = (
-    *("pgra", "torch", "transformers", "accelerate", "faiss-cpu", "faiss-gpu", "bm25s", "numpy"),
-)
+_PACKAGES = ("pgra", "torch", "transformers", "accelerate", "faiss-cpu", "bm25s", "numpy")
 
 FileRecords = Mapping[str, Mapping[str, Any]]
 """By name, relative to the record's folder: {"bytes": int, "xxh3": str}."""
