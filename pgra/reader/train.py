@@ -145,8 +145,6 @@ def fit(
             is measured.
         rows: What is learned from: has `len`, gives rows by number.
         arguments: The Trainer's; with `max_steps` 0 the model is written as it is.
-            `resume_from_checkpoint` is a checkpoint, "true" for the last one (there must be one),
-            "false" for none (there must be none); None goes on if there is one.
         folder: Where the finished model goes; written aside and renamed.
         evaluate: Measures the model as it is, each example once whatever the number of processes;
             None where `eval_strategy` is "no".

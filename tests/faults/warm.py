@@ -8,7 +8,7 @@ import pgra
 
 _LATE = (
     *("accelerate", "bm25s", "datasets", "faiss", "jinja2", "matplotlib.backends.backend_svg"),
-    *("matplotlib.pyplot", "mpl_toolkits", "pandas", "peft", "pyarrow.dataset"),
+    *("matplotlib.pyplot", "mpl_toolkits", "pandas", "pyarrow.dataset"),
     *("safetensors.torch", "scipy.optimize", "scipy.stats", "torch._dynamo", "torch.distributed"),
     *("transformers.conversion_mapping", "transformers.models.auto.modeling_auto"),
     *("transformers.models.auto.tokenization_auto", "transformers.models.bert.modeling_bert"),
