@@ -94,11 +94,8 @@ def artifact_dir(root: Path, kind: str, fields: Mapping[str, Json]) -> Path:
 
 def file_checksum(path: Path) -> str:
     """Return a file's xxh3-128: as fast as the disk, against damage only."""
-    hasher = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(1 << 18):
-            hasher.update(block)
-    return hasher.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pgra.config import (
     choose,
     find_class,
     find_yaml,
+    from_values,
     from_yaml,
     list_yamls,
     read_yaml,
@@ -144,6 +145,11 @@ class _Sourced:
         """
         path = find_yaml("task", cls.folder, str(name_or_path))
         return from_yaml(cls, path, name=path.stem)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, name: str = "my-task") -> Self:
+        """Make a task of what a YAML would say, with its errors; `values` may hold the name."""
+        return from_values(cls, {"name": name, **values})
 
     def to_yaml(self) -> str:
         """Return the YAML that `load` and `--task` take, in a file of the task's name."""

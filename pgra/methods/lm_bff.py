@@ -83,8 +83,7 @@ class LmBff(Pgra):
         )
         rule = f"{count} examples of each label to train on, as many others are dev"
         logger.info("%s: lm-bff takes %s (seed %d)", whole.task.name, rule, self.training.seed)
-        notes = {**whole.notes, "rule": rule}
-        self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, notes)
+        self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, whole.notes)
         prompt = FewShotPrompt(prompt_template(self.data.choice))
         self.stages = Stages(self.pgra, self.context, prompt, self.data)
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
