@@ -1,7 +1,6 @@
 """`pgra.Index`: what a query finds, where indexes live, and what is refused."""
 
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,16 +118,6 @@ def test_what_the_command_line_built_is_opened_searched_and_grown(encoder_dir, t
     assert len(pgra.Index.load(index.folder)) == len(SENTENCES) + 1
     index.save(tmp_path / "copy")
     assert pgra.Index.load(tmp_path / "copy").search(QUERIES) == index.search(QUERIES)
-
-
-def test_a_run_finds_in_it_what_it_finds(index, tmp_path):
-    context = pgra.Context(artifacts=tmp_path / "artifacts", device="cpu", progress=False)
-    corpus = pgra.open_corpus(index.corpus.made_by, tmp_path / "artifacts")
-    args = replace(index.args, num_candidates=12)
-    retriever = pgra.open_retriever(args, corpus, context)
-    assert index.args.encoder == index.encoder_name
-    found = retriever.retrieve(QUERIES, 12).rows[:, :3].tolist()
-    assert found == [[hit.index for hit in hits] for hits in index.search(QUERIES, k=3)]
 
 
 @pytest.mark.parametrize("kind", ["transformers", "sentence-transformers"])

@@ -1,7 +1,6 @@
 """Values that no argument can have are refused by one rule, with the argument's name."""
 
 import math
-import os
 
 import pytest
 from hypothesis import given
@@ -20,22 +19,9 @@ INDEX = ["index", "--corpus", "c.txt"]
     ("words", "told"),
     [
         ([*TRAIN, "--weight_decay", "nan"], "weight_decay is nan: it must be a finite number"),
-        ([*TRAIN, "--max_grad_norm", "inf"], "max_grad_norm is inf: it must be a finite number"),
-        (["memory", "lookup", "x", "--threshold", "nan"], "threshold is nan: it must be a finite"),
-        ([*TRAIN, "--output_dir", ""], "output_dir is empty: give a path"),
         ([*INDEX, "--artifacts_dir", ""], "artifacts_dir is empty: give a path"),
-        ([*INDEX, "--artifacts_dir", os.fsdecode(b"caf\xe9")], "b'caf\\xe9', which is not UTF-8"),
-        (["memory", "forget", "9" * 24, "--memory", "m.sqlite"], "ids is 99999999"),
-        ([*TRAIN, "--max_steps", "abc"], "max_steps is 'abc': Expected int"),
         ([*TRAIN, "--adam_beta1", "abc"], "adam_beta1 is 'abc': Expected float"),  # transformers'
-        ([*TRAIN, "--bf16", "maybe"], "bf16 is 'maybe': Expected bool"),
-        (["search", "x", "--corpus"], "--corpus: expected at least one argument"),
         (["ablate", "k", "--dry-run", "--axis", "learning_rate=.nan"], "must be a finite number"),
-        (["models", "x"], "unknown argument 'x'"),
-        (
-            ["search", "x", "--corpus", "~no-such-user/c.txt", "--encoder", "e"],
-            "~no-such-user/c.txt does",
-        ),
     ],
 )
 def test_one_line_names_the_argument_and_its_value(words, told, capsys, tmp_path, monkeypatch):

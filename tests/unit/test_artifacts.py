@@ -291,22 +291,19 @@ def partials(folder):
     return sorted(path.name for path in folder.iterdir() if "partial" in path.name)
 
 
-@pytest.mark.parametrize("way", ["write", "lock"])
-def test_what_killed_processes_left_goes(way, tmp_path):
+def test_what_killed_processes_left_goes(tmp_path):
     (tmp_path / ".note.partial").write_text("not ours")
     with writing(tmp_path / "live.txt") as live:
         with writing(tmp_path / "killed.txt") as killed:
             killed.kill()
-        if way == "write":
-            write_text(tmp_path / "live.txt", "mine")  # the other one's stays
-            write_text(tmp_path / "killed.txt", "whole")
-            assert len(partials(tmp_path)) == 2
+        write_text(tmp_path / "live.txt", "mine")  # the other one's stays
+        write_text(tmp_path / "killed.txt", "whole")
+        assert len(partials(tmp_path)) == 2
         live.communicate(b"")
     assert (tmp_path / "live.txt").read_text() == "half"
-    if way == "lock":
-        with lock_folder(tmp_path):
-            pass
-    assert partials(tmp_path) == ([".note.partial"] if way == "write" else [])
+    assert partials(tmp_path) == [".note.partial"]
+    with lock_folder(tmp_path):
+        assert partials(tmp_path) == []
 
 
 def test_what_two_jobs_ask_for_is_built_once(tmp_path):

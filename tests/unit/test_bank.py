@@ -4,9 +4,6 @@ import contextlib
 import os
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pgra.artifacts import Inputs, lock_folder
-from pgra.cli import run
 from pgra.core import Context, Example, Worker
 from pgra.errors import ArtifactError, DamageError, ModelError
 from pgra.rerank.bank import Bank, Shard, query_key, write_shard
 
 FIELDS = {"model": "m", "dtype": "float32"}
 QUIET = Context(progress=False)
-PATIENCE = 10  # seconds; only a failing test waits so long
 
 
 def same(keys):
@@ -45,10 +40,6 @@ def fill(folder, keys, *, shard_rows, context=QUIET):
     bank = Bank(folder, FIELDS)
     bank.fill(keys, same, slopes, shard_rows=shard_rows, context=context)
     return bank
-
-
-def contents(folder):
-    return {p.name: p.read_bytes() for p in folder.glob("*") if p.suffix == ".npy"}
 
 
 def flip(path, at=-1):
@@ -194,34 +185,6 @@ def test_every_process_gets_as_many_shards_of_like_size(tmp_path, count, world):
     assert len(list((tmp_path / "alone").glob("*.keys.npy"))) == -(-count // 8)
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (
-            torch.AcceleratorError("CUDA error: lost\nmore of it"),
-            "the GPU failed (CUDA error: lost)",
-        ),
-        (MemoryError(), "this machine's memory is full (nothing more was said): end"),
-    ],
-)
-def test_what_a_device_fails_with_is_one_line_and_what_was_done_stays(
-    error, told, tmp_path, capsys
-):
-    def encode(keys, advance):
-        if 8 in keys:
-            raise error
-        found = slopes(keys, advance)
-        return lambda: found  # as a GPU's, which are fetched later
-
-    def job(_):
-        Bank(tmp_path, FIELDS).fill(range(20), same, encode, shard_rows=2)
-
-    assert run(job, []) == 2
-    assert f"pgra: error: {told}" in capsys.readouterr().err
-    assert len(Bank(tmp_path, FIELDS)) == 8
-    assert Bank(tmp_path, FIELDS).fill(range(20), same, slopes, shard_rows=2) == 12
-
-
 def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path):
     late = Bank(tmp_path, FIELDS)
     fill(tmp_path, range(4), shard_rows=2)
@@ -257,42 +220,6 @@ def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path):
         np.testing.assert_array_equal(states, bank.states(keys))
     some = list(bank.blocks(np.array([40, 0, 30, 5]), rows=3))
     assert [block.keys.tolist() for block in some] == [[5, 30, 40], [0]]
-
-
-FILL = f"""
-import signal, sys, time, torch
-from pathlib import Path
-from pgra.rerank.bank import Bank
-signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
-def states(keys, advance):
-    time.sleep(0.05)
-    return torch.from_numpy(keys)[:, None] * torch.tensor([1.0, 2.0, 0.0]) + torch.tensor([0, 0, 1])
-Bank(Path(sys.argv[1]), {FIELDS!r}).fill(range(60), lambda keys: keys, states, shard_rows=3)
-"""
-
-
-@pytest.mark.slow
-def test_a_stopped_and_a_killed_job_go_on_and_leave_the_same_bytes(tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    fill(whole, range(60), shard_rows=3)
-    for number, code in ((4, signal.SIGINT), (9, signal.SIGKILL)):
-        job = subprocess.Popen(
-            [sys.executable, "-c", FILL, str(broken)], stderr=subprocess.PIPE, text=True
-        )
-        while len(list(broken.glob("[!.]*.json"))) < number + 1:
-            assert job.poll() is None
-            time.sleep(0.005)
-        job.send_signal(code)
-        asked = time.perf_counter()
-        errors = job.communicate()[1]
-        if code == signal.SIGINT:
-            assert errors.endswith("KeyboardInterrupt\n")
-            assert time.perf_counter() - asked < 10
-            assert not list(broken.glob(".*partial*"))
-        assert number <= len(list(broken.glob("[!.]*.json"))) - 1 < 19
-    fill(broken, range(60), shard_rows=3)
-    assert contents(broken) == contents(whole)
-    assert not list(broken.glob(".*partial*"))
 
 
 @pytest.mark.slow

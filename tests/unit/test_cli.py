@@ -1,4 +1,3 @@
-import contextlib
 import errno
 import io
 import logging
@@ -12,10 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pgra import __version__
-from pgra.cli import COMMANDS, main, run
+from pgra.cli import main, run
 from pgra.errors import ConfigError
-from pgra.help import GROUPS
 
 
 def raising(error):
@@ -65,14 +62,6 @@ def test_our_own_mistakes_are_not_hidden(error):
         run(raising(error))
 
 
-def test_no_word_is_help_and_the_version_is_told(capsys):
-    assert main([]) == main(["--help"]) == 0
-    first, second = capsys.readouterr().out.split("usage:")[1:]
-    assert first == second
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"pgra {__version__}\n"
-
-
 SCRIPTS = [
     path
     for pattern in ("*.py", "ablations/*.py", "benchmarks/*.py", "index_build/__main__.py")
@@ -81,60 +70,35 @@ SCRIPTS = [
 ]
 
 
-def helped(text):
-    """Take a help apart: its flags by the group they stand in, in order."""
-    groups = {}
-    for line in text.splitlines():
-        if re.fullmatch(r"[A-Z][A-Za-z ]*:", line):
-            flags = groups.setdefault(line[:-1], [])
-        elif found := re.match(r"  (?:-\w, )?--([\w-]+)(?= |$)", line):
-            flags.append(found[1])
-    return groups
+@pytest.mark.parametrize(("name", "most"), [("train", 30), ("icl", 35), ("rerank", 30)])
+def test_a_short_help_is_a_part_of_the_whole_one(name, most, capsys):
+    flags = []
+    for ask in ("--help", "--help-all"):
+        assert main([name, ask]) == 0
+        flags.append(re.findall(r"^  (?:-\w, )?--([\w-]+)", capsys.readouterr().out, re.M))
+    assert len(flags[0]) <= most < len(flags[1])
+    assert {*flags[0]} <= {*flags[1]}
 
 
-FEWER = {"train": 30, "demo": 30, "plan": 30, "icl": 35, "ablate": 40, "rerank": 30}
-
-
-@pytest.mark.slow
-def test_every_command_and_all_words_below_have_help_in_groups(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    left, met = [(), ("ablate", "k"), ("ablate", "kate_t2")], set()
-    while left:
-        words = left.pop()
-        assert len(words) <= 2, words
-        shown = {}
-        for ask in ("--help", "--help-all"):
-            assert main([*words, ask]) == 0, words
-            told = capsys.readouterr().out
-            assert told.startswith(f"usage: pgra {words[0] if words else ''}".rstrip())
-            groups = {k: v for k, v in helped(told).items() if k not in ("Examples", "Example")}
-            below = re.search(r"\nCommands:\n  COMMAND\n(.*?)\n\n", told, re.S)
-            if below and words not in met:
-                left += [(*words, name) for name in re.findall(r"^    (\S+)", below[1], re.M)]
-            titles = [name for name in groups if name != "Commands"]
-            assert titles == [name for name in GROUPS if name in titles], words  # in their order
-            flags = [flag for title in titles for flag in groups[title]]
-            assert len(set(flags)) == len(flags), words
-            assert {"quiet", "verbose", "help", "help-all"} <= set(groups["General"])
-            assert told.count("(default:") <= len(flags)
-            shown[ask] = flags
-            met.add(words)
-        assert set(shown["--help"]) <= set(shown["--help-all"])
-        if words and words[0] in FEWER:
-            assert len(shown["--help"]) <= FEWER[words[0]] < len(shown["--help-all"]), words
-    assert {words for words in met if len(words) == 1} == {(name,) for name in COMMANDS}
-    assert {("memory", "train-gud-ir"), ("index", "add"), ("data", "claims")} <= met
-    assert {"train.py", "k.py", "rerank.py", "__main__.py"} <= {path.name for path in SCRIPTS}
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "mps", "tpu", ""])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(
+    device, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for words in (["train", "--task", "sst2"], ["predict", "--run", "run"], ["search", "x"]):
+        assert main([*words, "--device", device]) == 2
+        told = capsys.readouterr().err
+        assert f"cannot use device '{device}': " in told
+        assert "Use auto or cpu." in told
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("words", "level"),
     [
         ([], logging.INFO),
-        (["-q"], logging.ERROR),
         (["--quiet"], logging.ERROR),
-        (["-v"], logging.DEBUG),
-        (["--log_level", "warning"], logging.WARNING),
         (["--log-level=warning"], logging.WARNING),
         (["-v", "-q"], logging.ERROR),  # the last one wins
     ],
@@ -189,58 +153,6 @@ def test_a_command_that_shares_no_work_refuses_several_processes(
     assert told not in capsys.readouterr().err
 
 
-# What a command refuses to be without, before it looks at the device.
-NEEDED = {
-    ("ablate",): ["k", "--output_dir", "out"],
-    ("consistency",): ["--runs", "run", "--output_dir", "out"],
-    ("evaluate",): ["--run", "run"],
-    ("index", "add"): ["--index_dir", "index", "--corpus", "new.txt"],
-    ("memory", "chat"): ["--lm", "some-lm"],
-    ("memory", "stream"): ["--stream", "stream.jsonl", "--lm", "some-lm"],
-    ("memory", "web"): ["--lm", "some-lm"],
-    ("predict",): ["--run", "run"],
-}
-
-
-def device_flags():
-    """Give each command, and word below it, that takes --device, with no other word."""
-    left, found = [(name,) for name in COMMANDS], []
-    while left:
-        words = left.pop()
-        told = io.StringIO()
-        with contextlib.redirect_stdout(told):
-            main([*words, "--help-all"])
-        found += [words] if "--device " in told.getvalue() else []
-        below = re.search(r"\nCommands:\n  COMMAND\n(.*?)\n\n", told.getvalue(), re.S)
-        if below and len(words) == 1:
-            left += [(*words, name) for name in re.findall(r"^    (\S+)", below[1], re.M)]
-    return sorted(found)
-
-
-@pytest.mark.slow
-def test_a_gpu_that_is_not_there_is_refused_by_every_command_before_anything_is_read(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    commands = device_flags()
-    assert {("train",), ("icl",), ("rerank",), ("search",), ("predict",)} <= {*commands}
-    assert len(commands) > 15
-    for words in commands:
-        for device in ("cuda", "cuda:7", "mps", "tpu", ""):
-            code = main([*words, *NEEDED.get(words, ()), "--device", device])
-            told = capsys.readouterr().err
-            assert (code, told.count("\n")) == (2, 2), (words, told)
-            assert f"cannot use device '{device}': " in told, (words, told)
-            assert "Use auto or cpu." in told
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_shell_gets_its_completion(capsys):
-    assert main(["--print-completion", "bash"]) == 0
-    assert "consistency" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("asked", ["strict", "surrogateescape", "xmlcharrefreplace"])
 def test_what_standard_output_cannot_encode_is_written_as_a_sign(monkeypatch, asked):
     kept = io.BytesIO()
@@ -252,23 +164,11 @@ def test_what_standard_output_cannot_encode_is_written_as_a_sign(monkeypatch, as
 
 
 @pytest.mark.slow
-def test_closed_streams_and_an_odd_encoding_are_no_mistake(tmp_path):
-    def call(line, **environment):
-        line = f"{line.replace('pgra', f'{sys.executable} -m pgra')}; exit $?"
-        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
-        return subprocess.run(
-            ["sh", "-c", line],
-            **{"env": env, "cwd": tmp_path, "capture_output": True, "text": True, "check": False},
-        )
-
-    for line in ("pgra models >&-", "pgra --version >&- 2>&-", "pgra models <&-"):
-        called = call(line)
-        assert (called.returncode, called.stderr) == (0, "")
-    called = call("pgra task nothing >&- 2>&-")
-    assert called.returncode == 2
-    called = call('pgra memory add "é" "ü" && pgra memory list', PYTHONIOENCODING="ascii")
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&-"])
+def test_a_closed_stream_is_no_mistake(closed):
+    line = f"{sys.executable} -m pgra models {closed}; exit $?"
+    called = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
     assert (called.returncode, called.stderr) == (0, "")
-    assert '"\\xe9" -> "\\xfc"' in called.stdout
 
 
 HELPS = """

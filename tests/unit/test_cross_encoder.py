@@ -69,22 +69,6 @@ def test_one_logit_is_the_score_whatever_the_batches(start, cross_encoder_dir, b
     assert np.abs(turned - found).max() > 0.05  # the control: query and passage are not alike
 
 
-def test_what_memory_does_not_hold_is_scored_in_halves(start, cross_encoder_dir, caplog):
-    model = start()
-
-    def fail(_, args, kwargs):
-        if len(kwargs["input_ids"]) > most:
-            raise torch.OutOfMemoryError
-
-    model.model.register_forward_pre_hook(fail, with_kwargs=True)
-    most = 2
-    np.testing.assert_allclose(score(model), by_hand(cross_encoder_dir)[:, 0], rtol=1e-4, atol=1e-5)
-    assert "out of memory: batches now take" in caplog.text
-    most = 0
-    with pytest.raises(ModelError, match="does not fit the memory of cpu: lower --cross_encoder_t"):
-        score(model)
-
-
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_scores(start, cross_encoder_dir):
     scores = score(start(device="cuda"))
@@ -111,27 +95,23 @@ def test_a_folder_that_sentence_transformers_saved_gives_its_scores(start, tmp_p
     assert abs(whole[-1] - found[-1]) > 1e-4  # the control: its length is the saved one's
 
 
-def test_of_several_classes_it_is_the_log_probability_of_the_relevant_one(start, tmp_path):
-    folder = build_cross_encoder(tmp_path / "three", num_labels=3)
-    expected = by_hand(folder).log_softmax(1)
-    for names in (["no", "Relevant", "other"], ["contradiction", "ENTAILMENT", "neutral"]):
-        found = score(start(named(folder, names)))
-        np.testing.assert_allclose(found, expected[:, 1], rtol=1e-4, atol=1e-5)
-    turned = score(start(named(folder, ["other", "no", "relevant"])))
-    np.testing.assert_allclose(turned, expected[:, 2], rtol=1e-4, atol=1e-5)  # in a bank of its own
-    for names in (["LABEL_0", "LABEL_1", "LABEL_2"], ["bad", "fair", "good"]):
-        with pytest.raises(ModelError, match=rf"has the classes {', '.join(names)}, .*'relevant'"):
-            start(named(folder, names))
-
-
-def test_of_two_classes_it_is_the_named_one_or_without_names_the_second(start, tmp_path):
-    folder = build_cross_encoder(tmp_path / "two", num_labels=2)
-    expected = by_hand(folder).log_softmax(1)
-    for names, column in ((["LABEL_0", "LABEL_1"], 1), (["entailment", "not_entailment"], 0)):
-        found = score(start(named(folder, names)))
-        np.testing.assert_allclose(found, expected[:, column], rtol=1e-4, atol=1e-5)
-    with pytest.raises(ModelError, match="has the classes yes, no, and none is named relevant"):
-        start(named(folder, ["yes", "no"]))
+def test_of_classes_it_is_the_log_probability_of_the_relevant_or_second_of_two(start, tmp_path):
+    for names, column in (
+        (["contradiction", "ENTAILMENT", "neutral"], 1),
+        (["other", "no", "relevant"], 2),
+        (["LABEL_0", "LABEL_1"], 1),
+        (["entailment", "not_entailment"], 0),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], None),
+        (["yes", "no"], None),
+    ):
+        folder = build_cross_encoder(tmp_path / "-".join(names), num_labels=len(names))
+        named(folder, names)
+        if column is None:
+            with pytest.raises(ModelError, match=rf"has the classes {', '.join(names)}, .*relevan"):
+                start(folder)
+        else:
+            expected = by_hand(folder).log_softmax(1)[:, column]
+            np.testing.assert_allclose(score(start(folder)), expected, rtol=1e-4, atol=1e-5)
 
 
 def named(folder, names):

@@ -1,12 +1,10 @@
 """A study as a figure."""
 
-from dataclasses import replace
-
 import pytest
 from planted_runs import plant, plant_grid
 
 from pgra.report.compare import compare_runs, load_reference
-from pgra.report.figures import draw_study, number_axis, plot_study
+from pgra.report.figures import draw_study, number_axis
 from pgra.report.results import load_collection
 
 POINTS = {
@@ -63,11 +61,3 @@ def test_methods_are_dots_with_intervals_in_a_panel_a_task_and_one_for_the_avera
     (dots,) = (line for line in shown[0].lines if line.get_marker() == "o")
     assert list(dots.get_xdata()) == [97.5, 97.5]
     assert "hollow" not in figure.get_suptitle()
-
-
-def test_a_figure_is_written_where_it_is_asked_for(methods, tmp_path):
-    title = "costs $5, then $_{^"  # no formula
-    study = replace(methods, group=replace(methods.group, title=title))
-    assert title in draw_study(study).get_suptitle()
-    plot_study(study, tmp_path / "new" / "a.svg")
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.svg"]

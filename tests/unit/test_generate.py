@@ -1,7 +1,6 @@
 """An LM on this machine: batches, shared beginnings and padding change nothing that it answers."""
 
 import pytest
-import torch
 from conftest import LM_KINDS, SENTENCES, one_quick
 from tiny_models import build_lm, build_odd_lm
 
@@ -113,36 +112,6 @@ def test_what_prompts_begin_with_is_read_once(lm_dirs):
             assert lm.reader.num_tokens - before < shared
 
 
-def test_prompts_that_do_not_fit_memory_together_are_read_in_parts(lm_dirs, monkeypatch):
-    lm, read = open_lm(lm_dirs["llama"]), PromptReader.read_batch
-    expected = lm.complete(PROMPTS, **NO_STOP)
-
-    def small_memory(self, prompts, **kwargs):
-        if len(prompts) > 2:
-            raise torch.OutOfMemoryError("too small")
-        return read(self, prompts, **kwargs)
-
-    monkeypatch.setattr(PromptReader, "read_batch", small_memory)
-    del lm.__dict__["reader"]
-    assert lm.complete(PROMPTS, **NO_STOP) == expected
-
-
-def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
-    lm, seen = open_lm(lm_dirs["gpt2"]), []
-    ids, step = tokenize(lm, PROMPTS[:4]), lm.reader.step
-    monkeypatch.setattr(
-        lm.reader, "step", lambda cache, tokens: seen.append(len(tokens)) or step(cache, tokens)
-    )
-    lengths, wanted = iter([1, 3, 9, 9]), {}
-
-    def is_done(tokens):
-        return len(tokens) >= wanted.setdefault(tokens[0], next(lengths, 9))
-
-    write(lm.reader, ids, max_new_tokens=6, is_done=is_done)
-    assert seen == sorted(seen, reverse=True)
-    assert seen[-1] < len(ids)
-
-
 def test_text_ends_before_the_stop_string(lm_dirs):
     lm = open_lm(lm_dirs["qwen2"])
     for free in lm.complete(PROMPTS[:3], **NO_STOP):
@@ -164,15 +133,3 @@ def test_prompts_that_cannot_be_answered_are_refused(tmp_path):
     lm.model.wte.weight.data[:] = float("inf")
     with pytest.raises(ModelError, match="gives no finite number in torch.float32"):
         lm.complete(PROMPTS[5:6], max_new_tokens=1, stop="\n")
-
-
-@pytest.mark.slow
-def test_a_real_lm_writes_what_it_writes_to_each_prompt_alone(two_threads):
-    lm = open_lm("bundled:smollm2-135m")
-    start = "Q: what is the capital of france?\nA: Paris\n\nQ: who wrote hamlet?\nA: Shakespeare"
-    questions = ("what is the capital of italy?", "who wrote faust?", "where is the river main?")
-    prompts = [f"{start}\n\nQ: {question}\nA:" for question in questions]
-    texts = check_completions(lm, prompts, max_new_tokens=10, stop="no such text")
-    first = texts[0].split()[0]  # what it wrote is what it thinks likeliest
-    scores = lm.score(prompts[:1], [f" {first}", " Berlin"])[0]
-    assert max(scores) == scores[0]

@@ -8,7 +8,6 @@ import shutil
 import faiss
 import numpy as np
 import pytest
-from conftest import largest_file
 from small_index import World, flip_byte
 
 from pgra.encoders.encoder import Encoder
@@ -152,13 +151,3 @@ def test_vectors_too_large_for_float16_are_refused(small):
     )
     with pytest.raises(ModelError, match="text 0 exceeds 65504.*use normalize"):
         find_or_build(small.request(), encoder)
-
-
-@pytest.mark.parametrize(("limit", "num_reused"), [(400, 0), (1000, 40)])
-def test_a_full_disk_leaves_nothing_half_written(limit, num_reused, small):
-    small.corpus()  # is read by now; a shard is 448 bytes, index.faiss 2.6 kB
-    with largest_file(limit), pytest.raises(OSError, match="indexes/index"):
-        small.build()
-    folder = small.context.artifacts / "indexes/index"
-    assert {path.name.partition("-")[0] for path in folder.glob("*")} <= {"vectors"}
-    assert small.build().num_reused == num_reused

@@ -14,8 +14,7 @@ from method_runs import having, kate_run, lines_of, run_of
 
 from pgra.core import ALONE
 from pgra.data.examples import DataArguments
-from pgra.data.tasks import Task
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
 from pgra.runs import Predictor, evaluate_run, open_method, run, run_seeds
@@ -178,14 +177,6 @@ def test_a_task_for_icl_alone_needs_no_readers_words(kate, words, tickets, args)
     trained = run_of(replace(args, data=data), "pgra", kate.folder)
     with pytest.raises(ConfigError, match=r"'tickets' has no verbalizer, which a trained reader n"):
         run(trained)
-    with_words = "verbalizer: {positive: good, negative: bad}\n"
-    Path(tickets).write_text(Path(tickets).read_text() + with_words)
-    with pytest.raises(ConfigError, match=r"no reader_template.*: '\{text\} It is <extra_id_0>'"):
-        run(trained)
-    Path(tickets).write_text(
-        Path(tickets).read_text() + "reader_template: '{text} It is <extra_id_0>'\n"
-    )
-    assert Task.load(tickets).reader_words == {"positive": "good", "negative": "bad"}
     assert not kate.folder.exists()
 
 
@@ -216,6 +207,8 @@ def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(
         assert lines_of(again.folder) == lines
         with pytest.raises(ArtifactError, match="was made with prompt .* asks for"):
             run(having(asked, decide_by="generation"))
+    with pytest.raises(ConfigError, match="decide_by first_token is for an endpoint, and --lm"):
+        run(having(words, decide_by="first_token"))
     paid = {"calls": 12, "reused": 0, "prompt_tokens": 30 * 12, "completion_tokens": 12}
     way = {"endpoint": "chat", "decide_by": "first_token", "unanswered": 0}
     assert first.metrics["endpoint"] == way | paid
@@ -230,17 +223,3 @@ def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(
     assert arguments["icl"]["decide_by"] == "first_token"
     assert arguments["completer"]["endpoint"] == "chat"
     assert caplog.text.count("is asked by chat, labels by first_token") == 1
-
-
-def test_an_endpoint_that_gives_no_chances_is_refused(words, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    server = LoopbackEndpoint(lambda *_: Written("", 9, 1, top={" positive": -1.0, " a": -2.0}))
-    server.echoes, server.num_top = False, 0
-    with server.serve() as url:
-        asked = having(words, lm="openai:mute", base_url=url, lm_window=2000)
-        with pytest.raises(ModelError, match="gives no chances of tokens"):
-            run(having(asked, decide_by="first_token"))
-        with pytest.raises(ModelError, match="does not echo a prompt.*first_token or generation"):
-            run(having(asked, decide_by="score"))
-    with pytest.raises(ConfigError, match="decide_by first_token is for an endpoint, and --lm"):
-        run(having(words, decide_by="first_token"))

@@ -53,9 +53,3 @@ def violations(source, path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_module_imports_a_later_layer(path):
     assert violations(path.read_text(), path) == []
-
-
-def test_every_module_has_a_layer():
-    assert len(MODULES) > 60
-    homes = {path.relative_to(ROOT / "pgra").parts[0].removesuffix(".py") for path in MODULES}
-    assert homes <= {*LAYERS}
