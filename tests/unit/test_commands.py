@@ -1,8 +1,4 @@
-"""What `pgra models`, `data`, `search` and `rerank` say, and how light a light command is."""
-
-import os
-import subprocess
-import sys
+"""What `pgra search` and `pgra rerank` say."""
 
 import pytest
 
@@ -36,28 +32,6 @@ def say(capsys):
         return capsys.readouterr().out
 
     return run
-
-
-def run_fresh(*words):
-    """Run a command in a fresh interpreter; list what it loaded and give its CPU seconds."""
-    code = (
-        "import sys\nfrom pgra.cli import main\ncode = main(sys.argv[1:])\n"
-        "print('LOADED', *sorted(sys.modules))\nsys.exit(code)"
-    )
-    start = os.times()
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
-    )
-    end = os.times()
-    seconds = sum(end[2:4]) - sum(start[2:4])  # of children
-    return set(done.stdout.partition("LOADED")[2].split()), seconds
-
-
-@pytest.mark.slow
-def test_a_light_command_is_quick_and_loads_neither_torch_nor_transformers():
-    for word in ("models", "data"):
-        assert not {"torch", "transformers", "datasets", "faiss"} & run_fresh(word)[0]
-    assert min(run_fresh("--help")[1] for _ in range(2)) < 0.5
 
 
 def test_rerank_finds_a_sentence_by_itself_in_both_stages(rerank_flags, say):

@@ -101,7 +101,6 @@ def test_of_classes_it_is_the_log_probability_of_the_relevant_or_second_of_two(s
         (["other", "no", "relevant"], 2),
         (["LABEL_0", "LABEL_1"], 1),
         (["entailment", "not_entailment"], 0),
-        (["LABEL_0", "LABEL_1", "LABEL_2"], None),
         (["yes", "no"], None),
     ):
         folder = build_cross_encoder(tmp_path / "-".join(names), num_labels=len(names))
