@@ -119,14 +119,14 @@ def test_texts_are_found_across_batches_and_rows_outside_are_refused(tmp_path):
 
 @pytest.mark.parametrize("when", ["while it is read", "before it is read", None])
 def test_a_corpus_that_is_overwritten_while_it_is_read_is_not_kept(when, tmp_path, monkeypatch):
-    path = write(tmp_path / "c.txt", "\n".join(f"first {i}" for i in range(40_000)))
-    other, plain = "\n".join(f"other {i}" for i in range(40_000)), read_lines
+    path = write(tmp_path / "c.txt", "\n".join(f"first {i}" for i in range(4_000)))
+    other, plain = "\n".join(f"other {i}" for i in range(4_000)), read_lines
 
     def overwriting(source, *args):
         if when == "before it is read":
             write(path, other)
         for number, line in enumerate(plain(source, *args)):
-            if when and number == 20_000:
+            if when and number == 2_000:
                 write(path, other)
             yield line
 
@@ -136,8 +136,8 @@ def test_a_corpus_that_is_overwritten_while_it_is_read_is_not_kept(when, tmp_pat
             read(path, tmp_path)
         assert not list(tmp_path.glob("artifacts/corpora/[!.]*"))
         monkeypatch.undo()
-        write(path, "\n".join(f"first {i}" for i in range(40_000)))
-    assert everything(read(path, tmp_path)) == [f"first {i}" for i in range(40_000)]
+        write(path, "\n".join(f"first {i}" for i in range(4_000)))
+    assert everything(read(path, tmp_path)) == [f"first {i}" for i in range(4_000)]
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))

@@ -1,5 +1,7 @@
 """An LM that ends with an earlier layer: its states, and what they cost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,7 @@ FINAL = ("norm", "ln_f", "decoder.final_layer_norm", "decoder.project_out")
 
 
 @pytest.fixture(
-    scope="module", params=one_quick(["gpt2", "llama", "opt", "opt-350m", "qwen2", "gemma2"], "opt")
+    scope="module", params=one_quick(["gpt2", "llama", "opt", "opt-350m", "gemma2"], "opt")
 )
 def folder(request, tmp_path_factory):
     """LMs of three layers; Gemma 2, whose layers differ in kind, of two."""
@@ -101,7 +103,8 @@ def find(args):
 @pytest.mark.slow
 def test_a_prefix_a_query_is_read_at_a_layer_too(args, blurred):
     found = {}
-    for layer in ("1", "2", "3"):
+    args = replace(args, data=replace(args.data, max_train_samples=12, max_test_samples=3))
+    for layer in ("1", "3"):
         stages = find(with_rerank(args, lm=str(blurred), lm_layer=layer, exemplars="knn"))
         assert stages.reranker.fingerprint.get("lm_layer", 3) == int(layer)
         found[layer] = stages.evidence["test"].candidates.scores
