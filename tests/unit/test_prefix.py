@@ -5,16 +5,15 @@ import weakref
 
 import pytest
 import torch
-from conftest import SENTENCES, one_quick
-from meta_device import moved_to_meta
+from conftest import SENTENCES
+from small_training import Asked
 from tiny_models import build_odd_lm
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import kernels
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import find_model
-from pgra.lm.prefix import WAYS, PromptedEncoder, Prompts, SharedPrefix
+from pgra.lm.prefix import WAYS, PromptedEncoder, SharedPrefix
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 
@@ -204,15 +203,6 @@ def test_bfloat16_errs_no_more_than_whole_prompts_in_bfloat16(lm_dirs):
     assert errors["cascade"].max() < 1.25 * errors["none"].max() < 0.1
 
 
-@pytest.mark.slow
-def test_the_real_lm_gives_the_states_of_whole_prompts(two_threads):
-    folder, texts = find_model("bundled:smollm2-135m").path, [*TEXTS[:3], *TEXTS[-3:]]
-    lm = CausalLM(folder)
-    for sharing in WAYS:
-        states = PromptedEncoder(lm, PROMPT, sharing=sharing).encode(texts)
-        assert error_of(states, folder, texts) < 1e-4
-
-
 class FlashKernel:
     """FlashAttention-2 for many lengths as torch calls it on a GPU, with its demands, on a CPU.
 
@@ -262,6 +252,9 @@ def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, capl
     with caplog.at_level("WARNING", "pgra"):
         encoder = open_encoder(lm_dir, dtype="bfloat16")
         assert error_of(encoder.encode(TEXTS), lm_dir) < 0.1
+        with Asked() as asked:
+            encoder.begin(encoder.tokenize([{"text": TEXTS[0]}]))
+        assert asked.count == 2  # its length, twice, which the host has: no state is waited for
         half = open_encoder(lm_dir, dtype="float16")
         assert (half.way, error_of(half.encode(TEXTS), lm_dir) < 0.1 / 8) == ("cascade", True)
         assert (encoder.way, "does not work here" in caplog.text) == ("cascade", False)
@@ -272,39 +265,6 @@ def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, capl
     assert error_of(encoder.encode(TEXTS), lm_dir) < 1e-5
     heads, config = 4, encoder.lm.config
     assert set(kernel.groups) == {heads // getattr(config, "num_key_value_heads", heads)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", one_quick(["gpt2", "llama", "opt"], "opt"))
-def test_the_host_waits_for_no_batch_and_once_for_a_shard(kind, lm_dirs, monkeypatch):
-    """What a GPU's batches ask of the host, seen on a device that only looks like one."""
-    encoder = open_encoder(lm_dirs[kind], dtype="float16", batch_tokens=40)
-    prompts = encoder.tokenize([{"text": text} for text in TEXTS[:8]])
-    assert (encoder.lm.width, encoder.way) == (32, "cascade")  # while the LM has numbers
-    vars(encoder).pop("_behind")
-    monkeypatch.setattr(kernels, "takes_one_row", lambda device: True)
-    runs, found, run = [], [], SharedPrefix.run
-    with moved_to_meta(encoder.lm) as device:
-        encoder.begin(Prompts(prompts.fields[:1], prompts.ids[:1]))  # the prefix
-        for count, looks in ((8, False), (1, False), (8, True)):
-            device.waits.clear(), device.sent.clear(), runs.clear()
-            device.launches = 0
-
-            def run_and_look(self, texts, way, looks=looks):
-                runs.append(len(texts))
-                states = run(self, texts, way)
-                assert not looks or states[0, 0]  # the control asks for a value
-                return states
-
-            monkeypatch.setattr(SharedPrefix, "run", run_and_look)
-            fetch = encoder.begin(Prompts(prompts.fields[:count], prompts.ids[:count]))
-            assert len(device.sent) == 4 * len(runs)
-            found.append((len(runs), device.launches / len(runs), sum(device.waits.values())))
-        assert len(fetch()) == 8
-    (many, launches, waits), (one, alone, _), (_, _, asked) = found
-    assert (many > 2, one, waits, asked) == (True, 1, 0, many)
-    assert launches == pytest.approx(alone, rel=0.05)
-    assert device.waits["copy to the host"] == 1
 
 
 @pytest.mark.gpu
