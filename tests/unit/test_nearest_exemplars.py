@@ -1,14 +1,12 @@
 """Each query's own prefix: who stands in it, in which order, and who never does."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
-from conftest import with_rerank, with_retriever
-from method_runs import lines_of, run_of
+from conftest import with_rerank
 
-from pgra.core import ALONE, Context, Example
+from pgra.core import ALONE, Example
 from pgra.encoders.encoder import Encoder
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars
@@ -19,9 +17,7 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import PromptFormat
 from pgra.prompts.template import PromptTemplate
-from pgra.reader.record import read_record, write_record
 from pgra.retrieval.neighbors import Neighbors
-from pgra.runs import open_run, run
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "terrible", "positive": "great"}
@@ -95,22 +91,3 @@ def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
     style = PromptFormat(found.prompt.template, found.data.task.prompt_words)
     assert prompt == style.write([found.data.train[row] for row in rows], query.fields)
     assert found.reranker.fingerprint["exemplars"] == name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "expected"), [("encoder", "bfloat16"), ("reader", "auto")])
-def test_a_restored_run_keeps_the_exemplar_encoders_dtype(args, tmp_path, kind, expected):
-    """On another device `auto` would take another, and the run's reranker would be refused."""
-    args = with_retriever(with_rerank(args, exemplars="knn"), retriever="bm25")
-    args = with_retriever(args, neighbor_encoder=kind, encoder_dtype="bfloat16")
-    folder = run(run_of(args, "pgra", tmp_path / "run")).folder
-    line = lines_of(folder)[0]
-    record = read_record(folder)
-    used = {**record.arguments["retriever"], "encoder_dtype": "auto"}
-    arguments = {**record.arguments, "retriever": used}
-    write_record(folder / "reader", replace(record, arguments=arguments))
-    stages = open_run(folder / "reader", Context(device="cpu")).stages
-    assert stages.args.retriever.encoder_dtype == expected
-    (found,) = stages.new_lines([Example("test-0", {"text": line["text"]})])
-    told = [(evidence["row"], evidence["score"]) for evidence in line["evidence"]]
-    assert [(evidence.row, evidence.score) for evidence in found] == told

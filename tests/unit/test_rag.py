@@ -129,20 +129,6 @@ def test_a_query_without_candidates_is_read_alone(t5_dir, encoder, tokenizer, in
     assert torch.isfinite(reader(**batch_of(lost)).loss)
 
 
-def test_both_models_are_kept_and_loaded(t5_dir, encoder, encoder_dir, tmp_path):
-    reader = open_reader(t5_dir, encoder, 2)
-    with torch.no_grad():
-        for parameter in reader.parameters():
-            parameter.add_(0.5)
-    reader.save_pretrained(tmp_path)
-    fresh = Encoder(str(encoder_dir), encoder_dtype="float32", device="cpu")
-    again = RagReader.open(str(tmp_path), fresh, 2).state_dict()
-    for name, tensor in reader.state_dict().items():
-        assert torch.equal(again[name], tensor)
-    with pytest.raises(RuntimeError, match="query_encoder|Missing key"):
-        reader.load_state_dict(FusionReader(reader.model).state_dict())
-
-
 def test_a_run_shows_weighted_evidence(args, tmp_path):
     folder = run(run_of(args, "rag", tmp_path / "run")).folder
     assert (folder / "reader" / QUERY_ENCODER_FILE).is_file()

@@ -3,16 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from conftest import with_rerank, with_retriever
-from method_runs import having, lines_of, run_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.core import Example
-from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.errors import DataError
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods.ralm import PromptReader, RalmArguments
 from pgra.prompts.template import PromptTemplate
-from pgra.runs import evaluate_run, run
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
 TEMPLATE = PromptTemplate("{text}\nThe answer is", "")
@@ -90,26 +87,3 @@ def test_scores_are_those_of_stock_calls_whatever_the_batch(lm_dir):
 
 
 # Whole runs.
-
-
-@pytest.mark.slow
-def test_a_frozen_run_trains_nothing_and_leaves_no_reader(args, tmp_path):
-    args = with_retriever(args, retriever="bm25")
-    mine = run_of(
-        with_rerank(args, reranker="none"), "ralm", tmp_path / "run", max_reader_tokens=90
-    )
-    done = run(mine)
-    assert done.metrics["method"] == "ralm"
-    assert not (tmp_path / "run" / "reader").exists()
-    prompt = (tmp_path / "run" / "prompt.txt").read_text()
-    first = lines_of(tmp_path / "run")[0]
-    assert first["evidence"][0]["text"] in prompt
-    assert prompt.endswith(f"{first['text']}\nThe answer is")
-    with pytest.raises(ArtifactError, match="made with .*max_reader_tokens"):
-        run(having(mine, max_reader_tokens=80))
-    again = {"changes": {"reader": {"decode": "official"}}, "output_dir": tmp_path / "again"}
-    with pytest.raises(ConfigError, match="decode is not an argument of method 'ralm'"):
-        evaluate_run(tmp_path / "run", **again)
-
-
-# What is refused.

@@ -1,7 +1,4 @@
-import logging
 import math
-import re
-import sys
 
 import pytest
 import torch
@@ -18,13 +15,11 @@ from small_training import (
 )
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from pgra.commands.common import quiet_libraries
 from pgra.errors import ModelError
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
 from pgra.reader.resume import last_checkpoint
 from pgra.reader.train import read_losses
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 
 def _losses(result):
@@ -100,29 +95,6 @@ def test_broken_weights_reach_no_checkpoint(t5_dir, tmp_path):
     ):
         train(t5_dir, make_arguments(tmp_path / "run", max_grad_norm=0), reader=reader)
     assert last_checkpoint(tmp_path / "run") is None
-
-
-def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(
-    t5_dir, tmp_path, capsys, caplog, monkeypatch
-):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    caplog.set_level(logging.WARNING, "pgra")  # a command before may have asked for more
-    quiet_libraries()  # the demo hides what libraries show before it makes any arguments
-    unset = {
-        "use_cpu": True,
-        "learning_rate": 5e-3,
-        "max_steps": 6,
-        "eval_steps": 3,
-        "logging_steps": 1,
-    }
-    train(t5_dir, ReaderTrainingArguments(output_dir=str(tmp_path / "shown"), **unset))
-    shown = capsys.readouterr()
-    train(t5_dir, make_arguments(tmp_path / "hidden"))
-    hidden = capsys.readouterr()
-    assert shown.out == ""
-    assert re.search(r"train: +100%.* 6/6 .*loss=\d+\.\d{3}", shown.err)
-    assert len(re.findall(r"step [36]: dev accuracy [01]\.\d{4}\n", shown.err)) == 2
-    assert hidden == ("", "")
 
 
 @pytest.mark.gpu

@@ -6,17 +6,6 @@ from small_training import script, signal_self
 
 from pgra.reader.resume import Stopper
 
-TWICE = """
-import os, signal, sys
-from pgra.reader.resume import Stopper
-stopper = Stopper()
-with stopper.listening():
-    os.kill(os.getpid(), signal.SIGTERM)
-    print(stopper.code, flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    print("still here", flush=True)
-"""
-
 AGREE = """
 import json, sys
 import torch
@@ -55,14 +44,6 @@ def test_a_signal_is_heard_only_meanwhile():
         signal_self(signal.SIGTERM)()
         signal_self(signal.SIGTERM)()
     assert several.code == 143
-
-
-@pytest.mark.slow
-def test_a_second_signal_leaves_at_once(tmp_path):
-    (file := tmp_path / "twice.py").write_text(TWICE)
-    done = script(file=file)
-    assert done.stdout == "143\n"
-    assert done.returncode == -signal.SIGTERM
 
 
 @pytest.mark.slow
