@@ -296,7 +296,6 @@ class LoopbackEndpoint(Loopback):
     Attributes:
         writer: Writes.
         faults: How the next requests fail, first to last; then they succeed.
-        seconds: Each answer takes.
         dies_after: Answers, after which every connection is dropped.
         bodies: What was asked, in order, the failed ones too.
         headers: Of the requests.
@@ -312,7 +311,6 @@ class LoopbackEndpoint(Loopback):
     def __init__(self, writer: Callable[[str, int, str | None], Written] = toy_writer) -> None:
         self.writer = writer
         self.faults: list[Fault] = []
-        self.seconds = 0.0
         self.dies_after: int | None = None
         self.bodies: list[dict[str, object]] = []
         self.headers: list[dict[str, str]] = []
@@ -337,7 +335,7 @@ class LoopbackEndpoint(Loopback):
             if refusal is not None:
                 return refusal
             self.num_answered += 1
-        return Fault(200, self.answer(body), {"Content-Type": "application/json"}, self.seconds)
+        return Fault(200, self.answer(body), {"Content-Type": "application/json"})
 
     def refuse(self, body: dict[str, object]) -> Fault | None:
         """Refuse what it does not offer, in OpenAI's words; None where it answers."""
