@@ -26,7 +26,7 @@ def unbroken(world):
     return kills.Unbroken(world)
 
 
-@pytest.mark.parametrize("name", ["index", "train", "icl", "rerank", "report", "memory"])
+@pytest.mark.parametrize("name", ["index", "train", "icl", "rerank", "report", "memory", "erase"])
 def test_a_command_killed_before_any_write_goes_on_to_the_same_product(world, unbroken, name):
     writes = unbroken[name].once.writes
     for number in range(1, writes + 1, max(1, writes // 6)):

@@ -284,62 +284,6 @@ def told_of(log):
     return [entry.key for entry in log.entries()]
 
 
-ERASER = """
-import sys, time
-from pathlib import Path
-from pgra.memory.log import FeedbackLog
-with FeedbackLog.open(Path(sys.argv[1])) as log:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    log.erase(int(sys.argv[2]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("delay", [0, 0.004, 0.012, 0.02, 0.05])
-def test_a_killed_erasure_leaves_the_log_before_or_after_it(tmp_path, delay):
-    path = tmp_path / "memory.sqlite"
-    with FeedbackLog.open(path) as log:
-        number, before = fill(log), told_of(log)
-    words = [sys.executable, "-c", ERASER, str(path), str(number)]
-    eraser = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    eraser.stdout.readline()
-    eraser.stdin.write(b"\n")
-    eraser.stdin.flush()
-    time.sleep(delay)
-    eraser.kill()
-    eraser.communicate()
-    with FeedbackLog.open(path) as log:
-        log.verify()
-        after = told_of(log)
-        is_gone = not any(e.key == SECRET for e in log.events())
-    assert after == ([key for key in before if key != SECRET] if is_gone else before)
-    assert bool(holding(tmp_path, SECRET, MEANT)) != is_gone
-
-
-@pytest.mark.slow
-def test_what_others_write_while_entries_are_erased_is_kept(tmp_path):
-    path = tmp_path / "memory.sqlite"
-    with FeedbackLog.open(path) as log:
-        ids = [log.write(f"{SECRET} {i}", MEANT).id for i in range(5)]
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), "one"], stdout=subprocess.PIPE, text=True
-        )
-        acknowledged = []
-        try:
-            for number in ids:
-                acknowledged += [writer.stdout.readline() for _ in range(10)]
-                log.erase(number)
-        finally:
-            writer.kill()
-        acknowledged += [line for line in writer.stdout if line.endswith("\n")]
-        writer.communicate()
-        log.verify()
-        assert set(acknowledged) <= {f"{one.id} {one.key}\n" for one in log.events()}
-        assert len(acknowledged) >= 50
-    assert holding(tmp_path, SECRET, MEANT) == []
-
-
 ATTEMPTS = {
     "import": (lambda log: import_events(log, [event("a"), event("b"), event("a")]), [3, 0]),
     "correct": (lambda log: log.correct(2, "other").id, [3, None]),
