@@ -224,14 +224,3 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
     assert f"| {row[0]} | {gaps[0]} |" in text
     assert "| 0.12 ± 0.18 |" in text  # NO-MEM's 0.25 and 0
     assert " ± " not in render_report(FAMILY, results[:1], gate=None)
-
-
-def test_the_report_shows_what_was_found_and_written_as_time_proceeds(four):
-    bare = result(four, "no-mem", (0, 0, 0, 0), p=0.0)
-    mem = result(four, "mem", (0, 0, 0, 1))
-    found = [replace(x, feedback="f", neighbors=["n1", "n2", "n3", "n4"]) for x in mem.outcomes]
-    mem = replace(mem, outcomes=[*mem.outcomes[:2], *found[2:]])
-    rows = render_report(FAMILY, [bare, mem], gate=None).splitlines()
-    shown = [row for row in rows if "n1 / n2 / n3 |" in row]
-    assert [row.split()[1] for row in shown] == ["3", "4"]  # the control: others used nothing
-    assert four[3].expected in shown[-1]

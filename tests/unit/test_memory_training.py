@@ -16,10 +16,7 @@ from pgra.errors import ArtifactError, ModelError
 from pgra.lm.load import find_model
 from pgra.memory.families import load_family
 from pgra.memory.log import export_log
-from pgra.memory.lookup import (
-    EditLookup,
-    GeneratingLookup,
-)
+from pgra.memory.lookup import EditLookup, GeneratingLookup
 from pgra.memory.stream import Step, read_pairs
 from pgra.memory.train import (
     FeedbackModule,
@@ -117,20 +114,6 @@ def test_a_layer_learns_what_a_target_asks_for():
     after = (cosines(head.apply(vectors)) - wanted)[others].square().mean()
     assert after < 0.1 * before
     assert loss == pytest.approx(after.item(), rel=1)
-
-
-def test_a_head_stands_behind_what_the_encoder_had_before(encoder_dir, tmp_path):
-    draw, folder, texts = torch.Generator().manual_seed(0), encoder_dir, ["a", "another text"]
-    expected = torch.from_numpy(Encoder(str(folder), device="cpu").encode(texts))
-    for width in (5, 3):
-        before = Encoder(str(folder), device="cpu")
-        weight = torch.randn(width, before.width, generator=draw)
-        head = DenseLayer(weight, torch.randn(width, generator=draw), "Tanh", "")
-        folder = tmp_path / f"{width} wide"
-        save_with_head(before, head, folder)
-        expected = torch.nn.functional.normalize(head.apply(expected), dim=-1)
-        after = Encoder(str(folder), device="cpu")
-        np.testing.assert_allclose(after.encode(texts), expected, atol=1e-5)
 
 
 SAVED = [

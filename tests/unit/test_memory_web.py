@@ -47,23 +47,13 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
     assert f"Used: entry 1, score 0.0000, gate -5 {AKIN} {MEANT}" in visitor.shown()
     visitor.send("ask", question="make something with < fast > ?")
     assert "Not used: too far: entry 1, score -14.0000" in visitor.shown()
-    visitor.send("forget", entry="1")
-    assert entries(page) == []
-
-
-def test_an_entry_is_corrected_and_forgotten_on_the_page(page):
-    visitor = Visitor(page)
-    for question in (AKIN, "expand on < fast > ?"):
-        visitor.send("correct", question=question, feedback=MEANT)
-    visitor.send("change", entry="1", feedback="I want an <antonym>")
-    assert (AKIN, "I want an <antonym>") in entries(page)
-    visitor.send("forget", entry="2")
-    assert [question for question, _ in entries(page)] == [AKIN]
-    assert "Entry 2 is forgotten." in visitor.shown()
     for number in ("99", "-1", "9" * 30, "x"):  # no such entry
         for name in ("change", "forget"):
             assert visitor.send(name, entry=number, feedback="x").status_code == 422
-    assert len(entries(page)) == 1
+    visitor.send("change", entry="1", feedback="I want an <antonym>")
+    assert entries(page) == [(AKIN, "I want an <antonym>")]
+    visitor.send("forget", entry="2")
+    assert entries(page) == []
 
 
 def test_a_scope_shows_and_changes_its_own_entries_alone(tmp_path):

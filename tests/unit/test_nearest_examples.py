@@ -4,16 +4,12 @@ from dataclasses import replace
 
 import pytest
 from conftest import write_jsonl
-from following_lm import FollowingLM
 
 from pgra.errors import ConfigError
 from pgra.memory.experiment import StreamArguments
-from pgra.memory.families import load_family
-from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import EditLookup, LookupArguments
+from pgra.memory.lookup import LookupArguments
 from pgra.memory.nearest_examples import choose_examples
 from pgra.memory.prompts import FewShot, PromptExample
-from pgra.memory.stream import GrowPrompt, MemPrompt, PromptedLM, Step
 
 POOL = [
     PromptExample("what is akin to < red > ?", "the synonym for red is scarlet"),
@@ -37,10 +33,6 @@ def chosen(tmp_path, *, count=2, form="slotless", more=(), asked=ASKED):
     place = {"artifacts_dir": str(tmp_path), "device": "cpu"}
     args = StreamArguments(stream="x", prefix_pool=str(pool), **kate, **place)
     return choose_examples(PLAIN, asked, args, LookupArguments(key_form=form))
-
-
-def step(question):
-    return Step("0", "ant", question, "I want an antonym", expected=("the antonym for w is v",))
 
 
 def test_each_question_has_its_nearest_first_and_is_never_shown_itself(tmp_path):
@@ -67,20 +59,3 @@ def test_the_word_asked_about_does_not_count_unless_asked_for(tmp_path):
     how = {"count": 1, "more": more, "asked": asked}
     first = [chosen(tmp_path, form=form, **how).examples_of(asked[0]) for form in FORMS]
     assert first == [(more[0],), (POOL[3],)]
-
-
-def test_every_system_stands_behind_them(tmp_path):
-    prompt, asked = chosen(tmp_path), step(ASKED[0])
-    shown = PromptExample(ASKED[0], asked.expected[0], asked.feedback)
-    growing = GrowPrompt(PromptedLM(few_shot=prompt, completer=FollowingLM()))
-    growing.learn(asked)
-    assert growing.ask(asked).text == prompt.write(ASKED[0], more=[shown])
-    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
-        log.write(ASKED[0], asked.feedback)
-        lexical, facts = (
-            MemPrompt(load_family(name), prompt, log, EditLookup(log), None).ask(asked).text
-            for name in ("lexical", "webquestions")
-        )
-    assert lexical == prompt.write(ASKED[0], feedback=asked.feedback)
-    assert facts.startswith(POOL[1].question)  # the other gave way to what was answered wrongly
-    assert POOL[0].question not in facts

@@ -10,7 +10,7 @@ from small_training import lively
 from pgra.errors import ModelError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.calibrate import decide, label_chances
+from pgra.reader.calibrate import decide
 from pgra.reader.predict import Decision, T5Classifier
 
 VERBALIZER = Verbalizer(
@@ -64,9 +64,3 @@ def test_ties_go_to_the_first_label_and_numbers_must_be_some():
     assert found.label == "negative"
     with pytest.raises(ModelError, match="scores of example 'test-0' are NaN"):
         decide(["test-0"], np.full((1, 3), np.nan, dtype=np.float32), VERBALIZER.labels)
-
-
-def test_a_temperature_flattens_chances():
-    scores = np.log(np.array([[0.8, 0.15, 0.05]], dtype=np.float32))
-    roots = np.sqrt([0.8, 0.15, 0.05])
-    np.testing.assert_allclose(label_chances(scores, 2.0)[0], roots / roots.sum(), rtol=1e-5)

@@ -31,9 +31,3 @@ def test_every_public_name_is_what_its_home_defines(name):
     assert value.__name__ == name
     assert value.__module__.startswith("pgra.")
     assert value.__doc__
-
-
-def test_names_are_listed_and_an_unknown_one_is_an_attribute_error():
-    assert {"CausalLM", "Reader", *pgra.__all__} <= set(dir(pgra))
-    with pytest.raises(AttributeError, match="module 'pgra' has no attribute 'Encodre'"):
-        _ = pgra.Encodre

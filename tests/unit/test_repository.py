@@ -43,15 +43,6 @@ def test_no_source_holds_anything_banned():
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-def test_every_requirement_is_pinned_once_and_names_no_place():
-    found = pins("requirements.txt")
-    assert "torch==2.13.0" in found
-    for line in found:
-        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.!]+", line), line
-    names = [re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in found]
-    assert len(set(names)) == len(names)
-
-
 def test_bundled_packages_are_pinned_by_hash_as_the_code_names_them():
     found = pins("requirements-bundled.txt")
     assert all(re.fullmatch(r"\S+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in found)

@@ -45,13 +45,6 @@ def world(tmp_path, encoder_dir):
     return World(tmp_path, encoder_dir)
 
 
-def test_the_table_and_the_names_that_are_documented_are_the_same():
-    with pytest.raises(ConfigError, match="'exhaustive' is no first stage.*choose bm25, dense"):
-        find_retriever("exhaustive")
-    with pytest.raises(ConfigError, match="'json:loads' is no retriever: a subclass of"):
-        find_retriever("json:loads")
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_every_retriever_keeps_the_contract(name, world):
     options = None

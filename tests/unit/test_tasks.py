@@ -1,16 +1,10 @@
-"""YAMLs: the shipped tasks and each refusal, and how type hints read any of them."""
+"""Tasks' YAMLs: the shipped ones, and each refusal."""
 
 import string
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pgra.config import from_yaml
 from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError
 
@@ -38,78 +32,26 @@ def test_every_shipped_task_is_whole(name):
         assert task.answer == "The answer is"
 
 
-# YAMLs become dataclasses by their type hints: what fits comes back, what does not is named.
-
-
-WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029"), min_size=1)
-
-
-@dataclass(frozen=True)
-class Inner:
-    word: str
-    share: float = 0.5
-
-
-@dataclass(frozen=True)
-class Whole:
-    word: str
-    number: int = 0
-    is_loud: bool = False
-    color: Literal["red", "blue"] = "red"
-    names: tuple[str, ...] = ()
-    sizes: dict[str, int] = field(default_factory=dict)
-    inner: Inner | None = None
-    several: str | list[str] = "one"
-    anything: Any = None
-    folder: Path | None = None
-    name: str = ""
-
-
-def read(path, values, cls=Whole, **given):
-    path.write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
-    return from_yaml(cls, path, **given)
-
-
-VALUES = {
-    "number": st.integers(0, 9),
-    "is_loud": st.booleans(),
-    "color": st.sampled_from(["red", "blue"]),
-    "names": st.lists(WORDS, min_size=1).map(tuple),
-    "sizes": st.dictionaries(WORDS, st.integers()),
-    "inner": st.none() | st.fixed_dictionaries({"word": WORDS, "share": st.floats(0, 1)}),
-    "several": WORDS | st.lists(WORDS, min_size=1),
-    "anything": st.none() | st.integers() | WORDS,
-}
-
-
-@given(values=st.fixed_dictionaries({"word": WORDS}, optional=VALUES))
-def test_what_fits_comes_back(values, tmp_path_factory):
-    plain = {name: list(v) if name == "names" else v for name, v in values.items()}
-    made = asdict(read(tmp_path_factory.getbasetemp() / "any.yaml", plain))
-    assert {name: made[name] for name in values} == values
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({}, "'word' is missing"),
-        ({"word": "x", "numbr": 1}, "unknown key 'numbr'. Did you mean 'number'"),
-        ({"word": "x", "number": True}, "number is True: Expected int, got bool"),
-        ({"word": "x", "names": "a"}, "names is 'a': Expected array, got str"),
-        ({"word": "x", "inner": {"word": "x", "share": "x"}}, "Expected float.*share"),
-    ],
-)
-def test_what_does_not_fit_is_named_with_its_file(values, message, tmp_path):
-    with pytest.raises(ConfigError, match=rf"mine\.yaml: .*{message}"):
-        read(tmp_path / "mine.yaml", values)
-
-
 PLAIN = {
     "labels": ["no", "yes"],
     "prompt": "Is it?\n{text}",
     "reader_template": "{text} <extra_id_0>",
     "verbalizer": {"no": "bad", "yes": "good"},
 }
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "'labels' is missing"),
+        ({**PLAIN, "promt": 1}, "unknown key 'promt'. Did you mean 'prompt'"),
+        ({**PLAIN, "labels": "a"}, "labels is 'a': Expected array, got str"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_file(values, message, tmp_path):
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=rf"mine\.yaml: .*{message}"):
+        Task.load(tmp_path / "mine.yaml")
 
 
 @pytest.mark.parametrize("kind", [Task, GenerationTask])

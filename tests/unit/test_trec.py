@@ -1,6 +1,5 @@
 """TREC's files: what is written is read again, and what is wrong is named with its line."""
 
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -235,9 +234,7 @@ def flags(world):
     ]
 
 
-def test_a_search_writes_a_run_and_measures_it_and_its_run_is_searched_alike(
-    world, flags, capsys, monkeypatch
-):
+def test_a_search_writes_a_run_and_measures_it_and_its_run_is_searched_alike(world, flags, capsys):
     assert main(["search", *flags, "--trec", "out/run.txt", "--qrels", "qrels"]) == 0
     told = capsys.readouterr().out
     assert "3 queries, up to 12 passages each\nrun: out/run.txt\nmean of 1 judged" in told
@@ -263,9 +260,6 @@ def test_a_search_writes_a_run_and_measures_it_and_its_run_is_searched_alike(
         assert main(["search", *flags, "--trec", "own.txt", *words]) == 0
         found = [line.split()[2] for line in (world.root / "own.txt").read_text().splitlines()]
         assert (len(found), "d4" in found) == (3, not words)
-    monkeypatch.setitem(sys.modules, "ir_measures", None)
-    assert main(["search", *flags, "--qrels", "qrels"]) == 2
-    assert "read by ir-measures: pip install 'pgra[trec]'" in capsys.readouterr().err
 
 
 def test_a_rerank_takes_a_run_as_its_first_stage_and_writes_one(

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pgra.artifacts import write_json
-from pgra.commands.report import main
 from pgra.report.compare import compare_runs
 from pgra.report.metrics import TextOutcomes, bootstrap
 from pgra.report.results import load_collection
@@ -68,13 +67,3 @@ def test_each_measure_has_a_column_with_its_interval_and_there_is_no_average(tmp
     assert told.gap.difference > 0
     assert told.mcnemar is None
     assert study.columns == study.tasks
-
-
-def test_the_papers_values_stand_beside_them(tmp_path, capsys):
-    plant(tmp_path / "near", NEAR, [0.9, 0.5, 0.1])
-    plant(tmp_path / "far", FAR, [0.2, 0.2, 0.2], method="icl-random")
-    assert main([str(tmp_path), "--reference", "kate_t4", "--baseline", "icl-random"]) == 0
-    said = capsys.readouterr().out
-    assert "totto nonoverlap/bleu (paper)" in said
-    assert "25.6" in said
-    assert "average" not in said.partition("\n\n")[0]
