@@ -16,7 +16,7 @@ from world import BESIDE, JOBS, Ended, Job, World, alike, differing, seen
 
 KINDS = ("flip", "cut", "empty", "swap", "delete")
 STATE = (
-    *("index", "bm25", "train", "plain", "rag", "icl", "knn", "predict", "memory", "lookup"),
+    *("index", "bm25", "train", "plain", "rag", "icl", "predict", "memory", "lookup"),
     *("ablate", "similar", "gud-ir", "consistency", "stream"),
     *BESIDE,
 )
@@ -35,17 +35,13 @@ READERS: Mapping[str, Job] = {
     "evaluate rag": Job("evaluate --run runs/rag"),
     "icl anew": Job(f"{JOBS['icl'].line} --output_dir runs/new"),
     "icl again": JOBS["icl"],
-    "knn anew": Job(f"{JOBS['knn'].line} --output_dir runs/new"),
     "report": Job("report runs/pgra runs/plain runs/icl --baseline plain --format csv"),
     "page": Job("report runs/pgra runs/plain runs/icl --html page.html"),
-    "knn report": Job("report runs/knn --format csv"),
     "ablate": JOBS["ablate"],
     "grid report": Job("report runs/grid --format csv"),
     "look up": JOBS["lookup"],
     "list": Job("memory list"),
     "search bm25": Job("search 'film town' --corpus corpus.txt --retriever bm25"),
-    "search grown": Job("index search grown/indexes/* 'film town'"),
-    "verify grown": Job("verify grown"),
     "consistency": JOBS["consistency"],
     "stream": JOBS["stream"],
     "similar": Job("memory lookup $ask $memory --encoder similar"),
@@ -57,10 +53,9 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "artifacts/indexes/bm25-*": ("search bm25",),
     "artifacts/indexes/*": ("search", "verify", "train anew"),
     "artifacts/answers/*": ("icl anew",),
-    "artifacts/neighbors/*": ("icl anew", "knn anew"),
-    "artifacts/banks/*": ("train anew", "train otherwise", "predict"),
+    "artifacts/neighbors/*": ("icl anew",),
+    "artifacts/banks/*": ("train otherwise", "predict"),
     "artifacts/*": ("train anew", "predict"),
-    "grown/*": ("search grown", "verify grown"),
     "runs/pgra/reader/*": ("predict", "evaluate", "train again"),
     "runs/pgra/*": ("evaluate", "report", "page", "train again"),
     "runs/plain/reader/*": ("evaluate plain",),
@@ -68,7 +63,6 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "runs/rag/*": ("evaluate rag",),
     "runs/stopped/*": ("go on",),
     "runs/icl/*": ("report", "page", "icl again"),
-    "runs/knn/*": ("knn report",),
     "runs/grid/*": ("ablate", "grid report"),
     "runs/stream/*": ("stream",),
     "labels/pseudo_labels/*": ("consistency",),
@@ -77,11 +71,11 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "similar/*": ("similar",),
     "gud-ir/*": ("gud-ir",),
 }
-MAY_END_WITH_1 = ("verify", "verify grown", "ablate")
+MAY_END_WITH_1 = ("verify", "ablate")
 MARKS = ("metrics.json", "pgra.json", "grid.json", "manifest.json")
 SHOWN = ("metrics.json", "grid.json", "consistency.json", "manifest.json", "checksums.json")
 """Records without a checksum of their own: a letter of a title or a version may change."""
-REPORTS = ("report", "page", "knn report", "grid report")
+REPORTS = ("report", "page", "grid report")
 
 
 @dataclass(frozen=True)

@@ -5,35 +5,26 @@ half-written; and where nothing but a kill ended the first one silently. What wr
 it is given once more, such as an entry of a memory, may have done so each time it ran.
 """
 
-import io
 import json
 import random
-import socket
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
-from operator import eq
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from world import JOBS, QUESTION, Ended, Fault, Same, World, alike, differing, seen
+from world import JOBS, QUESTION, Ended, Fault, World, differing, seen
 
 DONE = (
     "is there already",  # of a command whose product is whole and must be new
     "has no entry 1 now",  # what another corrected or forgot before
     "is not in the log",
 )
-SHARED = (
-    *("index", "bm25", "rerank", "train", "plain", "rag", "icl", "knn", "evaluate", "ablate"),
-)
-"""Commands whose work several processes share; the others refuse to be several."""
-_REST = 3.0  # seconds in which what is left of two processes must end; torchrun kills it then
 
 
-def everything(world: World, ended: Ended | None = None) -> dict[str, object]:
+def everything(world: World) -> dict[str, object]:
     """Give every file, without what the clock says; of a database its rows."""
-    found = seen(world, ended, store=True)
+    found = seen(world, store=True)
     for path in world.here.rglob("*.sqlite"):
         found[str(path.relative_to(world.here))] = _rows(path)
     return found
@@ -74,47 +65,19 @@ class Unbroken:
     """What unbroken commands leave, what they change and how long they take."""
 
     def __init__(self, world: World) -> None:
-        self._world, self._known = world, dict[tuple[str, int], Whole]()
+        self._world, self._known = world, dict[str, Whole]()
 
     def __getitem__(self, name: str) -> Whole:
-        return self.of(name)
-
-    def of(self, name: str, processes: int = 1) -> Whole:
-        """Give what a command leaves that so many processes share."""
-        if (name, processes) not in self._known:
+        """Give what a command leaves."""
+        if name not in self._known:
             self._world.after(*JOBS[name].needs)
-            ended = run(self._world, name, [Fault()] * processes)
-            assert all(process.code == 0 for process in ended), (name, ended)
-            self._known[name, processes] = Whole(everything(self._world), ended[0])
-        return self._known[name, processes]
+            ended = self._world.call(JOBS[name].words)
+            assert ended.code == 0, (name, ended)
+            self._known[name] = Whole(everything(self._world), ended)
+        return self._known[name]
 
 
-def run(world: World, name: str, faults: Sequence[Fault]) -> list[Ended]:
-    """Run a command in as many processes as there are faults; none outlives a killed one long."""
-    shared: dict[str, str] = {}
-    if len(faults) > 1:
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        shared |= {name: str(len(faults)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
-    running = []
-    for rank, fault in enumerate(faults):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if shared else {}
-        environment = {**fault.environment, **shared, **own}
-        running.append(world.start(JOBS[name].words, replace(fault, environment=environment)))
-    dies = any(fault.after is not None for fault in faults)
-    first = [p.wait() for p in running if p.fault.after is not None or not dies]
-    return [*first, *(p.wait(_REST) for p in running if p.fault.after is None and dies)]
-
-
-def again(
-    world: World,
-    name: str,
-    whole: Mapping[str, object],
-    tries: int = 1,
-    processes: int = 1,
-    same: Same = eq,
-) -> str:
+def again(world: World, name: str, whole: Mapping[str, object], tries: int = 1) -> str:
     """Give a command again and say what is wrong with what is there then; "" if nothing is.
 
     Args:
@@ -122,20 +85,18 @@ def again(
         name: The command.
         whole: What an unbroken one leaves.
         tries: How often it ran before.
-        processes: How many share it.
-        same: Whether two values are; `alike` where texts are read in other batches.
     """
     has_checkpoint = (
         name == "train"
         and not (world.here / "runs/pgra/reader").exists()
         and any(world.here.glob("runs/pgra/checkpoint-*/checksums.json"))
     )
-    for ended in run(world, name, [Fault()] * processes):
-        if has_checkpoint and processes == 1 and "going on from" not in ended.err:
-            return f"again: it begins anew: {ended.err[-300:]!r}"
-        is_done = ended.is_refused and any(said in ended.told for said in DONE)
-        if ended.code and not is_done:
-            return f"again: exit code {ended.code}: {ended.err[-300:]!r}"
+    ended = world.call(JOBS[name].words)
+    if has_checkpoint and "going on from" not in ended.err:
+        return f"again: it begins anew: {ended.err[-300:]!r}"
+    is_done = ended.is_refused and any(said in ended.told for said in DONE)
+    if ended.code and not is_done:
+        return f"again: exit code {ended.code}: {ended.err[-300:]!r}"
     now = everything(world)
     if left := [file for file in now if "partial" in file]:
         return f"left behind: {left}"
@@ -147,9 +108,7 @@ def again(
         if ended.code:
             return f"not whole: {ended.err[-300:]!r}"
         now[memory] = _written_once(now[memory], whole[memory], tries)
-    if processes > 1:
-        now, whole = _of_several(now), _of_several(whole)
-    return "; ".join(differing(now, whole, same=same)[:4])
+    return "; ".join(differing(now, whole)[:4])
 
 
 def holders(world: World, text: str) -> list[str]:
@@ -202,29 +161,6 @@ def shards(world: World) -> dict[str, tuple[int, int]]:
         for path in (world.here / "artifacts").glob(pattern):
             found[str(path.relative_to(world.here))] = (path.stat().st_mtime_ns, path.stat().st_ino)
     return found
-
-
-def _of_several(files: Mapping[str, object]) -> dict[str, object]:
-    """Leave out how several processes shared the work, which is otherwise for what one left.
-
-    A bank's states then stand in other shards, and each was computed beside others.
-    """
-    banks = {name: data for name, data in files.items() if name.startswith("artifacts/banks/")}
-    found = {name: value for name, value in files.items() if name not in banks}
-    keys = [data for name, data in banks.items() if name.endswith(".keys.npy")]
-    rows = [key for data in keys for key in np.load(io.BytesIO(data)).tolist()]
-    return {**found, "keys": sorted(rows)}
-
-
-def kill_one_of_two(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
-    """Kill one of two processes; then give the command again, to two."""
-    whole = unbroken.of(name, 2)
-    draw = random.Random(seed)
-    world.after(*JOBS[name].needs)
-    faults = [Fault(), Fault()]
-    faults[draw.randrange(2)] = Fault(after=draw.uniform(0.1, whole.once.seconds))
-    run(world, name, faults)
-    return again(world, name, whole.files, processes=2, same=alike)
 
 
 def two_at_once(world: World, name: str, seed: int, unbroken: Unbroken) -> str:

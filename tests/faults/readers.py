@@ -30,7 +30,7 @@ from pgra.data.references import read_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.encoders.encoder import Encoder, read_sentence_model
 from pgra.errors import LONGEST_MESSAGE, ModelError, PgraError
-from pgra.experiments.grid import Grid, read_axes, read_grid
+from pgra.experiments.grid import Grid, read_grid
 from pgra.lm.load import ModelSource
 from pgra.lm.replies import read_reply, show_error, without_reasoning
 from pgra.memory.families import Family, load_family
@@ -43,7 +43,6 @@ from pgra.prompts.template import PromptTemplate
 from pgra.reader.calibrate import Calibration
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.record import RECORD_FILE, ReaderRecord, read_record, write_record
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
 from pgra.retrieval.trec import read_qrels, read_queries, read_run
 
 LONGEST_SECONDS = 20
@@ -135,12 +134,6 @@ def _salvage(path: Path) -> object:
     return salvage(path, path.with_name("new.sqlite"))
 
 
-def _accelerator(path: Path) -> object:
-    return ReaderTrainingArguments(
-        output_dir=str(path.parent), use_cpu=True, accelerator_config=str(path)
-    )
-
-
 @functools.cache
 def _encoder() -> Path:
     folder = tempfile.mkdtemp()
@@ -224,23 +217,14 @@ READERS = {
     "prompt": Reader(
         "p.yaml", _yaml("memory_prompts", "lexical.yaml"), lambda p: load_few_shot(str(p))
     ),
-    "axis": Reader(
-        "axis.txt",
-        b"num_evidence=4,8",
-        lambda p: read_axes([p.read_bytes().decode(errors="surrogateescape")]),
-    ),
     "corpus txt": Reader("c.txt", _TEXTS, _corpus),
     "corpus gz": Reader("c.txt.gz", gzip.compress(_TEXTS, mtime=0), _corpus),
-    "corpus zst": Reader("c.txt.zst", pa.compress(_TEXTS, "zstd", asbytes=True), _corpus),
     "corpus jsonl": Reader("c.jsonl", _LABELLED, _corpus),
     "corpus csv": Reader("c.csv", _TABLE, _corpus),
     "corpus tsv": Reader("c.tsv", _rows("text\tn", "a film\t1", "a town\t2"), _corpus),
     "corpus parquet": Reader("c.parquet", _parquet(), _corpus),
     "examples jsonl": Reader("e.jsonl", _LABELLED, _split),
     "examples csv": Reader("e.csv", _TABLE, _split),
-    "examples tsv": Reader(
-        "e.tsv", _rows("text\tlabel", "a film\tpositive", "a town\tnegative"), _split
-    ),
     "answers": Reader(
         "a.jsonl", _rows('{"question": "who ?", "answers": ["he", "she"]}'), _answers("nq_open")
     ),
@@ -259,14 +243,12 @@ READERS = {
     "memory": Reader("m.sqlite", _memory(), read_pairs),
     "salvage": Reader("m.sqlite", _memory(), _salvage),
     "run file": Reader("r.trec", _rows("7 Q0 d1 1 2.5 x", "7 Q0 d2 2 1e-3 x"), read_run),
-    "accelerator": Reader("a.json", b'{"split_batches": false}', _accelerator),
     "pool": Reader("p.jsonl", _rows('{"question": "who ?", "answer": "he"}'), read_pool),
     "modules": Reader("modules.json", _MODULES, _folder),
     "pushed reader": Reader(RECORD_FILE, _record(), lambda p: read_record(p.parent)),
-    **{
-        f"encoder's {name}": Reader(name, (_encoder() / name).read_bytes(), _open_encoder)
-        for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
-    },
+    "encoder": Reader(
+        "model.safetensors", (_encoder() / "model.safetensors").read_bytes(), _open_encoder
+    ),
 }
 
 _TOKENS = (

@@ -26,7 +26,7 @@ def unbroken(world):
     return kills.Unbroken(world)
 
 
-@pytest.mark.parametrize("name", ["index", "train", "icl", "rerank", "report", "memory", "erase"])
+@pytest.mark.parametrize("name", ["index", "train", "icl", "memory", "erase"])
 def test_a_command_killed_before_any_write_goes_on_to_the_same_product(world, unbroken, name):
     writes = unbroken[name].once.writes
     for number in range(1, writes + 1, max(1, writes // 6)):
@@ -36,18 +36,14 @@ def test_a_command_killed_before_any_write_goes_on_to_the_same_product(world, un
 @pytest.mark.parametrize("kind", damage.KINDS)
 def test_damage_is_named_or_made_good_or_changes_nothing(world, kind):
     whole = {}
-    for seed in range(4):
+    for seed in range(3):
         case = damage.draw(world, kind, seed)
         assert not damage.run(world, case, whole), case
 
 
-@pytest.mark.parametrize("name", ["index", "train", "icl", "import"])
+@pytest.mark.parametrize("name", ["index", "train", "import"])
 def test_two_writers_of_one_product_leave_it_whole(world, unbroken, name):
     assert not kills.two_at_once(world, name, 0, unbroken)
-
-
-def test_what_shares_a_command_with_a_killed_process_goes_on_with_another(world, unbroken):
-    assert not kills.kill_one_of_two(world, "icl", 0, unbroken)
 
 
 class Planted:

@@ -16,7 +16,7 @@ def test_any_bytes_are_read_or_refused(name, tmp_path_factory):
     assert check(reader, reader.valid, folder) == ""  # the control: it does read
     spoilt = st.integers(0, 10**6).map(lambda number: next(cases(reader, seed=0, start=number)))
 
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
     @given(ANYTHING | spoilt)
     def any_bytes(data):
         check(reader, data, folder)

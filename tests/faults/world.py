@@ -3,7 +3,6 @@
 All commands run in one folder by relative paths, which is put back as it was between two cases.
 """
 
-import io
 import json
 import multiprocessing
 import os
@@ -41,13 +40,11 @@ class Fault:
         at_write: It is killed before its so-manieth change of a file, counted from 1.
         after: It is killed after so many seconds.
         late: It starts so many seconds later.
-        environment: Variables that differ.
     """
 
     at_write: int | None = None
     after: float | None = None
     late: float = 0.0
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,6 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
         os.close(file)
     os.chdir(here)
     sys.stdin = Path("typed.txt").open(encoding="utf-8")  # noqa: SIM115 (it ends with the fork)
-    os.environ.update(fault.environment)
     count = os.open(told[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     writes = 0
 
@@ -198,9 +194,9 @@ class Running:
     fault: Fault
     began: float = field(default_factory=time.monotonic)
 
-    def wait(self, limit: float = LONGEST_SECONDS) -> Ended:
-        """Wait for its end, or for its kill; after `limit` seconds it is killed in any case."""
-        limit = limit if self.fault.after is None else self.fault.after
+    def wait(self) -> Ended:
+        """Wait for its end, or for its kill; after LONGEST_SECONDS it is killed in any case."""
+        limit = LONGEST_SECONDS if self.fault.after is None else self.fault.after
         self.process.join(max(0.0, limit - (time.monotonic() - self.began)))
         hangs = self.process.is_alive() and self.fault.after is None
         self.process.kill()
@@ -323,7 +319,6 @@ SHORT = {
     "ask": f"'{QUESTION}'",
     "chat": "--lm ../models/lm --device cpu --max_new_tokens 3 --prompt prompt.yaml --threshold -3",
 }
-_GROWN = "--artifacts_dir grown"
 
 JOBS: Mapping[str, Job] = {
     "index": Job("index $index"),
@@ -337,7 +332,6 @@ JOBS: Mapping[str, Job] = {
         "icl $data --lm ../models/lm --encoder ../models/encoder --num_exemplars 2 "
         "--corpus corpus.txt --output_dir runs/icl"
     ),
-    "knn": Job("train $data --method knn --encoder ../models/encoder --output_dir runs/knn"),
     "evaluate": Job("evaluate --run runs/pgra", ["train"]),
     "predict": Job("predict 'A funny town.' --run runs/pgra --json", ["train"]),
     "rerank": Job(
@@ -377,15 +371,13 @@ JOBS: Mapping[str, Job] = {
     ),
 }
 
-# What is there to be damaged besides. None of these is killed: a training whose time is up after
-# its first step does one step more each time, and an index that grew is one in `JOBS`.
+# What is there to be damaged besides. It is not killed: a training whose time is up after its first
+# step does one step more each time.
 BESIDE: Mapping[str, Job] = {
     "stopped": Job(
         "train $train --method rag --num_evidence 2 --output_dir runs/stopped "
         "--max_train_minutes 1e-9"
     ),
-    "old index": Job(f"index $index {_GROWN}"),
-    "more rows": Job(f"index add grown/indexes/* --corpus more.txt {_GROWN}"),
 }
 
 
@@ -451,19 +443,8 @@ def differing(one: object, other: object, place: str = "", *, same: Same = eq) -
 def alike(one: object, other: object) -> bool:
     """Whether two values are the same but for rounding: other texts in a batch change last digits.
 
-    Numbers within a text, a list or an array are compared each.
+    Numbers within a text or a list are compared each.
     """
-    if isinstance(one, bytes) and isinstance(other, bytes):
-        is_array = one.startswith(b"\x93NUMPY") and other.startswith(b"\x93NUMPY")
-        if is_array:
-            first, second = (np.load(io.BytesIO(data)) for data in (one, other))
-            is_float = first.dtype == second.dtype and first.dtype.kind == "f"
-            is_same = is_float and first.shape == second.shape
-            return is_same and np.allclose(first, second, *_ROUNDING)
-        try:
-            one, other = one.decode(), other.decode()
-        except UnicodeDecodeError:
-            return False
     parts = [_FRACTION.split(repr(value)) for value in (one, other)]
     numbers = [[float(n) for n in _FRACTION.findall(repr(value))] for value in (one, other)]
     return parts[0] == parts[1] and np.allclose(*numbers, *_ROUNDING)
