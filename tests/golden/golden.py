@@ -21,7 +21,6 @@ from pgra.cli import main
 HERE = Path(__file__).parent
 FINGERPRINTS = HERE / "fingerprints.json"
 _TOLD = yaml.safe_load((HERE / "scenarios.yaml").read_text())
-SLOW: list[str] = _TOLD["slow"]
 SCENARIOS: dict[str, dict[str, str]] = _TOLD["groups"]
 _SHORT: dict[str, str] = _TOLD["short"]
 

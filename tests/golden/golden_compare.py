@@ -1,10 +1,9 @@
-"""Tells where two records differ, and which decisions are too near to a tie to be recorded."""
+"""Tells where two records differ."""
 
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 
 TOLERANCE = 1e-4
 """Relative or absolute: the last digits of another processor differ."""
@@ -63,18 +62,6 @@ def _last_digit(*written: str) -> float:
 def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 300 else f"{text[:300]}..."
-
-
-def near_ties(recorded: object) -> Iterator[str]:
-    """Find decisions that another processor may turn, so that other data can be chosen."""
-    for path, value in leaves(recorded):
-        for line in value if isinstance(value, list) else []:
-            scores = sorted(map(float, re.findall(r"=(\d\.\d{4})\b", str(line))))
-            if len(scores) > 1 and 0 < scores[-1] < scores[-2] + 1e-3:
-                yield f"{path}: {line}"
-            found = [float(x) for x in re.findall(r"\d@\S*?/(-?\d+\.\d+)(?= |$)", str(line))]
-            if any(abs(a - b) < 1e-4 for a, b in pairwise(found)):
-                yield f"{path}: {line}"
 
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:

@@ -17,7 +17,7 @@ import golden_compare  # noqa: E402
 
 
 def main(groups: list[str]) -> int:
-    """Write each group's file, and say what changed and what stands too near to a tie."""
+    """Write each group's file, and say what changed."""
     kept = golden.read(golden.FINGERPRINTS)
     for group in groups or golden.SCENARIOS:
         start = time.monotonic()
@@ -29,8 +29,6 @@ def main(groups: list[str]) -> int:
         told = list(golden_compare.differences(before, recorded["steps"])) if before else []
         for line in [*told[:SHOWN], *([f"and {len(told) - SHOWN} more"] if told[SHOWN:] else [])]:
             sys.stdout.write(f"{group} / {line}\n")
-        for line in golden_compare.near_ties(recorded["steps"]):
-            sys.stdout.write(f"{group}: nearly a tie: {line}\n")
         golden.write(recorded["steps"], path)
         seconds = time.monotonic() - start
         sys.stdout.write(f"{path.name}: {len(recorded['steps'])} steps in {seconds:.0f} s\n")

@@ -4,16 +4,12 @@ import json
 
 import golden
 import pytest
-from golden import SCENARIOS, SLOW
+from golden import SCENARIOS
 from golden_compare import differences
-
-GROUPS = [
-    pytest.param(group, marks=pytest.mark.slow) if group in SLOW else group for group in SCENARIOS
-]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", SCENARIOS)
 def test_commands_leave_what_was_recorded(group, tmp_path):
     recorded = golden.record(group, tmp_path)
     told = list(differences(golden.read(golden.expected_path(group)), recorded["steps"]))
