@@ -141,21 +141,6 @@ def two_threads():
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """Have dtype "auto" choose as it does on a GPU; all runs on the CPU."""
-    import torch
-
-    from pgra.lm import load
-
-    choose = load.choose_dtype
-
-    def choose_as_there(name, device, config=None):
-        return choose(name, torch.device("cuda"), config)
-
-    monkeypatch.setattr(load, "choose_dtype", choose_as_there)
-
-
 @pytest.fixture(scope="session")
 def lm_dirs(tmp_path_factory) -> dict[str, Path]:
     from tiny_models import build_lm
@@ -341,12 +326,3 @@ def fast_kernels(request, monkeypatch) -> str:
     """Run a test with fast kernels where they agree, and again with stock calls only."""
     monkeypatch.setenv("PGRA_FAST_KERNELS", request.param)
     return request.param
-
-
-@pytest.fixture
-def screenshots(pytestconfig, capsys):
-    """A folder of pictures to be looked at after the tests, which their output names."""
-    folder = pytestconfig.cache.mkdir("screenshots")
-    yield folder
-    with capsys.disabled():
-        sys.stdout.write(f"\nscreenshots: {folder}\n")

@@ -32,18 +32,13 @@ class Size:
 
     files: int = 0
     code: int = 0
-    lines: int = 0
-    functions: int = 0
     docstrings: int = 0
 
     def add(self, source: str) -> None:
         """Count one more file."""
         tree = ast.parse(source)
         self.files += 1
-        self.lines += len(source.splitlines())
         self.code += len(code_lines(source))
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        self.functions += sum(isinstance(node, kinds) for node in ast.walk(tree))
         self.docstrings += len(docstring_lines(tree))
 
 
@@ -97,10 +92,9 @@ def show_table() -> None:
     """Print the sizes of each package."""
     for name in ("pgra", "tests", "benchmarks"):
         sizes = count(ROOT / name)
-        sys.stdout.write(f"{name:<16}{'files':>7}{'code':>9}{'lines':>9}{'functions':>11}\n")
+        sys.stdout.write(f"{name:<16}{'files':>7}{'code':>9}\n")
         for package, size in [*sizes.items(), ("together", total(name))]:
-            row = f"{size.files:>7}{size.code:>9,}{size.lines:>9,}{size.functions:>11,}"
-            sys.stdout.write(f"  {package:<14}{row}\n")
+            sys.stdout.write(f"  {package:<14}{size.files:>7}{size.code:>9,}\n")
 
 
 def main(words: list[str]) -> int:

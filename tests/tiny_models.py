@@ -159,20 +159,14 @@ def build_lm(folder: Path, kind: str, *, window: int = 512, layers: int = 2) -> 
     return folder
 
 
-def build_half_lm(folder: Path, *, too_large: list[int] | None = None) -> Path:
-    """Write an OPT with weights of float16, whose states pass float16's range behind some tokens.
-
-    Args:
-        folder: Where.
-        too_large: These tokens; None is all of them.
-    """
+def build_half_lm(folder: Path, too_large: int) -> Path:
+    """Write an OPT of float16, whose states pass float16's range behind a token and no other."""
     lm = AutoModelForCausalLM.from_pretrained(build_lm(folder, "opt"))
     lm.lm_head.weight = torch.nn.Parameter(lm.lm_head.weight.clone())  # its words stay as they are
     lm.config.tie_word_embeddings = False
-    decoder, tokens = lm.model.decoder, slice(None) if too_large is None else too_large
-    decoder.embed_tokens.weight.data[tokens, 0] = 65_504  # float16's last number
-    if too_large != []:
-        decoder.embed_positions.weight.data[:, 0] += 1_000
+    decoder = lm.model.decoder
+    decoder.embed_tokens.weight.data[too_large, 0] = 65_504  # float16's last number
+    decoder.embed_positions.weight.data[:, 0] += 1_000
     lm.half().save_pretrained(folder)
     return folder
 

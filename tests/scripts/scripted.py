@@ -5,11 +5,8 @@ import io
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,11 +146,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def run_apart(
-    words: Sequence[str], *, timeout: float | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own, which may fail."""
-    return subprocess.run(
+def finish(words: Sequence[str]) -> str:
+    """Run a script in a process of its own and give what it said."""
+    done = subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,
         env=environment(),
@@ -161,28 +156,6 @@ def run_apart(
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=timeout,
     )
-
-
-def finish(words: Sequence[str]) -> str:
-    """Run a script in a process of its own and give what it said."""
-    done = run_apart(words)
     assert done.returncode == 0, done.stdout
     return done.stdout
-
-
-def kill_when(words: Sequence[str], is_time: Callable[[], bool]) -> None:
-    """Start a script and kill it as soon as `is_time`, without a chance to tidy up."""
-    with tempfile.TemporaryFile("w+") as told:
-        process = subprocess.Popen(
-            [sys.executable, *words], cwd=ROOT, env=environment(), stdout=told, stderr=told
-        )
-        deadline = time.monotonic() + 120
-        while process.poll() is None and not is_time() and time.monotonic() < deadline:
-            time.sleep(0.002)
-        process.kill()
-        code = process.wait()
-        told.seek(0)
-        assert code == -signal.SIGKILL, f"it ended before it could be killed: {told.read()}"
-    assert is_time()

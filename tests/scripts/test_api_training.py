@@ -7,11 +7,13 @@ from pathlib import Path
 import datasets
 import pytest
 from conftest import SENTENCES, contents, review_rows
+from huggingface_hub import ModelCard
 from loopback import TOKEN, LoopbackHub, point_client
 from scripted import call, read_json
 
 import pgra
 from pgra.commands.predict import main as predict_main
+from pgra.commands.push import main as push_main
 from pgra.errors import PgraError
 
 pytestmark = pytest.mark.slow
@@ -38,9 +40,14 @@ def ours(bench):
     return make(bench, "ours")
 
 
-def test_it_is_the_run_that_the_command_makes(bench, ours):
+@pytest.fixture(scope="module")
+def theirs(bench):
     bench.make("commands")
-    theirs, folder = bench.run("commands"), ours.folder
+    return bench.run("commands")
+
+
+def test_it_is_the_run_that_the_command_makes(bench, ours, theirs):
+    folder = ours.folder
     assert read_json(folder / "run.json") == read_json(theirs / "run.json")
     assert contents(folder)["predictions.jsonl"] == contents(theirs)["predictions.jsonl"]
     assert ours.metrics["value"] == bench.metrics("commands")["value"]
@@ -125,21 +132,9 @@ def test_a_method_without_training_and_a_task_without_a_file(bench, tmp_path):
     for what in (lambda: run.reader, lambda: run.push_to_hub("me/x")):
         with pytest.raises(PgraError, match="is for trained readers, and method 'icl' trains none"):
             what()
-    voted = pgra.train(
-        task,
-        TRAIN,
-        test=TEST,
-        method="knn",
-        encoder=bench.encoder,
-        **where,
-        artifacts_dir=common["artifacts_dir"],
-        device="cpu",
-        num_neighbors=3,
-    )
-    assert voted.metrics["n"] == 12
 
 
-# The way back from the hub.
+# To the hub and back.
 
 
 @pytest.fixture
@@ -190,3 +185,36 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     point_client(monkeypatch, hub.endpoint, tmp_path / "hub", is_offline=True)
     offline = pgra.Reader.from_pretrained("me/name", device="cpu")  # from the hub's cache
     assert offline(TEXTS[0], evidence) == local(TEXTS[0], evidence)
+
+
+def test_every_run_has_a_card_that_tells_what_it_is(bench, theirs):
+    text, metrics = (theirs / "reader" / "README.md").read_text(), bench.metrics("commands")
+    card = ModelCard(text).data
+    result = card.eval_results[0]
+    assert (result.metric_type, result.metric_value) == ("accuracy", round(metrics["value"], 6))
+    assert card.base_model is None  # a folder of this machine is no hub id
+    assert "license" not in card.to_dict()
+    low, high = metrics["interval_95"]
+    for told in (
+        f"test accuracy: {metrics['value']:.4f} (95 % interval {low:.4f} to {high:.4f}, n = 12)",
+        "negative = `terrible`, positive = `great`",
+        "corpus: `corpus.txt`",
+        "max_steps: 2",
+    ):
+        assert told in text, told
+    assert str(bench.root) not in text
+
+
+def test_a_push_is_private_where_asked_and_one_that_fails_says_why_and_leaves_the_run(theirs, hub):
+    before = contents(theirs)
+    words = ["--run", str(theirs), "--hub_model_id", "me/first", "--hub_private_repo"]
+    words += ["--hub_token", TOKEN]
+    called = call(push_main, words)
+    assert called.code == 0, called.err
+    assert hub.made[0]["visibility"] == "private"
+    assert hub.messages[0].startswith("sst2: test accuracy ")
+    hub.is_broken = True
+    called = call(push_main, words)
+    assert f"cannot push {theirs} to 'me/first': the hub says: " in called.error
+    assert contents(theirs) == before
+    assert TOKEN not in called.out + called.err

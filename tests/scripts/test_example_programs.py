@@ -1,6 +1,5 @@
 """What stands in `examples/` runs in an empty folder, and does what it says."""
 
-import ast
 import importlib
 import json
 import re
@@ -57,34 +56,11 @@ def example(capsys):
     return run
 
 
-def cells_of(notebook, kind):
-    cells = json.loads(notebook.read_text())["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
-
-
-def test_the_table_names_each_and_each_says_how_it_is_run():
-    table = (EXAMPLES / "README.md").read_text()
-    assert sorted(re.findall(r"^\| \[([\w.]+)\]", table, re.M)) == [
-        path.name for path in sorted([*SCRIPTS, *NOTEBOOKS])
-    ]
-    for path in SCRIPTS:
-        told = ast.get_docstring(ast.parse(path.read_text()))
-        assert f"python {path.name}" in told
-        (guide,) = re.findall(r"Guide:\s(\S+\.md)\.", told)
-        assert (ROOT / guide).is_file()
-
-
 @pytest.mark.slow
 def test_rerank_puts_the_likest_review_first(two_threads, example):
     hits = example("rerank")
     assert len(hits) == 5
     assert hits[0].endswith("line 2  A funny and gentle picture.")
-    Path("lines.txt").write_text(
-        "He was born in Leeds.\nAn awful, boring mess.\nA funny picture.\n"
-    )
-    words = ("a boring waste of time", "--documents", "lines.txt", "--top_k", "1")
-    (other,) = example("rerank", *words)  # the control: another query has another best
-    assert other.endswith("line 2  An awful, boring mess.")
 
 
 @pytest.mark.slow
@@ -102,14 +78,9 @@ def test_own_task_trains_measures_and_predicts(two_threads, example):
 
 
 @pytest.mark.slow
-def test_kate_answers_by_the_nearest_examples(two_threads, endpoint, example):
+def test_kate_answers_by_the_nearest_examples(two_threads, example):
     answers = example("kate_endpoint")[-3:]
     assert [line.split()[0] for line in answers] == ["billing", "bug", "wish"]
-    server, flags = endpoint
-    told = example("kate_endpoint", *flags, "It crashes at start.", "May I have an invoice?")[-2:]
-    assert told == ["bug      It crashes at start.", "billing  May I have an invoice?"]
-    prompts = [body["messages"][0]["content"] for body in server.bodies if "messages" in body]
-    assert any(prompt.endswith("Text: May I have an invoice?\nLabel:") for prompt in prompts)
 
 
 @pytest.mark.slow
@@ -169,9 +140,9 @@ def test_a_similarity_of_ones_own_orders_candidates(example):
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_of_a_notebook_run(notebook, two_threads):
     names = {"__name__": "__main__"}
-    for number, cell in enumerate(cells_of(notebook, "code")):
-        exec(compile(cell, f"{notebook.name}, code cell {number}", "exec"), names)
+    for number, cell in enumerate(json.loads(notebook.read_text())["cells"]):
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"])
+            exec(compile(source, f"{notebook.name}, cell {number}", "exec"), names)
     assert names["hits"][0].text == "A funny and gentle picture."
     assert names["states"].shape == (6, 576)
-    with pytest.raises(NameError):  # the control: cells need those before them
-        exec(cells_of(notebook, "code")[-1], {})

@@ -81,9 +81,3 @@ def test_labels_are_decided_by_first_tokens_where_a_server_scores_no_words(icl, 
     assert report["endpoint"]["calls"] == len(lines)
     assert report["endpoint"]["prompt_tokens"] > 0
     assert all(line["exemplars"] for line in lines)
-    writes = ("--endpoint", "chat", "--decide_by", "generation", "--max_new_tokens", "4")
-    report, lines = icl("written", *there, *writes)
-    assert all(line["written"] for line in lines)  # a small LM chats, and keeps to no labels
-    report, again = icl("again", *there, *writes)
-    assert (report["endpoint"]["calls"], report["endpoint"]["reused"]) == (0, len(lines))
-    assert again == lines

@@ -2,26 +2,18 @@
 
 import pytest
 from conftest import SENTENCES
+from method_runs import parse
 from scripted import call
 
 from index_build.__main__ import main as index_main
-from pgra.commands.common import SECTIONS
-from pgra.config import config_root, parse_arguments
-from pgra.methods.arguments import PgraArguments
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
+from pgra.config import config_root
 
 PAPER = config_root() / "experiments" / "paper.yaml"
 
 
 def test_the_yaml_gives_the_papers_constants():
-    *sections, training = parse_arguments(
-        [*SECTIONS.values(), ReaderTrainingArguments],
-        ["--config", str(PAPER)],
-        prog="train.py",
-        description="",
-    )
-    args = PgraArguments(**dict(zip(SECTIONS, sections, strict=True)))
-    assert args.corpus.corpus.endswith("datasets-for-simcse/wiki1m_for_simcse.txt")
+    run = parse("--config", str(PAPER))
+    assert run.pgra.corpus.corpus.endswith("datasets-for-simcse/wiki1m_for_simcse.txt")
     constants = {
         "method": "pgra",
         "retriever": "dense",
@@ -40,9 +32,8 @@ def test_the_yaml_gives_the_papers_constants():
         "per_device_train_batch_size": 8,  # of one process
         "max_steps": 5000,
     }
-    parts = (args.retriever, args.rerank, args.reader, training)
-    given = {name: value for part in parts for name, value in vars(part).items()}
-    assert {**given, "method": args.method}.items() >= constants.items()
+    given = {name: value for part in run.sections.values() for name, value in vars(part).items()}
+    assert given.items() >= constants.items()
 
 
 @pytest.mark.slow

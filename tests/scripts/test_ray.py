@@ -9,7 +9,9 @@ import time
 
 import psutil
 import pytest
-from scripted import environment, half_written, products, write_passages, written_at
+from scripted import call, environment, half_written, products, write_passages, written_at
+
+from index_build.__main__ import main
 
 NUM_PASSAGES, RECORDS = 1200, "vectors-*.json"
 needs_ray = pytest.mark.skipif(
@@ -17,24 +19,10 @@ needs_ray = pytest.mark.skipif(
 )
 
 
-def start(folder, encoder_dir, name, *more):
+def words_of(folder, encoder_dir, name):
     flags = {"corpus": folder / "corpus.txt", "encoder": encoder_dir, "shard_rows": 4}
     flags |= {"artifacts_dir": folder / "artifacts", "output_dir": folder / name, "device": "cpu"}
-    words = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "index_build", *words, *more],
-        cwd=folder,
-        env={**environment(), "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(job):
-    told, _ = job.communicate(timeout=1500)
-    assert job.returncode == 0, told
-    return told
+    return [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
 
 
 def workers_of(job):
@@ -66,10 +54,19 @@ def kill_a_worker(job, folder):
 @needs_ray
 def test_a_worker_is_killed_and_the_index_is_the_one_of_one_process(tmp_path, encoder_dir):
     write_passages(tmp_path / "corpus.txt", NUM_PASSAGES)
-    finish(start(tmp_path, encoder_dir, "local"))
-    job = start(tmp_path, encoder_dir, "ray", "--engine", "ray", "--num_workers", "2")
+    assert call(main, words_of(tmp_path, encoder_dir, "local")).code == 0
+    words = ["-m", "index_build", *words_of(tmp_path, encoder_dir, "ray"), "--engine", "ray"]
+    job = subprocess.Popen(
+        [sys.executable, *words, "--num_workers", "2"],
+        cwd=tmp_path,
+        env={**environment(), "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     before = kill_a_worker(job, tmp_path / "ray")
-    told = finish(job)
+    told, _ = job.communicate(timeout=1500)
+    assert job.returncode == 0, told
     after = written_at(tmp_path / "ray", RECORDS)
     assert 20 <= len(before) < len(after) == NUM_PASSAGES / 4
     assert {path: after[path] for path in before} == before  # what was finished was not repeated

@@ -57,12 +57,6 @@ def commands():
     ]
 
 
-def test_every_make_target_is_there():
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
-    named = {line.split()[1] for line in commands() if line.startswith("make ")}
-    assert {"demo", "test"} <= named <= set(targets)
-
-
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith(("pgra", "accelerate"))])
 def test_every_flag_of_a_command_is_in_its_help(command, capsys):
     """What accelerate launches is, of several processes, each the command of this name."""

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from conftest import write_jsonl
-from scripted import contents, finish, kill_when, read_json, review_rows
+from scripted import contents, read_json, review_rows
 
 pytestmark = pytest.mark.slow
 
@@ -71,22 +71,3 @@ def test_a_finished_search_is_taken_up_a_stopped_one_goes_on_and_seeds_are_the_w
     runs = read_json(broken / "summary.json")["runs"]
     assert [run["folder"] for run in runs] == [winner, winner.replace("seed1", "seed2")]
     assert "mean ± sample sd of 2 seeds" in called.out
-
-
-def test_a_killed_search_is_the_unbroken_one(bench):
-    words = {**GRID, "max_steps": 40, "eval_steps": 10}
-    whole, broken = (bench.argv(name, **words) for name in ("whole", "killed"))
-    finish(["train.py", *whole])
-    folder = bench.run("killed")
-
-    def second_point_has_a_checkpoint():
-        found = any(folder.glob("lr*/checkpoint-20/trainer_state.json"))
-        return found and len(points(folder)) > 1
-
-    kill_when(["train.py", *broken], second_point_has_a_checkpoint)
-    assert not (folder / "search.json").exists()
-    finish(["train.py", *broken])
-    one, two = contents(bench.run("whole")), contents(folder)
-    weights = [name for name in one if name.endswith("model.safetensors")]
-    assert weights == [name for name in two if name.endswith("model.safetensors")]
-    assert all(one[name] == two[name] for name in ("search.json", *weights))

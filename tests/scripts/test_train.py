@@ -28,25 +28,19 @@ def test_predictions_show_each_query_with_its_evidence(bench, first):
         assert all(item["text"] == SENTENCES[item["row"]] for item in line["evidence"])
 
 
-def test_a_second_run_reuses_all_and_changes_nothing(bench, first):
+def test_a_second_run_reuses_all_and_makes_what_a_kill_took_or_left_as_it_was(bench, first):
     before = contents(bench.root)
-    assert "(reused)" in bench.make("first").out
-    assert contents(bench.root) == before
-
-
-def test_a_model_card_lost_by_a_kill_is_written_again_by_the_same_command(bench, first):
-    path = bench.run("first") / "reader" / "README.md"
-    before = contents(bench.root)
-    path.unlink()
+    card = bench.run("first") / "reader" / "README.md"
+    card.unlink()
     (bench.run("first") / "checkpoint-2").mkdir()
     (bench.run("first") / ".01234567.partial.json").write_text("{")
-    (path.parent / ".README.md.4194305.01234567.partial.md").write_text("half")
+    (card.parent / ".README.md.4194305.01234567.partial.md").write_text("half")
     assert "(reused)" in bench.make("first").out
     assert contents(bench.root) == before
 
 
-@pytest.mark.parametrize("kind", ["t5-v1.1", "mt5", "byt5"])
-def test_every_kind_of_t5_trains_and_is_read_again(bench, first, t5_dirs, kind):
+def test_another_t5_trains_and_is_read_again_and_a_run_in_use_is_refused(bench, t5_dirs):
+    kind = "byt5"
     bench.make(kind, model_name_or_path=t5_dirs[kind])
     predictions = bench.predictions(kind)
     (bench.run(kind) / "predictions.jsonl").unlink()
@@ -82,7 +76,6 @@ def test_evaluate_measures_another_file_elsewhere(bench, first):
     assert contents(bench.run("first")) == before
 
 
-@pytest.mark.slow
 def test_two_processes_train_as_one(bench, first):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     two = {"artifacts_dir": bench.root / "two", "per_device_train_batch_size": 2}
@@ -97,10 +90,6 @@ def test_two_processes_train_as_one(bench, first):
             [e["score"] for e in b["evidence"]], rel=1e-4
         )
         assert a["scores"] == pytest.approx(b["scores"], abs=1e-3)
-    # torch's launcher takes --run for its own --run-path, unless -- ends its options.
-    evaluated = finish([*launch, "--", "evaluate.py", "--run", str(bench.run("two"))])
-    assert evaluated.count("95 % interval") == 1
-    assert bench.predictions("two") == both
     # One process alone uses what several have trained; another number of them is another training.
     assert bench.evaluate("two", "--output_dir", bench.root / "alone").code == 0
     predicted = call(pgra, ["predict", "A funny film.", "--run", str(bench.run("two")), "--json"])
