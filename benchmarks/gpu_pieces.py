@@ -20,6 +20,7 @@ from subjects import (
     RANDOM,
     T5_TOKENIZER,
     TOKENIZER,
+    count_operations,
     open_encoder,
     open_lm,
     open_plain,
@@ -32,7 +33,7 @@ from pgra.artifacts import package_versions
 from pgra.commands.common import say
 from pgra.core import Example
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import LmShape, dtype_name
+from pgra.lm.load import dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
@@ -210,7 +211,7 @@ def measure_rerank(bench: Bench) -> None:
     whole = [len(ids) for ids in encoder.tokenize(fields).ids]
     shared = 0 if encoder.way == "none" else len(encoder.shared_ids)
     bench.note(f"way: {encoder.way}")
-    shape, rates, first = LmShape.of(lm.config), {}, min(SHARD // 4, sizes.candidates // 4)
+    rates, first = {}, min(SHARD // 4, sizes.candidates // 4)
     ways: dict[str, tuple[Callable[[int], object], int, int, float]] = {
         "pgra": (lambda n: read_shared(encoder, SHARD, texts[:n]), first, shared, 45),
         "usual": (lambda n: read_whole(encoder, texts[:n]), 4 * RELEASED_BATCH, 0, 25),
@@ -218,13 +219,14 @@ def measure_rerank(bench: Bench) -> None:
     for title, (work, least, skip, seconds) in ways.items():
         count, cost = bench.timed(title, work, first=least, most=len(texts), seconds=seconds)
         lengths = [length - skip for length in whole[:count]]
+        operations = count_operations(lm.config, lengths, behind=skip)
         rates[title] = count / cost.seconds
         product = max(before, bench.product_rate(lm.dtype))
         bench.tell(
             f"{title}_",
             texts_per_second=rates[title],
             tokens_per_second=sum(lengths) / cost.seconds,
-            share_of_product=shape.flops(lengths, behind=skip) / (cost.seconds * product),
+            share_of_product=operations / (cost.seconds * product),
             peak_mib=cost.peak_mib,
         )
     tokens = bench.figures[f"{bench.name}/pgra_tokens_per_second"]
@@ -254,7 +256,6 @@ def measure_encode(bench: Bench) -> None:
         torch.from_numpy(encoder.encode(few)).float(), usual(few, batch_size=32)
     )
     bench.tell(least_cosine=float(cosine.min()))
-    shape = LmShape.of(encoder.model.config, is_causal=False)
     rates: dict[str, float] = {}
     ways: dict[str, Callable[[int], object]] = {"pgra": lambda n: encoder.encode(texts[:n])}
     for size in (32, 128, 512):  # 32 is what sentence-transformers takes by itself
@@ -263,11 +264,12 @@ def measure_encode(bench: Bench) -> None:
         first = min(len(texts), SHARD)
         count, cost = bench.timed(title, work, first=first, most=len(texts), seconds=30)
         rates[title] = count / cost.seconds
+        operations = count_operations(encoder.model.config, lengths[:count], is_causal=False)
         product = max(before, bench.product_rate(getattr(torch, dtype)))
         bench.tell(
             f"{title}_",
             texts_per_second=rates[title],
-            share_of_product=shape.flops(lengths[:count]) / (cost.seconds * product),
+            share_of_product=operations / (cost.seconds * product),
         )
     best = max(rate for title, rate in rates.items() if title != "pgra")
     bench.tell(

@@ -36,6 +36,7 @@ from measuring import (
     show_figures,
     write_figures,
 )
+from subjects import count_operations
 
 from pgra.cli import run
 from pgra.core import Context, Example
@@ -45,7 +46,6 @@ from pgra.data.references import load_references
 from pgra.data.tasks import GenerationTask, Task
 from pgra.lm.base import DTYPES
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import LmShape
 from pgra.retrieval import open_retriever
 from pgra.retrieval.base import RetrieverArguments
 
@@ -238,7 +238,7 @@ def figures_of(
 ) -> dict[str, float]:
     """Give rates and ratios."""
     lengths, ours = completer.count_tokens(prompts), ways["pgra"]
-    flops = LmShape.of(completer.config).flops(lengths)
+    flops = count_operations(completer.config, lengths)
     figures = {"prompt_tokens": sum(lengths) / len(lengths)}
     for title, way in ways.items():
         figures[f"{title}_prompts_per_second"] = len(prompts) / way.seconds

@@ -30,7 +30,6 @@ from pgra.core import Context, Json
 from pgra.errors import ConfigError
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import (
-    Bm25Lookup,
     EditLookup,
     EncoderLookup,
     Lookup,
@@ -46,7 +45,6 @@ QUESTIONS = Path(__file__).parent / "questions.tsv"
 GATES = {
     "edit": (-5.0,),
     "relative-edit": (0.9, 0.8),
-    "bm25": (1.0, 3.0, 6.0),
     "encoder": (0.9, 0.8, 0.7, 0.6),
     "paraphrase": (0.7, 0.65, 0.6),
 }
@@ -175,22 +173,15 @@ def _measure_use(
         edit = EditLookup(log)
         edit.find("what would one say of < x >")  # reads all keys
         edits = _time_each(edit, [event(int(row)).key.replace("say", "tell") for row in rows[:10]])
-        bm25, start = Bm25Lookup(log), time.perf_counter()
-        bm25.find(event(0).key)  # reads all keys
-        first, told, durable = time.perf_counter() - start, [], 0.0
+        start = time.perf_counter()
         for number in range(_WRITES):
-            start = time.perf_counter()
             log.write(f"another {number}", "said")
-            durable += (time.perf_counter() - start) / _WRITES
-            told += _time_each(bm25, [event(number).key])
+        durable = (time.perf_counter() - start) / _WRITES
     return {
         "open_s": opened,
         "encoder_ms": 1000 * float(np.median(seconds)),
         "encoder_worst_ms": 1000 * max(seconds),
         "edit_ms": 1000 * float(np.median(edits)),
-        "bm25_first_s": first,
-        "bm25_ms": 1000 * float(np.median(told)),
-        "bm25_worst_ms": 1000 * max(told),
         "durable_ms": 1000 * durable,
     }
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from measuring import (
@@ -35,7 +36,7 @@ from measuring import (
     show_figures,
     write_figures,
 )
-from subjects import open_lm, read_reviews
+from subjects import count_operations, open_lm, read_reviews
 
 from pgra.cli import run
 from pgra.core import Context, run_overlapped
@@ -43,7 +44,6 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.lm.base import DTYPES
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import LmShape
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.retrieval import open_retriever
@@ -160,11 +160,10 @@ def measure(name: str, reading: Reading, args: argparse.Namespace) -> dict[str, 
             with measured(lm.device) as cost:
                 way.run(way.texts[: len(way.lengths)])
             way.costs.append(cost)
-    shape = LmShape.of(lm.config)
     own_tokens = fmean(ways["cascade"].lengths)
     rate = ways["cascade"].rate * own_tokens
     figures = {
-        **rate_figures(ways, shape, peak_rate),
+        **rate_figures(ways, lm.config, peak_rate),
         "matrix_tflops": peak_rate / 1e12,
         "minutes_for_1m_sentences_of_45_tokens": 45e6 / rate / 60,
         "prefix_tokens": float(shared),
@@ -179,7 +178,7 @@ def measure(name: str, reading: Reading, args: argparse.Namespace) -> dict[str, 
     return figures
 
 
-def rate_figures(ways: dict[str, Way], shape: LmShape, peak_rate: float) -> dict[str, float]:
+def rate_figures(ways: dict[str, Way], config: Any, peak_rate: float) -> dict[str, float]:
     """Give each way's rate and memory, and the ratios between them.
 
     Operations are counted as if the last layer ran on all tokens, which the shared ways spare.
@@ -188,7 +187,8 @@ def rate_figures(ways: dict[str, Way], shape: LmShape, peak_rate: float) -> dict
     for title, way in ways.items():
         figures[f"{title}_texts_per_second"] = way.rate
         figures[f"{title}_peak_mib"] = max(cost.peak_mib for cost in way.costs)
-        flops = shape.flops(way.lengths, behind=way.behind) / len(way.lengths) * way.rate
+        flops = count_operations(config, way.lengths, behind=way.behind)
+        flops *= way.rate / len(way.lengths)
         figures[f"{title}_share_of_matrix_rate"] = flops / peak_rate
     ours = ways["cascade"].rate
     return figures | {

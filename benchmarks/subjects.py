@@ -5,7 +5,7 @@ meaning. `random:opt-13b` has the tokens of a bundled model, `random:opt-13b@FOL
 folder that need hold nothing but a tokenizer.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from pgra.lm.load import (
     choose_device,
     choose_dtype,
     find_model,
+    lay_out,
     load_config,
     load_pretrained,
     load_tokenizer,
@@ -157,3 +158,30 @@ def _fill(config: Any, device: torch.device, dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
     with device:
         return transformers.AutoModel.from_config(config, dtype=dtype).eval().requires_grad_(False)
+
+
+def count_operations(
+    config: Any, lengths: Sequence[int], *, behind: int = 0, is_causal: bool = True
+) -> float:
+    """Count the operations of reading texts, from a model's configuration alone.
+
+    A token that looks at c keys (its own among them) costs 2 N + 4 L W c: a multiplication and an
+    addition for each of the N weights that stand in matrices, and the same for its query with each
+    key and its weight with each value, in L layers whose heads are W wide together. That is the
+    forward third of 6 N + 12 L H Q T in Chowdhery et al. 2022 ("PaLM", appendix B). Embeddings are
+    looked up, not multiplied; a mixture of experts counts as if all experts ran.
+
+    Args:
+        config: Of the base model.
+        lengths: Own tokens of each text.
+        behind: Tokens before them that were read already; each text's tokens look at them.
+        is_causal: Whether a token looks at those before it only.
+    """
+    model = lay_out(config)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    inner = [p for p in model.parameters() if p.dim() > 1 and id(p) not in tables]
+    heads = getattr(config, "num_attention_heads", None) or 0  # none in a state-space LM
+    head = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    looks = sum(n * behind + (n * (n + 1) // 2 if is_causal else n * n) for n in lengths)
+    attended = 4.0 * config.num_hidden_layers * heads * head * looks
+    return 2.0 * sum(p.numel() for p in inner) * sum(lengths) + attended

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -263,7 +262,6 @@ class Written(NamedTuple):
     num_new_tokens: int
     tokens: tuple[str, ...] = ()
     chances: tuple[float | None, ...] = ()
-    top: Mapping[str, float] = {}  # of the first token written
 
 
 class Fault(NamedTuple):
@@ -286,8 +284,7 @@ def toy_writer(prompt: str, max_tokens: int, stop: str | None) -> Written:
     text = f" {prompt.split()[-1]}"
     written = text if stop else f"{text}\nand more"
     chances = (None, *(-len(word) / 4 for word in (*words[1:], text)))
-    top = {text: math.log(0.5), " other": math.log(0.25)}
-    return Written(written, len(words), 1, (*words, text), chances, top)
+    return Written(written, len(words), 1, (*words, text), chances)
 
 
 class LoopbackEndpoint(Loopback):
@@ -302,7 +299,6 @@ class LoopbackEndpoint(Loopback):
         num_answered: Requests that were answered well.
         endpoints: What it offers, of "completions" and "chat".
         echoes: Whether prompts are echoed with their chances.
-        num_top: Most tokens whose chances it tells; more are refused. 0: what asks is ignored.
         unsupported: Parameters of a chat that are refused by name.
     """
 
@@ -315,7 +311,7 @@ class LoopbackEndpoint(Loopback):
         self.bodies: list[dict[str, object]] = []
         self.headers: list[dict[str, str]] = []
         self.num_answered = 0
-        self.endpoints, self.echoes, self.num_top = ["completions", "chat"], True, 20
+        self.endpoints, self.echoes = ["completions", "chat"], True
         self.unsupported: set[str] = set()
         self.lock, self.over = threading.Lock(), threading.Event()
 
@@ -343,9 +339,6 @@ class LoopbackEndpoint(Loopback):
         if ("chat" if is_chat else "completions") not in self.endpoints:
             message = "This model is not supported in this endpoint."
             return Fault(404, json.dumps({"error": {"message": message, "code": None}}))
-        wanted = int(body.get("top_logprobs" if is_chat else "logprobs") or 0)
-        if self.num_top and wanted > self.num_top:
-            return Fault(400, json.dumps({"error": {"message": f"{wanted} logprobs are too many"}}))
         refused = sorted(self.unsupported & {*body}) if is_chat else []
         if refused:
             told = {"message": f"Unsupported parameter: '{refused[0]}'", "param": refused[0]}
@@ -358,22 +351,14 @@ class LoopbackEndpoint(Loopback):
         (stop,) = body.get("stop", [None])
         most = body.get("max_tokens", body.get("max_completion_tokens"))
         written = self.writer(prompt, most, stop)
-        top = dict(list(written.top.items())[: self.num_top])
         if is_chat:
-            told = [{"token": token.strip(), "logprob": value} for token, value in top.items()]
-            content = [{"token": "", "logprob": 0.0, "top_logprobs": told}]
-            logprobs = {"content": content} if told and body.get("logprobs") else None
             message = {"role": "assistant", "content": written.text.strip()}
-            shown = {"message": message, "logprobs": logprobs}
+            shown = {"message": message}
         elif body.get("echo") and self.echoes:
             logprobs = {"tokens": written.tokens, "token_logprobs": written.chances}
             shown = {"text": prompt + written.text, "logprobs": logprobs}
         else:
-            logprobs = {"tokens": [written.text], "top_logprobs": [top]}
-            shown = {
-                "text": written.text,
-                "logprobs": logprobs if top and body.get("logprobs") else None,
-            }
+            shown = {"text": written.text}
         usage = {
             "prompt_tokens": written.num_prompt_tokens,
             "completion_tokens": written.num_new_tokens,

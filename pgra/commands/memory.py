@@ -32,7 +32,7 @@ from pgra.memory.families import Family, load_family
 from pgra.memory.log import Event, FeedbackLog, export_log, import_events, read_events, salvage
 from pgra.memory.lookup import LookupArguments, load_lookup, passing
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.report import choose_threshold, judge_thresholds, write_report
+from pgra.memory.report import choose_threshold, write_report
 from pgra.memory.stream import read_pairs, read_stream
 
 _AHEAD = 16  # questions that an LM here is asked together
@@ -329,49 +329,6 @@ def _salvage(parse: Parse) -> None:
 # The paper's experiments.
 
 
-@dataclass(kw_only=True)
-class GateArguments(Arguments):
-    """Which questions."""
-
-    family: str = arg("lexical", _FAMILY)
-    stream: str | None = arg(
-        None, "Questions whose types are known: a threshold is chosen on half, and tried on half."
-    )
-    skip: int = arg(0, "The first so many are left out: the look-up was trained on them.", least=0)
-    device: str = arg("auto", "Where the encoder runs.")
-
-
-def _gate(parse: Parse) -> None:
-    r"""Say how often a look-up's gate lets right and wrong feedback through.
-
-    Examples:
-      pgra memory gate --family lexical --stream linguistic_300.jsonl \
-          --lookup encoder --encoder bundled:minilm-l6
-    """
-    args, lookup = parse(GateArguments, LookupArguments, needs=("stream",))
-    family = load_family(args.family)
-    lookup = lookup.settle(family)
-    steps = read_stream(Path(args.stream), family)
-    half = len(steps) // 2
-    if args.skip >= half:
-        raise ConfigError(
-            f"skip is {args.skip}, and the threshold is chosen on the first half of {args.stream}, "
-            f"{half} questions: leave out fewer"
-        )
-    quiet_libraries()
-    open_lookup = load_lookup(lookup, Context(device=args.device))
-    chosen = choose_threshold(steps[args.skip : half], open_lookup)
-    origin = "default" if lookup.threshold is None else "given"
-    reports = judge_thresholds(steps[half:], open_lookup, (lookup.gate, chosen.threshold))
-    for report, name in zip(reports, (origin, f"chosen on {half - args.skip} others"), strict=True):
-        shares = (report.precision, report.recall)
-        precision, recall = ("-" if share is None else f"{share:.3f}" for share in shares)
-        say(
-            f"threshold {report.threshold:.4g} ({name}): precision {precision}, recall {recall}, "
-            f"{report.num_passed} of {report.num_trials} questions get a feedback"
-        )
-
-
 def _stream(parse: Parse) -> None:
     r"""Ask a stream of questions with a simulated user, with and without a memory.
 
@@ -560,7 +517,6 @@ _WORDS: Mapping[str, Callable[[Parse], None]] = {
     "export": _export,
     "import": _import,
     "salvage": _salvage,
-    "gate": _gate,
     "stream": _stream,
     "chat": _chat,
     "web": _web,

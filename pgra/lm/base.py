@@ -112,13 +112,13 @@ class Completion:
 
     Attributes:
         text: Up to the stop string, which is left out.
-        num_prompt_tokens: Tokens of the prompt.
-        num_new_tokens: Tokens that were written.
+        num_prompt_tokens: Tokens of the prompt; None where an endpoint does not report them.
+        num_new_tokens: The same, of those that were written.
     """
 
     text: str
-    num_prompt_tokens: int
-    num_new_tokens: int
+    num_prompt_tokens: int | None
+    num_new_tokens: int | None
 
 
 class LanguageModel(Protocol):

@@ -138,8 +138,6 @@ class CachedLM:
 
     Attributes:
         inner: The LM.
-        num_asked: Prompts that it was asked so far, by all processes.
-        num_found: Prompts whose answers were there.
     """
 
     def __init__(
@@ -158,7 +156,6 @@ class CachedLM:
         """
         self.inner, self.window, self.count_tokens = inner, inner.window, inner.count_tokens
         self._answers, self._context = answers, context
-        self.num_asked = self.num_found = 0
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -176,10 +173,7 @@ class CachedLM:
 
         question: dict[str, Json] = {"max_new_tokens": max_new_tokens, "stop": stop}
         found = self._find_or_ask(prompts, [question], ask, advance)
-        return [
-            Completion(answer.text, answer.num_prompt_tokens or 0, answer.num_new_tokens or 0)
-            for (answer,) in found
-        ]
+        return [Completion(a.text, a.num_prompt_tokens, a.num_new_tokens) for (a,) in found]
 
     def score(
         self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
@@ -211,8 +205,7 @@ class CachedLM:
         }
         known = self._answers.find([key for line in keys.values() for key in line])
         new = [prompt for prompt, line in keys.items() if any(key not in known for key in line)]
-        self.num_found += len(keys) - len(new)
-        self.num_asked += len(new)
+        logger.debug("the LM is asked %d prompts of %d, not answered before", len(new), len(keys))
         advance(len(keys) - len(new))
         self._context.barrier()  # all have looked: they share the same prompts out
         mine, start, size = worker.share(new), 0, _FIRST

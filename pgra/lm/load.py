@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any
 
 import torch
 import xxhash
@@ -691,74 +691,6 @@ def lay_out(config: Any) -> Any:
     except (ValueError, KeyError, AttributeError, RuntimeError) as error:
         kind = getattr(config, "model_type", "model")
         raise ModelError(f"cannot lay out '{kind}' from its configuration: {error}") from error
-
-
-# What reading costs a model, from its configuration alone: operations, and bytes of its weights.
-#
-# A token that looks at c keys (its own among them) costs 2 N + 4 L W c operations: a
-# multiplication and an addition for each of the N weights that stand in matrices, and the same
-# for its query with each key and its weight with each value, in L layers whose heads are W wide
-# together. That is the forward third of 6 N + 12 L H Q T in Chowdhery et al. 2022 ("PaLM",
-# appendix B), after Kaplan et al. 2020, section 2.1. Embeddings are looked up, not multiplied,
-# and do not count. A mixture of experts is counted as if all experts ran, and the last layer as
-# if it served every token.
-
-
-@dataclass(frozen=True)
-class LmShape:
-    """The sizes of an LM that decide its cost.
-
-    Attributes:
-        layers: L.
-        state: Width of a state; OPT-350m's is not its hidden one.
-        attended: W, all heads' queries together.
-        weights: All parameters of the base model.
-        matrices: N, those that stand in matrices and are multiplied.
-        is_causal: Whether a token looks at those before it only.
-    """
-
-    layers: int
-    state: int
-    attended: int
-    weights: int
-    matrices: int
-    is_causal: bool = True
-
-    @classmethod
-    def of(cls, config: Any, *, is_causal: bool = True) -> Self:
-        """Read the sizes off a base model's configuration.
-
-        Raises:
-            ModelError: If no model can be laid out from it.
-        """
-        model = lay_out(config)
-        tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-        inner = [p for p in model.parameters() if p.dim() > 1 and id(p) not in tables]
-        hidden = int(config.hidden_size)
-        heads = int(getattr(config, "num_attention_heads", None) or 0)  # none in a state-space LM
-        head = int(getattr(config, "head_dim", None) or (hidden // heads if heads else 0))
-        return cls(
-            layers=int(config.num_hidden_layers),
-            state=int(getattr(config, "word_embed_proj_dim", None) or hidden),
-            attended=heads * head,
-            weights=sum(p.numel() for p in model.parameters()),
-            matrices=sum(p.numel() for p in inner),
-            is_causal=is_causal,
-        )
-
-    def flops(self, lengths: Iterable[int], *, behind: int = 0) -> float:
-        """Count the operations of reading texts.
-
-        Args:
-            lengths: Own tokens of each text.
-            behind: Tokens before them that were read already; each text's tokens look at them.
-        """
-        tokens, looks = 0, 0
-        for length in lengths:
-            tokens += length
-            own = length * (length + 1) // 2 if self.is_causal else length * length
-            looks += length * behind + own
-        return 2.0 * self.matrices * tokens + 4.0 * self.layers * self.attended * looks
 
 
 def check_room(source: ModelSource, needed: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -42,11 +42,8 @@ from pgra.lm.replies import (
     WRITE,
     Declined,
     Reply,
-    begin_alike,
-    begins_reasoning,
     continuation,
     error_message,
-    first_chances,
     read_reply,
     show_error,
     without_reasoning,
@@ -56,8 +53,7 @@ from pgra.lm.replies import (
 logger = logging.getLogger(__name__)
 
 KEY = "OPENAI_API_KEY"
-SCORE, FIRST_TOKEN, GENERATION = "score", "first_token", "generation"
-NUM_TOP = 20  # first tokens whose chances are asked for: the most that endpoints give
+SCORE, GENERATION = "score", "generation"
 _WINDOW = 2048  # tokens of an endpoint's LM, where nobody says
 _NO_KEY = "none"  # the client wants one; servers of one's own want none
 _SHOWN = 120  # characters of what an endpoint said
@@ -70,6 +66,7 @@ _INSTRUCTION = (
 _TRIAL = ("Q: red\nA: warm\n\nQ: blue\nA:", " cold")  # a prompt and a word, to see what is offered
 _DECLINED = (400, 403, 404, 405, 415, 422, 501)  # what is asked is not offered here
 _OPTIONAL = {"max_tokens", "stop", "temperature"}  # that some chat models do not take
+_ONE_TOKEN: Mapping[str, Json] = {"max_tokens": 1}
 _REASONS = ("filtered", "refused", "empty", "cut")  # why an answer is none
 
 
@@ -81,8 +78,7 @@ class Way:
         endpoint: `COMPLETIONS`, or `CHAT`: the prompt is then one message of a user, after a line
             that asks to continue it.
         decide_by: How it decides between label words: `SCORE`, the chances of all tokens of each
-            word, echoed; `FIRST_TOKEN`, the chances of the one token that is written; `GENERATION`,
-            what is written.
+            word, echoed; `GENERATION`, what is written.
     """
 
     endpoint: str
@@ -91,16 +87,12 @@ class Way:
 
 @dataclass(frozen=True)
 class _Question:
-    """One call: its key on disk, what is sent, and the word at its prompt's end that is scored.
-
-    With `is_first` it is the chances of the first token that are kept, not the text.
-    """
+    """One call: its key on disk, what is sent, and the word at its prompt's end that is scored."""
 
     key: str
     body: Mapping[str, Json]
     prompt: str
     word: str | None = None
-    is_first: bool = False
 
 
 class _Halted(BaseException):
@@ -148,34 +140,21 @@ class RemoteLM:
             self._way = self._choose([GENERATION])
         return self._way
 
-    def settle(self, decide_by: str | None, words: Sequence[str] = ()) -> Self:
+    def settle(self, decide_by: str | None) -> Self:
         """Return the same LM with its way chosen; where nobody names it, by a few first calls.
 
-        The first is taken that is offered: whole words are scored, first tokens are, a label is
-        written; of each, completions before chats.
+        The first is taken that is offered: words are scored, or a label is written; of the latter,
+        completions before chats.
 
         Args:
             decide_by: One of a way's; None chooses.
-            words: The label words.
 
         Raises:
-            ConfigError: If the arguments contradict each other, or two words begin alike and
-                `decide_by` is their first token.
+            ConfigError: If the arguments contradict each other.
             ModelError: If what is asked is not offered, or the endpoint cannot be reached.
         """
-        alike = begin_alike(words)
-        if alike and decide_by == FIRST_TOKEN:
-            raise ConfigError(
-                f"prompt words '{alike[0]}' and '{alike[1]}' begin alike, so their first token "
-                f"does not distinguish them: {WRITE}, or choose other prompt_words"
-            )
-        asked = [decide_by] if decide_by else [SCORE]
-        if not decide_by and not alike:
-            asked.append(FIRST_TOKEN)
-        if not decide_by:
-            asked.append(GENERATION)
         settled = copy.copy(self)
-        settled._way = self._choose(asked)
+        settled._way = self._choose([decide_by] if decide_by else [SCORE, GENERATION])
         return settled
 
     def _choose(self, asked: Sequence[str]) -> Way:
@@ -189,7 +168,7 @@ class RemoteLM:
         if not ways:
             raise ConfigError(
                 "decide_by score needs a prompt's chances, and chats give none: leave --endpoint "
-                "out, or use --decide_by first_token or generation"
+                f"out, or {WRITE}"
             )
         if len(ways) == 1:
             return ways[0]
@@ -228,14 +207,18 @@ class RemoteLM:
         return self._counter([_INSTRUCTION + text for text in texts] if is_chat else texts)
 
     def describe_spending(self) -> dict[str, Json]:
-        """Return how it was asked, and what was used since this was last called, for a file."""
+        """Return how it was asked, and what was used since this was last called, for a file.
+
+        Tokens are None where the endpoint did not report those of every call.
+        """
         with self._lock:
             spent = Counter(self._spent)
             self._spent.clear()
-        counts = ("calls", "reused", "prompt_tokens", "completion_tokens")
+        tokens = ("prompt_tokens", "completion_tokens")
         return {
             **vars(self.way),
-            **{name: spent[name] for name in counts},
+            **{name: spent[name] for name in ("calls", "reused")},
+            **{name: None if spent["uncounted"] else spent[name] for name in tokens},
             "unanswered": sum(spent[reason] for reason in _REASONS),
         }
 
@@ -264,7 +247,7 @@ class RemoteLM:
         for prompt, [answer] in zip(prompts, answers, strict=True):
             text = continuation(prompt, answer.text) if way.endpoint == CHAT else answer.text
             # Some servers write the stop string too, or pass over it.
-            counts = answer.num_prompt_tokens or 0, answer.num_new_tokens or 0
+            counts = answer.num_prompt_tokens, answer.num_new_tokens
             done.append(Completion(text.split(stop, 1)[0], *counts))
         return done
 
@@ -273,18 +256,13 @@ class RemoteLM:
     ) -> list[list[float]]:
         """Return the log-probability of all tokens of each word after each prompt, B lists of C.
 
-        One call for each prompt and word, which the endpoint echoes with the chance of each token;
-        by first tokens one for each prompt (`first_chances`).
+        One call for each prompt and word, which the endpoint echoes with the chance of each token.
 
         Raises:
             ModelError: As `complete`; also if the endpoint gives no chances of given words.
             ArtifactError: If answers cannot be kept.
         """
-        way = self._way or Way(COMPLETIONS, SCORE)
-        if way.decide_by == FIRST_TOKEN:
-            asked = [[self._question(way, prompt)] for prompt in prompts]
-            tops = [json.loads(answer.text) for [answer] in self._ask(asked, advance)]
-            return [first_chances(self.name, top, words) for top in tops]
+        way = Way(COMPLETIONS, SCORE)
         questions = [[self._question(way, prompt, word) for word in words] for prompt in prompts]
         answers = self._ask(questions, advance)
         return [[float(answer.log_probability or 0.0) for answer in line] for line in answers]
@@ -295,26 +273,20 @@ class RemoteLM:
         prompt: str,
         word: str | None = None,
         *,
-        parameters: Mapping[str, Json] | None = None,
+        parameters: Mapping[str, Json] = _ONE_TOKEN,
     ) -> _Question:
-        """Write a call: for a text with `parameters`, else for chances, of a word or a token."""
-        is_chat, is_first = way.endpoint == CHAT, False
-        if parameters is None:
-            parameters = {"max_tokens": 1}
-            if word is not None:
-                # One token is written, and left out: several servers refuse to write none.
-                parameters |= {"echo": True, "logprobs": 1}
-            elif is_first := way.decide_by == FIRST_TOKEN:
-                top = {"logprobs": True, "top_logprobs": NUM_TOP}
-                parameters |= top if is_chat else {"logprobs": NUM_TOP}
+        """Write a call: for a text, or for the chances of a word."""
+        if word is not None:
+            # One token is written, and left out: several servers refuse to write none.
+            parameters = {"max_tokens": 1, "echo": True, "logprobs": 1}
         whole = prompt + (word or "")
         shown: dict[str, Json] = {"prompt": whole}
-        if is_chat:
+        if way.endpoint == CHAT:
             shown = {"messages": [{"role": "user", "content": _INSTRUCTION + whole}]}
         body = {"model": self._model, **shown, "temperature": 0, **parameters}
         # One text can be cut into a prompt and a word in several ways.
         key = digest({"base_url": self._base_url, "body": {**body, "word": word}})
-        return _Question(key, body, prompt, word, is_first)
+        return _Question(key, body, prompt, word)
 
     def _ask(
         self, questions: Sequence[Sequence[_Question]], advance: Advance
@@ -378,11 +350,9 @@ class RemoteLM:
             # The stop string ended a reasoning block.
             body = {name: value for name, value in question.body.items() if name != "stop"}
             return self._answer(replace(question, body=body))
-        self._count(
-            calls=1,
-            prompt_tokens=reply.num_prompt_tokens or 0,
-            completion_tokens=reply.num_new_tokens or 0,
-        )
+        tokens = reply.num_prompt_tokens, reply.num_new_tokens
+        self._count(calls=1, uncounted=int(None in tokens))
+        self._count(prompt_tokens=tokens[0] or 0, completion_tokens=tokens[1] or 0)
         if none:
             self._count(**{none: 1})
         else:
@@ -399,12 +369,6 @@ class RemoteLM:
         if question.word is not None:
             chance = word_chance(self.name, reply, question.prompt, question.word)
             return Answer("", *counts, chance), ""
-        if question.is_first:
-            if not reply.top and not reply.none:
-                raise Declined(f"{self.name} gives no chances of tokens: {WRITE}")
-            if begins_reasoning(reply.top):
-                raise Declined(f"{self.name} reasons before it answers: {WRITE}")
-            return Answer(json.dumps(reply.top, ensure_ascii=False), *counts), reply.none
         text, is_open = without_reasoning(reply.text)
         none = reply.none
         if not none and not text.strip():
@@ -438,7 +402,7 @@ class RemoteLM:
             ) from None
         except openai.APIStatusError as error:
             if error.code in FILTERS:
-                return Reply(none="filtered")
+                return Reply("", 0, 0, none="filtered")
             if is_chat and error.status_code in (400, 422) and error.param in _OPTIONAL & {*sent}:
                 self._unknown.add(str(error.param))
                 if error.param == "temperature":

@@ -6,7 +6,7 @@ answer.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from pgra.errors import ModelError
 FILTERS = ("content_filter", "content_policy_violation", "refusal", "safety", "sensitive")
 """What providers call a filter, as the reason why an answer ended or as an error's code."""
 WRITE = "use --decide_by generation"
-_INSTEAD = "use --decide_by first_token or generation"
 _PASSING = re.compile("rate.?limit|overload|unavailable|time.?out|server.?error", re.I)
 # How models that reason first mark it: DeepSeek R1, Qwen3 and most others; Seed-OSS; Magistral;
 # Kimi; OpenThinker; Command A; Gemma 4; gpt-oss; Granite.
@@ -51,8 +50,6 @@ class Reply:
         num_new_tokens: The same, of what it wrote.
         tokens: Text of each token, where chances were asked and given.
         chances: Log-probability of each; None for a first one.
-        top: The likeliest first tokens of what was written with their log-probabilities, where
-            these were asked and given.
         is_full: Whether it ended for want of room.
         none: Why it is no answer: "filtered" or "refused"; "" where it is one.
     """
@@ -62,7 +59,6 @@ class Reply:
     num_new_tokens: int | None = None
     tokens: tuple[str, ...] = ()
     chances: tuple[float | None, ...] = ()
-    top: tuple[tuple[str, float], ...] = ()
     is_full: bool = False
     none: str = ""
 
@@ -88,7 +84,6 @@ def read_reply(text: str, *, is_chat: bool) -> Reply:
             _count_of(usage, "completion_tokens"),
             tokens=tuple(map(_without_halves, scored.get("tokens") or ())),
             chances=tuple(None if value is None else _chance(value) for value in chances),
-            top=_read_top(scored),
             is_full=finish == "length",
             none="filtered" if finish in FILTERS else "refused" if message.get("refusal") else "",
         )
@@ -156,12 +151,6 @@ def without_reasoning(text: str) -> tuple[str, bool]:
     return _WRAPPING.sub("", text), opened is not None
 
 
-def begins_reasoning(top: Sequence[tuple[str, float]]) -> bool:
-    """Whether the likeliest first token opens a reasoning block."""
-    likeliest = max(top, key=lambda pair: pair[1], default=("", 0.0))[0]
-    return _OPENED.match(likeliest.strip()) is not None
-
-
 def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
     """Return the log-probability of all tokens of a word after a prompt.
 
@@ -179,10 +168,10 @@ def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
             one where the word begins.
     """
     if not reply.text.startswith(prompt + word):
-        raise Declined(f"{name} does not echo a prompt, so it cannot score given words: {_INSTEAD}")
+        raise Declined(f"{name} does not echo a prompt, so it cannot score given words: {WRITE}")
     total = len(reply.tokens)
     if not reply.chances or len(reply.chances) != total:
-        raise Declined(f"{name} gives no log-probabilities of a prompt's tokens: {_INSTEAD}")
+        raise Declined(f"{name} gives no log-probabilities of a prompt's tokens: {WRITE}")
     # The prompt's tokens end before what was written, or where all do.
     written = 1 if reply.num_new_tokens is None else reply.num_new_tokens
     for end in (total - written, total):
@@ -191,10 +180,10 @@ def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
             chances = reply.chances[start:end]
             chance = sum(math.nan if value is None else value for value in chances)
             if not math.isfinite(chance):
-                raise Declined(f"{name} gives '{word}' no finite log-probability: {_INSTEAD}")
+                raise Declined(f"{name} gives '{word}' no finite log-probability: {WRITE}")
             return chance
     raise Declined(
-        f"{name} joins '{word}' to the prompt before it, or spells it otherwise: {_INSTEAD}"
+        f"{name} joins '{word}' to the prompt before it, or spells it otherwise: {WRITE}"
     )
 
 
@@ -225,70 +214,6 @@ def _chance(value: Any) -> float:
     if math.isnan(chance) or chance == math.inf:
         raise ValueError
     return chance
-
-
-def _read_top(scored: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    """Read the chances of the first token that was written, in either form.
-
-    That of chats, which llama.cpp gives of completions too, is a list of objects by token; that of
-    completions one dict by token, for each token.
-    """
-    if content := scored.get("content"):
-        told = content[0].get("top_logprobs") or ()
-        return tuple((_without_halves(one["token"]), _chance(one["logprob"])) for one in told)
-    tokens = scored.get("top_logprobs") or ()
-    first = (tokens[-1] if tokens else None) or {}
-    return tuple((_without_halves(token), _chance(value)) for token, value in first.items())
-
-
-def first_chances(name: str, top: Sequence[tuple[str, float]], words: Sequence[str]) -> list[float]:
-    """Return the log-probability that what is written begins as each word, (C,).
-
-    It is that of all told tokens that begin the word, and no other one, whatever their case: " Pos"
-    and "positive" count for " positive". A word without any has the least chance that was told, for
-    its own is no larger. Where no word has any, all have -inf.
-
-    Args:
-        name: The words that a message begins with.
-        top: First tokens with their log-probabilities.
-        words: With their spaces.
-
-    Raises:
-        ModelError: If a token that begins several words is likelier than those that begin one.
-    """
-    plain = [_bare(word) for word in words]
-    sums, shared, likeliest = [0.0] * len(plain), ("", "", ""), 0.0
-    for token, value in top:
-        start, chance = _bare(token), math.exp(value)
-        begun = [i for i, word in enumerate(plain) if start and word.startswith(start)]
-        if len(begun) == 1:
-            sums[begun[0]] += chance
-        elif begun and chance > likeliest:
-            first, second, *_ = begun
-            likeliest, shared = chance, (token.strip(), words[first].strip(), words[second].strip())
-    if likeliest > sum(sums):
-        raise ModelError(
-            "{}: first token '{}' begins '{}' and '{}' alike: {}, or choose other "
-            "prompt_words".format(name, *shared, WRITE)
-        )
-    least = min(value for _, value in top) if any(sums) else -math.inf
-    return [math.log(chance) if chance else least for chance in sums]
-
-
-def _bare(text: str) -> str:
-    """Return a token or word without case and space, however tokenizers spell that."""
-    return text.strip(" \t\r\n▁Ġ").casefold()
-
-
-def begin_alike(words: Sequence[str]) -> tuple[str, str] | None:
-    """Return two words whose first tokens are surely one: their first words are."""
-    seen: dict[str, str] = {}
-    for word in words:
-        first = _bare(word).split(" ")[0]
-        if first in seen:
-            return seen[first], word.strip()
-        seen[first] = word.strip()
-    return None
 
 
 def continuation(prompt: str, text: str) -> str:

@@ -97,7 +97,7 @@ class Turn:
         understanding: What was understood, with … where the answer stands; "" where none is told.
         answer: The answer; the whole output where no understanding is told.
         prompt: What the LM read, and what of the memory stood in it.
-        num_prompt_tokens: Of it.
+        num_prompt_tokens: Of it; None where an endpoint does not report them.
         saved: The correction that it was asked again after.
     """
 
@@ -106,7 +106,7 @@ class Turn:
     understanding: str
     answer: str
     prompt: BuiltPrompt
-    num_prompt_tokens: int
+    num_prompt_tokens: int | None
     saved: "SavedCorrection | None" = None
 
 

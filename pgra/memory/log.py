@@ -386,13 +386,13 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         """
         yield from self._read("SELECT id, record FROM event WHERE id > ? ORDER BY id", after)
 
-    def entries(self, *, after: int = 0) -> Iterator[Event]:
-        """Read what is in the memory, the oldest first, from larger ids than `after`.
+    def entries(self) -> Iterator[Event]:
+        """Read what is in the memory, the oldest first.
 
         Raises:
             ArtifactError: If one is damaged.
         """
-        yield from self._read(f"{_ENTRIES} WHERE event > ? ORDER BY event", after)
+        yield from self._read(f"{_ENTRIES} WHERE event > ? ORDER BY event", 0)
 
     def get(self, ids: Sequence[int]) -> list[Event]:
         """Read those of these entries that are still in the memory, in the order asked."""

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from statistics import correlation, fmean
 from typing import Any
@@ -126,8 +126,8 @@ def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
         "answered": fmean(step.answered for step in outcomes),
         "answered_area": fmean(running_accuracy([step.answered for step in outcomes])),
         "clarifications": sum(step.clarified for step in outcomes),
-        "prompt_tokens": sum(step.num_prompt_tokens for step in outcomes),
-        "new_tokens": sum(step.num_new_tokens for step in outcomes),
+        "prompt_tokens": _sum_known(step.num_prompt_tokens for step in outcomes),
+        "new_tokens": _sum_known(step.num_new_tokens for step in outcomes),
         "lookups": {
             "used": len(used),
             "effective": fmean(step.understood for step in used) if used else None,
@@ -168,7 +168,7 @@ class GateReport:
 
     Attributes:
         threshold: Scores of at least this pass.
-        precision: Share of what passes that is right; None where nothing passes.
+        precision: Share of what passes that is right.
         recall: Share of the questions with a right key in the memory that get one.
         f1: The harmonic mean of both; 0 where nothing is right.
         num_passed: Questions that get a feedback.
@@ -176,7 +176,7 @@ class GateReport:
     """
 
     threshold: float
-    precision: float | None
+    precision: float
     recall: float | None
     f1: float
     num_passed: int
@@ -193,15 +193,15 @@ def scratch_log() -> Iterator[FeedbackLog]:
         yield log
 
 
-def judge_thresholds(
-    steps: Sequence[Step], open_lookup: OpenLookup, thresholds: Iterable[float] | None = None
-) -> list[GateReport]:
+def judge_thresholds(steps: Sequence[Step], open_lookup: OpenLookup) -> list[GateReport]:
     """Return what thresholds do to a stream's questions, each looked up among those before it.
 
     Args:
         steps: Questions whose meanings are known.
         open_lookup: Opens the look-up of a memory.
-        thresholds: Those; None for the scores that were met, the largest first.
+
+    Returns:
+        One for each score that was met, the largest first.
     """
     nearest, wanted, meanings = list[tuple[float, bool]](), 0, dict[int, str]()  # by entry
     with scratch_log() as log:
@@ -211,16 +211,15 @@ def judge_thresholds(
             for match in lookup.find(step.question):
                 nearest.append((match.score, meanings[match.entry.id] == step.meaning))
             meanings[log.write(step.question, step.feedback, source="dev").id] = step.meaning
-    if thresholds is None:
-        thresholds = sorted({score for score, _ in nearest}, reverse=True)
     reports = []
-    for threshold in thresholds:
+    for threshold in sorted({score for score, _ in nearest}, reverse=True):
         passed = [is_right for score, is_right in nearest if score >= threshold]
         right = sum(passed)
-        precision = right / len(passed) if passed else None
         recall = right / wanted if wanted else None
-        f1 = 2 * right / (len(passed) + wanted) if right else 0.0
-        reports.append(GateReport(threshold, precision, recall, f1, len(passed), len(steps)))
+        f1 = 2 * right / (len(passed) + wanted)
+        reports.append(
+            GateReport(threshold, right / len(passed), recall, f1, len(passed), len(steps))
+        )
     return reports
 
 
@@ -274,13 +273,14 @@ def compare_methods(results: Iterable[StreamResult]) -> list[list[str]]:
                 [[pair[side].metrics[name] for pair in pairs] for side in (0, 1)]
                 for name in ("understood", "understood_area", "prompt_tokens")
             )
+            ratio = None if None in chain(*tokens) else sum(tokens[0]) / max(1, sum(tokens[1]))
             tests = [mcnemar(a.marks("understood"), b.marks("understood")) for a, b in pairs]
             rows.append(
                 [
                     f"{pairs[0][0].variant.title} - {pairs[0][1].variant.title}",
                     *(_with_sd(map(operator.sub, *both), "+.3f") for both in (final, area)),
                     f"{combine_p(tests):.2g}",
-                    f"{sum(tokens[0]) / max(1, sum(tokens[1])):.2f}",
+                    _number(ratio),
                 ]
             )
     return rows
@@ -368,7 +368,7 @@ def _accuracy_table(family: Family, groups: Mapping[str, Sequence[StreamResult]]
             for name in ("understood", "understood_area", f"understood_last_{LAST}", "answered")
         ]
         by_kind = [_number(_mean(group, "understood_by_type", kind)) for kind in kinds]
-        tokens = f"{_mean(group, 'prompt_tokens'):,.0f}"
+        tokens = _number(_mean(group, "prompt_tokens"), ",.0f")
         rows.append([title, *by_kind, *spreads, tokens])
     for system, printed in family.paper.items():
         cells = [_number(printed.get(kind)) for kind in (*kinds, "all")]
@@ -403,6 +403,12 @@ def _sample_table(results: Sequence[StreamResult]) -> str:
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [[Cell(text) for text in row] for row in rows]
     return Table("", columns, cells).to_markdown() if rows else ""
+
+
+def _sum_known(counts: Iterable[int | None]) -> int | None:
+    """Return the sum; None where one is unknown."""
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
 
 
 def _number(value: float | None, style: str = ".2f") -> str:

@@ -505,8 +505,8 @@ class StepOutcome:
         neighbors: The questions whose feedback stood in the prompt, the nearest first.
         matched_kind: The nearest one's type.
         score: The look-up's, of what was used.
-        num_prompt_tokens: Of this step's prompt.
-        num_new_tokens: Written.
+        num_prompt_tokens: Of this step's prompt; None where an endpoint does not report them.
+        num_new_tokens: Written, the same.
     """
 
     step: int
@@ -522,8 +522,8 @@ class StepOutcome:
     neighbors: list[str]
     matched_kind: str | None
     score: float | None
-    num_prompt_tokens: int
-    num_new_tokens: int
+    num_prompt_tokens: int | None
+    num_new_tokens: int | None
 
     @property
     def used_memory(self) -> bool:

@@ -65,13 +65,7 @@ class Answerer(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class WordScorer(Answerer):
-    """Takes the label whose word is likeliest after the prompt, all its tokens counted.
-
-    Attributes:
-        num_top: Where an endpoint tells the chances of first tokens alone, of how many; else 0.
-    """
-
-    num_top: int = 0
+    """Takes the label whose word is likeliest after the prompt, all its tokens counted."""
 
     def __post_init__(self) -> None:
         answer_words(self.format.words)  # refuses words that cannot be told apart, before anything
@@ -79,17 +73,11 @@ class WordScorer(Answerer):
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """Format, words and what is done with their chances."""
-        return {
-            **self.format.fingerprint,
-            "decide_by": "first_token" if self.num_top else "score",
-            **({"num_top": self.num_top} if self.num_top else {}),
-        }
+        return {**self.format.fingerprint, "decide_by": "score"}
 
     @property
     def num_new_tokens(self) -> int:
         """The tokens of the longest word, without those that open every text."""
-        if self.num_top:
-            return 1
         opening, *whole = self.lm.count_tokens(["", *answer_words(self.format.words)])
         return max(1, max(whole) - opening)
 
@@ -99,15 +87,8 @@ class WordScorer(Answerer):
         with progress_bar(prompts, progress=self.progress) as advance:
             logs = self.lm.score(prompts, answer_words(words), advance=advance)
         scores = np.array(logs, np.float32).reshape(len(queries), len(words))
-        # Of first tokens none may begin a word.
-        seen = np.asarray(np.isfinite(scores).any(axis=-1))
-        scores[~seen] = 0.0
         predictions = decide([query.id for query in queries], scores, list(words))
-        nothing = dict.fromkeys(words, 0.0)
-        return [
-            Answer(one if is_seen else Prediction(one.example_id, UNDECIDED, nothing), {})
-            for one, is_seen in zip(predictions, seen.tolist(), strict=True)
-        ]
+        return [Answer(prediction, {}) for prediction in predictions]
 
 
 @dataclass(frozen=True, kw_only=True)

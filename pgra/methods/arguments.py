@@ -93,11 +93,10 @@ class AnswerArguments(Arguments):
     )
     decide_by: str | None = arg(
         None,
-        "score (the likeliest label word), first_token (of an endpoint: the likeliest first token "
-        "of the words), generation (what the LM writes), or vote (no LM: the majority of the "
-        "exemplars, of a tie the nearest); default: score, of an endpoint the first of these that "
-        "it offers, and generation where a task has no labels.",
-        choices=("first_token", "generation", "score", "vote"),
+        "score (the likeliest label word), generation (what the LM writes), or vote (no LM: the "
+        "majority of the exemplars, of a tie the nearest); default: score, and generation where a "
+        "task has no labels or an endpoint scores no words.",
+        choices=("generation", "score", "vote"),
         is_common=True,
     )
     max_new_tokens: int | None = arg(

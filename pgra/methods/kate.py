@@ -11,8 +11,7 @@ was stopped goes on where it was.
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
@@ -28,8 +27,7 @@ from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
 from pgra.exemplars.similarity import Similarity, open_similarity
 from pgra.lm.base import LanguageModel, open_lm
-from pgra.lm.cache import CachedLM
-from pgra.lm.remote import FIRST_TOKEN, NUM_TOP, RemoteLM
+from pgra.lm.remote import RemoteLM
 from pgra.methods.answers import Answer, Answerer, TextWriter, WordScorer
 from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
@@ -167,19 +165,13 @@ class Kate(Method):
     def _settle(self) -> None:
         """Fill in what the task decides where the user does not; refuse what it does not have."""
         task, icl, selection = self.data.task, self.args["icl"], self.args["selection"]
-        completer, format_ = self.args["completer"], icl.prompt_format or "task"
-        if icl.decide_by == "first_token" and completer.lm and not completer.is_remote:
-            raise ConfigError(
-                f"decide_by first_token is for an endpoint, and --lm {completer.lm} is none: use "
-                "--decide_by score, which counts all tokens of a word"
-            )
+        format_ = icl.prompt_format or "task"
         # What an endpoint offers is seen when it is first needed.
-        decide_by = icl.decide_by or (None if completer.is_remote else "score")
+        decide_by = icl.decide_by or (None if self.args["completer"].is_remote else "score")
         count = selection.count
         if isinstance(task, GenerationTask):
             for name, value, own in (
                 ("decide_by", icl.decide_by, "score"),
-                ("decide_by", icl.decide_by, "first_token"),
                 ("exemplars", selection.exemplars, "balanced"),
                 ("prompt_format", icl.prompt_format, "task"),
             ):
@@ -225,8 +217,7 @@ class Kate(Method):
         """What asks the LM; None with the vote. An endpoint is first called here, if it must be."""
         if self._answerer is None and self.icl.decide_by != "vote":
             assert isinstance(self.completer, RemoteLM)
-            icl, words = self.icl, list(self._format.words.values())
-            self.completer = self.completer.settle(icl.decide_by, words)
+            self.completer = self.completer.settle(self.icl.decide_by)
             self._note_way()
             self._answerer = self._open_answerer(self.completer)
         return self._answerer
@@ -259,12 +250,7 @@ class Kate(Method):
                 f"max_new_tokens is {most}, and label words are scored, not written: leave it out, "
                 "or use --decide_by generation"
             )
-        return WordScorer(
-            lm=lm,
-            format=how,
-            num_top=NUM_TOP if icl.decide_by == FIRST_TOKEN else 0,
-            progress=progress,
-        )
+        return WordScorer(lm=lm, format=how, progress=progress)
 
     def identity(self) -> dict[str, Json]:
         """Return all that decides predictions, besides the examples."""
@@ -318,7 +304,7 @@ class Kate(Method):
         if self.answerer is None:
             answers = self._vote(examples, prompts.chosen)
         else:
-            with self.timed("answers"), _counted(self.completer):
+            with self.timed("answers"):
                 answers = self.answerer.answer(examples, prompts.texts)
         decided = self._report(examples, prompts, answers)
         if self.answerer is not None and isinstance(self.completer, RemoteLM):
@@ -508,21 +494,6 @@ class Icl(Kate):
         """Read the splits that readers are trained on: exemplars are drawn from train."""
         data = TaskData.read(self.args)
         return PoolData(data.task, data.train, [], data.test, data.notes)
-
-
-@contextmanager
-def _counted(completer: LanguageModel) -> Iterator[None]:
-    """Log how many prompts were asked meanwhile; several runs may share an LM."""
-    if not isinstance(completer, CachedLM):
-        yield
-        return
-    asked, found = completer.num_asked, completer.num_found
-    yield
-    logger.info(
-        "answers: the LM was asked %d prompts, %d were answered before (reused)",
-        completer.num_asked - asked,
-        completer.num_found - found,
-    )
 
 
 def _rounded(value: float) -> float | None:

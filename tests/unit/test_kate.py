@@ -68,12 +68,12 @@ def written(tmp_path, lm_dirs):
 
 
 def test_answers_that_are_there_are_not_asked_again(world, kate, near, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG", "pgra")
     again = run(kate)
-    assert "the LM was asked 0 prompts, 12 were answered before (reused)" in caplog.text
+    assert "the LM is asked 0 prompts of 12," in caplog.text
     assert lines_of(again.folder) == lines_of(near.folder)
     run(having(kate, order="nearest-last", name="last"))
-    assert "the LM was asked 12 prompts, 0 were answered before" in caplog.text
+    assert "the LM is asked 12 prompts of 12," in caplog.text
     with pytest.raises(ArtifactError, match=r"was made with num_exemplars 3.*asks for 2"):
         run(having(world, num_exemplars=2))
 
@@ -183,15 +183,14 @@ def test_a_task_for_icl_alone_needs_no_readers_words(kate, words, tickets, args)
 def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(
     words, tmp_path, monkeypatch, caplog
 ):
-    """A chat's first token decides; what was answered costs nothing in another run."""
+    """A chat writes labels; what was answered costs nothing in another run."""
     caplog.set_level("INFO")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
     def write(prompt, max_tokens, stop):
         query = prompt.rpartition("\n\n")[2]
-        top = {"Positive": -0.5, " negative": -2.0} if "great" in query else {"neg": -0.1}
-        top = {} if "number 31" in query else top
-        return Written(" Positive", 30, 1, top={**top, " the": -3.0})
+        text = "Positive" if "great" in query else "negative"
+        return Written("well" if "number 31" in query else text, 30, 1)
 
     server = LoopbackEndpoint(write)
     server.endpoints = ["chat"]
@@ -206,20 +205,28 @@ def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(
         lines = lines_of(first.folder)
         assert lines_of(again.folder) == lines
         with pytest.raises(ArtifactError, match="was made with prompt .* asks for"):
-            run(having(asked, decide_by="generation"))
-    with pytest.raises(ConfigError, match="decide_by first_token is for an endpoint, and --lm"):
-        run(having(words, decide_by="first_token"))
+            run(having(asked, max_new_tokens=3))
     paid = {"calls": 12, "reused": 0, "prompt_tokens": 30 * 12, "completion_tokens": 12}
-    way = {"endpoint": "chat", "decide_by": "first_token", "unanswered": 0}
+    way = {"endpoint": "chat", "decide_by": "generation", "unanswered": 0}
     assert first.metrics["endpoint"] == way | paid
     nothing = dict.fromkeys(paid, 0) | {"reused": 12}
     assert again.metrics["endpoint"] == way | nothing
     for line in lines:
-        if "number 31" in line["text"]:  # none of the words was among the tokens
+        if "number 31" in line["text"]:  # no label's word
             assert (line["prediction"], {*line["scores"].values()}) == ("(no label)", {0.0})
         else:
             assert line["prediction"] == ("positive" if "great" in line["text"] else "negative")
     arguments = read_object(first.folder / "arguments.json")
-    assert arguments["icl"]["decide_by"] == "first_token"
+    assert arguments["icl"]["decide_by"] == "generation"
     assert arguments["completer"]["endpoint"] == "chat"
-    assert caplog.text.count("is asked by chat, labels by first_token") == 1
+    assert caplog.text.count("is asked by chat, labels by generation") == 1
+
+
+def test_an_endpoint_that_gives_no_chances_is_refused(words, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = LoopbackEndpoint()
+    server.echoes = False
+    with server.serve() as url:
+        asked = having(words, lm="openai:mute", base_url=url, lm_window=2000)
+        with pytest.raises(ModelError, match="does not echo a prompt.*generation"):
+            run(having(asked, decide_by="score"))

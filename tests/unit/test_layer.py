@@ -7,11 +7,11 @@ import pytest
 import torch
 from conftest import SENTENCES, one_quick, with_rerank
 from tiny_models import build_blurred_lm, build_lm, build_odd_lm
-from transformers import AutoModel
+from transformers import AutoModel, OPTConfig
 
 from pgra.core import ALONE
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import LmShape
+from pgra.lm.load import lay_out
 from pgra.lm.prefix import WAYS, PromptedEncoder
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import FewShotPrompt
@@ -61,14 +61,18 @@ def test_a_state_is_the_final_norm_of_the_layers_output(folder):
     assert torch.equal(named.states_of(IDS), whole.states_of(IDS))
 
 
-def test_later_layers_are_neither_loaded_nor_counted(folder):
+def test_later_layers_are_not_loaded(folder):
     lm, whole = open_lm(folder, "1"), open_lm(folder)
-    shape, full = LmShape.of(lm.config), LmShape.of(whole.config)
     held = [sum(p.numel() for p in each.model.parameters()) for each in (lm, whole)]
-    assert held == [shape.weights, full.weights]
-    assert (shape.layers, full.layers) == (1, whole.config.num_hidden_layers)
-    inner = full.matrices / full.layers
-    assert shape.matrices == pytest.approx(inner, rel=0.1)  # but for what stands outside layers
+    laid = [sum(p.numel() for p in lay_out(each.config).parameters()) for each in (lm, whole)]
+    assert held == laid
+    assert held[0] < held[1]
+
+
+def test_a_13b_is_laid_out_without_its_memory():
+    sizes = {"hidden_size": 5120, "ffn_dim": 20480, "word_embed_proj_dim": 5120}
+    model = lay_out(OPTConfig(num_hidden_layers=40, num_attention_heads=40, **sizes))
+    assert sum(p.numel() for p in model.parameters()) == 12_853_473_280
 
 
 def test_prefixes_are_shared_at_a_layer(folder):

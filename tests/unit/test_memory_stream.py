@@ -95,9 +95,10 @@ def test_the_threshold_with_the_largest_f1_is_chosen_of_equals_the_strictest():
         return SimpleNamespace(find=find)
 
     # Four questions follow one of their meaning; 3 and 5 get the feedback of another.
-    some, none = judge_thresholds(steps, open_lookup, (0.65, 2.0))
+    reports = judge_thresholds(steps, open_lookup)
+    assert [report.threshold for report in reports] == [0.9, 0.8, 0.7, 0.6, 0.5]
+    some = reports[2]
     assert (some.precision, some.recall, some.num_passed) == (2 / 3, 2 / 4, 3)
-    assert (none.precision, none.recall, none.f1) == (None, 0.0, 0.0)
     best = choose_threshold(steps, open_lookup)
     assert (best.threshold, best.f1) == (0.8, 4 / 6)  # as of 0.5
 

@@ -3,7 +3,6 @@
 import functools
 import json
 import logging
-import math
 import ssl
 import threading
 
@@ -15,7 +14,7 @@ from pgra.core import Context
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.base import CompleterArguments, open_lm
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.replies import Reply, continuation, first_chances, without_reasoning, word_chance
+from pgra.lm.replies import Reply, continuation, without_reasoning, word_chance
 
 KEY = "sk-proj-VerySecret0123456789abcdef"
 URL = "http://127.0.0.1:9/v1"
@@ -191,17 +190,31 @@ def test_completions_whose_stop_ends_a_reasoning_block_are_asked_again_without_i
     assert ["stop" in body for body in server.bodies] == [True, False]
 
 
+def test_tokens_that_an_endpoint_does_not_report_are_unknown(server, open_at):
+    with server.serve() as url:
+        lm = open_at(url)
+        complete(lm, PROMPTS[:1])
+        assert lm.describe_spending()["prompt_tokens"] == 2  # the control
+        server.faults = [Fault(200, '{"choices": [{"text": " green"}]}')]
+        (completion,) = lm.complete(PROMPTS[1:2], max_new_tokens=4, stop="\n")
+        assert (completion.num_prompt_tokens, completion.num_new_tokens) == (None, None)
+        complete(lm, PROMPTS[2:3])
+        spent = lm.describe_spending()
+        assert (spent["calls"], spent["prompt_tokens"], spent["completion_tokens"]) == (
+            2,
+            None,
+            None,
+        )
+
+
 # Which way it is asked.
 
 
-REASONS = Written("", 1, 1, top={"<think>": -0.1})
 CHOICES = [
     ({}, None, "completions score"),
-    ({"echoes": False}, None, "completions first_token"),
-    ({"endpoints": ["chat"]}, None, "chat first_token"),
-    ({"endpoints": ["chat"], "num_top": 0}, None, "chat generation"),
-    ({"endpoints": ["chat"], "writer": lambda *_: REASONS}, None, "chat generation"),
+    ({"echoes": False}, None, "completions generation"),
     ({"endpoints": ["chat"]}, "generation", "chat generation"),
+    ({"endpoints": ["chat"]}, None, "chat generation"),
 ]
 
 
@@ -213,69 +226,24 @@ def test_the_best_way_that_a_server_offers_is_chosen_and_said(
     for name, value in offers.items():
         setattr(server, name, value)
     with server.serve() as url:
-        lm = open_at(url, endpoint="auto").settle(asked, WORDS)
+        lm = open_at(url, endpoint="auto").settle(asked)
     assert " ".join(vars(lm.way).values()) == chosen
     endpoint, decide_by = chosen.split()
     assert f"openai:toy at {url} is asked by {endpoint}, labels by {decide_by}" in caplog.text
 
 
 def test_a_way_that_is_named_is_taken_as_it_is_or_refused(server, open_at):
-    server.num_top, server.echoes = 0, False
+    server.echoes = False
     with server.serve() as url:
         lm = open_at(url)
         assert lm.settle("generation").way.endpoint == "completions"
         assert lm.settle("score").way.decide_by == "score"
         assert server.bodies == []
-        with pytest.raises(ModelError, match="gives no chances of tokens"):
-            open_at(url, endpoint="auto").settle("first_token", WORDS)
         with pytest.raises(ConfigError):
-            open_at(url, endpoint="chat").settle("score", WORDS)
-
-
-def test_words_that_begin_alike_are_not_told_apart_by_a_first_token(server, open_at):
-    server.echoes, alike = False, [" not good", " Not bad"]
-    with server.serve() as url:
-        with pytest.raises(ConfigError, match=r"'not good' and 'Not bad' begin alike.*generation"):
-            open_at(url).settle("first_token", alike)
-        assert open_at(url).settle(None, alike).way.decide_by == "generation"
-        assert open_at(url).settle(None, WORDS[:2]).way.decide_by == "first_token"  # the control
+            open_at(url, endpoint="chat").settle("score")
 
 
 # Chances.
-
-
-@pytest.mark.parametrize("endpoint", ["completions", "chat"])
-def test_first_tokens_decide_with_one_call_a_prompt(server, open_at, endpoint):
-    words = [" blue", " red", " other"]
-    with server.serve() as url:
-        lm = open_at(url, endpoint=endpoint).settle("first_token", words)
-        least = math.log(0.25)  # of " other", the least that is given
-        expected = [[least, math.log(0.5), least], [math.log(0.5), least, least]]
-        scores = lm.score(["Q: red", "Q: blue"], words)
-        assert [pytest.approx(line) for line in expected] == scores
-        assert lm.score(["Q: red"], [" red", " green"]) == [pytest.approx([math.log(0.5), least])]
-        assert lm.score(["Q: red"], [" grey", " green"]) == [[-math.inf] * 2]
-        assert len(server.bodies) == 2
-        server.faults = [Fault(200, said("content_filter", is_chat=endpoint == "chat", text=""))]
-        if endpoint == "chat":
-            server.faults = [Fault(200, said("content_filter", content=""))]
-        assert lm.score(["Q: grey"], words) == [[-math.inf] * 3]
-        assert lm.score(["Q: grey"], words) != [[-math.inf] * 3]  # asked again
-
-
-TOP = [(" Neg", -1.0), ("negative", -2.0), ("▁Pos", -1.5), (" ", -0.1), (" Neutral", -3.0)]
-
-
-def test_all_tokens_that_begin_a_word_count_for_it_whatever_their_case():
-    words = [" positive", " negative", " absent"]
-    both = math.log(math.exp(-1.0) + math.exp(-2.0))
-    assert first_chances("toy", TOP, words) == pytest.approx([-1.5, both, -3.0])
-    assert first_chances("toy", TOP, [" absent", " lost"]) == [-math.inf] * 2
-    # "Ne" begins two; it matters where it is likelier than what begins one
-    top = [*TOP, ("Ne", -1.2)]
-    assert first_chances("toy", top, [" negative", " neutral"])[1] == pytest.approx(-3.0)
-    with pytest.raises(ModelError, match="'Ne' begins 'negative' and 'nested' alike: use --decide"):
-        first_chances("toy", top[2:], [" negative", " nested"])
 
 
 def test_words_are_scored_from_the_echoed_prompt(server, open_at):
@@ -336,7 +304,7 @@ def test_only_the_words_tokens_count_however_a_server_spells_them(changes, expec
     ],
 )
 def test_what_cannot_be_scored_is_refused_with_the_way_out(changes):
-    with pytest.raises(ModelError, match=r"^toy .*use --decide_by first_token or gen"):
+    with pytest.raises(ModelError, match=r"^toy .*use --decide_by gen"):
         chance(**changes)
 
 
