@@ -234,7 +234,6 @@ def measure_rerank(bench: Bench) -> None:
         speedup=rates["pgra"] / rates["usual"],
         own_tokens_per_text=sum(whole) / len(whole) - shared,
         prefix_tokens=shared,
-        product_tflops=before / 1e12,
         minutes_for_1m_sentences_of_45_tokens=45e6 / tokens / 60,
     )
 
@@ -275,7 +274,6 @@ def measure_encode(bench: Bench) -> None:
     bench.tell(
         speedup=rates["pgra"] / best,
         tokens_per_text=sum(lengths) / len(lengths),
-        product_tflops=before / 1e12,
         seconds_for_1m_sentences=1e6 / rates["pgra"],
     )
 
@@ -315,8 +313,6 @@ def measure_search(bench: Bench) -> None:
         share_of_copies=vectors.nbytes / seconds / (copies / 2),  # which read and write
         pgra_share_of_product=operations / seconds / half,
         torch_share_of_product=operations / by_torch / full,
-        product_tflops_float16=half / 1e12,
-        product_tflops_float32=full / 1e12,
     )
 
 

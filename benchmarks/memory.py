@@ -180,7 +180,6 @@ def _measure_use(
     return {
         "open_s": opened,
         "encoder_ms": 1000 * float(np.median(seconds)),
-        "encoder_worst_ms": 1000 * max(seconds),
         "edit_ms": 1000 * float(np.median(edits)),
         "durable_ms": 1000 * durable,
     }

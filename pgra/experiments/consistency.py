@@ -498,7 +498,7 @@ class ConsistencyReport:
 
     Attributes:
         runs: What was measured, in the order of the table; seeds are put together.
-        tables: The scores; of runs also, for each task, queries by number of consistent evidence.
+        tables: Of runs: the scores and, for each task, queries by number of consistent evidence.
         num_read: Texts that the labelers read now; the others were labelled before.
         lines: Of ways to rank: each query's evidence, as `predictions.jsonl` has it, by way.
         pseudo_labels: Of ways to rank: label by text.
@@ -703,7 +703,7 @@ def compare_evidence(
     Args:
         args: The task, corpus and models.
         labeler: A finished run of `--num_evidence 0`.
-        output_dir: Gets `evidence.json` and `evidence.md`, and the pseudo-labels.
+        output_dir: Gets the pseudo-labels.
         context: Who shares the LM's work.
 
     Raises:
@@ -723,12 +723,4 @@ def compare_evidence(
     runs = [
         measure_consistency(way, task, [x], known.labels, labels=labels) for way, x in lines.items()
     ]
-    table = score_table(runs, baseline=FIRST_STAGE, paper={})
-    table = replace(table, notes=[*table.notes, reader.note()])
-    write_text(output_dir / "evidence.md", table.to_markdown() + "\n")
-    # No reader decided anything.
-    rows = [{k: v for k, v in run.as_json().items() if k != "by_count"} for run in runs]
-    write_json(
-        output_dir / "evidence.json", {"labeler": known.describe(reader, texts), "ways": rows}
-    )
-    return ConsistencyReport(runs, [table], known.num_read, lines, known.labels)
+    return ConsistencyReport(runs, [], known.num_read, lines, known.labels)

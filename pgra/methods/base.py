@@ -122,7 +122,8 @@ class Decisions:
         details: Further entries of each one's line in `predictions.jsonl`; empty for none.
         notes: What a reader of the numbers must know.
         metrics: Further entries of `metrics.json`.
-        calibration: The temperature of the probabilities, and what it changed; None without one.
+        calibration: The temperature of the probabilities, and how many dev examples it was fitted
+            on; None without one.
         values: Metrics by name, where labels alone do not give them.
         interval: Of the headline metric among `values`.
     """

@@ -61,7 +61,7 @@ from pgra.reader.trainer_arguments import (
     ReaderTrainingArguments,
     default_learning_rate,
 )
-from pgra.report.metrics import BINS, measure, measure_reliability
+from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
 from pgra.retrieval.base import examples_digest
@@ -325,11 +325,11 @@ class Pgra(Method):
         predictions = decide(
             inputs.example_ids, scores, self.verbalizer.labels, temperature=temperature
         )
-        notes, known = [], None
+        notes, known = list[str](), None
         if self.decision.decode == "verbalizer":  # else there are no probabilities
             notes = [self.calibration.note] if self.calibration.note else []
             if split is not None:
-                known = reliability(scores, self._columns(inputs.labels), self.calibration)
+                known = {"temperature": temperature, "dev_examples": self.calibration.num_examples}
         return Decisions(predictions, lines, notes=notes, calibration=known)
 
     def score(
@@ -389,21 +389,6 @@ class Pgra(Method):
         method.open_trained(home)
         method.stages = _open_recorded(home, record, method.data, method.pgra, context)
         return method
-
-
-def reliability(
-    scores: Scores, truth: Sequence[int], calibration: Calibration
-) -> Mapping[str, Json]:
-    """Return a temperature, and what it changes about labelled examples."""
-    before = measure_reliability(scores, truth)
-    after = measure_reliability(scores, truth, temperature=calibration.temperature)
-    return {
-        "temperature": calibration.temperature,
-        "dev_examples": calibration.num_examples,
-        "bins": BINS,
-        "nll": {"before": before.nll, "after": after.nll},
-        "ece": {"before": before.ece, "after": after.ece},
-    }
 
 
 def _recorded_arguments(record: ReaderRecord, args: RunArguments, context: Context) -> RunArguments:

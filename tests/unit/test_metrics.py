@@ -8,7 +8,6 @@ import pytest
 from pgra.data.tasks import METRICS
 from pgra.report.metrics import (
     accuracy,
-    expected_calibration_error,
     find_metric,
     macro_f1,
     mcc,
@@ -63,19 +62,6 @@ def test_every_metric_is_one_when_all_is_right_and_ignores_order(name):
     shuffled = metric(labels[::-1], predictions[::-1], TWO)
     assert shuffled == pytest.approx(metric(labels, predictions, TWO))
     assert shuffled < 1
-
-
-def test_calibration_error_is_worked_out_by_hand():
-    chances = np.array([[0.9, 0.1], [0.9, 0.1], [0.55, 0.45], [0.3, 0.7]])
-    truth = [0, 1, 0, 1]
-    # Bin (13/15, 14/15]: two at 0.9, one right, a gap of 0.4; (8/15, 9/15]: 0.55, right, 0.45;
-    # (10/15, 11/15]: 0.7, right, 0.3. So (2 * 0.4 + 0.45 + 0.3) / 4.
-    assert expected_calibration_error(chances, truth) == pytest.approx(0.3875)
-    # In one bin they nearly cancel: |0.7625 - 0.75|.
-    assert expected_calibration_error(chances, truth, bins=1) == pytest.approx(0.0125)
-    chances = np.array([[0.5, 0.5], [0.6, 0.4]])  # the first is wrong, the second right
-    # A bin holds its upper border: of two, 0.5 lies in the first, (0.5 + 0.4) / 2.
-    assert expected_calibration_error(chances, [1, 0], bins=2) == pytest.approx(0.45)
 
 
 def test_a_temperature_is_taken_before_both():

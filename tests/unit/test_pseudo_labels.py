@@ -1,6 +1,5 @@
 """Label consistency from folders: a tiny plain reader labels the evidence of written runs."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -176,8 +175,6 @@ def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_
     assert [*scores] == ["random", "first stage", "cosine"]
     assert scores["cosine"] == pytest.approx(evidence_by_hand(args, labeler))
     assert len(set(scores.values())) > 1  # the control
-    values = json.loads((tmp_path / "out" / "evidence.json").read_text())
-    assert [way["score"] for way in values["ways"]] == [*scores.values()]
     with pytest.raises(ConfigError, match="with a first stage, a reranker and evidence: leave out"):
         compare_evidence(with_rerank(args, reranker="none"), labeler, tmp_path / "none")
     assert not (tmp_path / "none").exists()
