@@ -35,14 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import (
-    digest,
-    file_checksum,
-    set_aside,
-    write_json,
-    write_lines,
-    write_text,
-)
+from pgra.artifacts import digest, file_checksum, set_aside, write_json, write_lines, write_text
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ConfigError, DamageError, DataError, unknown_name
 from pgra.exemplars.selection import vote

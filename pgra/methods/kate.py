@@ -31,11 +31,7 @@ from pgra.lm.remote import RemoteLM
 from pgra.methods.answers import Answer, Answerer, TextWriter, WordScorer
 from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
-from pgra.prompts.fewshot import (
-    PromptFormat,
-    line_format,
-    task_format,
-)
+from pgra.prompts.fewshot import PromptFormat, line_format, task_format
 from pgra.prompts.fitting import Fit, fit_prompts
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE

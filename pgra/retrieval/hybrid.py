@@ -62,25 +62,22 @@ class HybridRetriever(Retriever):
         return fuse_by_rank([part.retrieve(queries, depth) for part in self._parts], k)
 
 
-def fuse_by_rank(
-    rankings: Sequence[Candidates], k: int, *, constant: int = FUSION_CONSTANT
-) -> Candidates:
+def fuse_by_rank(rankings: Sequence[Candidates], k: int) -> Candidates:
     """Fuse rankings of the same queries by reciprocal rank (Cormack et al. 2009, k = 60 there).
 
-    A passage's score is the sum, over the rankings that hold it, of 1 / (constant + rank), the
+    A passage's score is the sum, over the rankings that hold it, of 1 / (60 + rank), the
     first rank being 1. Missing entries add nothing.
 
     Args:
         rankings: One or more, of the same queries.
         k: Candidates a query to keep.
-        constant: The larger, the less the first ranks stand out.
 
     Returns:
         (B, k), ties by row.
     """
     rows = np.concatenate([ranking.rows for ranking in rankings], axis=1)  # (B, sum of K)
     gains = np.concatenate(
-        [1.0 / (constant + 1 + np.arange(ranking.rows.shape[1])) for ranking in rankings]
+        [1.0 / (FUSION_CONSTANT + 1 + np.arange(ranking.rows.shape[1])) for ranking in rankings]
     )
     # Equal rows side by side: each run's gains are summed at its first entry, in the order of the
     # rankings, and the others made missing. A run is no longer than there are rankings.
