@@ -95,7 +95,7 @@ def artifact_dir(root: Path, kind: str, fields: Mapping[str, Json]) -> Path:
 def file_checksum(path: Path) -> str:
     """Return a file's xxh3-128: as fast as the disk, against damage only."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()  # type: ignore[arg-type]
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -96,10 +96,10 @@ class Memory(AbstractContextManager["Memory"]):
             path: The file.
             lookup: relative-edit (letters: the same question with a slip or a word more),
                 paraphrase (an encoder: also in other words), encoder (its cosine alone), edit (the
-                paper's: edit distance), or module:Class; default: paraphrase where an encoder
+                paper's: edit distance), bm25, or module:Class; default: paraphrase where an encoder
                 is given, else relative-edit.
             threshold: Smallest score that passes; higher is nearer. Default: the look-up's own
-                (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5).
+                (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5, bm25 1).
             encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME or a `pgra.Encoder`.
             scope: Whose entries; see the class.
             task: Which questions it is for; "" for those of no task.

@@ -268,7 +268,8 @@ def _show(texts: Sequence[str], queries: QueryFile | None, request: "IndexReques
         args = replace(args, num_candidates=len(corpus))
     retriever = open_retriever(args, corpus, request.context, options=request.options)
     depth = args.num_candidates
-    found = retriever.retrieve(texts, depth)
+    drops_self = queries is not None and queries.args.drop_self
+    found = retriever.retrieve(texts, min(depth + drops_self, len(corpus)))
     if queries is not None and queries.args.is_run:
         tag = f"pgra-{args.retriever.partition(':')[0]}"
         say(queries.finish(found, corpus, tag, depth=depth))

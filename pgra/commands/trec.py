@@ -38,6 +38,18 @@ class QueryFileArguments(Arguments):
         needs={"queries": True},
     )
 
+    drop_self: bool = arg(
+        False,
+        "Leave out of a query's run the passage that has its id, as where queries are taken from "
+        "the corpus (ArguAna).",
+        needs={"queries": True},
+    )
+
+    def check(self) -> None:
+        """Refuse to leave out of a run what goes into none."""
+        if self.drop_self and not self.is_run:
+            raise ConfigError("drop_self is of a run: add --trec FILE or --qrels FILE")
+
     @property
     def is_run(self) -> bool:
         """Whether a run is made, rather than hits shown."""
@@ -99,6 +111,7 @@ class QueryFile:
             OSError: If the run cannot be written.
         """
         from pgra.retrieval.trec import (
+            drop_self,
             find_docnos,
             measure_run,
             warn_of_unknown,
@@ -106,6 +119,8 @@ class QueryFile:
         )
 
         queries, docnos = list(self.texts), find_docnos(corpus, candidates)
+        if self.args.drop_self:
+            candidates = drop_self(queries, candidates, docnos)
         candidates = candidates.top(depth)
         lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
         # What is wrong with the judgements is told before a run is left behind.

@@ -14,6 +14,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,12 +28,13 @@ from rapidfuzz.distance import OSA, Indel, Levenshtein
 from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
 from pgra.core import Context, Json, Rows
-from pgra.data.text import copy_key, drop_punctuation, strip_marks
+from pgra.data.text import WORDS, copy_key, drop_punctuation, split_words, strip_marks
 from pgra.errors import ConfigError
 from pgra.memory.families import Family
 from pgra.memory.log import SHARED, Event, FeedbackLog, Part
 
 LOOKUPS: Mapping[str, str] = {
+    "bm25": "pgra.memory.lookup:Bm25Lookup",
     "edit": "pgra.memory.lookup:EditLookup",
     "encoder": "pgra.memory.lookup:EncoderLookup",
     "gud-ir": "pgra.memory.lookup:GeneratingLookup",
@@ -51,6 +53,7 @@ MAX_FEEDBACK_TOKENS = 64
 """Most tokens of a feedback that the generator writes."""
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
 _FORMS = {"slotless": {}, "whole": {"key_form": "whole"}, "feedback": {"of": "feedback"}}
+_K1, _B = 1.5, 0.75  # as BM25 of the first stage has them
 _LEAST_LETTERS = 4  # of a word that may hold a slip
 _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
@@ -100,9 +103,9 @@ class LookupArguments(Arguments):
         "edit (distance of normalised keys: the paper's, for few phrasings and for languages "
         "without an encoder), relative-edit (distance of whole questions beside their lengths: for "
         "questions of any kind), paraphrase (an encoder: also in other words), encoder (its cosine "
-        "alone), or gud-ir (the stored feedback nearest to one "
-        "that a model writes for the question); default: edit for the families of configs/memory "
-        "and those that ask with <...>, else relative-edit.",
+        "alone), bm25, or gud-ir (the stored feedback nearest to "
+        "one that a model writes for the question); default: edit for the families of "
+        "configs/memory and those that ask with <...>, else relative-edit.",
         choices=LOOKUPS,
         is_open=True,
         is_common=True,
@@ -111,8 +114,8 @@ class LookupArguments(Arguments):
         None,
         "Smallest score that passes; higher is closer. edit: minus the distance, 0 the same "
         "(default -5); relative-edit: 0 to 1, 1 the same (0.8); encoder: a cosine, 1 the same "
-        "(0.9; paraphrase 0.65); gud-ir: a cosine (0.9). Label feedback of configs/memory has no "
-        "gate unless one is given.",
+        "(0.9; paraphrase 0.65); bm25: from 0 (1); gud-ir: a cosine (0.9). Label feedback of "
+        "configs/memory has no gate unless one is given.",
         is_common=True,
     )
     encoder: str = arg(
@@ -193,7 +196,8 @@ class Match:
 
     Attributes:
         entry: What is in the memory.
-        score: Minus an edit distance, a likeness from 0 to 1, or a cosine: higher is nearer.
+        score: Minus an edit distance, a likeness from 0 to 1, a cosine, or BM25's score: higher is
+            nearer.
     """
 
     entry: Event
@@ -436,6 +440,68 @@ class RelativeEditLookup(EditLookup):
 
     def _normalize(self, text: str) -> str:
         return plain_key(text)
+
+
+class Bm25Lookup(LogLookup):
+    """By BM25 over the words of keys, with an idf that is above 0 in a small memory too.
+
+    tf / (tf + k1 (1 - b + b length / mean length)) times ln(1 + (N - n + 0.5) / (n + 0.5)), as
+    Lucene has it. Words, lengths and counts are kept, and weighed when a question comes, so that a
+    write costs its own words alone and scores are those of an index that is made anew.
+    """
+
+    scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """See `Lookup`."""
+        return {
+            "lookup": "bm25",
+            "k1": _K1,
+            "b": _B,
+            "idf": "lucene",
+            "words": WORDS,
+            **_FORMS[self._form],
+        }
+
+    def _normalize(self, text: str) -> str:
+        return text if self._form == "whole" else _SLOT.sub(" ", text)
+
+    def _score(self, question: str) -> Floats:
+        scores = np.zeros(len(self._ids))
+        num_entries = len(self._rows)
+        mean = self._num_words / max(1, num_entries)
+        for word in split_words(self._normalize(question)):
+            if count := self._counts.get(word):
+                rows, often = (np.array(values) for values in self._found[word])
+                sizes = np.frombuffer(self._sizes)[rows]
+                idf = math.log(1 + (num_entries - count + 0.5) / (count + 0.5))
+                scores[rows] += idf * often / (often + _K1 * (1 - _B + _B * sizes / mean))
+        return np.where(scores > 0, scores, -np.inf)
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._sizes = array("d")  # words, by row
+        self._found: dict[str, tuple[array[int], array[float]]] = {}  # by word: rows, how often
+        self._counts: Counter[str] = Counter()  # by word: entries now
+        self._num_words = 0
+
+    def _take(self, event: Event) -> None:
+        super()._take(event)
+        words = Counter(split_words(self._texts[-1], singles=True))
+        for word, count in words.items():
+            rows, often = self._found.setdefault(word, (array("q"), array("d")))
+            rows.append(len(self._ids) - 1)
+            often.append(count)
+        self._counts.update(words.keys())
+        self._sizes.append(words.total())
+        self._num_words += words.total()
+
+    def _drop(self, row: int) -> None:
+        words = split_words(self._texts[row], singles=True)
+        self._counts.subtract(set(words))
+        self._num_words -= len(words)
+        super()._drop(row)
 
 
 class EncoderLookup(LogLookup):

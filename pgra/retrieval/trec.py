@@ -259,6 +259,19 @@ def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None
         )
 
 
+def drop_self(
+    queries: Sequence[str], candidates: Candidates, docnos: Mapping[int, str]
+) -> Candidates:
+    """Leave out the passage that has its query's id; the others move up."""
+    rows = candidates.rows.copy()
+    for line, query in enumerate(queries):
+        own = [docnos.get(row) == query for row in rows[line].tolist()]
+        rows[line, own] = MISSING_ROW
+    if (rows == candidates.rows).all():
+        logger.warning("drop_self: no query found a passage of its own id")
+    return Candidates.best(rows, candidates.scores, rows.shape[1])
+
+
 def import_ir_measures() -> Any:
     """Import `ir-measures`.
 

@@ -14,7 +14,7 @@ from method_runs import having, kate_run, lines_of, run_of
 
 from pgra.core import ALONE
 from pgra.data.examples import DataArguments
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
 from pgra.runs import Predictor, evaluate_run, open_method, run, run_seeds

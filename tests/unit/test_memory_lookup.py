@@ -4,6 +4,7 @@ import contextlib
 import json
 import sqlite3
 
+import bm25s
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from pgra.memory.families import load_family
 from pgra.memory.log import Event, FeedbackLog, Part
 from pgra.memory.lookup import (
     LOOKUPS,
+    Bm25Lookup,
     EditLookup,
     EncoderLookup,
     LookupArguments,
@@ -138,6 +140,41 @@ def test_edit_distance_finds_what_comparing_every_entry_finds(
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "e"]), min_size=1, max_size=5).map(" ".join)
 
 
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(
+    changes=st.lists(st.tuples(WORDS, st.sampled_from(["", "", "s"]), st.booleans()), max_size=14),
+    question=WORDS,
+    k=st.integers(1, 4),
+)
+def test_bm25_that_follows_gives_what_an_index_made_anew_gives(
+    tmp_path_factory, changes, question, k
+):
+    """Equal to the last digit, and to `bm25s` but for float32; whatever was done in between."""
+    part = Part(scope="s")
+    with FeedbackLog.open(tmp_path_factory.mktemp("log") / "m.sqlite") as log:
+        following = Bm25Lookup(log, part)
+        for number, (key, scope, is_written) in enumerate(changes):
+            there = [e.id for e in log.entries() if (e.key, e.scope) == (key, scope)]
+            if is_written:
+                log.write(key, f"said {number}", scope=scope)
+            elif there and number % 3 == 0:
+                log.erase(*there)
+            else:
+                log.forget(*there)
+            following.find(question, k)
+        found = following.find(question, k)
+        assert found == Bm25Lookup(log, part).find(question, k)
+        entries = list(log.entries())
+    if not entries:
+        assert found == []
+        return
+    index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", idf_method="lucene")
+    index.index([entry.key.split() for entry in entries], show_progress=False)
+    scores = index.get_scores(question.split())
+    wanted = sorted(-round(float(x), 5) for x in scores if x > 0)[:k]
+    assert [match.score for match in found] == pytest.approx([-x for x in wanted], abs=2e-5)
+
+
 def test_a_relative_distance_is_that_worked_out_by_hand(log):
     log.write("Why?", "reason")
     log.write("what is C++", "language")
@@ -178,7 +215,7 @@ def in_order(matches):
 
 @settings(derandomize=True, deadline=None, max_examples=24)
 @given(
-    name=st.sampled_from(["edit", "relative-edit", "encoder", "paraphrase"]),
+    name=st.sampled_from(["edit", "relative-edit", "bm25", "encoder", "paraphrase"]),
     changes=st.lists(st.tuples(WORDS, st.sampled_from(["", "anna"]), st.booleans()), max_size=8),
     question=WORDS,
     k=st.integers(1, 4),
@@ -213,7 +250,7 @@ def open_by(name, log):
     if name in ("encoder", "paraphrase"):
         kind = EncoderLookup if name == "encoder" else ParaphraseLookup
         return kind(log, LetterEncoder(), part)
-    classes = {"edit": EditLookup, "relative-edit": RelativeEditLookup}
+    classes = {"edit": EditLookup, "relative-edit": RelativeEditLookup, "bm25": Bm25Lookup}
     return classes[name](log, part)
 
 

@@ -11,7 +11,6 @@ from pgra.report.metrics import (
     find_metric,
     macro_f1,
     mcc,
-    measure_reliability,
     no_better_than_one_label,
 )
 
@@ -62,11 +61,3 @@ def test_every_metric_is_one_when_all_is_right_and_ignores_order(name):
     shuffled = metric(labels[::-1], predictions[::-1], TWO)
     assert shuffled == pytest.approx(metric(labels, predictions, TWO))
     assert shuffled < 1
-
-
-def test_a_temperature_is_taken_before_both():
-    scores = np.log(np.array([[0.8, 0.2]], dtype=np.float32))
-    plain = measure_reliability(scores, [0])
-    assert (plain.nll, plain.ece) == pytest.approx((-math.log(0.8), 0.2), rel=1e-5)
-    warm = measure_reliability(scores, [0], temperature=2.0)  # 4 to 1 is then 2 to 1
-    assert (warm.nll, warm.ece) == pytest.approx((-math.log(2 / 3), 1 / 3), rel=1e-5)

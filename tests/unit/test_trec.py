@@ -15,6 +15,7 @@ from pgra.data.corpus import passage_ids
 from pgra.errors import DataError
 from pgra.retrieval.trec import (
     RunFileArguments,
+    drop_self,
     find_docnos,
     measure_run,
     read_qrels,
@@ -153,6 +154,17 @@ def test_all_measures_see_the_order_of_the_run_where_scores_are_equal(rank):
     assert means["nDCG@10"] == pytest.approx(1 / np.log2(rank + 1))
 
 
+def test_the_querys_own_passage_is_dropped_and_no_other(caplog):
+    found = Candidates(np.array([[3, 5, 4], [4, 5, -1]]), np.array([[3, 2, 1], [2, 1, 0]]))
+    docnos = {3: "a", 4: "q", 5: "c"}
+    kept = drop_self(["q", "q"], found, docnos)
+    assert kept.rows.tolist() == [[3, 5, -1], [5, -1, -1]]
+    assert not caplog.text
+    same = drop_self(["x", "y"], found, docnos)
+    assert same.rows.tolist() == found.rows.tolist()
+    assert "no query found a passage of its own id" in caplog.text
+
+
 # What passages are called.
 
 
@@ -242,9 +254,12 @@ def test_a_search_writes_a_run_and_measures_it_and_its_run_is_searched_alike(wor
     assert main([*words, "--num_candidates", "5", "--device", "cpu"]) == 0
     lines = [line.split() for line in (world.root / "rows.txt").read_text().splitlines()]
     assert (len(lines), lines[10][:4]) == (15, ["third", "Q0", "d4", "1"])  # the index knows
-    monkeypatch.setitem(sys.modules, "ir_measures", None)
-    assert main(["search", *flags, "--qrels", "qrels"]) == 2
-    assert "read by ir-measures: pip install 'pgra[trec]'" in capsys.readouterr().err
+    world.write_queries("own.tsv", {"d4": SENTENCES[4]})
+    flags = [*flags, "--queries", "own.tsv", "--num_candidates", "3"]  # of a flag the last counts
+    for words in ([], ["--drop_self"]):
+        assert main(["search", *flags, "--trec", "own.txt", *words]) == 0
+        found = [line.split()[2] for line in (world.root / "own.txt").read_text().splitlines()]
+        assert (len(found), "d4" in found) == (3, not words)
 
 
 def test_a_rerank_takes_a_run_as_its_first_stage_and_writes_one(
