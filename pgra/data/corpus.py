@@ -93,10 +93,9 @@ class CorpusArguments(Arguments):
             self.corpus = self.corpus[0]
         if not self.sources:
             raise ConfigError("corpus names no file: give one, or a bundled: name")
-        if self.corpus_id is not None and self.passage_words is not None:
-            raise ConfigError(
-                "corpus_id names whole lines, which passage_words cuts: leave one of the two out"
-            )
+        for name in ("passage_words", "passage_seed"):  # it cuts lines, or draws one of two equals
+            if self.corpus_id is not None and getattr(self, name) is not None:
+                raise ConfigError(f"corpus_id and {name} cannot be combined: leave one out")
 
     @property
     def drops_duplicates(self) -> bool:
