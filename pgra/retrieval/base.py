@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
 
 
+# # For --retriever; `module:Class` and entry points in `pgra.retrievers` are taken too.
 RETRIEVERS: dict[str, str] = {
     "bm25": "pgra.retrieval.bm25:BM25Retriever",
     "dense": "pgra.retrieval.dense:DenseRetriever",
@@ -40,7 +41,6 @@ RETRIEVERS: dict[str, str] = {
     "random": "pgra.retrieval.random:RandomRetriever",
     "run": "pgra.retrieval.trec:RunRetriever",
 }
-"""What --retriever names; `module:Class` and entry points in `pgra.retrievers` are taken too."""
 NEIGHBOR_ENCODERS = ("encoder", "reader")
 
 
@@ -106,7 +106,7 @@ class IndexRequest:
     Attributes:
         args: The first stage's arguments.
         corpus: What is searched.
-        context: Where, and with whom; indexes lie under its artifacts.
+        context: Processes and folders; indexes are under its artifacts.
         options: The retriever's own arguments, of its class `Arguments`.
         output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
         engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
@@ -123,7 +123,6 @@ class IndexRequest:
 
     @property
     def home(self) -> Path:
-        """Where indexes are."""
         return self.context.artifacts / "indexes"
 
 
@@ -131,10 +130,7 @@ class IndexRequest:
 class BuiltIndex:
     """An index on disk.
 
-    Attributes:
-        folder: Where it is.
-        manifest: What it says of itself.
-        num_reused: Passages whose work was found done, all of them if the index was finished.
+    `num_reused` counts passages that needed no work: all of them if the index was finished.
     """
 
     folder: Path
@@ -143,13 +139,13 @@ class BuiltIndex:
 
 
 class Retriever(ABC):
-    """Finds passages for texts; knows nothing of tasks, labels or prompts.
+    """Finds passages for texts; independent of tasks, prompts and labels.
 
-    One's own is a subclass with `open`, `fingerprint` and `retrieve`, named `module:Class`.
+    A custom one is a subclass with `open`, `fingerprint` and `retrieve`, named `module:Class`.
 
     Attributes:
         Arguments: Its own flags, if it has any.
-        encodes: Whether it has an encoder read the corpus (`--engine ray` can).
+        encodes: Whether an encoder reads the corpus (`--engine ray` can).
         fingerprint: All that determines the candidates of a text.
         inputs: Files that it reads; if one changes, no candidates are kept.
     """
@@ -185,11 +181,7 @@ class Retriever(ABC):
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find or build its indexes without loading them.
-
-        Raises:
-            ConfigError: If it has none, as by default.
-        """
+        """Find or build its indexes without loading them; ConfigError if it has none."""
         cls.folders(request)
         return []
 
@@ -198,8 +190,8 @@ def find_retriever(name: str) -> type[Retriever]:
     """Import a retriever.
 
     Raises:
-        ConfigError: If nothing has that name, or it is no retriever; or if it is the exhaustive
-            search, which needs a task's prompt.
+        ConfigError: If the name is unknown, no retriever, or "exhaustive", which needs a task's
+            prompt.
     """
     if name == "exhaustive":
         raise ConfigError(
@@ -223,11 +215,8 @@ def open_retriever(
 ) -> Retriever:
     """Open the first stage: find its finished index, or build it.
 
-    Args:
-        args: Which retriever; with `index_dir`, that index is used or refused, never built.
-        corpus: What is searched.
-        context: Where, and who shares the building.
-        options: The retriever's own arguments; None: their defaults.
+    With `args.index_dir` that index is used or refused, never built. `options` are the retriever's
+    own arguments; None: their defaults.
 
     Raises:
         ConfigError: If more candidates are asked for than there are passages, or the index's
@@ -244,11 +233,7 @@ def open_retriever(
 
 
 def check_num_candidates(k: int, num_passages: int) -> None:
-    """Refuse to look for more candidates than there are passages.
-
-    Raises:
-        ConfigError: If k exceeds the corpus, with both numbers.
-    """
+    """Raise ConfigError if k exceeds the corpus, with both numbers."""
     if k > num_passages:
         raise ConfigError(
             f"num_candidates ({k}) exceeds the corpus ({num_passages} passages): "
@@ -259,12 +244,10 @@ def check_num_candidates(k: int, num_passages: int) -> None:
 def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
     """Refuse to build in a folder that holds anything else: an artifact owns its folder.
 
-    Args:
-        folder: Where to build; it need not exist.
-        ours: Patterns of the file names an unfinished build may have left.
+    `ours` are file name patterns of an unfinished build. Hidden files may stay.
 
     Raises:
-        ArtifactError: If it holds another file or folder, naming the first. Hidden ones may stay.
+        ArtifactError: If it holds another file or folder; the first is named.
     """
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     for path in paths:
@@ -285,12 +268,11 @@ _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encode
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an index was asked for; the dtype is what "auto" came to."""
+    """What an index was asked for; "auto" is replaced by the dtype it gave."""
 
     corpus: CorpusArguments
     retriever: RetrieverArguments
-    corpus_folder: Path
-    """Where the corpus was read into: beside the index, else where it was when that was made."""
+    corpus_folder: Path  # beside the index, or else where it was then
 
     @classmethod
     def read(cls, folder: Path, manifest: Manifest) -> Self:
@@ -319,7 +301,7 @@ class Recipe:
 
 
 def write_recipe(args: RetrieverArguments, corpus: "Corpus") -> dict[str, Json]:
-    """Return what a manifest keeps of a recipe; nothing where the corpus was not opened by name."""
+    """Return a manifest's fields of a recipe; none where the corpus was not opened by name."""
     if corpus.made_by is None:
         return {}
     sources = [without_home(whole_path(name)) for name in corpus.made_by.sources]
@@ -334,7 +316,7 @@ def write_recipe(args: RetrieverArguments, corpus: "Corpus") -> dict[str, Json]:
 
 
 def _at_home(value: Any) -> Any:
-    """Put the home folder back into what was written of a recipe."""
+    """Expand the home folder in what was written of a recipe."""
     if isinstance(value, Mapping):
         return {name: _at_home(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -344,7 +326,7 @@ def _at_home(value: Any) -> Any:
 
 
 def whole_path(name: str) -> str:
-    """Return a local path whole; a name on the hub or a bundled one stays as it is."""
+    """Return a local path resolved; a name on the hub or a bundled one stays as it is."""
     path = at_home(name)
     return str(path.resolve()) if path.exists() else name
 
@@ -354,14 +336,7 @@ def whole_path(name: str) -> str:
 
 @dataclass(frozen=True)
 class Stored:
-    """Candidates and where they lie.
-
-    Attributes:
-        candidates: (B, K).
-        folder: Where they lie.
-        fingerprint: What they were made from.
-        reused: Whether they were there already.
-    """
+    """Candidates, (B, K), and the artifact they are in; `reused` if it was there already."""
 
     candidates: Candidates
     folder: Path
@@ -379,11 +354,7 @@ def candidates_fields(
 ) -> Mapping[str, Json]:
     """Return all that determines the first stage's candidates of a split.
 
-    Args:
-        made_of: The retriever's fingerprint.
-        retriever: Its name.
-        num_candidates: The paper's k.
-        examples: The split's queries.
+    `made_of` is the retriever's fingerprint, `retriever` its name.
     """
     return {
         **made_of,
@@ -411,7 +382,7 @@ def store_candidates(
         fingerprint: All that determines the candidates.
         make: Finds them; called in the main process only.
         stage: "candidates", "evidence" or "neighbors".
-        context: Who waits.
+        context: The processes that wait.
         inputs: Files that they are found with.
 
     Raises:

@@ -37,17 +37,14 @@ class HybridRetriever(Retriever):
 
     @classmethod
     def folders(cls, request: IndexRequest) -> list[Path]:
-        """Return where both indexes stand, or will."""
         return [*DenseRetriever.folders(request), *BM25Retriever.folders(request)]
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find or build both indexes."""
         return [*DenseRetriever.prepare(request), *BM25Retriever.prepare(request)]
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
-        """Find or build both indexes, and load them."""
         dense, bm25 = DenseRetriever.open(request), BM25Retriever.open(request)
         return cls(dense, bm25, len(request.corpus))
 
@@ -63,17 +60,10 @@ class HybridRetriever(Retriever):
 
 
 def fuse_by_rank(rankings: Sequence[Candidates], k: int) -> Candidates:
-    """Fuse rankings of the same queries by reciprocal rank (Cormack et al. 2009, k = 60 there).
+    """Fuse rankings of the same queries by reciprocal rank (Cormack et al. 2009, k = 60): (B, k).
 
-    A passage's score is the sum, over the rankings that hold it, of 1 / (60 + rank), the
-    first rank being 1. Missing entries add nothing.
-
-    Args:
-        rankings: One or more, of the same queries.
-        k: Candidates a query to keep.
-
-    Returns:
-        (B, k), ties by row.
+    A passage's score is the sum, over the rankings that hold it, of 1 / (60 + rank), the first rank
+    being 1. Missing entries add nothing; ties go by row.
     """
     rows = np.concatenate([ranking.rows for ranking in rankings], axis=1)  # (B, sum of K)
     gains = np.concatenate(
