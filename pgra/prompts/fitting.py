@@ -20,13 +20,7 @@ Write = Callable[[int, int], Sequence[str]]
 
 @dataclass(frozen=True)
 class Fit:
-    """How many exemplars fit.
-
-    Attributes:
-        counts: Exemplars of each query that fit, (B,).
-        num_dropped: Those that do not, (B,).
-        num_tokens: Tokens of each query's longest prompt, as the LM counts them, (B,).
-    """
+    """Each query's exemplars that fit, those that do not, and longest prompt's tokens, (B,)."""
 
     counts: Counts
     num_dropped: Counts

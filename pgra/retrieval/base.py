@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
 
 
-# # For --retriever; `module:Class` and entry points in `pgra.retrievers` are taken too.
+# For --retriever; `module:Class` and entry points in `pgra.retrievers` are taken too.
 RETRIEVERS: dict[str, str] = {
     "bm25": "pgra.retrieval.bm25:BM25Retriever",
     "dense": "pgra.retrieval.dense:DenseRetriever",
@@ -170,11 +170,7 @@ class Retriever(ABC):
 
     @classmethod
     def folders(cls, request: IndexRequest) -> list[Path]:
-        """Return where its indexes stand, or would; nothing is built.
-
-        Raises:
-            ConfigError: If it has none, as by default.
-        """
+        """Return its indexes' folders, built or not; ConfigError if it has none, as by default."""
         raise ConfigError(
             f"retriever '{request.args.retriever}' has no index: there is nothing to build"
         )

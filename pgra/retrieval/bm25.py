@@ -109,11 +109,7 @@ class BM25Retriever(Retriever):
 
 
 def _locate(request: IndexRequest) -> tuple[dict[str, Json], Path]:
-    """Return an index's fingerprint and folder; hybrid's index_dir and output_dir are the dense's.
-
-    Raises:
-        ArtifactError: If a given `index_dir` is no index, or another one.
-    """
+    """Return an index's fields and folder; hybrid's given folders are the dense one's."""
     fields = {**request.corpus.fingerprint, **_SETTINGS}
     folder = artifact_dir(request.home, "bm25", fields)
     if request.args.retriever == "bm25":

@@ -1,8 +1,8 @@
-"""Nearest labelled examples, and the leak guard that keeps a query from being its own.
+"""Nearest labelled examples, and the leak guard that excludes a query's own text.
 
-Texts are compared by the inner products of their vectors: by cosine, with `--normalize false` by
-the product itself. Guo et al. 2023 (section 3.1, baseline 3) vote with the vectors of a T5's
-encoder; Liu et al. 2022 (KATE, section 2.3) choose exemplars with a sentence encoder's.
+Texts are compared by the inner products of their vectors: by cosine, unless `--normalize false`.
+Guo et al. 2023 (section 3.1, baseline 3) vote with the vectors of a T5's encoder; Liu et al. 2022
+(KATE, section 2.3) choose exemplars with a sentence encoder's.
 """
 
 import logging
@@ -37,11 +37,10 @@ from pgra.retrieval.faiss import Vectors, nearest
 logger = logging.getLogger(__name__)
 
 Counts = npt.NDArray[np.int64]
+# Returns each query's nearest, (B, depth): rows of the collection, each text once.
 Search = Callable[[int], Candidates]
-"""Returns each query's so many nearest, (B, depth): rows of the collection, each text once."""
 
-LEAK_RULE = 3
-"""Of fingerprints: what an older rule let pass is not taken for this one's."""
+LEAK_RULE = 3  # for fingerprints: results of an older rule are not reused
 
 _DEEPER = 4
 _FILLERS = frozenset({"a", "an", "the", "kindly", "please", "pls", "thanks"})
@@ -49,11 +48,7 @@ _LONG_WORD = 5  # in shorter ones a letter makes another word: Iran, Iraq
 
 
 class LeakGuard:
-    """Tells which texts of a collection must not be shown with a query.
-
-    Attributes:
-        jaccard: From which share of common words on two texts are nearly the same; None: never.
-    """
+    """Decides which texts of a collection must not be shown with a query."""
 
     def __init__(
         self,
@@ -62,16 +57,14 @@ class LeakGuard:
         *,
         jaccard: float | None = LEAK_JACCARD,
     ) -> None:
-        """Remember a collection of n texts.
+        """Remember a collection of n texts, in the order of its rows.
 
         Args:
-            texts: The collection, in the order of its rows.
-            labels: What each text stands for, so that equal texts of other labels are no copies;
-                None where they have none.
-            jaccard: Words that two texts have in common, over all words of either (their sets).
-                From this share on they are nearly the same; 1: they have the same words; None:
-                no text is left out, a query's own neither.
-
+            texts: The collection.
+            labels: Equal texts with other labels are no copies; None where there are no labels.
+            jaccard: Words in common over all words of either text (as sets). From this share on
+                they are nearly the same; 1: they have the same words; None: no text is excluded,
+                not even a query's own.
         """
         self.jaccard = jaccard
         self._texts = texts
@@ -80,7 +73,7 @@ class LeakGuard:
 
     @cached_property
     def distinct(self) -> Rows:
-        """Return the first row of each text and label, in order: a prompt shows no copies."""
+        """The first row of each text and label, in order: a prompt shows no copies."""
         firsts: dict[tuple[str, str | None], int] = {}
         for row, (text, label) in enumerate(zip(self._texts, self._labels, strict=True)):
             firsts.setdefault((copy_key(text), label), row)
@@ -96,15 +89,11 @@ class LeakGuard:
 
     @property
     def num_copies(self) -> int:
-        """Return how many rows are copies of an earlier one."""
+        """How many rows are copies of an earlier one."""
         return len(self._texts) - len(self.distinct)
 
     def leaks(self, query: str) -> Callable[[int], bool]:
-        """Return what says of a row whether it is the query's text, or nearly.
-
-        Args:
-            query: The query's text.
-        """
+        """Return a function that decides whether a row is the query's text, or nearly."""
         jaccard = self.jaccard
         if jaccard is None:
             return lambda _: False
@@ -130,7 +119,7 @@ class LeakGuard:
 
     @cached_property
     def _num_texts(self) -> Counter[str]:
-        """Count the texts in which each word stands."""
+        """The number of texts that contain each word."""
         rows = range(len(self._texts))
         return Counter(word for row in rows for word in frozenset(self._words_of(row)))
 
@@ -148,17 +137,18 @@ class LeakGuard:
     def nearest(
         self, search: Search, queries: Sequence[str], count: int, *, depth: int | None = None
     ) -> tuple[Candidates, Counts]:
-        """Return each query's nearest that may be shown with it, looking deeper where some fall.
+        """Return each query's nearest that may be shown with it, searching deeper where needed.
 
         Args:
-            search: Finds among the `distinct` rows.
+            search: Searches the `distinct` rows.
             queries: B texts.
             count: How many, m.
-            depth: How many to look at first; None: one more than m.
+            depth: How deep to search first; None: m + 1.
 
         Returns:
-            (B, m), best first, missing where a query has fewer; and how many of each query's were
-            left out, (B,): those that would have been among its m.
+            (B, m), best first, missing where a query has fewer; and how many were excluded, (B,),
+                that would
+            have been among its m.
         """
         most = len(self.distinct)
         depth = min(most, count + 1 if depth is None else depth)
@@ -204,7 +194,7 @@ class ExampleEncoder(Protocol):
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
-        """Return all that determines an example's vector, besides the example."""
+        """All that determines an example's vector, besides the example."""
         ...
 
     @property
@@ -218,12 +208,7 @@ class ExampleEncoder(Protocol):
 
 
 def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) -> Encoder:
-    """Open what examples are compared by: `neighbor_encoder` says which of the two.
-
-    Args:
-        args: The first stage's encoder, and how vectors are made.
-        reader: The T5, whose untrained encoder is the other choice.
-        device: Where it runs.
+    """Open what examples are compared by: the encoder, or the untrained encoder of the T5 `reader`.
 
     Raises:
         ModelError: If it cannot be found or loaded, or is no encoder.
@@ -234,11 +219,7 @@ def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) ->
 
 
 class Neighbors:
-    """A collection of labelled examples, searched by vectors that are made once and kept.
-
-    Attributes:
-        examples: The collection, n examples.
-    """
+    """Labelled `examples`, searched by vectors that are made once and kept."""
 
     def __init__(
         self,
@@ -246,29 +227,22 @@ class Neighbors:
         examples: Sequence[Example],
         root: Path | None,
     ) -> None:
-        """Remember what is to be searched; nothing is loaded yet.
+        """Remember what is to be searched; the encoder is opened when it is first needed.
 
-        Args:
-            open_encoder: Loads what texts are compared by, when it is first needed.
-            examples: The collection, in the file's order.
-            root: Folder of the task's neighbors. None: vectors are kept in memory alone, and the
-                collection may grow at its end.
+        With a `root`, the folder of the task's neighbors, vectors are kept there. With None they
+        are kept in memory alone, and the collection may grow at its end.
         """
         self.examples, self._open, self._root = examples, open_encoder, root
         self._vectors: Vectors | None = None
 
     @cached_property
     def encoder(self) -> ExampleEncoder:
-        """Load what texts are compared by.
-
-        Raises:
-            ModelError: If it cannot be.
-        """
+        """What texts are compared by, opened on first use."""
         return self._open()
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Return all that decides who is near whom, and under which label."""
+        """All that decides who is near whom, and under which label."""
         return {
             "encoder": dict(self.encoder.query_fingerprint),
             "training_examples": examples_digest(self.examples),
@@ -276,10 +250,7 @@ class Neighbors:
         }
 
     def vectors(self, context: Context = ALONE) -> Vectors:
-        """Encode the collection, or read the vectors that are there: (n, D) float32.
-
-        Args:
-            context: Who waits while the main one encodes.
+        """Encode the collection, or read its vectors: (n, D) float32. The main process encodes.
 
         Raises:
             ArtifactError: If what is there is damaged.
@@ -312,7 +283,7 @@ class Neighbors:
         return self._vectors
 
     def encode(self, examples: Sequence[Example]) -> Vectors:
-        """Return the vectors of any examples, (B, D): all are queries, being texts of one kind."""
+        """Return the vectors of any examples, (B, D)."""
         return self.encoder.encode_examples(examples)
 
     def nearest(
@@ -320,6 +291,6 @@ class Neighbors:
     ) -> Candidates:
         """Return each query's nearest of the collection, (B, count), nearest first.
 
-        A query that stands in the collection is its own nearest: `LeakGuard` leaves it out.
+        A query in the collection is its own nearest: `LeakGuard` excludes it.
         """
         return nearest(self.encode(queries), self.vectors(context), count)
