@@ -101,15 +101,10 @@ def choose_pooling(
 ) -> tuple[str, bool]:
     """Return the pooling to use, and whether it is the one a model was made with.
 
-    A sentence-transformers model has a file with its pooling. For SimCSE (Gao et al. 2021) its own
-    tool takes the pooler for supervised models, and the first token before the pooler for
-    unsupervised ones. All others get the mean. Layers after the pooling (Dense, Normalize) are
-    trained on its vectors, so they fit no other pooling.
-
-    Args:
-        source: The model.
-        modes: That file's content; None: it is no sentence-transformers model.
-        asked: One of `POOLINGS`.
+    A sentence-transformers model has a file with its pooling (`modes`; None without one). For
+    SimCSE (Gao et al. 2021) its own tool takes the pooler for supervised models, and the first
+    token before the pooler for unsupervised ones. All others get the mean. Layers after the pooling
+    (Dense, Normalize) are trained on its vectors, so they fit no other pooling.
 
     Raises:
         ModelError: If "auto" is asked of a model whose pooling is not supported.
@@ -139,13 +134,9 @@ def choose_pooling(
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A linear layer after the pooling.
+    """A linear layer after the pooling: weight (D_out, D_in), bias (D_out,) or None, float32.
 
-    Attributes:
-        weight: (D_out, D_in) float32.
-        bias: (D_out,) float32, or None.
-        activation: Its name in `torch.nn`.
-        identity: Checksum of its weights and its activation, for fingerprints.
+    `activation` is a name in `torch.nn`; `identity` is for fingerprints.
     """
 
     weight: Tensor
@@ -154,7 +145,6 @@ class DenseLayer:
     identity: str
 
     def apply(self, vectors: Tensor) -> Tensor:
-        """Map (B, D_in) to (B, D_out)."""
         activate: Callable[[Tensor], Tensor] = getattr(torch.nn, self.activation)()
         return activate(torch.nn.functional.linear(vectors, self.weight, self.bias))
 
@@ -171,8 +161,6 @@ class SentenceModel:
         is_one: Whether it is a sentence-transformers model at all.
         max_tokens: Its longest text, or None where it does not say.
         is_lower: Whether texts are lower-cased first.
-        query_prompt: What a query begins with.
-        passage_prompt: What a passage begins with.
         pooling: Its pooling's file; None for a plain transformer.
         layers: Layers after the pooling, in order; None stands for unit length.
         truncate_dim: How many of a vector's first dimensions are kept; None: all.
@@ -193,11 +181,7 @@ class SentenceModel:
 
 
 def read_sentence_model(source: ModelSource) -> SentenceModel:
-    """Read a model's `modules.json` and the files of its parts.
-
-    Raises:
-        ModelError: If a file is damaged, or a part is unknown.
-    """
+    """Read a model's `modules.json` and its parts; ModelError if one is damaged or unknown."""
     parts = load.read_parts(source)
     if not parts:
         return SentenceModel()
@@ -343,14 +327,10 @@ class EncoderParts:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenChunk:
-    """Tokenised texts, cut into batches.
+    """Tokenised texts, cut into batches of rows, the longest texts first.
 
-    Attributes:
-        texts: n texts, as they were tokenised.
-        first: Number of the first one, for messages.
-        ids: Tokens of each.
-        batches: Rows of each batch, the longest texts first.
-        num_cut: Texts of which only the beginning was read.
+    `first` is the number of the first text, for messages; of `num_cut` texts only the beginning was
+    read.
     """
 
     texts: Sequence[str]
@@ -369,12 +349,8 @@ class Encoder:
     """Turns texts into vectors; independent of tasks, prompts and indexes.
 
     Attributes:
-        args: Its arguments.
         copied: The folder that a loaded model was written to; None for one that has a name.
-        model: Of transformers, on its device.
-        tokenizer: Its tokenizer.
         fingerprint: All that determines a passage's vector, besides its text.
-        device: Where it runs.
         batch_tokens: Padded tokens in one batch on a CPU; a GPU takes 32 times as many.
         width: Length of a vector (D).
         sentence: Its sentence-transformers configuration.
@@ -455,15 +431,12 @@ class Encoder:
     ) -> Vectors:
         """Encode texts; return (n, D) float32, in the order given.
 
-        Args:
-            texts: Any number, in any order.
-            is_query: Whether they are queries; it matters only for models with prompts.
-            advance: Called with the number of texts done after each batch; without it a bar is
-                shown.
+        `is_query` matters only for models with prompts. `advance` is called with the number of
+        texts done after each batch; without it a bar is shown.
 
         Raises:
-            ModelError: If a vector is not finite, one text alone does not fit in memory, or the
-                device fails.
+            ModelError: If a vector is not finite, one text does not fit in memory, or the device
+                fails.
         """
         if advance is int:
             with Bar(total=len(texts), desc="encode", unit="text", leave=False) as bar:
@@ -697,10 +670,8 @@ def _load_model(source: ModelSource, config: Any, pooling: str, dtype: torch.dty
 def load_t5_encoder(args: PassageEncoderArguments, name: str, device: str) -> Encoder:
     """Load the encoder of a T5; a vector is the mean of its last states, </s> included.
 
-    The pooling is always the mean, in float32, whatever `args` say.
-
-    Raises:
-        ModelError: If it cannot be found or loaded, or is no T5.
+    Pooling and float32 are fixed, whatever `args` say. ModelError if `name` is no T5 or cannot be
+    loaded.
     """
     from transformers import AutoModelForTextEncoding
 

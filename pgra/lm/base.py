@@ -117,10 +117,8 @@ class Completion:
 class LanguageModel(Protocol):
     """A frozen LM that scores and writes text after prompts.
 
-    Results come in the order of prompts, and none depends on the other prompts of a call.
-
-    Attributes:
-        window: Most tokens of prompt and answer together.
+    Results come in the order of prompts, and none depends on the other prompts of a call. `window`
+    is the most tokens of prompt and answer together.
     """
 
     window: int
@@ -212,7 +210,6 @@ class CompleterArguments(LMArguments):
                 )
 
     def check_named(self) -> None:
-        """Raise ConfigError if no LM is named."""
         if not self.lm:
             raise ConfigError(
                 "--lm is missing: name a hub id (facebook/opt-13b is of the paper's size), a "

@@ -21,12 +21,9 @@ def token_budget_batches(
 ) -> list[list[int]]:
     """Return batches of indices into `lengths` whose padded size fits a token budget.
 
-    The longest come first (ties by index), so that too little memory shows at once.
-
-    Args:
-        lengths: Tokens of each text.
-        budget: Most padded tokens (rows times longest) a batch; a longer text goes alone.
-        max_rows: Most texts a batch; None for no limit.
+    The longest come first (ties by index), so that too little memory shows at once. `budget` is the
+    most padded tokens (rows times longest) a batch; a longer text goes alone. `max_rows` is the
+    most texts a batch; None for no limit.
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     batches: list[list[int]] = []
@@ -46,11 +43,10 @@ R = TypeVar("R")
 
 @dataclass
 class BackOff:
-    """Runs batches; halves one that does not fit in memory, and makes later ones smaller.
+    """Runs batches of up to `budget` tokens; halves one that does not fit in memory.
 
-    Attributes:
-        budget: Most tokens in one batch.
-        advice: Whose memory it is and what to do, for the error of a single item that does not fit.
+    Later batches are then smaller. `advice` says whose memory it is and what to do, for the error
+    of a single item that does not fit.
     """
 
     budget: int
@@ -63,7 +59,7 @@ class BackOff:
         size: Callable[[Sequence[T]], int],
         run: Callable[[Sequence[T]], R],
     ) -> list[R]:
-        """Run a batch in as few calls of `run` as memory allows; `size` counts the tokens of items.
+        """Run a batch in as few calls of `run` as memory allows; `size` counts tokens.
 
         Raises:
             ModelError: If one item alone does not fit.
@@ -88,7 +84,6 @@ class BackOff:
         return [done for part in (batch[:half], batch[half:]) for done in self.run(part, size, run)]
 
     def no_room(self, tokens: int) -> ModelError:
-        """Return the error of a single text that does not fit."""
         return ModelError(f"one text of {tokens} tokens does not fit the memory of {self.advice}")
 
 
@@ -164,7 +159,6 @@ class GroupCost:
         return cls(128, 4096) if is_training else cls(24, 2048)
 
     def padded(self, length: int) -> int:
-        """Round a group's longest length up to the multiple."""
         return -(-length // self.multiple) * self.multiple
 
 
@@ -283,17 +277,11 @@ class PrefixGroup:
 def group_by_prefix(
     prompts: Sequence[Sequence[int]], *, least: int = LEAST_SHARED
 ) -> list[PrefixGroup]:
-    """Group prompts so that reading each group's beginning once saves the most tokens.
+    """Group prompts, none empty, so that reading their common beginnings once saves the most.
 
     Sorted by their tokens, similar prompts are neighbours. The most similar merge first; groups
-    merge where that saves more than each alone. So one odd prompt costs the others nothing.
-
-    Args:
-        prompts: Token ids, none empty.
-        least: Fewest tokens that are shared.
-
-    Returns:
-        Each prompt in one group; those that share nothing in the last one.
+    merge where that saves more than each alone. So one odd prompt costs the others nothing. Prompts
+    that share fewer than `least` tokens are the last group.
     """
     order = sorted(range(len(prompts)), key=lambda row: list(prompts[row]))
     # By their first and by their last place.

@@ -50,11 +50,7 @@ _SECONDS = 20.0  # of work that a stop may lose, about
 class Answer:
     """What is kept of one call; counts are None where the endpoint does not report them.
 
-    Attributes:
-        text: What the LM wrote; "" where a word was scored.
-        num_prompt_tokens: Tokens of the prompt.
-        num_new_tokens: Tokens that were written.
-        log_probability: Of the word that was scored; None where text was asked.
+    `text` is "" where a word was scored; `log_probability` is the word's, and None for text.
     """
 
     text: str
@@ -67,7 +63,6 @@ class AnswersCache:
     """Answers by key. Each use opens the file anew, which makes it safe for threads and forks."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep answers in a folder, which need not exist yet."""
         self.path = folder / FILE
         self._turn = threading.Lock()  # SQLite's own waiting sleeps for up to 0.1 s at a time
 
@@ -89,7 +84,7 @@ class AnswersCache:
         return {key: answer for key, answer in found.items() if answer is not None}
 
     def keep(self, answers: Mapping[str, Answer], *, model: str) -> None:
-        """Write answers by key, all or none, durably; `model` is only for people who read the file.
+        """Write answers by key, all or none, durably; `model` is for people who read the file.
 
         Raises:
             ArtifactError: As `find`; also if the disk is full.
@@ -123,10 +118,7 @@ def _unseal(key: str, kept: object) -> Answer | None:
 
 
 class CachedLM:
-    """A local LM that reuses its answers on disk.
-
-    `pgra.lm.remote` keeps an endpoint's answers itself, in the same file.
-    """
+    """A local LM that reuses its answers on disk; `pgra.lm.remote` keeps an endpoint's itself."""
 
     def __init__(
         self,

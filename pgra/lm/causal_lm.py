@@ -1,8 +1,4 @@
-"""A causal LM in this process: states of prompts, scores of words, and greedy text.
-
-KATE's LM call is `complete`: greedy, up to a stop string (Liu et al. 2022, section 3.3: temperature
-0).
-"""
+"""A causal LM in this process: states of prompts, scores of words, and greedy text."""
 
 import copy
 import gc
@@ -50,7 +46,6 @@ class CausalLM:
     Attributes:
         source: Where it came from.
         config: The base model's configuration.
-        tokenizer: Its tokenizer.
         device: With a device map, where token ids go and states come out.
         dtype: Of weights and states; quantized weights become this for each product.
         with_head: Whether the head is loaded too; without it there are only states.
@@ -158,11 +153,10 @@ class CausalLM:
 
     @cached_property
     def num_weights(self) -> int:
-        """All parameters of the base model."""
         return sum(weight.numel() for weight in load.lay_out(self.config).parameters())
 
     def batch_budget(self, tokens: int) -> int:
-        """Scale a CPU's tokens in a batch to the LM's device and size; see `load.batch_budget`."""
+        """Scale a CPU's tokens in a batch to the LM's device and size."""
         is_cpu = self.device.type == "cpu"
         weights = None if is_cpu else self.num_weights
         return load.batch_budget(tokens, self.device, weights=weights)
@@ -178,7 +172,6 @@ class CausalLM:
             raise ModelError(f"'{name}' is {what}, not a causal LM: give a GPT, OPT, Llama, ...")
 
     def _check_options(self, device: str) -> None:
-        """Refuse what would change a loaded model."""
         place = self.device if device == "auto" else load.choose_device(device)
         if place.type != self.device.type:
             raise ConfigError(f"the loaded LM is on {self.device}, not on {place}: move it first")
@@ -198,8 +191,7 @@ class CausalLM:
         """The base model, loaded on first use, in evaluation mode.
 
         Raises:
-            ModelError: If it cannot be loaded, does not fit or cannot be quantized, or is not
-                causal.
+            ModelError: If it cannot be loaded, does not fit, cannot be quantized, or is not causal.
         """
         model = self.whole.base_model if self.with_head else self.whole
         self._check_causal(model)
@@ -381,9 +373,10 @@ class CausalLM:
     ) -> list[Completion]:
         """Continue each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`.
 
-        The result is that of each prompt alone, whatever else is in the batch: in float32 exactly,
-        except where two tokens are equally likely to the last digits; half precision has more such
-        ties. A text may begin with a space, where the tokenizer makes it part of the first word.
+        This is KATE's LM call (Liu et al. 2022, section 3.3: temperature 0). The result is that of
+        each prompt alone, whatever else is in the batch: in float32 exactly, except where two
+        tokens are equally likely to the last digits; half precision has more such ties. A text may
+        begin with a space, where the tokenizer makes it part of the first word.
 
         Raises:
             ConfigError: If a prompt is empty, or does not fit the window with what is written.
@@ -452,11 +445,7 @@ class CausalLM:
                 )
 
     def read_words(self, prompt: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        """Return a prompt's token ids, and those of each word after it.
-
-        Raises:
-            ModelError: If the tokenizer joins a word to the prompt.
-        """
+        """Return the token ids of a prompt and of each word; ModelError if they are joined."""
         ids, *joint = self._tokenize([prompt, *(prompt + word for word in words)])
         for word, both in zip(words, joint, strict=True):
             if both[: len(ids)] != ids or len(both) == len(ids):
@@ -492,10 +481,7 @@ class CausalLM:
 
 
 def head_logits(head: torch.nn.Linear, states: Tensor) -> Tensor:
-    """Return the logits (..., V) of states (..., H), in float32, on the head's device.
-
-    In half precision rounding of a logit exceeds the differences between labels.
-    """
+    """Return the logits (..., V) of states (..., H), in float32: half precision is too coarse."""
     states = states.to(head.weight.device).float()
     if head.weight.dtype is torch.float32:
         logits: Tensor = head(states)  # it may hold a packed copy

@@ -68,7 +68,6 @@ class KVCache:
 
     @property
     def longest(self) -> int:
-        """S, the tokens of a row."""
         return int(self.layers[0][0].shape[2]) - self.room
 
     def cut(self, length: int) -> "KVCache":
@@ -88,7 +87,7 @@ class KVCache:
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> "KVCache":
-        """Return some of the prompts, in rising order, moved in place: this cache gets invalid."""
+        """Return some of the prompts, in rising order, moved in place; invalidates this cache."""
         for tensor in (tensor for layer in self.layers for tensor in layer):
             for to, row in enumerate(rows):
                 if to != row:
@@ -102,10 +101,7 @@ class KVCache:
 
 
 class KVBuffer:
-    """Memory that is reused for joined prompts, because growing tensors would fragment it.
-
-    When it must grow, it has room for at least `num_tokens`.
-    """
+    """Reused memory for `num_tokens` or more joined tokens: growing tensors would fragment it."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -162,11 +158,9 @@ def join(caches: Sequence[KVCache], *, room: int = 0, buffer: KVBuffer | None = 
 
 
 class PromptReader:
-    """Reads prompts with a causal LM, and continues them.
+    """Reads prompts with a causal LM that has its head, and continues them.
 
-    Attributes:
-        lm: An LM with its head; its weights are loaded when it first reads.
-        num_tokens: Tokens read so far, without padding.
+    `num_tokens` counts the tokens read so far, without padding.
     """
 
     def __init__(self, lm: "CausalLM", batch_tokens: int = 2048) -> None:
@@ -197,12 +191,9 @@ class PromptReader:
 
     @torch.inference_mode()
     def go_on(self, cache: KVCache, tokens: Sequence[Tokens]) -> tuple[Tensor, Any]:
-        """Run more tokens after R joined prompts, and return the logits after each of them.
+        """Run more tokens after R joined prompts; return logits, and a stock cache with all.
 
-        Returns:
-            (R, T, V) float32, T the longest list; invalid past the end of a shorter one. And a
-                stock cache
-            with all tokens.
+        Logits are (R, T, V) float32, T the longest list; invalid past the end of a shorter one.
         """
         ids, _ = batching.pad(tokens)
         width = ids.shape[1]
@@ -282,7 +273,6 @@ class PromptReader:
 
     @cached_property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
         read = self.read_batch([self.lm.lead_ids + self.lm.tokenize(_PROBES)[0]])
         return max(1, sum(part[0, :, :1].nbytes for layer in read.layers for part in layer))
 
@@ -310,7 +300,7 @@ class PromptReader:
     def read(
         self, prompts: Sequence[Tokens], batch: PrefixGroup
     ) -> list[tuple[list[int], KVCache]]:
-        """Read a batch, in parts where memory is short; return rows and their caches, in order.
+        """Read a batch; return rows and their caches, in parts where memory is short, in order.
 
         Raises:
             ModelError: If one prompt alone does not fit.
@@ -468,8 +458,7 @@ def word_chances(
 ) -> list[list[float]]:
     """Return log P(word | prompt) over all of a word's tokens, a list for each prompt.
 
-    `words` are for each prompt the token ids of its words. Prompts and words are not empty. Results
-    stay on the device until all is read.
+    `words` are for each prompt the token ids of its words. Prompts and words are not empty.
 
     Raises:
         ModelError: If a prompt does not fit the memory.
@@ -523,7 +512,6 @@ def next_logits(lm: "CausalLM", ids: Tokens) -> Tensor:
 
 
 def chance_alone(lm: "CausalLM", ids: Tokens, word: Tokens) -> float:
-    """Return the log-probability of a word's tokens after a prompt."""
     logits = next_logits(lm, [*ids, *word[:-1]])[-len(word) :]
     chances = logits.log_softmax(dim=1)[torch.arange(len(word)), list(word)]
     found: list[float] = chances.tolist()

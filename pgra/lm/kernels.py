@@ -43,7 +43,6 @@ _NOISE_TIMES = 2.0  # the same prompts in another batch differ too, there by up 
 
 
 def are_allowed() -> bool:
-    """Return whether fast kernels may be used: unless `--fast_kernels off` was given."""
     return os.environ.get(KERNEL_SWITCH) != "off"
 
 
@@ -135,7 +134,6 @@ def attending(model: Any, name: str, attention: Attention) -> Iterator[None]:
 
 
 def stock_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Attend as sdpa does."""
     from transformers import AttentionInterface
 
     out: tuple[Tensor, None] = AttentionInterface()["sdpa"](*args, **kwargs)
@@ -169,13 +167,10 @@ class Cascade:
 
 @dataclass(frozen=True)
 class Spans:
-    """Starts and ends of sequences, as a GPU's kernel for variable lengths reads them.
+    """Sequence borders, int32, as a GPU's variable-length kernel reads them.
 
-    Attributes:
-        texts: (n + 1,) int32, of n texts side by side.
-        longest: Tokens of the longest text.
-        row: (2,) int32, all texts as one sequence.
-        prefix: (2,) int32, the prefix.
+    `texts` (n + 1,) are of n texts side by side, `row` (2,) is all texts as one sequence, `prefix`
+    (2,) the prefix.
     """
 
     texts: Tensor
@@ -200,10 +195,7 @@ def takes_one_row(device: torch.device) -> bool:
 def prepare_prefix(
     prefix: Sequence[tuple[Tensor, Tensor]], heads: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return a prefix's keys and values with as many heads as its device's kernel needs.
-
-    On a CPU they are repeated, once; a GPU's kernel takes fewer key heads than query heads.
-    """
+    """Return a prefix's keys and values for its device's kernel: a CPU needs all query heads."""
     if takes_one_row(prefix[0][0].device):
         return list(prefix)
     return [(_widen(keys, heads), _widen(values, heads)) for keys, values in prefix]
@@ -225,18 +217,15 @@ def attend(
     Args:
         module: The attention layer; its `layer_idx` selects the prefix's keys.
         query: (R, heads, T, width).
-        key: (R, key heads, T, width) of the own tokens; `value` likewise.
-        value: See `key`.
+        key: (R, key heads, T, width) of the own tokens.
+        value: As `key`.
         attention_mask: Ignored with `cascade`: rows are padded on the right.
         scaling: Of the scores; None is one over the root of the width.
         cascade: The shared prefix.
-        **kwargs: As the model gives them.
+        **kwargs: As the model gives them; ValueError for those that change the weights.
 
     Returns:
         (R, T, heads, width), and None for the weights.
-
-    Raises:
-        ValueError: If the model modifies attention in a way that is not supported here.
     """
     if cascade is None:
         return stock_attention(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
@@ -263,7 +252,6 @@ def _attend_rows(
 
 
 def _widen(keys: Tensor, heads: int) -> Tensor:
-    """Repeat keys or values for the query heads that share them."""
     repeats = heads // keys.shape[1]
     return keys.repeat_interleave(repeats, dim=1) if repeats > 1 else keys
 
@@ -331,10 +319,7 @@ _ACTIVATIONS = {  # as oneDNN names them
 
 
 class Packer:
-    """Packs a module's linear layers once there is enough to read, and keeps the copies.
-
-    The module's weights must not change while it is in use.
-    """
+    """Packs a module's linear layers once there is enough to read; weights must not change."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -466,10 +451,9 @@ def _packed(part: Any) -> Forward:
 
 
 def update_in_place(layer: Any, keys: Tensor, values: Tensor) -> None:
-    """Have a cache's layer write new tokens into the free columns of `keys` and `values`.
+    """Have a cache's layer write new tokens into free columns; the stock way copies everything.
 
-    Both are (R, heads, S + room, width), and the layer's own are their first columns. The stock way
-    copies everything.
+    `keys` and `values` are (R, heads, S + room, width); the layer's own are their first columns.
     """
 
     def update(new_keys: Tensor, new_values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -573,7 +557,6 @@ def _attend_projected(
 
 
 def _attend_encoded(self: Any, hidden_states: Tensor, mask: Tensor | None, encoded: Tensor) -> Any:
-    """Attend with the products taken in the other order."""
     (N, T, D), (B, S, _) = hidden_states.shape, encoded.shape
     H, C = self.n_heads, N // B
     queries = _split_heads(self.q(hidden_states.reshape(B, C * T, D)), H)  # (B, H, C T, W)

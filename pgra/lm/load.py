@@ -81,7 +81,6 @@ class ModelSource:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Arguments for every `from_pretrained`."""
         if self.revision is None:
             return {"subfolder": self.subfolder} if self.subfolder else {}
         return {"revision": self.revision, "local_files_only": self.is_only_cached}
@@ -214,7 +213,6 @@ def _ask_hub(repo: str, revision: str) -> str:
 
 
 def _bot_requests(repo: str) -> Iterator[str]:
-    """Yield the open pull requests of the hub's bot."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -296,11 +294,7 @@ class Part:
 
 
 def read_parts(source: ModelSource) -> list[Part]:
-    """Return the parts in a model's `modules.json`, in order; none without that file.
-
-    Raises:
-        ModelError: If the file is damaged, or a part's folder is outside the model's.
-    """
+    """Return the parts in `modules.json`, none without that file; ModelError if it is damaged."""
     parts = []
     for module in read_model_json(source, _MODULES, list) or []:
         kind = module.get("type") if isinstance(module, dict) else None
@@ -314,11 +308,7 @@ def read_parts(source: ModelSource) -> list[Part]:
 
 
 def read_model_json(source: ModelSource, name: str, kind: type) -> Any:
-    """Read a JSON file of a model, which must hold a `kind`; None where there is no file.
-
-    Raises:
-        ModelError: If it is damaged, or holds something else.
-    """
+    """Read a model's JSON file, None if there is none; ModelError if it does not hold a `kind`."""
     path = find_model_file(source, name)
     if path is None:
         return None
@@ -336,14 +326,9 @@ def load_pretrained(
 ) -> Any:
     """Call a model's `from_pretrained` on a found model, safetensors only.
 
-    transformers fills missing weights with random numbers and only logs it; here they are an error.
-    A common prefix in names, as of torch.compile, DDP and peft, is removed with a warning.
-
-    Args:
-        loader: Such as `AutoModel.from_pretrained`.
-        source: The model.
-        unused: Top-level parts whose weights may be missing.
-        **kwargs: For the loader.
+    transformers fills missing weights with random numbers and only logs it; here they are an error,
+    but for the top-level parts in `unused`. A common prefix in names, as of torch.compile, DDP and
+    peft, is removed with a warning.
 
     Raises:
         ModelError: If weights are missing, damaged or of another architecture, or hold adapters.
@@ -415,11 +400,7 @@ def _load(
 
 
 def check_loaded(model: Any, tokenizer: Any, what: str) -> None:
-    """Refuse what is neither a name nor a loaded model of transformers with its tokenizer.
-
-    Raises:
-        ValueError: If it is no model, or has no tokenizer; `what` names it.
-    """
+    """Raise ValueError for what is no loaded model of transformers with its tokenizer."""
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
         raise ValueError(
             f"{what} is a hub id, a folder, bundled:NAME or a loaded model, and this is of type "
@@ -430,11 +411,7 @@ def check_loaded(model: Any, tokenizer: Any, what: str) -> None:
 
 
 def save_loaded(model: Any, tokenizer: Any, what: str) -> TemporaryFolder:
-    """Write a loaded model, or a `SentenceTransformer` (which has its tokenizer), to a folder.
-
-    Raises:
-        ValueError: If it is no model, or has no tokenizer; `what` names it.
-    """
+    """Write a loaded model, or a `SentenceTransformer`, to a folder; raises as `check_loaded`."""
     is_sentence_model = type(model).__module__.startswith("sentence_transformers")
     if not is_sentence_model:
         check_loaded(model, tokenizer, what)
@@ -487,13 +464,8 @@ def load_config(source: ModelSource) -> Any:
 def cut_layers(config: Any, layer: str, name: str) -> int | None:
     """End a configuration with an earlier layer, in place: later ones are neither loaded nor run.
 
-    Args:
-        config: A base model's.
-        layer: "last", the number of a layer from 1 on, or a share of the depth between 0 and 1.
-        name: The model's, for messages.
-
-    Returns:
-        The layer's number; None if it is the last one, and nothing was changed.
+    Returns the layer's number; None if it is the last one, and nothing was changed. `layer` is
+    "last", a number from 1 on, or a share of the depth between 0 and 1.
 
     Raises:
         ConfigError: If there is no such layer.
@@ -535,11 +507,7 @@ def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
 
 
 def check_tokens(tokenizer: Any, config: Any, name: str) -> None:
-    """Refuse a tokenizer with ids beyond a model's embeddings: they would crash a GPU's process.
-
-    Raises:
-        ModelError: If it has such a token; the model may have more embeddings than tokens.
-    """
+    """Raise ModelError if a tokenizer has ids beyond the embeddings, which would crash on a GPU."""
     rows = getattr(config.get_text_config(), "vocab_size", None)
     vocabulary = tokenizer.get_vocab()
     last = max(vocabulary, key=vocabulary.__getitem__)
@@ -552,11 +520,7 @@ def check_tokens(tokenizer: Any, config: Any, name: str) -> None:
 
 
 def read_tokenizer(source: ModelSource, config: Any = None) -> Any:
-    """Load a tokenizer to count with; weights and configuration are not needed.
-
-    Raises:
-        ModelError: If there is none that works.
-    """
+    """Load a tokenizer, without need of the model's weights; ModelError if none works."""
     from transformers import AutoTokenizer
 
     tokenizer = _load(AutoTokenizer.from_pretrained, source, "the tokenizer of", config=config)
@@ -643,11 +607,7 @@ def batch_budget(tokens: int, device: torch.device, *, weights: int | None = Non
 
 
 def lay_out(config: Any) -> Any:
-    """Return a base model of a configuration on the meta device: its weights take no memory.
-
-    Raises:
-        ModelError: If the configuration does not make a model.
-    """
+    """Return a base model of a configuration on the meta device: its weights take no memory."""
     from transformers import AutoModel
 
     try:
@@ -659,11 +619,7 @@ def lay_out(config: Any) -> Any:
 
 
 def check_room(source: ModelSource, needed: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse weights (`needed` bytes) larger than the GPU's free memory or the machine's whole.
-
-    Raises:
-        ModelError: If they do not fit.
-    """
+    """Raise ModelError if `needed` bytes exceed the GPU's free memory or the machine's whole."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -679,7 +635,6 @@ def check_room(source: ModelSource, needed: int, dtype: torch.dtype, device: tor
 
 
 def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:
-    """Return a fingerprint's fields of a loaded model."""
     return {"model": source.identity, "dtype": dtype_name(dtype)}
 
 
@@ -691,7 +646,6 @@ def first_device(name: str, device_map: str) -> torch.device:
 
     Raises:
         ConfigError: If a map is asked for together with one GPU, or in one of several processes.
-        ModelError: If there is no such device.
     """
     device = choose_device(name)
     if device_map == "none":
@@ -718,7 +672,6 @@ def placement(device: torch.device, device_map: str) -> Any:
 
 
 def warn_of_placement(model: Any, source: ModelSource) -> None:
-    """Warn of parts that a device map left outside the GPUs."""
     places = [str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()]
     outside = sum(place in ("cpu", "disk") for place in places)
     if outside and len(set(places)) > 1:
@@ -730,12 +683,7 @@ def warn_of_placement(model: Any, source: ModelSource) -> None:
 
 
 def check_quantization(quantization: str, dtype: torch.dtype) -> None:
-    """Refuse 8-bit weights that would not work here; "none" passes.
-
-    Raises:
-        ConfigError: If the dtype cannot hold the products of 8-bit weights.
-        ModelError: If their library is missing.
-    """
+    """Refuse 8-bit weights in float16 (ConfigError) or without torchao (ModelError)."""
     if quantization == "none":
         return
     if dtype == torch.float16:
@@ -769,11 +717,7 @@ def quantization_kwargs(quantization: str) -> dict[str, Any]:
 
 
 def check_8bit(model: Any, source: ModelSource) -> None:
-    """Refuse an LM most of whose weights torchao silently skipped, such as GPT-2's.
-
-    Raises:
-        ModelError: If less than half of the weights in layers are in 8 bits.
-    """
+    """Raise ModelError if torchao silently skipped most of an LM's weights, such as GPT-2's."""
     from torchao.quantization import Int8Tensor
 
     layers = [part for part in model.modules() if not isinstance(part, torch.nn.Embedding)]

@@ -49,8 +49,7 @@ class SharedPrefix:
     def run(self, texts: Sequence[Sequence[int]], way: str) -> Tensor:
         """Run texts after the prefix, in one of `WAYS`; best those of similar lengths.
 
-        Returns:
-            (n, H) in the LM's dtype, on its device: the state at each text's last token.
+        Returns the state at each text's last token, (n, H) in the LM's dtype, on its device.
         """
         lm, is_cascade = self.lm, way == "cascade"
         ids, mask = batching.pad(texts)
@@ -85,7 +84,6 @@ class SharedPrefix:
 
     @property
     def copy_cost(self) -> str:
-        """What the last of `WAYS` costs that the first does not."""
         size = sum(keys.nbytes + values.nbytes for keys, values in self._prefix) / 1e6
         return f"a copy of the prefix's {size:.3g} MB for every text"
 
@@ -108,7 +106,7 @@ class SharedPrefix:
 
     @cached_property
     def _prefix(self) -> list[tuple[Tensor, Tensor]]:
-        """The prefix's keys and values, (1, heads, S, width) each, for each layer."""
+        """Each layer's keys and values of the prefix, (1, heads, S, width) each."""
         ids = torch.tensor([self.ids], device=self.lm.device)
         cache = stock_cache([], 1)
         with torch.inference_mode():
@@ -182,8 +180,7 @@ class PromptedEncoder:
     ) -> Self:
         """Open an LM under a prompt; its weights are loaded when they are first needed.
 
-        The layer must be "last", a number or a share, not auto. `with_head` also lets it write
-        words.
+        The layer must be a number, a share or "last"; `with_head` also lets the LM write words.
 
         Raises:
             ConfigError: If the prompt leaves no room for a text.
@@ -197,26 +194,19 @@ class PromptedEncoder:
         """Return the same LM under another prompt, with counts of its own.
 
         The first of these encoders that reads finds the way to share prefixes for all: for a prefix
-        per query, comparing would cost more than it saves.
-
-        Raises:
-            ConfigError: If the prefix leaves no room for a text.
+        per query, comparing would cost more than it saves. ConfigError if no room is left for a
+        text.
         """
         other = replace(self, prompt=prompt)
         other._found = self._found
         return other
 
     def release(self) -> None:
-        """Free the LM's weights and the prefix's keys and values; see `CausalLM`."""
         vars(self).pop("_behind", None)
         self.lm.release()
 
     def first_tokens(self, words: Iterable[str]) -> list[int]:
-        """Return the first tokens of words after a prompt and a space, without repeats, in order.
-
-        Raises:
-            ModelError: If the tokenizer joins a word to the prompt.
-        """
+        """Return the distinct first tokens of words after a prompt and a space, in order."""
         suffix = self.prompt.suffix(self.prompt.template.passage_fields("The film"))
         _, behind = self.lm.read_words(suffix, [f" {word}" for word in words])
         return list(dict.fromkeys(ids[0] for ids in behind))
@@ -228,7 +218,6 @@ class PromptedEncoder:
 
     @property
     def limit(self) -> int:
-        """The longest prompt in tokens."""
         return min(self.max_prompt_tokens or self.lm.window, self.lm.window)
 
     @cached_property
@@ -237,7 +226,6 @@ class PromptedEncoder:
 
     @cached_property
     def _splits_cleanly(self) -> bool:
-        """Whether prefix and suffix can be tokenised separately."""
         suffixes = [self.prompt.suffix(self.prompt.template.passage_fields(p)) for p in _PROBES]
         joint = self.lm.tokenize([self.prompt.prefix + suffix for suffix in suffixes])
         apart = self.lm.tokenize(suffixes)
@@ -285,7 +273,6 @@ class PromptedEncoder:
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
-        """All that an example's state depends on: `fingerprint`."""
         return self.fingerprint
 
     @property
@@ -309,7 +296,6 @@ class PromptedEncoder:
         return Prompts(fields, ids)
 
     def encode_prompts(self, prompts: Prompts, *, advance: Advance = int) -> Tensor:
-        """Return the states of tokenised prompts; see `encode`."""
         return self.begin(prompts, advance=advance)()
 
     def begin(self, prompts: Prompts, *, advance: Advance = int) -> Callable[[], Tensor]:

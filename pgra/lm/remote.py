@@ -72,13 +72,10 @@ _REASONS = ("filtered", "refused", "empty", "cut")  # why an answer is none
 
 @dataclass(frozen=True)
 class Way:
-    """How an endpoint is asked.
+    """How an endpoint is asked, and how it decides between label words.
 
-    Attributes:
-        endpoint: `COMPLETIONS`, or `CHAT`: the prompt is then one user message, after a line that
-            asks to continue it.
-        decide_by: How it decides between label words: `SCORE` (log-probabilities of each word's
-            tokens, echoed) or `GENERATION` (what is written).
+    In a chat the prompt is one user message, after a line that asks to continue it. `SCORE`
+    compares log-probabilities of the words' tokens, echoed; `GENERATION` reads what is written.
     """
 
     endpoint: str
@@ -100,13 +97,7 @@ class _Halted(BaseException):
 
 
 class RemoteLM:
-    """An LM at an endpoint; see `LanguageModel`.
-
-    Attributes:
-        window: Most tokens of prompt and answer together.
-        answers: What was answered so far.
-        name: Its name and address, for messages.
-    """
+    """An LM at an endpoint; see `LanguageModel`. Messages begin with `name`."""
 
     def __init__(self, args: CompleterArguments, answers: AnswersCache) -> None:
         """Prepare to ask, without asking.
@@ -245,12 +236,8 @@ class RemoteLM:
     ) -> list[list[float]]:
         """Return the log-probability of all tokens of each word after each prompt, B lists of C.
 
-        One call for each prompt and word, echoed with the log-probability of each token.
-
-        Raises:
-            ModelError: As `complete`; also if the endpoint gives no log-probabilities of given
-                words.
-            ArtifactError: If answers cannot be kept.
+        One call for each prompt and word, echoed. Raises as `complete`, also if the endpoint gives
+        no log-probabilities.
         """
         way = Way(COMPLETIONS, SCORE)
         questions = [[self._question(way, prompt, word) for word in words] for prompt in prompts]
@@ -265,7 +252,6 @@ class RemoteLM:
         *,
         parameters: Mapping[str, Json] = _ONE_TOKEN,
     ) -> _Question:
-        """Write a call: for a text, or for the log-probability of a word."""
         if word is not None:
             # One token is written, and left out: several servers refuse to write none.
             parameters = {"max_tokens": 1, "echo": True, "logprobs": 1}
@@ -312,7 +298,6 @@ class RemoteLM:
         return [[answers[question.key] for question in line] for line in questions]
 
     def _report(self, spent: Mapping[str, int]) -> None:
-        """Log what was used, and how many answers are missing."""
         if not spent["calls"]:
             return
         logger.info("%s: %d calls, %d answers on disk", self.name, spent["calls"], spent["reused"])
@@ -363,7 +348,6 @@ class RemoteLM:
             self._spent.update(more)
 
     def _call(self, body: Mapping[str, Json]) -> Reply:
-        """Send a call, which the client retries."""
         import openai
 
         is_chat = "messages" in body
@@ -403,7 +387,6 @@ class RemoteLM:
             ) from None
 
     def _refuse(self, error: Any, body: Mapping[str, Json]) -> NoReturn:
-        """Raise what an openai.APIStatusError means to a user."""
         status, headers = error.status_code, error.response.headers
         if status == 429 or status >= 500:
             way = f"try again later ({headers.get('retry-after', 'no time is given')})"
@@ -497,9 +480,6 @@ def open_counter(name: str | None) -> tuple[str, Callable[[Sequence[str]], list[
     """Return a tokenizer's identity and its counting function, special tokens included.
 
     `name` is a hub id, folder or `bundled:NAME`, without need of weights; None estimates.
-
-    Raises:
-        ModelError: If there is none.
     """
     if name is None:
         return "estimate", estimate_tokens

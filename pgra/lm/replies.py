@@ -46,8 +46,6 @@ class Reply:
 
     Attributes:
         text: What was written, after the prompt where that was to be echoed.
-        num_prompt_tokens: Tokens of the prompt.
-        num_new_tokens: Tokens that were written.
         tokens: Text of each token, where log-probabilities were asked and given.
         chances: Log-probability of each; None for the first.
         is_full: Whether it ended for want of room.
@@ -64,11 +62,7 @@ class Reply:
 
 
 def read_reply(text: str, *, is_chat: bool) -> Reply:
-    """Parse the body of a completion; optional parts may be missing.
-
-    Raises:
-        ValueError: If it is no completion.
-    """
+    """Parse the body of a completion, optional parts aside; ValueError if it is none."""
     try:
         reply = parse_json(text)
         if not reply["choices"]:
@@ -154,17 +148,12 @@ def without_reasoning(text: str) -> tuple[str, bool]:
 def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
     """Return the log-probability of all tokens of a word after a prompt.
 
-    The word is searched from the end: servers differ in what opens a prompt (a special token or
-    none, and so other offsets), and in how they spell tokens of other scripts.
-
-    Args:
-        name: The LM's, for messages.
-        reply: To `prompt` and `word`, echoed, with one token more.
-        prompt: The text before the word.
-        word: With its space.
+    `reply` is to `prompt` and `word`, echoed, with one token more. The word is searched from the
+    end: servers differ in what opens a prompt (a special token or none, and so other offsets), and
+    in how they spell tokens of other scripts.
 
     Raises:
-        ModelError: If the prompt was not echoed, log-probabilities are missing or not finite, or no
+        Declined: If the prompt was not echoed, log-probabilities are missing or not finite, or no
             token begins where the word does.
     """
     if not reply.text.startswith(prompt + word):

@@ -49,9 +49,7 @@ class FewShotPrompt:
 class PromptFormat:
     """Writes prompts that end where the LM's answer begins, but for a space.
 
-    Attributes:
-        template: How a text is shown.
-        words: The word that answers, by label; empty where an example's label is its answer.
+    `words` are the answers by label; empty where an example's label is its answer.
     """
 
     template: PromptTemplate
@@ -105,11 +103,7 @@ def task_format(task: Task, name: str) -> PromptFormat:
 
 
 def answer_words(words: Mapping[str, str]) -> list[str]:
-    """Return words as they follow a prompt, in the order of labels.
-
-    Raises:
-        ConfigError: If one begins another, which would then always win.
-    """
+    """Return words as they follow a prompt; ConfigError if one begins another, and so would win."""
     for label, mine in words.items():
         for other, longer in words.items():
             if label != other and longer.startswith(mine):

@@ -41,7 +41,6 @@ class PromptTemplate:
         check_slots(f"template {self.body!r}", self.body, self.inputs)
 
     def passage_fields(self, text: str) -> dict[str, str]:
-        """Return the fields that show a passage."""
         return {name: text if i == 0 else "" for i, name in enumerate(self.inputs)}
 
     def render(self, fields: Mapping[str, str]) -> str:

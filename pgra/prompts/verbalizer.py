@@ -24,10 +24,7 @@ DECODES = ("official", "verbalizer")
 
 @dataclass(frozen=True)
 class Verbalizer:
-    """Label to word and back.
-
-    `words` are by label, in the task's order; of the reader's template only the slot matters.
-    """
+    """Label to word and back; of the reader's template only the slot matters."""
 
     words: Mapping[str, str]
     template: str

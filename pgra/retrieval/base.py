@@ -104,8 +104,6 @@ class IndexRequest:
     """Which index is wanted, and who builds it if it is not there.
 
     Attributes:
-        args: The first stage's arguments.
-        corpus: What is searched.
         context: Processes and folders; indexes are under its artifacts.
         options: The retriever's own arguments, of its class `Arguments`.
         output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
@@ -128,10 +126,7 @@ class IndexRequest:
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """An index on disk.
-
-    `num_reused` counts passages that needed no work: all of them if the index was finished.
-    """
+    """An index on disk; `num_reused` passages needed no work, all of them if it was finished."""
 
     folder: Path
     manifest: Manifest
@@ -238,12 +233,9 @@ def check_num_candidates(k: int, num_passages: int) -> None:
 
 
 def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
-    """Refuse to build in a folder that holds anything else: an artifact owns its folder.
+    """Raise ArtifactError if a folder to build in holds more than an unfinished build's files.
 
-    `ours` are file name patterns of an unfinished build. Hidden files may stay.
-
-    Raises:
-        ArtifactError: If it holds another file or folder; the first is named.
+    `ours` are the latter's patterns. Hidden files may stay.
     """
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     for path in paths:
@@ -272,11 +264,7 @@ class Recipe:
 
     @classmethod
     def read(cls, folder: Path, manifest: Manifest) -> Self:
-        """Read the recipe of a finished index.
-
-        Raises:
-            ArtifactError: If it has none: its corpus was not opened by name.
-        """
+        """Read a finished index's recipe; ArtifactError if its corpus was not opened by name."""
         made, kind = manifest.fingerprint, manifest.stage.removesuffix("_index")
         own: dict[str, Any] = {"retriever": kind, "index_dir": str(folder)}
         own |= {"encoder_dtype": made["dtype"]} if "dtype" in made else {}
@@ -341,17 +329,13 @@ class Stored:
 
 
 def examples_digest(examples: Sequence[Example]) -> str:
-    """Return a digest of the texts of a split, in order."""
     return digest([dict(example.fields) for example in examples])
 
 
 def candidates_fields(
     made_of: Mapping[str, Json], retriever: str, num_candidates: int, *, examples: Sequence[Example]
 ) -> Mapping[str, Json]:
-    """Return all that determines the first stage's candidates of a split.
-
-    `made_of` is the retriever's fingerprint, `retriever` its name.
-    """
+    """Return all that determines a split's candidates; `made_of` is the retriever's fingerprint."""
     return {
         **made_of,
         "retriever": retriever,
@@ -372,17 +356,8 @@ def store_candidates(
 ) -> Stored:
     """Read a split's candidates, or make and write them.
 
-    Args:
-        root: Folder of the stage's products for a task.
-        split: Name of the split.
-        fingerprint: All that determines the candidates.
-        make: Finds them; called in the main process only.
-        stage: "candidates", "evidence" or "neighbors".
-        context: The processes that wait.
-        inputs: Files that they are found with.
-
-    Raises:
-        ArtifactError: If an input changed meanwhile.
+    `make` is called in the main process only. `stage` is "candidates", "evidence" or "neighbors",
+    and `root` its folder for a task. ArtifactError if a file in `inputs` changed meanwhile.
     """
 
     def build(folder: Path) -> Mapping[str, Json]:

@@ -70,11 +70,7 @@ class BM25Retriever(Retriever):
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find or build the index.
-
-        Raises:
-            ArtifactError: If the one there is foreign or damaged, or a given one is missing.
-        """
+        """Find or build the index; ArtifactError if one there is foreign or a given one missing."""
         fields, folder = _locate(request)
         if not is_finished(folder):
             refuse_strangers(folder, ())
@@ -88,11 +84,7 @@ class BM25Retriever(Retriever):
         return [BuiltIndex(folder, built.manifest, len(request.corpus) if built.reused else 0)]
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Return each query's best k passages, (B, k); scores are BM25's, above 0.
-
-        Raises:
-            ConfigError: If k exceeds the corpus.
-        """
+        """Return each query's best k passages, (B, k); scores are BM25's, above 0."""
         check_num_candidates(k, self._num_passages - len(self.removed))
         rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
@@ -137,7 +129,6 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
 
 
 def index_texts(texts: Iterable[str]) -> Any:
-    """Build the index of the words of texts."""
     vocabulary: dict[str, int] = {}
     ids = [
         [vocabulary.setdefault(word, len(vocabulary)) for word in split_words(text, singles=True)]

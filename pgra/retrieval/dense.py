@@ -120,9 +120,6 @@ class DenseRetriever(Retriever):
 
         They are cosines with a normalizing encoder. Only an approximate index leaves entries
         missing.
-
-        Raises:
-            ConfigError: If k exceeds the corpus.
         """
         check_num_candidates(k, self._index.ntotal)
         rows = np.empty((len(queries), k), dtype=np.int64)
@@ -134,12 +131,10 @@ class DenseRetriever(Retriever):
         return Candidates(rows, scores)
 
     def search(self, vectors: Vectors, k: int) -> Candidates:
-        """Return the best k passages of each vector, (B, D); see `retrieve`."""
         return ask(self._index, vectors, k)
 
 
 def dense_fingerprint(corpus: Corpus, encoder: Encoder, factory: str) -> dict[str, Json]:
-    """Return all that determines a dense index as it is built."""
     return {**corpus.fingerprint, **encoder.fingerprint, "factory": factory, "metric": "ip"}
 
 
@@ -253,16 +248,10 @@ def build_index(
 ) -> BuiltIndex:
     """Encode what is missing, write the FAISS index, and the manifest last.
 
-    Processes share the shards; the main one makes the FAISS index.
-
-    Args:
-        request: Which index.
-        encoder: The encoder that its arguments name.
-        folder: Where; this job holds its lock.
-        fields: The fingerprint.
-        old: Of an index there that grows: its shards stay, a trained FAISS index is not trained
-            again, and new files have names that the old manifest does not have.
-        counts: More fields of the manifest.
+    Processes share the shards; the main one makes the FAISS index. This job holds the folder's
+    lock. `old` is the manifest of an index there that grows: its shards stay, a trained FAISS index
+    is not trained again, and new files have names that the old manifest does not have. `counts` are
+    more fields of the new one.
 
     Raises:
         ConfigError: If the corpus is too small for the factory.

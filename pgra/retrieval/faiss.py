@@ -80,13 +80,8 @@ def nearest(queries: Vectors, vectors: Vectors, k: int, *, rows: Rows | None = N
     """Return the k vectors in memory with the largest inner products, (B, k), ties by row.
 
     Looks deeper where the last hit ties with what may have been left out. With fewer vectors than k
-    the rest is missing.
-
-    Args:
-        queries: (B, D) float32, finite.
-        vectors: (n, D) float32.
-        k: Hits a query.
-        rows: The vectors' rows, (n,); None: 0 to n - 1.
+    the rest is missing. Queries (B, D) and vectors (n, D) are float32, and finite; `rows` (n,) are
+    the vectors' rows, None for 0 to n - 1.
     """
     rows = np.arange(len(vectors)) if rows is None else rows
     fetched = min(k + 1, len(rows))
@@ -195,11 +190,7 @@ class BlockSearch:
         self._source, self._device = source, device
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
-        """Return scores and rows, (B, k) each, as FAISS does, but for float32's rounding.
-
-        Raises:
-            ModelError: If the GPU fails, or its memory is full.
-        """
+        """Return scores and rows, (B, k) each, as FAISS does, but for float32's rounding."""
         with device_failures("the search"):
             best = nearest_in_blocks(queries, self._blocks(), k, device=self._device)
         return best.scores, best.rows
@@ -232,13 +223,10 @@ def numbered(blocks: Iterable[Any]) -> Iterator[tuple[Rows, Any]]:
 
 
 def write_flat(source: VectorSource, path: Path) -> None:
-    """Write FAISS' file of an exact index, holding one block at a time.
+    """Write FAISS' file of an exact index, with one block in memory at a time.
 
-    Before the vectors stand FAISS' own bytes of an empty index with both its counts set: of rows,
-    8 bytes from the start, and of numbers, at the end.
-
-    Raises:
-        OSError: If the disk is full.
+    The header is FAISS' own of an empty index with both counts set: of rows, at byte 8, and of
+    numbers, in the last 8 bytes.
     """
     import faiss
 
@@ -265,11 +253,8 @@ _LAST_VALUE = 1024
 def measure_recall(index: Any, queries: Vectors, own: Rows, neighbours: Rows) -> float:
     """Return the share of the true neighbours that an index finds among as many.
 
-    Args:
-        index: What `ask` searches.
-        queries: (n, D).
-        own: The queries' own rows, (n,), which do not count; -1 for none.
-        neighbours: (n, K) the rows nearest to each, itself excluded.
+    `queries` are (n, D) and their own rows `own` (n,), which do not count; -1 for none.
+    `neighbours` (n, K) are the rows nearest to each, itself excluded.
     """
     depth: int = neighbours.shape[1]
     found = without_own(ask(index, queries, depth + 1).rows, own)
@@ -333,12 +318,9 @@ _GROUP_BYTES = 1 << 26  # of the vectors that are read at once
 
 
 def is_lossy(factory: str) -> bool:
-    """Return whether an index keeps less of a vector than the float16 shards do.
+    """Return whether an index keeps less of a vector than float16 does.
 
-    What is not known to keep all of it counts as lossy: scoring again costs little.
-
-    Args:
-        factory: FAISS factory string.
+    A factory string that is not known to keep all of it counts as lossy: rescoring costs little.
     """
     return _LOSSLESS.fullmatch(factory) is None
 
@@ -435,11 +417,7 @@ def build_faiss(
 
 
 def empty_index(factory: str, width: int, num_rows: int) -> Any:
-    """Make the index that a factory string names.
-
-    Raises:
-        ConfigError: If it cannot work for so many rows of this width.
-    """
+    """Make the index that a factory string names; ConfigError if it cannot work for these rows."""
     import faiss
 
     if wrong := _CRASHING.search(factory):  # FAISS builds it, and ends the process when it is used
@@ -462,7 +440,6 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
 
 
 def _count_lists(index: Any) -> int:
-    """Return the lists of an IVF; 0 of another index."""
     import faiss
 
     ivf = faiss.try_extract_index_ivf(index)
@@ -519,11 +496,7 @@ def write_faiss(index: Any, path: Path) -> None:
 
 
 def find_faiss(folder: Path) -> Path | None:
-    """Return a finished index's FAISS file; None for an exact one searched from its shards.
-
-    Raises:
-        ArtifactError: If the folder is not finished.
-    """
+    """Return a finished index's FAISS file; None for an exact one searched from its shards."""
     files = load_manifest(folder).files
     return next((folder / name for name in files if name.endswith(".faiss")), None)
 

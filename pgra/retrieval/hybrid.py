@@ -49,11 +49,7 @@ class HybridRetriever(Retriever):
         return cls(dense, bm25, len(request.corpus))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Return each query's best k passages; scores are sums of reciprocal ranks.
-
-        Raises:
-            ConfigError: If k exceeds the corpus.
-        """
+        """Return each query's best k passages; scores are sums of reciprocal ranks."""
         check_num_candidates(k, self._num_passages)
         depth = min(max(k, MIN_DEPTH), self._num_passages)
         return fuse_by_rank([part.retrieve(queries, depth) for part in self._parts], k)

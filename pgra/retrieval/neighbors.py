@@ -89,7 +89,6 @@ class LeakGuard:
 
     @property
     def num_copies(self) -> int:
-        """How many rows are copies of an earlier one."""
         return len(self._texts) - len(self.distinct)
 
     def leaks(self, query: str) -> Callable[[int], bool]:
@@ -137,18 +136,11 @@ class LeakGuard:
     def nearest(
         self, search: Search, queries: Sequence[str], count: int, *, depth: int | None = None
     ) -> tuple[Candidates, Counts]:
-        """Return each query's nearest that may be shown with it, searching deeper where needed.
+        """Return each query's nearest that may be shown with it, and how many were excluded.
 
-        Args:
-            search: Searches the `distinct` rows.
-            queries: B texts.
-            count: How many, m.
-            depth: How deep to search first; None: m + 1.
-
-        Returns:
-            (B, m), best first, missing where a query has fewer; and how many were excluded, (B,),
-                that would
-            have been among its m.
+        The nearest are (B, count), best first, missing where a query has fewer; the numbers (B,)
+        are of those that would have been among them. `search` finds `distinct` rows, at first
+        `depth` of them (None: count + 1), then more where needed.
         """
         most = len(self.distinct)
         depth = min(most, count + 1 if depth is None else depth)
@@ -198,9 +190,7 @@ class ExampleEncoder(Protocol):
         ...
 
     @property
-    def inputs(self) -> Inputs:
-        """The files of its model."""
-        ...
+    def inputs(self) -> Inputs: ...
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
         """Return the vectors of examples, (B, D) float32, in their order."""
@@ -208,11 +198,7 @@ class ExampleEncoder(Protocol):
 
 
 def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) -> Encoder:
-    """Open what examples are compared by: the encoder, or the untrained encoder of the T5 `reader`.
-
-    Raises:
-        ModelError: If it cannot be found or loaded, or is no encoder.
-    """
+    """Open what examples are compared by: the encoder, or the T5 `reader`'s untrained one."""
     if args.neighbor_encoder == "encoder":
         return Encoder(args, device=device)
     return load_t5_encoder(args, reader, device)
@@ -250,11 +236,7 @@ class Neighbors:
         }
 
     def vectors(self, context: Context = ALONE) -> Vectors:
-        """Encode the collection, or read its vectors: (n, D) float32. The main process encodes.
-
-        Raises:
-            ArtifactError: If what is there is damaged.
-        """
+        """Encode the collection, or read its vectors: (n, D) float32. The main process encodes."""
         root, known = self._root, self._vectors
         if root is None:
             count = 0 if known is None else len(known)
@@ -283,7 +265,6 @@ class Neighbors:
         return self._vectors
 
     def encode(self, examples: Sequence[Example]) -> Vectors:
-        """Return the vectors of any examples, (B, D)."""
         return self.encoder.encode_examples(examples)
 
     def nearest(

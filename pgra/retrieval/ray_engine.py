@@ -35,11 +35,8 @@ def encode_by_ray(
     """Encode the missing shards; return when all are written.
 
     `num_workers` shards run at once, or as many as there are GPUs, or else CPUs. `made_of` is the
-    digest of all that determines the vectors, which must be this process's.
-
-    Raises:
-        PgraError: As `encode_shards`; or a worker's model is another one.
-        OSError: If the shared folder cannot be written.
+    digest of all that determines the vectors, which must be this process's. Raises as
+    `encode_shards`.
     """
     if not shards:
         return
@@ -70,9 +67,7 @@ def encode_one(shard: Shard, made_of: str, corpus_folder: str, args: str, device
     """Encode a shard in a worker, if it is missing; return the number of its passages.
 
     `corpus_folder` is at the same place on all machines; `args` are the encoder's, as JSON.
-
-    Raises:
-        ArtifactError: If vectors made here would be others, as of another version of the model.
+    ArtifactError if vectors made here would differ, as of another version of the model.
     """
     if not shard.is_done(made_of):  # a lost worker may have finished it
         corpus, encoder = _load(corpus_folder, args, device)

@@ -156,10 +156,7 @@ def encode_shards(
 
 
 def read_shards(shards: Sequence[Shard]) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield each shard's vectors as float32, one shard in memory at a time.
-
-    All come in the same memory: what is yielded is good until the next one is asked for.
-    """
+    """Yield each shard's vectors as float32, in one buffer that the next one overwrites."""
     import torch
 
     # 8,192 x 768 took torch 1.3 ms into memory it had before, numpy 10 ms.
@@ -178,11 +175,7 @@ def read_halves(shards: Sequence[Shard]) -> Iterator[npt.NDArray[np.float16]]:
 
 
 def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
-    """Return the vectors of rising rows, (n, D) float16; opens only the shards that hold one.
-
-    Raises:
-        DamageError: If a passage's vector is not there.
-    """
+    """Return the vectors of rising rows, (n, D) float16; opens only the shards that hold one."""
     # Files are opened when they are needed, and closed: a large index has more than a process may.
     firsts = np.searchsorted(rows, [shard.start for shard in shards])
     lasts = np.searchsorted(rows, [shard.stop for shard in shards])
@@ -209,11 +202,7 @@ def vector_source(shards: Sequence[Shard], width: int) -> VectorSource:
 
 
 def find_shards(folder: Path) -> list[Shard]:
-    """Return a finished index's shards by their records, in the order of rows.
-
-    Raises:
-        ArtifactError: If the folder is no finished index.
-    """
+    """Return a finished index's shards by their records, in the order of rows."""
     files = load_manifest(folder).files  # a stopped `add` may have left others
     shards = []
     for number in range(sum(name.startswith("vectors-") for name in files) // 2):

@@ -128,15 +128,8 @@ def write_run(
 ) -> None:
     """Write a run file, whole or not at all; what was there is replaced.
 
-    Args:
-        path: Where.
-        queries: Their ids, in the order of the candidates.
-        candidates: (B, K); missing ones have no line.
-        docnos: Names of passages, by row.
-        tag: The name of the system, one word.
-
-    Raises:
-        OSError: If it cannot be written.
+    `queries` are ids, in the order of the candidates (B, K), of which missing ones have no line;
+    `docnos` are names of passages by row, and `tag` is the system's name, one word.
     """
     lines = zip(queries, candidates.rows.tolist(), candidates.scores.tolist(), strict=True)
     with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
@@ -160,12 +153,11 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
-    """Read a run: scores by query and passage. Lines may be in any order.
+    """Read a run: scores by query and passage, its lines in any order.
 
     Raises:
         ConfigError: If `ir-measures` is not installed.
-        DataError: If it cannot be read, a score is NaN or no float32, or a passage is duplicate for
-            a query.
+        DataError: If it cannot be read, a score is NaN or no float32, or a line is duplicate.
     """
     return _read(path, "run", "score")
 
@@ -234,7 +226,7 @@ def measure_run(
 
 
 def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None:
-    """Warn of passages judged relevant that are not in the corpus."""
+    """Warn of passages judged relevant that are not in the corpus, and count as not found."""
     wanted = {docno for one in judged for docno, grade in one.items() if grade > 0}
     rows = find_rows(corpus, wanted)
     if unknown := sorted(wanted - {docno for docno, row in rows.items() if row != MISSING_ROW}):
