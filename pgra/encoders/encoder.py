@@ -304,7 +304,7 @@ def _first_dimensions(kept: int, width: int) -> DenseLayer:
 def _count_positions(model: Any) -> int | None:
     table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
     if isinstance(table, torch.nn.Embedding):
-        # RoBERTa's kind counts positions from behind its padding index: 514 rows read 512 tokens.
+        # RoBERTa's kind counts positions after its padding index: 514 rows read 512 tokens.
         unused = 0 if table.padding_idx is None else table.padding_idx + 1
         return table.num_embeddings - unused
     window: int | None = getattr(model.config, "max_position_embeddings", None)
@@ -554,7 +554,7 @@ class Encoder:
             lines, encodings = told["input_ids"], told.encodings
         if encodings is not None:
             num_cut = sum(bool(line.overflowing) for line in encodings)
-        else:  # a slow tokenizer does not tell, so texts that just fit are counted too
+        else:  # a slow tokenizer does not report it, so texts that just fit are counted too
             num_cut = sum(len(line) >= self._max_tokens for line in lines)
         return [array("i", line) for line in lines], num_cut  # four bytes a token: shards wait
 

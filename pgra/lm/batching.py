@@ -280,8 +280,8 @@ def group_by_prefix(
     """Group prompts, none empty, so that reading their common beginnings once saves the most.
 
     Sorted by their tokens, similar prompts are neighbours. The most similar merge first; groups
-    merge where that saves more than each alone. So one odd prompt costs the others nothing. Prompts
-    that share fewer than `least` tokens are the last group.
+    merge where that saves more than each alone. So one odd prompt costs the others nothing. A
+    beginning has at least `least` tokens; prompts that share none are the last group.
     """
     order = sorted(range(len(prompts)), key=lambda row: list(prompts[row]))
     # By their first and by their last place.

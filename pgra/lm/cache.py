@@ -1,8 +1,8 @@
 """An LM's answers on disk, in one SQLite file for all endpoints and models.
 
-Several processes and threads may share it. Each answer is committed at once, so a killed process
-loses none. Prompts are stored as digests only. A damaged answer fails its checksum and is asked
-again.
+Several processes and threads may share it. An endpoint's answer is committed at once, a local LM's
+in groups of some 20 seconds of work. Prompts are stored as digests only. A damaged answer fails its
+checksum and is asked again.
 """
 
 import contextlib

@@ -199,7 +199,7 @@ class CausalLM:
 
     @cached_property
     def whole(self) -> Any:
-        """The base model, or the model around it with the head; loaded and raises as `model`."""
+        """The base model, or the model around it with the head; raises as `model`."""
         model = self._load()
         if self.how.lm_device_map != "none":
             load.warn_of_placement(model, self.source)
@@ -445,7 +445,7 @@ class CausalLM:
                 )
 
     def read_words(self, prompt: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        """Return the token ids of a prompt and of each word; ModelError if they are joined."""
+        """Return the token ids of a prompt and of each word; ModelError if a token joins them."""
         ids, *joint = self._tokenize([prompt, *(prompt + word for word in words)])
         for word, both in zip(words, joint, strict=True):
             if both[: len(ids)] != ids or len(both) == len(ids):

@@ -76,7 +76,7 @@ class KVCache:
         return KVCache(layers, torch.tensor([length]), self.logits)
 
     def take(self, rows: Sequence[int]) -> "KVCache":
-        """Return some of the prompts, in this order, with repeats."""
+        """Return some of the prompts, in this order, perhaps repeated."""
         if list(rows) == list(range(len(self))):
             return self
         chosen = torch.tensor(rows, dtype=torch.long)
@@ -125,10 +125,10 @@ class KVBuffer:
 
 @torch.inference_mode()
 def join(caches: Sequence[KVCache], *, room: int = 0, buffer: KVBuffer | None = None) -> KVCache:
-    """Join prompts of several caches in one, aligned at the right edge; a single one is not copied.
+    """Join prompts of several caches in one, aligned at the right edge.
 
-    `room` columns are kept free after them, for new tokens. `buffer` is where to put them, which
-    invalidates its earlier content; None allocates.
+    A single cache is not copied, if possible. `room` columns are kept free after them, for new
+    tokens. `buffer` is where to put them, which invalidates its earlier content; None allocates.
     """
     first = caches[0]
     if len(caches) == 1 and first.is_right:
@@ -352,7 +352,7 @@ def stock_cache(
     cache = DynamicCache()
     for number, pair in enumerate(layers):
         keys, values = (part.expand(rows, -1, -1, -1) for part in pair)
-        # Set, where `update` would copy them; the copy behind which new ones are laid is enough.
+        # Set, where `update` would copy them: they are copied once, when new ones are added.
         cache.update(keys[:, :, :0], values[:, :, :0], number)
         layer, used = cache.layers[number], keys.shape[2] - room
         layer.keys, layer.values = keys[:, :, :used], values[:, :, :used]

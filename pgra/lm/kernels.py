@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 OTHER_VALUES = "it gives other values than the stock way"
 _FAILURES = (AttributeError, TypeError, ValueError, RuntimeError, IndexError)
 # Prompted states are nearly one vector: what tells texts apart is a tenth of their length or less
-# (SmolLM2-135M behind 8 exemplars: 6 to 7 %). So in half precision an error counts against that.
+# (SmolLM2-135M after 8 exemplars: 6 to 7 %). So in half precision an error counts against that.
 _OWN_SHARE = {torch.bfloat16: 1 / 3, torch.float16: 1 / 24}  # of its rounding: 8 bits, and 11
 _TOLERANCE = {torch.bfloat16: 0.05, torch.float16: 0.05 / 8}
 _NOISE_TIMES = 2.0  # the same prompts in another batch differ too, there by up to a fifth of it
@@ -140,11 +140,11 @@ def stock_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     return out
 
 
-# Attention in two parts: to a shared prefix that stands once, and to a text's own tokens.
+# Attention in two parts: to a shared prefix that is stored once, and to a text's own tokens.
 #
 # Softmax attention over two sets of keys is the mean of the two attentions, weighted by their
 # sums of exponentials (Juravsky et al. 2024, Hydragen, eq. 4-6; the merge is that of
-# FlashAttention, Dao et al. 2022). So the prefix's keys and values are never copied behind any
+# FlashAttention, Dao et al. 2022). So the prefix's keys and values are never copied for any
 # text, all texts' queries meet them in one matrix product, and no mask is needed. Models get it
 # by name through the attention interface of transformers; nothing in them is replaced.
 
@@ -260,7 +260,7 @@ def _attend_cpu(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, *, is_causal: bool = True
 ) -> tuple[Tensor, Tensor]:
     # What scaled_dot_product_attention runs on a CPU; itself it does not give the sums. The name is
-    # torch's own affair: should it change, the self-check at the start takes another way.
+    # private to torch: should it change, the check at the start takes another way.
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, is_causal, attn_mask=None, scale=scaling
     )

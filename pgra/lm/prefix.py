@@ -69,9 +69,9 @@ class SharedPrefix:
                 "use_cache": False,
             }
         else:
-            # The cache holds the prefix once for all rows: that the LM lays a batch's keys behind
-            # it makes the one copy that is needed. It is gone with its batch. There is
-            # no mask: what is padded comes last, and an LM looks at no later token.
+            # The cache holds the prefix once for all rows: it is copied once, when the LM adds a
+            # batch's keys, and freed with the batch. There is no mask: padding comes last, and an
+            # LM looks at no later token.
             how = {
                 "attention_mask": None,
                 "past_key_values": stock_cache(self._prefix, len(ids)),
@@ -194,8 +194,10 @@ class PromptedEncoder:
         """Return the same LM under another prompt, with counts of its own.
 
         The first of these encoders that reads finds the way to share prefixes for all: for a prefix
-        per query, comparing would cost more than it saves. ConfigError if no room is left for a
-        text.
+        per query, comparing would cost more than it saves.
+
+        Raises:
+            ConfigError: If the prefix leaves no room for a text.
         """
         other = replace(self, prompt=prompt)
         other._found = self._found

@@ -103,7 +103,7 @@ def task_format(task: Task, name: str) -> PromptFormat:
 
 
 def answer_words(words: Mapping[str, str]) -> list[str]:
-    """Return words as they follow a prompt; ConfigError if one begins another, and so would win."""
+    """Return words as they follow a prompt; ConfigError if one is a prefix of another."""
     for label, mine in words.items():
         for other, longer in words.items():
             if label != other and longer.startswith(mine):

@@ -245,10 +245,10 @@ def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
             )
 
 
-# What an index was asked for, kept in its manifest, so that its folder alone is enough to go on.
-# The fingerprint tells what an index is, by checksums; the recipe tells where that came from, by
-# names. Local paths are kept whole, so that another working directory finds them too, but for the
-# home folder, which is ~: whose it is concerns nobody who is given the index.
+# What an index was asked for, kept in its manifest, so that its folder alone is enough to use it.
+# The fingerprint says what an index is, by checksums; the recipe says where that came from, by
+# names. Local paths are absolute, so that another working directory finds them too, but the home
+# folder is ~: whose it is concerns nobody who is given the index.
 
 
 _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encoder")

@@ -142,7 +142,7 @@ def _with_history(folder: Path, fields: Mapping[str, Json]) -> dict[str, Json]:
     """Add what an index that grew in this folder was trained on."""
     try:
         made = load_manifest(folder, stage=STAGE).fingerprint
-    except ArtifactError:  # told when it is read
+    except ArtifactError:  # reported when it is read
         return dict(fields)
     return {**fields, **{name: made[name] for name in [TRAINED] if name in made}}
 

@@ -226,7 +226,7 @@ def measure_run(
 
 
 def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None:
-    """Warn of passages judged relevant that are not in the corpus, and count as not found."""
+    """Warn of passages judged relevant that are not in the corpus, and so count as not found."""
     wanted = {docno for one in judged for docno, grade in one.items() if grade > 0}
     rows = find_rows(corpus, wanted)
     if unknown := sorted(wanted - {docno for docno, row in rows.items() if row != MISSING_ROW}):
