@@ -1,9 +1,9 @@
-"""Text encoders: any transformer with a pooling, and sentence-transformers folders as they say.
+"""Text encoders: any transformer with a pooling, and sentence-transformers models as configured.
 
-How token states become one vector (the pooling) is part of what an encoder is: a SimCSE pooled the
-wrong way still gives plausible neighbours. So it is named, resolved once and kept in fingerprints.
-A folder's `modules.json` lists its parts: a transformer, a pooling, and what comes behind it. A
-part that is not known here is refused by name: without it the vectors would be another model's.
+The pooling (how token states become one vector) is part of an encoder: a SimCSE pooled the wrong
+way still gives plausible neighbours. So it is named, resolved once and kept in fingerprints. A
+model's `modules.json` lists its parts: a transformer, a pooling, and further layers. An unknown
+part is an error: without it the vectors would be another model's.
 """
 
 import logging
@@ -36,14 +36,12 @@ from pgra.progress import Bar
 logger = logging.getLogger(__name__)
 
 Vectors = npt.NDArray[np.float32]
-DEFAULT_MAX_TOKENS = 128
-"""What the paper's code and SimCSE's tool read of a text, where a model does not say."""
-_CHUNK = 8192
-"""Texts tokenised, sorted and moved at once: bounds memory, and is plenty to sort well."""
+DEFAULT_MAX_TOKENS = 128  # as the paper's code and SimCSE's tool, where a model does not say
+_CHUNK = 8192  # texts tokenised, sorted and moved at once: bounds memory, and sorts well
 _TOKENS = 32  # of a text, about
+# Tokens of a batch on a GPU, times those on a CPU. 8,192 Wikipedia sentences are then 9 batches,
+# 12 % of them padding; at 16 times they are 17, 7 % padding, and launching them takes longer.
 _GPU_TIMES = 32
-"""Tokens of a batch on a GPU, times those on a CPU. 8,192 Wikipedia sentences are then 9 batches,
-12 % of them padding; at 16 times they are 17, 7 % padding, and launching them takes longer."""
 _MOST_HALF = 65504  # that float16 holds
 _NO_LENGTH = 1 << 31  # what tokenizers say that know of none is larger still
 _MODULES = "modules.json"
@@ -73,18 +71,15 @@ _LAYER_DEFAULTS = {
 
 
 def pool(output: Any, mask: Tensor, pooling: str) -> Tensor:
-    """Pool token states.
+    """Pool token states into (B, D) float32.
 
     Args:
         output: What a transformers encoder returns; its states are (B, L, D).
         mask: True on real tokens, (B, L) bool.
-        pooling: "cls" or "cls_before_pooler" (two names in use for one vector: the first token's
-            last hidden state), "last" (the last real token's), "max" and "mean" (over real
-            tokens, special ones included, as sentence-transformers does), or "pooler" (BERT's
-            tanh layer on the first token, which the paper's code uses).
-
-    Returns:
-        (B, D) float32.
+        pooling: "cls" or "cls_before_pooler" (two names for the first token's last hidden state),
+            "last" (the last real token's), "max" and "mean" (over real tokens, special ones
+            included, as sentence-transformers does), or "pooler" (BERT's tanh layer on the first
+            token, which the paper's code uses).
     """
     if pooling == "pooler":
         pooled: Tensor = output.pooler_output
@@ -106,20 +101,13 @@ def choose_pooling(
 ) -> tuple[str, bool]:
     """Return the pooling to use, and whether it is the one a model was made with.
 
-    A sentence-transformers model has a file that says its own. SimCSE (Gao et al. 2021)
-    says it nowhere: its own tool takes the pooler for supervised models, and the first token before
-    the pooler for unsupervised ones. Everything else gets the mean.
-
-    What a sentence-transformers model has behind its pooling (Dense, Normalize) was trained on that
-    pooling's vectors, so it belongs to no other.
-
-    Args:
-        source: The model.
-        modes: What that file says; None: it is no sentence-transformers model.
-        asked: One of `POOLINGS`.
+    A sentence-transformers model has a file with its pooling (`modes`; None without one). For
+    SimCSE (Gao et al. 2021) its own tool takes the pooler for supervised models, and the first
+    token before the pooler for unsupervised ones. All others get the mean. Layers after the pooling
+    (Dense, Normalize) are trained on its vectors, so they fit no other pooling.
 
     Raises:
-        ModelError: If "auto" is asked of a model whose pooling there is not here.
+        ModelError: If "auto" is asked of a model whose pooling is not supported.
     """
     if modes is None:
         name, own = Path(source.name).name.lower(), "mean"  # not the folders above it
@@ -146,13 +134,9 @@ def choose_pooling(
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A linear layer behind the pooling.
+    """A linear layer after the pooling: weight (D_out, D_in), bias (D_out,) or None, float32.
 
-    Attributes:
-        weight: (D_out, D_in) float32.
-        bias: (D_out,) float32, or None.
-        activation: Its name in `torch.nn`.
-        identity: Checksum of its weights and its activation, for fingerprints.
+    `activation` is a name in `torch.nn`; `identity` is for fingerprints.
     """
 
     weight: Tensor
@@ -161,29 +145,25 @@ class DenseLayer:
     identity: str
 
     def apply(self, vectors: Tensor) -> Tensor:
-        """Turn (B, D_in) into (B, D_out)."""
         activate: Callable[[Tensor], Tensor] = getattr(torch.nn, self.activation)()
         return activate(torch.nn.functional.linear(vectors, self.weight, self.bias))
 
     def to(self, device: torch.device) -> "DenseLayer":
-        """Move it to a device."""
         bias = None if self.bias is None else self.bias.to(device)
         return DenseLayer(self.weight.to(device), bias, self.activation, self.identity)
 
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """What a folder says; that of a plain transformer says nothing.
+    """A sentence-transformers model's configuration; a plain transformer has the defaults.
 
     Attributes:
         is_one: Whether it is a sentence-transformers model at all.
         max_tokens: Its longest text, or None where it does not say.
-        is_lower: Whether texts are put into lower case first.
-        query_prompt: What a query begins with.
-        passage_prompt: What a passage begins with.
-        pooling: What its pooling's file says; None for a plain transformer.
-        layers: What comes behind the pooling, in order; None stands for unit length.
-        truncate_dim: How many dimensions of a vector are kept, the first ones; None: all.
+        is_lower: Whether texts are lower-cased first.
+        pooling: Its pooling's file; None for a plain transformer.
+        layers: Layers after the pooling, in order; None stands for unit length.
+        truncate_dim: How many of a vector's first dimensions are kept; None: all.
     """
 
     is_one: bool = False
@@ -197,16 +177,11 @@ class SentenceModel:
 
     @property
     def is_normalized(self) -> bool:
-        """Whether its vectors have unit length."""
         return bool(self.layers) and self.layers[-1] is None
 
 
 def read_sentence_model(source: ModelSource) -> SentenceModel:
-    """Read a folder's or hub model's `modules.json` and what belongs to it.
-
-    Raises:
-        ModelError: If a file is damaged, or it has a part that is not known here.
-    """
+    """Read a model's `modules.json` and its parts; ModelError if one is damaged or unknown."""
     parts = load.read_parts(source)
     if not parts:
         return SentenceModel()
@@ -239,7 +214,7 @@ def read_sentence_model(source: ModelSource) -> SentenceModel:
 
 
 def _read_limits(source: ModelSource, folder: str) -> Mapping[str, Any]:
-    """Read what a transformer reads of a text, by any of the names that its file had."""
+    """Read a transformer's limits from its file, by any of that file's names."""
     names = [PurePosixPath(folder, name).as_posix() for name in _LIMITS]
     found = (load.read_model_json(source, name, dict) for name in names)
     limits: dict[str, Any] = next(filter(None, found), {})
@@ -270,7 +245,7 @@ def choose_max_tokens(source: ModelSource, asked: int | None) -> int:
 
 
 def _read_layers(source: ModelSource, parts: Sequence[load.Part]) -> tuple[DenseLayer | None, ...]:
-    """Read what comes behind the pooling; refuse what is not known, or stands elsewhere."""
+    """Read the layers after the pooling; refuse unknown parts or another order."""
     names = [part.kind for part in parts]
     kinds = [name.rpartition(".")[2] for name in names]
     is_own = all(name.startswith("sentence_transformers.") for name in names)
@@ -322,14 +297,14 @@ def _read_dense(source: ModelSource, folder: str, config: Mapping[str, Any]) -> 
 
 
 def _first_dimensions(kept: int, width: int) -> DenseLayer:
-    """Keep the first dimensions of a vector: a layer, so that it is saved and named like others."""
+    """Keep a vector's first dimensions: a layer, saved and fingerprinted like others."""
     return DenseLayer(torch.eye(kept, width), None, "Identity", f"first {kept}")
 
 
 def _count_positions(model: Any) -> int | None:
     table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
     if isinstance(table, torch.nn.Embedding):
-        # RoBERTa's kind counts positions from behind its padding index: 514 rows read 512 tokens.
+        # RoBERTa's kind counts positions after its padding index: 514 rows read 512 tokens.
         unused = 0 if table.padding_idx is None else table.padding_idx + 1
         return table.num_embeddings - unused
     window: int | None = getattr(model.config, "max_position_embeddings", None)
@@ -352,14 +327,10 @@ class EncoderParts:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenChunk:
-    """Texts as tokens, cut into batches.
+    """Tokenised texts, cut into batches of rows, the longest texts first.
 
-    Attributes:
-        texts: n texts, as they were tokenised.
-        first: What the first of them is called in messages.
-        ids: Tokens of each.
-        batches: Rows of each batch, the longest texts first.
-        num_cut: Texts of which only the beginning was read.
+    `first` is the number of the first text, for messages; of `num_cut` texts only the beginning was
+    read.
     """
 
     texts: Sequence[str]
@@ -370,26 +341,22 @@ class TokenChunk:
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """Which text stands at each place of all batches, (n,) int64."""
+        """The text at each place of all batches, (n,) int64."""
         return np.concatenate([np.asarray(rows, np.int64) for rows in self.batches])
 
 
 class Encoder:
-    """Turns texts into vectors; knows nothing of tasks, prompts or indexes.
+    """Turns texts into vectors; independent of tasks, prompts and indexes.
 
     Attributes:
-        args: What it was asked for by.
         copied: The folder that a loaded model was written to; None for one that has a name.
-        model: Of transformers, on its device.
-        tokenizer: Its tokenizer.
         fingerprint: All that determines a passage's vector, besides its text.
-        device: Where it runs.
         batch_tokens: Padded tokens in one batch on a CPU; a GPU takes 32 times as many.
         width: Length of a vector (D).
-        sentence: What its folder says beside the transformer.
+        sentence: Its sentence-transformers configuration.
         query_prompt: What each query begins with; usually nothing.
         inputs: Its files, as they were when it was identified.
-        num_cut: Texts longer than `max_tokens` met so far; only their beginning was read.
+        num_cut: Texts longer than `max_tokens` so far; only their beginning was read.
     """
 
     def __init__(
@@ -404,10 +371,9 @@ class Encoder:
 
         Args:
             encoder: Hub id, folder or bundled:NAME; or arguments that name one; or a loaded model,
-                of transformers or a `SentenceTransformer`, which is read as if from the folder that
-                it is saved to. One with sentence-transformers' files has its own pooling, layers,
-                lengths and prompts, but for what the options say; under a pooling that is not its
-                own it has no layers.
+                of transformers or a `SentenceTransformer`, which is saved to a folder and read from
+                it. Options override a sentence-transformers model's own pooling, lengths and
+                prompts; another pooling drops its layers.
             tokenizer: That of a loaded model of transformers.
             device: Where it runs; with "auto" a loaded model's copy runs where that does.
             **options: Fields of `PassageEncoderArguments`, such as `pooling="cls"`.
@@ -455,7 +421,7 @@ class Encoder:
         return {"query_prompt": self.query_prompt} if self.query_prompt else {}
 
     def prepared(self, texts: Sequence[str], *, is_query: bool) -> list[str]:
-        """Return texts as they are tokenised: behind their prompt."""
+        """Return texts as they are tokenised: after their prompt, perhaps in lower case."""
         prompt = self.query_prompt if is_query else str(self.fingerprint.get("passage_prompt", ""))
         whole = [f"{prompt}{text}" for text in texts] if prompt else list(texts)
         return [text.lower() for text in whole] if self.sentence.is_lower else whole
@@ -463,20 +429,14 @@ class Encoder:
     def encode(
         self, texts: Sequence[str], *, is_query: bool = False, advance: Advance = int
     ) -> Vectors:
-        """Encode texts.
+        """Encode texts; return (n, D) float32, in the order given.
 
-        Args:
-            texts: Any number, in any order.
-            is_query: Whether they are queries; it is the same but for models with prompts.
-            advance: Called with the number of texts done after each batch, for a caller's bar;
-                without it there is a bar here.
-
-        Returns:
-            (n, D) float32, in the order given.
+        `is_query` matters only for models with prompts. `advance` is called with the number of
+        texts done after each batch; without it a bar is shown.
 
         Raises:
-            ModelError: If a vector is not finite, one text alone does not fit in memory, or the
-                device fails.
+            ModelError: If a vector is not finite, one text does not fit in memory, or the device
+                fails.
         """
         if advance is int:
             with Bar(total=len(texts), desc="encode", unit="text", leave=False) as bar:
@@ -494,11 +454,7 @@ class Encoder:
         return vectors
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
-        """Return the vectors of examples, (B, D): all are queries, being texts of one kind.
-
-        Raises:
-            ModelError: As `encode`.
-        """
+        """Return the vectors of examples, (B, D), all encoded as queries. Raises as `encode`."""
         return self.encode([example.text for example in examples], is_query=True)
 
     def tokenize(
@@ -506,10 +462,7 @@ class Encoder:
     ) -> list[TokenChunk]:
         """Tokenise texts for `begin`; another thread may do it ahead, one at a time.
 
-        Args:
-            texts: n texts.
-            is_query: As `encode`.
-            first: What the first of them is called in messages.
+        `first` is the number of the first one, for messages.
         """
         chunks = []
         for start in range(0, len(texts), _CHUNK):
@@ -526,21 +479,11 @@ class Encoder:
     def begin(
         self, chunks: Sequence[TokenChunk], *, in_half: bool = False, advance: Advance = int
     ) -> Callable[[], npt.NDArray[Any]]:
-        """Encode tokenised texts; a GPU may still be at it when this returns.
+        """Start encoding tokenised texts; return a function that waits for the vectors.
 
-        Vectors stay on a GPU until all of a chunk are there.
-
-        Args:
-            chunks: Of n texts.
-            in_half: Whether vectors are rounded to float16, before they leave the device.
-            advance: As `encode`.
-
-        Returns:
-            What waits for the vectors and returns them, (n, D) float32 or float16, in the order of
-            the texts. It raises ModelError too, also where a vector is too large for float16.
-
-        Raises:
-            ModelError: As `encode`.
+        Vectors stay on a GPU until all of a chunk are there. The function returns (n, D) float32 or
+        float16, in the order of the texts; both raise ModelError as `encode`, the function also
+        where a vector is too large for float16. `in_half` rounds to float16 on the device.
         """
         num_texts = sum(len(chunk.texts) for chunk in chunks)
         with (
@@ -565,7 +508,7 @@ class Encoder:
     def _launch(
         self, chunk: TokenChunk, *, in_half: bool, advance: Advance
     ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-        """Encode a chunk; return what waits for its vectors, longest text first, and its peaks."""
+        """Encode a chunk; return functions for its vectors, longest text first, and its peaks."""
         n, done = len(chunk.texts), 0
         dtype = torch.float16 if in_half else torch.float32
         vectors = torch.empty((n, self.width), dtype=dtype, device=self.device)
@@ -611,12 +554,12 @@ class Encoder:
             lines, encodings = told["input_ids"], told.encodings
         if encodings is not None:
             num_cut = sum(bool(line.overflowing) for line in encodings)
-        else:  # a slow tokenizer does not tell, so texts that just fit are counted too
+        else:  # a slow tokenizer does not report it, so texts that just fit are counted too
             num_cut = sum(len(line) >= self._max_tokens for line in lines)
         return [array("i", line) for line in lines], num_cut  # four bytes a token: shards wait
 
     def _forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the vectors (B, D) of token ids (B, L), by a mask that is True on real ones."""
+        """Return the vectors (B, D) of token ids (B, L); the mask is True on real ones."""
         output = self.model(input_ids=ids, attention_mask=mask.long())
         vectors = pool(output, mask, str(self.fingerprint["pooling"]))  # (B, D)
         for layer in self._layers:
@@ -727,13 +670,8 @@ def _load_model(source: ModelSource, config: Any, pooling: str, dtype: torch.dty
 def load_t5_encoder(args: PassageEncoderArguments, name: str, device: str) -> Encoder:
     """Load the encoder of a T5; a vector is the mean of its last states, </s> included.
 
-    Args:
-        args: How vectors are made; the pooling is always the mean, in float32.
-        name: Hub id, folder or bundled:NAME, of a T5 with its decoder or without.
-        device: "auto", "cpu", "cuda", ...
-
-    Raises:
-        ModelError: If it cannot be found or loaded, or is no T5.
+    Pooling and float32 are fixed, whatever `args` say. ModelError if `name` is no T5 or cannot be
+    loaded.
     """
     from transformers import AutoModelForTextEncoding
 

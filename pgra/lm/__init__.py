@@ -1,1 +1,1 @@
-"""Frozen causal LMs: loading, prompted states, generation, scoring; here or behind an endpoint."""
+"""Frozen causal LMs, local or at an endpoint: loading, prompted states, generation, scoring."""

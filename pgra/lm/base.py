@@ -1,4 +1,4 @@
-"""The contract of a language model, in this process or behind an endpoint, and its one opener.
+"""The contract of a language model, local or remote, and the function that opens one.
 
 Light: nothing heavy is imported until an LM is opened, and an endpoint needs no torch.
 """
@@ -102,19 +102,12 @@ class StateArguments(LMArguments):
 
 REMOTE = "openai:"
 AUTO, CHAT, COMPLETIONS = "auto", "chat", "completions"
-Advance = Callable[[int], object]
-"""Told how many more prompts are done, for a progress bar."""
+Advance = Callable[[int], object]  # called with how many more prompts are done, for a progress bar
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What an LM wrote after a prompt.
-
-    Attributes:
-        text: Up to the stop string, which is left out.
-        num_prompt_tokens: Tokens of the prompt; None where an endpoint does not report them.
-        num_new_tokens: The same, of those that were written.
-    """
+    """What an LM wrote after a prompt, up to the stop string; counts an endpoint omits are None."""
 
     text: str
     num_prompt_tokens: int | None
@@ -122,12 +115,10 @@ class Completion:
 
 
 class LanguageModel(Protocol):
-    """A frozen LM: it scores words after prompts, and goes on with them.
+    """A frozen LM that scores and writes text after prompts.
 
-    Answers come in the order of prompts, and none depends on what else is asked.
-
-    Attributes:
-        window: Most tokens of prompt and answer together.
+    Results come in the order of prompts, and none depends on the other prompts of a call. `window`
+    is the most tokens of prompt and answer together.
     """
 
     window: int
@@ -137,23 +128,20 @@ class LanguageModel(Protocol):
         """All that its answers depend on, besides the prompt."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of texts, (B,), those that open every input included."""
+        """Count the tokens of texts, (B,), including those that open every input."""
 
     def score(
         self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
     ) -> list[list[float]]:
         """Return the log-probability of all tokens of each word after each prompt, B lists of C.
 
-        Args:
-            prompts: B texts, none empty.
-            words: C texts as they would follow, such as " great" with its space.
-            advance: Told how many more prompts are done.
+        Prompts are not empty. Words are C texts as they would follow: " great", with its space.
         """
 
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
     ) -> list[Completion]:
-        """Go on with each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`."""
+        """Continue each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`."""
 
 
 @dataclass(kw_only=True)
@@ -213,7 +201,7 @@ class CompleterArguments(LMArguments):
     )
 
     def check(self) -> None:
-        """Refuse what only an endpoint has."""
+        """Refuse arguments of an endpoint for a local LM."""
         for name, default in (("base_url", None), ("endpoint", AUTO), ("tokenizer", None)):
             if getattr(self, name) != default and not self.is_remote:
                 raise ConfigError(
@@ -222,11 +210,6 @@ class CompleterArguments(LMArguments):
                 )
 
     def check_named(self) -> None:
-        """Refuse to go on without an LM.
-
-        Raises:
-            ConfigError: If none is named.
-        """
         if not self.lm:
             raise ConfigError(
                 "--lm is missing: name a hub id (facebook/opt-13b is of the paper's size), a "
@@ -235,20 +218,16 @@ class CompleterArguments(LMArguments):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the LM is behind an endpoint."""
         return self.lm.startswith(REMOTE)
 
 
 def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
-    """Open an LM by its name; what it answered once is on disk, and not asked again.
+    """Open an LM by its name; its answers are kept in `context.artifacts / "answers"` and reused.
 
-    Args:
-        args: Which, and how it is asked.
-        context: Where it runs; answers are kept in its `artifacts`, in `answers/`. Several
-            processes share the prompts out, each with an LM of its own.
+    Several processes share the prompts, each with its own LM.
 
     Raises:
-        ConfigError: If an endpoint's address or key cannot be, its client is not installed, or
+        ConfigError: If an endpoint's address or key is invalid, its client is not installed, or
             several processes would ask it.
         ModelError: If an LM or tokenizer cannot be found or loaded.
     """

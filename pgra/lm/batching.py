@@ -1,4 +1,4 @@
-"""Batches: by tokens, smaller where memory runs out, side by side, by length or beginning."""
+"""Batches by token budget, by length, or by shared beginning; halved where memory runs out."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -19,17 +19,11 @@ logger = logging.getLogger(__name__)
 def token_budget_batches(
     lengths: Sequence[int], budget: int, *, max_rows: int | None = None
 ) -> list[list[int]]:
-    """Cut texts into batches whose padded size fits a budget.
+    """Return batches of indices into `lengths` whose padded size fits a token budget.
 
-    The longest come first, so that a batch that does not fit in memory shows at once.
-
-    Args:
-        lengths: Tokens of each text.
-        budget: Most padded tokens (rows times longest) a batch; a single text over it goes alone.
-        max_rows: Most texts a batch; None for no such limit.
-
-    Returns:
-        Indices into `lengths`, each exactly once, sorted by falling length (ties by index).
+    The longest come first (ties by index), so that too little memory shows at once. `budget` is the
+    most padded tokens (rows times longest) a batch; a longer text goes alone. `max_rows` is the
+    most texts a batch; None for no limit.
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     batches: list[list[int]] = []
@@ -49,11 +43,10 @@ R = TypeVar("R")
 
 @dataclass
 class BackOff:
-    """Runs batches; one that memory does not hold is run in halves, and later ones are smaller.
+    """Runs batches of up to `budget` tokens; halves one that does not fit in memory.
 
-    Attributes:
-        budget: Most tokens in one batch.
-        advice: Whose memory it is, and what a user can do where a single item does not fit.
+    Later batches are then smaller. `advice` says whose memory it is and what to do, for the error
+    of a single item that does not fit.
     """
 
     budget: int
@@ -66,12 +59,7 @@ class BackOff:
         size: Callable[[Sequence[T]], int],
         run: Callable[[Sequence[T]], R],
     ) -> list[R]:
-        """Run a batch, in as few parts as it takes.
-
-        Args:
-            batch: Items.
-            size: Counts the tokens of items.
-            run: Runs items in one call.
+        """Run a batch in as few calls of `run` as memory allows; `size` counts tokens.
 
         Raises:
             ModelError: If one item alone does not fit.
@@ -96,20 +84,11 @@ class BackOff:
         return [done for part in (batch[:half], batch[half:]) for done in self.run(part, size, run)]
 
     def no_room(self, tokens: int) -> ModelError:
-        """Return the error of a single text that does not fit."""
         return ModelError(f"one text of {tokens} tokens does not fit the memory of {self.advice}")
 
 
 def pad(texts: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
-    """Lay texts in a row each, padded on the right to the longest.
-
-    Args:
-        texts: Token ids of n texts.
-        fill: What stands behind a shorter one's end.
-
-    Returns:
-        Token ids (n, L) int64, and which are a text's own, (n, L) bool.
-    """
+    """Pad token ids on the right: ids (n, L) int64, and a mask (n, L) bool, True on real tokens."""
     lengths = torch.tensor([len(text) for text in texts])
     mask = torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
     ids = torch.full(mask.shape, fill)
@@ -118,14 +97,14 @@ def pad(texts: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
-    """Send values from the host without waiting for what the device does now."""
+    """Send values from the host without waiting for the device's current work."""
     if device.type == "cuda":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 
 
 def begin_fetch(values: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy values to the host; the function returned waits for them, and for no more."""
+    """Start copying values to the host; the returned function waits for this copy alone."""
     if values.device.type != "cuda":
         return values.cpu
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -148,8 +127,7 @@ def begin_fetch(values: Tensor) -> Callable[[], Tensor]:
 
 
 TokenIds = npt.NDArray[np.int32]
-Group = tuple[int, int, int]
-"""Rows, padded length, and real tokens of one call of the encoder."""
+Group = tuple[int, int, int]  # rows, padded length and real tokens of one encoder call
 _SEGMENTS = 8  # an example has about so many: its tokens are padded to as many times the multiple
 
 
@@ -158,9 +136,9 @@ class GroupCost:
     """What decides how segments are grouped.
 
     Attributes:
-        overhead: What one more call of the encoder costs, in tokens.
-        max_tokens: Most padded tokens of a call; a single longer segment goes alone.
-        multiple: Padded lengths are multiples of it, so that shapes come again.
+        overhead: Cost of one more encoder call, in tokens.
+        max_tokens: Most padded tokens of a call; a longer segment goes alone.
+        multiple: Padded lengths are multiples of it, so that shapes recur.
     """
 
     overhead: int
@@ -171,32 +149,29 @@ class GroupCost:
     def on(cls, device: torch.device, *, is_training: bool = False) -> "GroupCost":
         """Return what suits a device.
 
-        On a CPU a call of 8,192 tokens leaves the cache (T5-small, two cores: 2,700 tokens a
-        second, 3,900 at 2,048); in training each call also adds up gradients of all weights. On a
-        GPU a call is two or three thousand launches, forward and back, and as long as they take it
-        reads some 16,384 tokens of a T5-base in bfloat16 (reckoned, not measured). There 5,000
-        steps of the paper's size have 12 shapes in place of 1,157, for 0.6 % more tokens.
+        On a CPU a call of 8,192 tokens exceeds the cache (T5-small, two cores: 2,700 tokens a
+        second, 3,900 at 2,048); in training each call also adds up gradients of all weights. A
+        GPU's values are estimates for a T5-base in bfloat16, not measured; its multiple gives 12
+        shapes in place of 1,157 in 5,000 steps of the paper's size, for 0.6 % more tokens.
         """
         if device.type == "cuda":
             return cls(1 << 14, 1 << 16, 16)
         return cls(128, 4096) if is_training else cls(24, 2048)
 
     def padded(self, length: int) -> int:
-        """Return the length that a group has whose longest segment has this one."""
         return -(-length // self.multiple) * self.multiple
 
 
 @dataclass(frozen=True)
 class PackedSegments:
-    """The segments of B examples as the encoder and then the decoder see them.
+    """The segments of B examples as the encoder and then the decoder read them.
 
     Attributes:
         input_ids: The groups' padded rows one after the other, (M,) int64.
         attention_mask: True on real tokens, (M,) bool.
-        groups: Rows, padded length and real tokens of each group; the products of the first two
-            add up to M.
-        places: Where each example's tokens stand among the M, segment after segment, (B, S) int64;
-            -1 behind an example's last token. S is the most tokens of an example, or a little more.
+        groups: Rows, padded length and real tokens of each group.
+        places: Positions of each example's tokens among the M, in order, (B, S) int64; -1 is
+            padding.
     """
 
     input_ids: Tensor
@@ -205,7 +180,6 @@ class PackedSegments:
     places: Tensor
 
     def to(self, device: torch.device) -> "PackedSegments":
-        """Send to a device."""
         parts = {
             n: send(part, device) for n, part in vars(self).items() if isinstance(part, Tensor)
         }
@@ -216,13 +190,7 @@ class PackedSegments:
 def pack_segments(
     examples: Sequence[Sequence[TokenIds]], *, pad_token_id: int, cost: GroupCost
 ) -> PackedSegments:
-    """Group the segments of B examples by length.
-
-    Args:
-        examples: Token ids of each segment, none empty; each example has one or more.
-        pad_token_id: The tokenizer's; its value cannot matter, the mask hides it.
-        cost: What decides the groups.
-    """
+    """Group the segments of B examples by length; each example has one or more, none empty."""
     segments = [segment for example in examples for segment in example]
     lengths = np.array([len(segment) for segment in segments], dtype=np.int64)
     ids: list[npt.NDArray[np.int64]] = []
@@ -254,7 +222,7 @@ def pack_segments(
 def _places(
     starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], counts: Sequence[int]
 ) -> npt.NDArray[np.int64]:
-    """Return where each example's tokens stand, (B, S), -1 where there are no more."""
+    """Return the positions of each example's tokens, (B, S), padded with -1."""
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     flat = np.repeat(starts, lengths) + within
     owners = np.repeat(np.arange(len(counts)), counts)
@@ -265,14 +233,9 @@ def _places(
 
 
 def group_by_length(lengths: npt.NDArray[np.int64], cost: GroupCost) -> list[npt.NDArray[np.int64]]:
-    """Cut segments, sorted by length, into the groups whose padded tokens and calls cost least.
+    """Return groups of indices with the least cost of padding and calls, each sorted by length.
 
-    Args:
-        lengths: Tokens of each segment, (n,) int64, all at least 1.
-        cost: What a call costs, and the most it may hold.
-
-    Returns:
-        Indices into `lengths`, each exactly once; in a group sorted by length, ties by index.
+    Lengths are (n,) int64, at least 1; ties go by index.
     """
     order = np.argsort(lengths, kind="stable")
     distinct, counts = np.unique(lengths, return_counts=True)
@@ -299,20 +262,13 @@ def group_by_length(lengths: npt.NDArray[np.int64], cost: GroupCost) -> list[npt
 # Which prompts begin alike: what they share is then read once (`pgra.lm.generate`).
 
 
-LEAST_SHARED = 32
-"""Fewer tokens are not worth a call of their own."""
+LEAST_SHARED = 32  # fewer tokens are not worth a call of their own
 _LEAST_PART = 4  # of a prompt: less than a quarter does not pay for batches that are cut smaller
 
 
 @dataclass(frozen=True)
 class PrefixGroup:
-    """Prompts that begin with the same tokens, or some of them that are read in one call.
-
-    Attributes:
-        rows: Which prompts.
-        shared: Tokens they all begin with; each has at least one more. None where nothing is
-            shared.
-    """
+    """Prompts (by row) that begin with the same `shared` tokens; each has at least one more."""
 
     rows: list[int]
     shared: tuple[int, ...] = ()
@@ -321,18 +277,11 @@ class PrefixGroup:
 def group_by_prefix(
     prompts: Sequence[Sequence[int]], *, least: int = LEAST_SHARED
 ) -> list[PrefixGroup]:
-    """Group prompts so that reading each group's beginning once saves most.
+    """Group prompts, none empty, so that reading their common beginnings once saves the most.
 
-    In the order of their tokens, prompts that begin alike are neighbours. The most alike are put
-    together first; then groups, where all of them together save more than each for itself. So one
-    odd prompt takes nothing from the others.
-
-    Args:
-        prompts: Token ids, none empty.
-        least: Fewest tokens that are shared.
-
-    Returns:
-        Each prompt in one group; those that share nothing with others in the last one.
+    Sorted by their tokens, similar prompts are neighbours. The most similar merge first; groups
+    merge where that saves more than each alone. So one odd prompt costs the others nothing. A
+    beginning has at least `least` tokens; prompts that share none are the last group.
     """
     order = sorted(range(len(prompts)), key=lambda row: list(prompts[row]))
     # By their first and by their last place.
@@ -360,13 +309,7 @@ def group_by_prefix(
 
 
 class _Span(NamedTuple):
-    """Neighbours in the order of prompts, from the first's place to the last's.
-
-    Attributes:
-        parts: The best groups of them so far: first and last place, and tokens that are shared.
-        saved: Tokens that need not be read.
-        longest: Tokens of the longest prompt.
-    """
+    """Neighbouring prompts, and their best groups: (first, last, shared tokens) each."""
 
     first: int
     last: int
@@ -376,6 +319,6 @@ class _Span(NamedTuple):
 
 
 def count_joint(one: Sequence[int], other: Sequence[int]) -> int:
-    """Count the tokens that two texts begin with alike."""
+    """Count the tokens of the common beginning of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,8 +1,8 @@
-"""An LM's answers on disk, as they come: a stopped run asks nothing twice.
+"""An LM's answers on disk, in one SQLite file for all endpoints and models.
 
-One SQLite file for all endpoints and models, which several processes and threads may share. An
-answer is committed by itself: a killed process loses none. Prompts are not in it, only their
-digests. Each answer has a checksum of it and its key; a damaged one is asked again.
+Several processes and threads may share it. An endpoint's answer is committed at once, a local LM's
+in groups of some 20 seconds of work. Prompts are stored as digests only. A damaged answer fails its
+checksum and is asked again.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _CHECKSUM_CHARS = 32
 
 
 def _seal(key: str, answer: str) -> str:
-    """Return what is kept of an answer: a checksum of it and its key, and itself."""
+    """Prepend a checksum of key and answer."""
     return xxhash.xxh3_128_hexdigest(f"{key} {answer}".encode()) + answer
 
 
@@ -48,13 +48,9 @@ _SECONDS = 20.0  # of work that a stop may lose, about
 
 @dataclass(frozen=True)
 class Answer:
-    """What is kept of one call.
+    """What is kept of one call; counts are None where the endpoint does not report them.
 
-    Attributes:
-        text: What the LM wrote; empty where only chances were asked.
-        num_prompt_tokens: As the endpoint counted them; None where it does not.
-        num_new_tokens: The same, of what it wrote.
-        log_probability: Of the word that was scored; None where text was asked.
+    `text` is "" where a word was scored; `log_probability` is the word's, and None for text.
     """
 
     text: str
@@ -64,22 +60,17 @@ class Answer:
 
 
 class AnswersCache:
-    """Answers by their key. Each use opens the file anew, which threads and forks survive.
-
-    Attributes:
-        path: The file; made by the first answer.
-    """
+    """Answers by key. Each use opens the file anew, which makes it safe for threads and forks."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep answers in a folder, which need not exist yet."""
         self.path = folder / FILE
         self._turn = threading.Lock()  # SQLite's own waiting sleeps for up to 0.1 s at a time
 
     def find(self, keys: Sequence[str]) -> dict[str, Answer]:
-        """Look answers up; a key without one is left out, or whose one is damaged.
+        """Return the answers that are there and undamaged.
 
         Raises:
-            ArtifactError: If the file is damaged, foreign or held by another process for long.
+            ArtifactError: If the file is damaged, foreign or locked by another process for long.
         """
         if not self.path.exists():
             return {}
@@ -93,11 +84,7 @@ class AnswersCache:
         return {key: answer for key, answer in found.items() if answer is not None}
 
     def keep(self, answers: Mapping[str, Answer], *, model: str) -> None:
-        """Write answers by key, all or none, durably before this returns.
-
-        Args:
-            answers: By a digest of all that each depends on.
-            model: Its name, for people who look into the file.
+        """Write answers by key, all or none, durably; `model` is for people who read the file.
 
         Raises:
             ArtifactError: As `find`; also if the disk is full.
@@ -122,7 +109,7 @@ class AnswersCache:
 
 
 def _unseal(key: str, kept: object) -> Answer | None:
-    """Read what is kept of an answer; None where it is not what was written."""
+    """Return an answer, or None if it is damaged."""
     try:
         text = str(kept)[_CHECKSUM_CHARS:]
         return Answer(**json.loads(text)) if _seal(key, text) == kept else None
@@ -131,14 +118,7 @@ def _unseal(key: str, kept: object) -> Answer | None:
 
 
 class CachedLM:
-    """A local LM that is not asked what it has answered before.
-
-    What an endpoint answers is kept by `pgra.lm.remote` itself, in the same file. Several processes
-    share prompts out, and read from that file what the others were answered.
-
-    Attributes:
-        inner: The LM.
-    """
+    """A local LM that reuses its answers on disk; `pgra.lm.remote` keeps an endpoint's itself."""
 
     def __init__(
         self,
@@ -146,26 +126,22 @@ class CachedLM:
         answers: AnswersCache,
         context: Context = ALONE,
     ) -> None:
-        """Keep the answers of an LM.
+        """Wrap an LM.
 
-        Args:
-            inner: The LM.
-            answers: Where they are kept.
-            context: Who asks the same prompts in the same order, each an LM of its own; each is
-                asked its share.
+        The context's processes get the same prompts in the same order, each with its own LM; each
+        answers its share and reads the others' answers from the file.
         """
         self.inner, self.window, self.count_tokens = inner, inner.window, inner.count_tokens
         self._answers, self._context = answers, context
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """The LM's."""
         return self.inner.fingerprint
 
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
     ) -> list[Completion]:
-        """Go on with each prompt; see `LanguageModel`."""
+        """Continue each prompt; see `LanguageModel`."""
 
         def ask(part: Sequence[str], tell: Advance) -> list[list[Answer]]:
             done = self.inner.complete(part, max_new_tokens=max_new_tokens, stop=stop, advance=tell)

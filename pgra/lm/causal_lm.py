@@ -1,8 +1,4 @@
-"""A causal LM in this process: states of prompts, scores of words, and greedy text.
-
-KATE's LM call is `complete`: greedy, up to a stop string (Liu et al. 2022, section 3.3: temperature
-0).
-"""
+"""A causal LM in this process: states of prompts, scores of words, and greedy text."""
 
 import copy
 import gc
@@ -42,24 +38,21 @@ _SHOWN = 60  # characters of a prompt in a message
 
 
 class CausalLM:
-    """A decoder-only LM of transformers: OPT, GPT-2, Llama, Qwen and their kin.
+    """A decoder-only LM of transformers: OPT, GPT-2, Llama, Qwen and similar.
 
-    The weights are loaded when they are first needed: a run whose states are all in the bank
-    never reads them.
+    Weights are loaded when they are first needed: a run whose states are all in the bank never
+    reads them.
 
     Attributes:
         source: Where it came from.
         config: The base model's configuration.
-        tokenizer: Its tokenizer.
-        device: Where it runs; with a device map, where its token ids go and its states come out.
-        dtype: Of its weights and states; quantized weights are made this for each product.
-        with_head: Whether what turns states into words is loaded too; without it there are only
-            states.
-        how: How many bits its weights take, how they are spread over GPUs, how much it reads in a
-            call.
-        layer: The layer that states are of, where that is not the last: the LM ends there.
+        device: With a device map, where token ids go and states come out.
+        dtype: Of weights and states; quantized weights become this for each product.
+        with_head: Whether the head is loaded too; without it there are only states.
+        how: Its arguments: quantization, device map, batch size.
+        layer: The layer that states are of, where the LM ends; None is the last.
         window: Most tokens of prompt and answer together.
-        busy: Held by the thread that reads with it.
+        busy: Held by the thread that uses the LM.
     """
 
     dtype: torch.dtype
@@ -74,23 +67,22 @@ class CausalLM:
         layer: str = "last",
         **how: Any,
     ) -> None:
-        """Find an LM; nothing is loaded but its tokenizer.
+        """Find an LM and load its tokenizer; no weights yet.
 
         Args:
             lm: Hub id, folder or `bundled:NAME`; or `LMArguments`; or a loaded model of
-                transformers, whose weights are shared, not copied, and which is not changed.
+                transformers, whose weights are shared, not copied or changed.
             tokenizer: That of a loaded model.
             device: Where it runs; a loaded model stays where it is.
-            with_head: Whether it shall write and score words too.
-            layer: "last"; or the number of a layer, or a share of the depth, with which it ends. A
-                state is then what the LM's own final norm (OPT-350m's projection) makes of that
-                layer's output.
+            with_head: Whether it will also write and score words.
+            layer: "last"; or the number of the layer that it ends with (from 1), or a share of the
+                depth. A state is then that layer's output after the LM's own final norm (and
+                OPT-350m's projection).
             **how: Fields of `LMArguments` without their `lm_`, such as `dtype="bfloat16"`.
 
         Raises:
-            ConfigError: If an option is unknown, a device map meets several processes, or one GPU
-                by name, 8-bit weights meet float16, or there is no such layer, or words are wanted
-                from an earlier one; or if a loaded model would have to change for an option.
+            ConfigError: If an option is unknown, contradicts another or would change a loaded
+                model, there is no such layer, or words are wanted from an earlier one.
             ModelError: If it cannot be found, is of another kind, or a library is missing.
             ValueError: If `lm` is none of these, or a loaded model has no tokenizer.
         """
@@ -142,12 +134,7 @@ class CausalLM:
             self.dtype = torch.bfloat16  # in 8 bits float16 overflows with most LMs
 
     def not_finite(self, where: str, what: str = "state") -> ModelError:
-        """Return the error of numbers that are not finite.
-
-        Args:
-            where: For what they came out, such as "for a prompt".
-            what: What they are.
-        """
+        """Return the error for NaN or infinite numbers; `where` is such as "for a prompt"."""
         ways = {
             torch.float16: "use --lm_dtype bfloat16",
             torch.bfloat16: "use --lm_dtype float32",
@@ -157,10 +144,7 @@ class CausalLM:
         return ModelError(f"'{name}' gives no finite {what} in {dtype} {where}: {way_out}")
 
     def release(self) -> None:
-        """Let go of the weights; they are loaded again when they are next needed.
-
-        A loaded model that was given stays its owner's.
-        """
+        """Free the weights until they are needed again; a given loaded model stays its owner's."""
         for name in ("model", "whole", "head", "reader", "_packer"):
             vars(self).pop(name, None)
         gc.collect()  # a model's parts know each other
@@ -169,11 +153,10 @@ class CausalLM:
 
     @cached_property
     def num_weights(self) -> int:
-        """All parameters of the base model."""
         return sum(weight.numel() for weight in load.lay_out(self.config).parameters())
 
     def batch_budget(self, tokens: int) -> int:
-        """Scale a CPU's tokens in a batch to the LM's device and size; see `load.batch_budget`."""
+        """Scale a CPU's tokens in a batch to the LM's device and size."""
         is_cpu = self.device.type == "cpu"
         weights = None if is_cpu else self.num_weights
         return load.batch_budget(tokens, self.device, weights=weights)
@@ -189,7 +172,6 @@ class CausalLM:
             raise ModelError(f"'{name}' is {what}, not a causal LM: give a GPT, OPT, Llama, ...")
 
     def _check_options(self, device: str) -> None:
-        """Refuse what would change a loaded model."""
         place = self.device if device == "auto" else load.choose_device(device)
         if place.type != self.device.type:
             raise ConfigError(f"the loaded LM is on {self.device}, not on {place}: move it first")
@@ -206,11 +188,10 @@ class CausalLM:
 
     @cached_property
     def model(self) -> Any:
-        """Load the base model, in evaluation mode.
+        """The base model, loaded on first use, in evaluation mode.
 
         Raises:
-            ModelError: If it cannot be loaded, does not fit or cannot be quantized, or later
-                tokens change earlier states.
+            ModelError: If it cannot be loaded, does not fit, cannot be quantized, or is not causal.
         """
         model = self.whole.base_model if self.with_head else self.whole
         self._check_causal(model)
@@ -218,11 +199,7 @@ class CausalLM:
 
     @cached_property
     def whole(self) -> Any:
-        """Load what there is to load: the base model, or the one around it that has the head.
-
-        Raises:
-            ModelError: As `model`.
-        """
+        """The base model, or the model around it with the head; raises as `model`."""
         model = self._load()
         if self.how.lm_device_map != "none":
             load.warn_of_placement(model, self.source)
@@ -266,7 +243,7 @@ class CausalLM:
             ) from error
 
     def _share(self) -> Any:
-        """Return a copy of the loaded model that has its very weights, and ends where we do."""
+        """Return a copy of the loaded model that shares its weights and ends at our layer."""
         whole = load.share_weights(self._given)
         if self.with_head and whole.get_output_embeddings() is None:
             raise ModelError(
@@ -288,11 +265,10 @@ class CausalLM:
 
     @cached_property
     def head(self) -> torch.nn.Linear:
-        """The layer that turns states into logits, (V, H); its logits are seen to be the LM's own.
+        """The layer that turns states into logits, (V, H), checked against the LM's own logits.
 
         Raises:
-            ModelError: If there is no plain head, or the LM does more with its logits (some cap or
-                scale them).
+            ModelError: If there is no plain head, or the LM caps or scales its logits.
         """
         layer = self.whole.get_output_embeddings()
         if not isinstance(layer, torch.nn.Linear):
@@ -316,7 +292,6 @@ class CausalLM:
 
     @property
     def quantization(self) -> str:
-        """Which weights: "none" (as they are) or "8bit"."""
         return self.how.lm_quantization
 
     @property
@@ -331,7 +306,7 @@ class CausalLM:
 
     @cached_property
     def width(self) -> int:
-        """Return H, the width of a state. It may differ from the config's: OPT-350m projects."""
+        """H, the width of a state. It may differ from the config's: OPT-350m projects."""
         return int(self.states_of([[0]])[0].shape[-1])
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
@@ -345,7 +320,7 @@ class CausalLM:
 
     @cached_property
     def lead_ids(self) -> list[int]:
-        """Return the special tokens that open every input, such as OPT's </s>; empty for GPT-2."""
+        """The special tokens that open every input, such as OPT's </s>; empty for GPT-2."""
         probe = "The answer is"
         full, bare = self.tokenizer(probe)["input_ids"], self.tokenize([probe])[0]
         starts = (i for i in range(len(full)) if full[i : i + len(bare)] == bare)
@@ -353,14 +328,9 @@ class CausalLM:
 
     @torch.inference_mode()
     def states_of(self, batch: Sequence[Sequence[int]]) -> Tensor:
-        """Run whole inputs, padded on the right.
+        """Return the state at each input's last token, (n, H) in the LM's dtype, on its device.
 
-        Args:
-            batch: Token ids of n inputs, none empty.
-
-        Returns:
-            (n, H) in the LM's dtype, on its device: the output of `layer` after the final norm, at
-            each input's last token.
+        A state is the output of `layer` after the final norm. Inputs are token ids, none empty.
         """
         ids, mask = pad(batch)
         # Right padding and causality keep real tokens from the padding; positions must be given,
@@ -375,15 +345,7 @@ class CausalLM:
         return self.states_at(hidden, send(ends, hidden.device))
 
     def states_at(self, hidden: Tensor, ends: Tensor) -> Tensor:
-        """Return the states at some of a batch's R * T tokens.
-
-        Args:
-            hidden: What the model gave, (R, T, H).
-            ends: Places of tokens, (n,).
-
-        Returns:
-            (n, H).
-        """
+        """Return the states, (n, H), at some of the R * T positions of `hidden`, (R, T, H)."""
         return hidden.reshape(-1, hidden.shape[-1])[ends.to(hidden.device)]
 
     def _check_causal(self, model: Any) -> None:
@@ -403,21 +365,22 @@ class CausalLM:
             )
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of texts, those that open every input included, (B,)."""
+        """Count the tokens of texts, (B,), including those that open every input."""
         return [len(ids) for ids in self._tokenize(texts)]
 
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
     ) -> list[Completion]:
-        """Go on with each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`.
+        """Continue each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`.
 
-        The outcome is that of each prompt alone, whatever stands beside it: exactly so in float32
-        but where two tokens are equally likely to the last digits; in half precision such ties are
-        more. A text may begin with a space, where the tokenizer makes it part of the first word.
+        This is KATE's LM call (Liu et al. 2022, section 3.3: temperature 0). The result is that of
+        each prompt alone, whatever else is in the batch: in float32 exactly, except where two
+        tokens are equally likely to the last digits; half precision has more such ties. A text may
+        begin with a space, where the tokenizer makes it part of the first word.
 
         Raises:
             ConfigError: If a prompt is empty, or does not fit the window with what is written.
-            ModelError: If the LM cannot be loaded, does not fit, or gives no finite number.
+            ModelError: If the LM cannot be loaded, does not fit, or gives NaN or infinity.
         """
         from pgra.lm.generate import write, write_alone
 
@@ -441,8 +404,8 @@ class CausalLM:
     ) -> list[list[float]]:
         """Return the log-probability of all tokens of each word after each prompt.
 
-        A prompt is read once for all words; a word of several tokens costs those but its last.
-        Values are not divided by a word's tokens.
+        It is not divided by the word's tokens. A prompt is read once for all words; a word of
+        several tokens costs those but its last.
 
         Raises:
             ConfigError: If a prompt is empty, or does not fit the window with a word.
@@ -482,11 +445,7 @@ class CausalLM:
                 )
 
     def read_words(self, prompt: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        """Return a prompt's tokens, and those of each word as it stands behind it.
-
-        Raises:
-            ModelError: If the tokenizer joins a word to the prompt.
-        """
+        """Return the token ids of a prompt and of each word; ModelError if a token joins them."""
         ids, *joint = self._tokenize([prompt, *(prompt + word for word in words)])
         for word, both in zip(words, joint, strict=True):
             if both[: len(ids)] != ids or len(both) == len(ids):
@@ -505,7 +464,6 @@ class CausalLM:
 
     @cached_property
     def reader(self) -> "PromptReader":
-        """What reads prompts and keeps what it has read, for `complete` and `score`."""
         from pgra.lm.generate import PromptReader
 
         return PromptReader(self, self.how.lm_batch_tokens)
@@ -523,10 +481,7 @@ class CausalLM:
 
 
 def head_logits(head: torch.nn.Linear, states: Tensor) -> Tensor:
-    """Return the logits (..., V) of states (..., H), in float32, on the head's device.
-
-    In half precision a logit would be rounded by more than labels differ.
-    """
+    """Return the logits (..., V) of states (..., H), in float32: half precision is too coarse."""
     states = states.to(head.weight.device).float()
     if head.weight.dtype is torch.float32:
         logits: Tensor = head(states)  # it may hold a packed copy

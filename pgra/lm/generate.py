@@ -1,15 +1,13 @@
-"""Prompts that a causal LM has read, and how it goes on with them: greedy text, scores of words.
+"""Greedy text and word scores of a causal LM, for many prompts at once.
 
-Reading is bound by arithmetic, so that small batches without padding are best; writing a token is
-bound by reading the weights, so that many prompts together cost little more than one. Hence the
-two have sizes of their own: prompts are read in batches of so many tokens, those that begin alike
-behind one reading of their beginning, and wait until as many are there as the memory for keys and
-values takes. Those that are done leave, and others follow.
+Reading is bound by arithmetic, so small batches without padding are best; writing a token is bound
+by reading the weights, so many prompts cost little more than one. Hence prompts are read in batches
+by a token budget, a common beginning once, and wait until there are as many as the memory for keys
+and values holds. Finished prompts leave, and others follow.
 
-A prompt's keys and values stand in rows of a stock cache of transformers. While prompts are read,
-they are padded on the right, where no token sees the padding; when many are gone on with together,
-they are laid against the right edge, so that tokens are as far apart in the cache as in the text,
-whatever an LM's attention makes of that.
+A prompt's keys and values are rows of a stock cache of transformers. While prompts are read they
+are padded on the right, where no token sees the padding. For writing they are aligned at the right
+edge, so that distances in the cache are those in the text, whatever an LM's attention does.
 """
 
 import logging
@@ -37,8 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Tokens = Sequence[int]
+# given the tokens written so far, returns whether they are enough
 IsDone = Callable[[Tokens], bool]
-"""Told the tokens written so far, says whether they are enough."""
 
 _PROBES = ("The answer is", "Question: who wrote it? The answer is not")
 KEPT_BYTES = 1 << 29  # keys and values on a CPU
@@ -54,10 +52,9 @@ class KVCache:
     Attributes:
         layers: Each layer's keys and values, (R, heads, S + room, width) each.
         lengths: Tokens of each prompt, (R,) int64, on the CPU.
-        logits: Of what follows each, (R, V) float32.
-        is_right: Whether a prompt's tokens are the last of its row's S, and not the first.
-        room: Columns behind the tokens that nothing stands in yet: what is written goes there, and
-            nothing is copied for it.
+        logits: Of the next token, (R, V) float32.
+        is_right: Whether a prompt's tokens are the last of its row's S, not the first.
+        room: Free columns after the tokens, for new ones, so that nothing is copied.
     """
 
     layers: list[tuple[Tensor, Tensor]]
@@ -67,21 +64,19 @@ class KVCache:
     room: int = 0
 
     def __len__(self) -> int:
-        """Count the prompts."""
         return len(self.lengths)
 
     @property
     def longest(self) -> int:
-        """S, the tokens of a row."""
         return int(self.layers[0][0].shape[2]) - self.room
 
     def cut(self, length: int) -> "KVCache":
-        """Return the one prompt's first tokens, to read others behind; its logits say nothing."""
+        """Return a single prompt's first tokens, for others to follow; its logits are not valid."""
         layers = [(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers]
         return KVCache(layers, torch.tensor([length]), self.logits)
 
     def take(self, rows: Sequence[int]) -> "KVCache":
-        """Return some of the prompts, in this order, some perhaps more than once."""
+        """Return some of the prompts, in this order, perhaps repeated."""
         if list(rows) == list(range(len(self))):
             return self
         chosen = torch.tensor(rows, dtype=torch.long)
@@ -92,10 +87,7 @@ class KVCache:
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> "KVCache":
-        """Return some of the prompts, in rising order, moved together within the same memory.
-
-        What they were taken out of says nothing afterwards.
-        """
+        """Return some of the prompts, in rising order, moved in place; invalidates this cache."""
         for tensor in (tensor for layer in self.layers for tensor in layer):
             for to, row in enumerate(rows):
                 if to != row:
@@ -109,26 +101,16 @@ class KVCache:
 
 
 class KVBuffer:
-    """Memory that prompts are joined in again and again.
-
-    Tensors that come and go, each a bit larger than the last, would leave holes that nothing fits.
-
-    Attributes:
-        num_tokens: Tokens that it holds at least, when it is next too small for what comes.
-    """
+    """Reused memory for `num_tokens` or more joined tokens: growing tensors would fragment it."""
 
     def __init__(self) -> None:
-        """Take no memory yet."""
         self.num_tokens = 0
         self._flat: dict[tuple[int, int], Tensor] = {}
 
     def lay(self, place: tuple[int, int], parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-        """Return memory of a shape, not set; parts that stand in it are replaced by copies.
+        """Return uninitialized memory of a shape, (R, heads, S, width), for one layer's tensor.
 
-        Args:
-            place: Which layer, and whether keys or values.
-            parts: What will be copied into it, (r, heads, S, width) each.
-            shape: (R, heads, S, width).
+        `parts` are what will be copied into it; those that lie in it are replaced by copies.
         """
         flat, needed = self._flat.get(place), math.prod(shape)
         if flat is None or flat.numel() < needed:
@@ -143,13 +125,10 @@ class KVBuffer:
 
 @torch.inference_mode()
 def join(caches: Sequence[KVCache], *, room: int = 0, buffer: KVBuffer | None = None) -> KVCache:
-    """Lay prompts of several caches side by side, against the right edge.
+    """Join prompts of several caches in one, aligned at the right edge.
 
-    Args:
-        caches: Prompts; those of a single cache stay where they are, if they can.
-        room: Columns to keep free behind them, for as many tokens of each.
-        buffer: Where to lay them; what was laid there before says nothing afterwards. None takes
-            new memory.
+    A single cache is not copied, if possible. `room` columns are kept free after them, for new
+    tokens. `buffer` is where to put them, which invalidates its earlier content; None allocates.
     """
     first = caches[0]
     if len(caches) == 1 and first.is_right:
@@ -179,11 +158,9 @@ def join(caches: Sequence[KVCache], *, room: int = 0, buffer: KVBuffer | None = 
 
 
 class PromptReader:
-    """Reads prompts with a causal LM, and goes on with what it has read.
+    """Reads prompts with a causal LM that has its head, and continues them.
 
-    Attributes:
-        lm: An LM with its head; its weights are loaded when it first reads.
-        num_tokens: Tokens read so far, padding not counted.
+    `num_tokens` counts the tokens read so far, without padding.
     """
 
     def __init__(self, lm: "CausalLM", batch_tokens: int = 2048) -> None:
@@ -198,12 +175,10 @@ class PromptReader:
 
     @torch.inference_mode()
     def read_batch(self, prompts: Sequence[Tokens], *, behind: KVCache | None = None) -> KVCache:
-        """Read prompts in one call; best those of like length.
+        """Read R prompts in one call; best those of similar lengths.
 
-        Args:
-            prompts: Token ids of R prompts, none empty.
-            behind: One prompt that was read, and that all of these begin with: it is not read
-                again, and each has at least one token more.
+        With `behind`, one prompt that all of these begin with, that is not read again; each has at
+        least one token more.
         """
         skip = 0 if behind is None else int(behind.lengths[0])
         ids, mask = batching.pad([tokens[skip:] for tokens in prompts])
@@ -216,15 +191,9 @@ class PromptReader:
 
     @torch.inference_mode()
     def go_on(self, cache: KVCache, tokens: Sequence[Tokens]) -> tuple[Tensor, Any]:
-        """Return what follows each of more tokens behind prompts that were read.
+        """Run more tokens after R joined prompts; return logits, and a stock cache with all.
 
-        Args:
-            cache: R prompts, joined.
-            tokens: Those behind each, R lists.
-
-        Returns:
-            (R, T, V) float32 logits, T the longest list; behind a shorter one's end they say
-            nothing. And a stock cache with all tokens.
+        Logits are (R, T, V) float32, T the longest list; invalid past the end of a shorter one.
         """
         ids, _ = batching.pad(tokens)
         width = ids.shape[1]
@@ -236,7 +205,7 @@ class PromptReader:
 
     @torch.inference_mode()
     def step(self, cache: KVCache, tokens: Tokens) -> KVCache:
-        """Write one token behind each of R prompts, joined; their room is used up by it."""
+        """Append one token to each of R joined prompts; uses up one column of their room."""
         logits, stock = self.go_on(cache, [[token] for token in tokens])
         layers, room = kept_layers(stock, cache.longest + 1), 0
         if cache.room:
@@ -252,18 +221,7 @@ class PromptReader:
         *,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Run tokens behind a stock cache, which grows by them.
-
-        Args:
-            ids: (R, T) int64.
-            positions: Their places in their texts, (R, T).
-            cache: What stands before them.
-            wanted: Columns whose logits are wanted, (R, W).
-            mask: 1 where there is a token, of the cache and of these, (R, S + T).
-
-        Returns:
-            (R, W, V) float32.
-        """
+        """Run tokens (R, T) after a stock cache; return logits (R, W, V) of the wanted columns."""
         device = self.lm.device
         inputs = {
             "input_ids": send(ids, device),
@@ -283,7 +241,7 @@ class PromptReader:
 
     @cached_property
     def _head(self) -> torch.nn.Linear | None:
-        """The head, which reads states in float32; None where it is not all there is."""
+        """The head, which reads states in float32; None where the LM does more to its logits."""
         try:
             return self.lm.head
         except ModelError as error:
@@ -292,11 +250,7 @@ class PromptReader:
 
     @cached_property
     def fault(self) -> str | None:
-        """Why prompts cannot be read side by side with this LM; None if they can.
-
-        Two prompts are read behind their common beginning, joined, and gone on with, and the
-        outcome compared with each alone and whole. What fails is said once, with its cost.
-        """
+        """Why prompts cannot be batched with this LM, found by trying; None if they can."""
         start, other = (self.lm.lead_ids + ids for ids in self.lm.tokenize(_PROBES))
         longer, token = [*start, *other], start[-1]
         texts = (start, longer, other)
@@ -319,7 +273,6 @@ class PromptReader:
 
     @cached_property
     def token_bytes(self) -> int:
-        """Bytes that a token's keys and values take."""
         read = self.read_batch([self.lm.lead_ids + self.lm.tokenize(_PROBES)[0]])
         return max(1, sum(part[0, :, :1].nbytes for layer in read.layers for part in layer))
 
@@ -332,11 +285,7 @@ class PromptReader:
         return most // self.token_bytes
 
     def batches(self, prompts: Sequence[Tokens]) -> list[PrefixGroup]:
-        """Cut prompts into batches: those that begin alike together, each kind longest first.
-
-        The cuts fall where padding and calls together cost least. However short what prompts have
-        of their own, each one's keys and values are whole.
-        """
+        """Cut prompts into batches with the least padding and calls; common beginnings together."""
         found, room = [], self.room if len(prompts) > 1 else 0
         for group in batching.group_by_prefix(prompts):
             own = np.array([len(prompts[row]) - len(group.shared) for row in group.rows])
@@ -351,10 +300,7 @@ class PromptReader:
     def read(
         self, prompts: Sequence[Tokens], batch: PrefixGroup
     ) -> list[tuple[list[int], KVCache]]:
-        """Read a batch; in parts, where the memory does not take it whole.
-
-        Returns:
-            Rows and what was read of them, in the order of the batch.
+        """Read a batch; return rows and their caches, in parts where memory is short, in order.
 
         Raises:
             ModelError: If one prompt alone does not fit.
@@ -386,10 +332,7 @@ class PromptReader:
         return begun
 
     def _count_known(self, shared: Tokens) -> int:
-        """Count the tokens at its start that the last shared beginning started with too.
-
-        A prompt that grows from call to call is so read once.
-        """
+        """Count the tokens shared with the last beginning: a growing prompt is read once."""
         joint = batching.count_joint(self._behind[0], shared)
         return joint if joint >= batching.LEAST_SHARED else 0
 
@@ -397,19 +340,19 @@ class PromptReader:
 def stock_cache(
     layers: Sequence[tuple[Tensor, Tensor]], rows: int, *, room: int = 0, new: int = 0
 ) -> Any:
-    """Return a cache of transformers with so many rows; a single row stands for all of them.
+    """Return a cache of transformers with so many rows; a single row is expanded to all of them.
 
-    Of `room` columns at the layers' end that are free, `new` tokens take theirs, if they suffice.
+    `room` columns at the layers' end are free; `new` tokens are written there, if they fit.
 
-    Made without the LM's configuration, so that layers whose attention looks back only so far
-    keep all tokens too: rows of different lengths lose other ones, and the LM's mask hides them.
+    Made without the LM's configuration, so that layers with a sliding window keep all tokens too:
+    rows of different lengths would lose different ones, and the LM's mask hides them.
     """
     from transformers import DynamicCache
 
     cache = DynamicCache()
     for number, pair in enumerate(layers):
         keys, values = (part.expand(rows, -1, -1, -1) for part in pair)
-        # Set, where `update` would copy them; the copy behind which new ones are laid is enough.
+        # Set, where `update` would copy them: they are copied once, when new ones are added.
         cache.update(keys[:, :, :0], values[:, :, :0], number)
         layer, used = cache.layers[number], keys.shape[2] - room
         layer.keys, layer.values = keys[:, :, :used], values[:, :, :used]
@@ -419,7 +362,7 @@ def stock_cache(
 
 
 def kept_layers(cache: Any, length: int) -> list[tuple[Tensor, Tensor]]:
-    """Return a stock cache's keys and values, seen to be of so many tokens."""
+    """Return a stock cache's keys and values; ValueError if they are not of `length` tokens."""
     layers = [(layer.keys, layer.values) for layer in cache.layers]
     if not layers or any(part.dim() != 4 or part.shape[2] != length for p in layers for part in p):
         raise ValueError("a layer keeps something else than a key and a value for each token")
@@ -434,23 +377,19 @@ def write(
     is_done: IsDone,
     advance: Advance = int,
 ) -> list[list[int]]:
-    """Write the likeliest token behind each prompt, and then the likeliest behind that.
+    """Continue each prompt greedily; return the tokens written, in the order given.
 
-    A GPU is waited for once a step of all prompts: what was written decides who is done.
+    A GPU is synchronized once a step: which tokens were written decides who is done.
 
     Args:
         reader: Reads the prompts.
         prompts: Token ids, none empty; all fit the LM's window with the new tokens.
-        max_new_tokens: Most tokens behind each.
-        is_done: Asked after each token.
-        advance: Told how many more prompts are done.
-
-    Returns:
-        The tokens written behind each prompt, in the order given; the one after which it was done
-        included.
+        max_new_tokens: Most new tokens of each.
+        is_done: Called after each token; the token that ends a text is returned too.
+        advance: Called with how many more prompts are done.
 
     Raises:
-        ModelError: If a prompt does not fit the memory, or gives no finite number.
+        ModelError: If a prompt does not fit the memory, or gives NaN or infinity.
     """
     written: list[list[int]] = [[] for _ in prompts]
     is_whole = [False] * len(prompts)
@@ -464,7 +403,7 @@ def write(
         advance(sum(is_whole) - before)
 
     def drop_done(rows: list[int], cache: KVCache, share: int) -> tuple[list[int], KVCache]:
-        """Let those leave that are done, if that is one in `share`: the others are moved."""
+        """Remove finished prompts if they are at least one in `share`: the rest must move."""
         left = [place for place, row in enumerate(rows) if not is_whole[row]]
         if left and (len(rows) - len(left)) * share < len(rows):
             return rows, cache
@@ -517,18 +456,9 @@ def word_chances(
     words: Sequence[Sequence[Tokens]],
     advance: Advance = int,
 ) -> list[list[float]]:
-    """Return log P(word | prompt), over all of a word's tokens.
+    """Return log P(word | prompt) over all of a word's tokens, a list for each prompt.
 
-    What is wanted stays on the device until all is read.
-
-    Args:
-        reader: Reads the prompts.
-        prompts: Token ids, none empty.
-        words: For each prompt the token ids of its words, none empty.
-        advance: Told how many more prompts are done.
-
-    Returns:
-        For each prompt a value a word.
+    `words` are for each prompt the token ids of its words. Prompts and words are not empty.
 
     Raises:
         ModelError: If a prompt does not fit the memory.
@@ -575,14 +505,13 @@ def word_chances(
 
 @torch.inference_mode()
 def next_logits(lm: "CausalLM", ids: Tokens) -> Tensor:
-    """Return what follows each of a text's tokens, (L, V) float32, without a cache."""
+    """Return the logits after each of a text's tokens, (L, V) float32, without a cache."""
     whole = torch.tensor([list(ids)], device=lm.device)
     logits: Tensor = lm.whole(input_ids=whole, use_cache=False).logits
     return logits[0].float()
 
 
 def chance_alone(lm: "CausalLM", ids: Tokens, word: Tokens) -> float:
-    """Return the log-probability of a word's tokens behind a prompt."""
     logits = next_logits(lm, [*ids, *word[:-1]])[-len(word) :]
     chances = logits.log_softmax(dim=1)[torch.arange(len(word)), list(word)]
     found: list[float] = chances.tolist()
@@ -597,10 +526,7 @@ def write_alone(
     is_done: IsDone,
     advance: Advance = int,
 ) -> list[list[int]]:
-    """Write by transformers' own `generate`, which knows each LM's cache; see `write`.
-
-    It asks more of a GPU than one thing a token.
-    """
+    """Write by transformers' own `generate`, which knows each LM's cache; slower. See `write`."""
     from transformers import StoppingCriteriaList
 
     written, lm = [], reader.lm

@@ -1,15 +1,15 @@
-"""Fast ways through an LM or a T5, and the check that each gives what the stock way gives.
+"""Fast ways through an LM or a T5, each checked against the stock way.
 
-    cascade          attention to a shared prefix that stands once, and to a text's own tokens
-    packed weights   laid out once for oneDNN, while a float32 model only reads on a CPU
+    cascade          attention to a shared prefix that is stored once, and to a text's own tokens
+    packed weights   laid out once for oneDNN, for float32 inference on a CPU
     encoded tokens   a T5 decoder's cross-attention without keys and values of them
     norms            a T5's by torch's own function, on a GPU one operation each
 
-All that this program knows of the insides of torch and transformers is here, behind one switch:
-`--fast_kernels off` gives stock calls only. With `auto` a kernel is compared with the stock way
-when a model first uses it, on real input, and dropped with one warning where it differs, is missing
-or raises. `pgra.lm.prefix` compares cascade on whole prompts by `find_fault`; the others compare
-themselves, layer by layer (`_is_trusted`), but for norms, which are a function of torch's.
+All that depends on internals of torch and transformers is here, with one switch: `--fast_kernels
+off` gives stock calls only. With `auto` a kernel is compared with the stock way when a model first
+uses it, on real input, and dropped with one warning where it differs, is missing or raises.
+`pgra.lm.prefix` compares cascade on whole prompts by `find_fault`; the others compare themselves,
+layer by layer (`_is_trusted`), except norms, which are a function of torch's.
 """
 
 import logging
@@ -36,34 +36,33 @@ logger = logging.getLogger(__name__)
 OTHER_VALUES = "it gives other values than the stock way"
 _FAILURES = (AttributeError, TypeError, ValueError, RuntimeError, IndexError)
 # Prompted states are nearly one vector: what tells texts apart is a tenth of their length or less
-# (SmolLM2-135M behind 8 exemplars: 6 to 7 %). So in half precision an error counts against that.
+# (SmolLM2-135M after 8 exemplars: 6 to 7 %). So in half precision an error counts against that.
 _OWN_SHARE = {torch.bfloat16: 1 / 3, torch.float16: 1 / 24}  # of its rounding: 8 bits, and 11
 _TOLERANCE = {torch.bfloat16: 0.05, torch.float16: 0.05 / 8}
 _NOISE_TIMES = 2.0  # the same prompts in another batch differ too, there by up to a fifth of it
 
 
 def are_allowed() -> bool:
-    """Return whether fast kernels may be used: unless `--fast_kernels off` was given."""
     return os.environ.get(KERNEL_SWITCH) != "off"
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return how far two ways of computing a vector may lie apart, relative to its length."""
+    """Return how far two computations of a vector may differ, relative to its length."""
     return _TOLERANCE.get(dtype, 1e-4)
 
 
 def find_fault(fast: "Way", truth: Tensor, *, dtype: torch.dtype, noise: float = 0.0) -> str | None:
-    """Return why a fast way cannot be used; None if it gives the stock way's values.
+    """Return why a fast way cannot be used; None if its values are those of the stock way.
 
     A row's distance to the truth must be within `tolerance` of its length. In half precision that
-    is coarse, so it must also be within a share of what the row has of its own (the truth less the
-    mean of the truths): a third in bfloat16, an eighth of that in float16.
+    is coarse, so it must also be within a share of the row's own part (the truth less the mean of
+    the truths): a third in bfloat16, an eighth of that in float16.
 
     Args:
-        fast: Computes (c * n, D): the n rows, c times over.
+        fast: Computes (c * n, D): the n rows, c times.
         truth: The stock way's, (n, D).
         dtype: What both were computed in.
-        noise: A distance that is none of the way's doing; twice as much always passes the second.
+        noise: A distance that has other causes; twice as much always passes the second test.
     """
     whole = truth.float()
     try:
@@ -82,7 +81,7 @@ Way = Callable[[], Tensor]
 
 
 class Kernel(NamedTuple):
-    """A kernel, and what the stock way costs instead."""
+    """A kernel's name, and what the stock way costs instead."""
 
     name: str
     cost: str
@@ -92,15 +91,7 @@ _compared: "WeakKeyDictionary[nn.Module, dict[tuple[object, ...], bool]]" = Weak
 
 
 def _is_trusted(part: nn.Module, kernel: Kernel, fast: Way, stock: Way, at: Tensor) -> bool:
-    """Return whether a part may use a kernel; at its first use on a device the two are compared.
-
-    Args:
-        part: What uses it.
-        kernel: Which.
-        fast: Runs the kernel on a little of the real input.
-        stock: Runs the stock way on the same.
-        at: A tensor of that input.
-    """
+    """Return whether a part may use a kernel; at its first use on a device it is compared."""
     if not are_allowed():
         return False
     known = _compared.setdefault(part, {})
@@ -121,7 +112,6 @@ def _is_trusted(part: nn.Module, kernel: Kernel, fast: Way, stock: Way, at: Tens
 
 @cache
 def _warn(kernel: Kernel, reason: str) -> None:
-    """Say once for all layers that a kernel was dropped."""
     logger.warning("%s does not work here (%s): %s", kernel.name, reason, kernel.cost)
 
 
@@ -130,13 +120,7 @@ Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 @contextmanager
 def attending(model: Any, name: str, attention: Attention) -> Iterator[None]:
-    """Let a model attend by this; its own way is back afterwards.
-
-    Args:
-        model: Of transformers.
-        name: Under which transformers gets to know the attention; its masks are those of sdpa.
-        attention: What is called in each layer.
-    """
+    """Replace a model's attention inside the block, under a name; its masks are those of sdpa."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, attention)
@@ -150,35 +134,31 @@ def attending(model: Any, name: str, attention: Attention) -> Iterator[None]:
 
 
 def stock_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Attend as sdpa does, with what a model gives an attention."""
     from transformers import AttentionInterface
 
     out: tuple[Tensor, None] = AttentionInterface()["sdpa"](*args, **kwargs)
     return out
 
 
-# Attention in two parts: to a shared prefix that stands once, and to a text's own tokens.
+# Attention in two parts: to a shared prefix that is stored once, and to a text's own tokens.
 #
 # Softmax attention over two sets of keys is the mean of the two attentions, weighted by their
 # sums of exponentials (Juravsky et al. 2024, Hydragen, eq. 4-6; the merge is that of
-# FlashAttention, Dao et al. 2022). So the prefix's keys and values are never copied behind any
+# FlashAttention, Dao et al. 2022). So the prefix's keys and values are never copied for any
 # text, all texts' queries meet them in one matrix product, and no mask is needed. Models get it
 # by name through the attention interface of transformers; nothing in them is replaced.
 
 
-NAME = "pgra_cascade"
-"""The attention implementation's name in transformers."""
+NAME = "pgra_cascade"  # the attention implementation's name in transformers
 
 _UNKNOWN = ("sliding_window", "softcap", "s_aux")  # change the weights in ways not followed here
 
 
 @dataclass(frozen=True)
 class Cascade:
-    """What the attention is told with each call, as the keyword `cascade`.
+    """What the attention gets as the keyword `cascade`; `spans` on a GPU, where texts share a row.
 
-    Attributes:
-        prefix: For each layer the prefix's keys and values, (1, heads, S, width) each.
-        spans: On a GPU, where each text stands in the one row; None where each has its own row.
+    `prefix` holds for each layer the prefix's keys and values, (1, heads, S, width) each.
     """
 
     prefix: Sequence[tuple[Tensor, Tensor]]
@@ -187,13 +167,10 @@ class Cascade:
 
 @dataclass(frozen=True)
 class Spans:
-    """Where sequences start and where the last ends, as a GPU's kernel for many lengths wants it.
+    """Sequence borders, int32, as a GPU's variable-length kernel reads them.
 
-    Attributes:
-        texts: (n + 1,) int32, of n texts side by side.
-        longest: Tokens of the longest text.
-        row: (2,) int32, all texts as one sequence.
-        prefix: (2,) int32, the prefix.
+    `texts` (n + 1,) are of n texts side by side, `row` (2,) is all texts as one sequence, `prefix`
+    (2,) the prefix.
     """
 
     texts: Tensor
@@ -203,7 +180,7 @@ class Spans:
 
     @classmethod
     def of(cls, lengths: Tensor, prefix_tokens: int, device: torch.device) -> Self:
-        """Say it for texts of these lengths, (n,), in one copy to the device."""
+        """Return the spans of texts of these lengths, (n,), by one copy to the device."""
         ends = torch.cumsum(lengths, 0)
         fixed = torch.tensor([0, prefix_tokens, 0])
         values = send(torch.cat([fixed, ends[-1:], ends.new_zeros(1), ends]).int(), device)
@@ -211,21 +188,14 @@ class Spans:
 
 
 def takes_one_row(device: torch.device) -> bool:
-    """Return whether a device's kernel takes texts of different lengths side by side.
-
-    A GPU's does. A CPU's takes texts of equal lengths, so there the batch is padded, which costs
-    little when texts of like length are together.
-    """
+    """Return whether a device's kernel takes texts of several lengths in one row: only a GPU's."""
     return device.type == "cuda"
 
 
 def prepare_prefix(
     prefix: Sequence[tuple[Tensor, Tensor]], heads: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return a prefix's keys and values as the kernel of their device wants them.
-
-    A GPU's takes fewer key heads than query heads; for a CPU's they are repeated, once.
-    """
+    """Return a prefix's keys and values for its device's kernel: a CPU needs all query heads."""
     if takes_one_row(prefix[0][0].device):
         return list(prefix)
     return [(_widen(keys, heads), _widen(values, heads)) for keys, values in prefix]
@@ -245,20 +215,17 @@ def attend(
     """Attend to the prefix and to a text's own earlier tokens; without `cascade` as sdpa does.
 
     Args:
-        module: The attention layer; its `layer_idx` says which of the prefix's keys are meant.
+        module: The attention layer; its `layer_idx` selects the prefix's keys.
         query: (R, heads, T, width).
         key: (R, key heads, T, width) of the own tokens.
-        value: The same.
-        attention_mask: Not looked at with `cascade`: rows are padded on the right.
+        value: As `key`.
+        attention_mask: Ignored with `cascade`: rows are padded on the right.
         scaling: Of the scores; None is one over the root of the width.
         cascade: The shared prefix.
-        **kwargs: As the model gives them.
+        **kwargs: As the model gives them; ValueError for those that change the weights.
 
     Returns:
         (R, T, heads, width), and None for the weights.
-
-    Raises:
-        ValueError: If the model weighs its keys in a way that is not followed here.
     """
     if cascade is None:
         return stock_attention(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
@@ -274,7 +241,7 @@ def attend(
 def _attend_rows(
     query: Tensor, key: Tensor, value: Tensor, prefix: tuple[Tensor, Tensor], scaling: float | None
 ) -> Tensor:
-    """Take a row a text, padded on the right: to the prefix all rows as one, then each its own."""
+    """Attend with a row for each text, padded on the right; the prefix sees all rows as one."""
     R, heads, T, width = query.shape
     # Views only: models and kernel alike keep (R, T, heads, width) in memory.
     folded = query.transpose(1, 2).reshape(1, R * T, heads, width).transpose(1, 2)
@@ -285,7 +252,6 @@ def _attend_rows(
 
 
 def _widen(keys: Tensor, heads: int) -> Tensor:
-    """Repeat keys or values for the query heads that share them."""
     repeats = heads // keys.shape[1]
     return keys.repeat_interleave(repeats, dim=1) if repeats > 1 else keys
 
@@ -294,7 +260,7 @@ def _attend_cpu(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, *, is_causal: bool = True
 ) -> tuple[Tensor, Tensor]:
     # What scaled_dot_product_attention runs on a CPU; itself it does not give the sums. The name is
-    # torch's own affair: should it change, the self-check at the start takes another way.
+    # private to torch: should it change, the check at the start takes another way.
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, is_causal, attn_mask=None, scale=scaling
     )
@@ -309,7 +275,7 @@ def _attend_flat(
     spans: Spans,
     scaling: float | None,
 ) -> Tensor:
-    """Take one row of texts side by side, with nothing between them, on a GPU."""
+    """Attend with all texts side by side in one row, on a GPU."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, heads, width)
@@ -327,7 +293,7 @@ def _attend_flat(
 
 
 def _merge(far: Tensor, far_lse: Tensor, near: Tensor, near_lse: Tensor) -> Tensor:
-    """Weigh two attentions by their sums of exponentials, given as logarithms."""
+    """Average two attentions, weighted by their log-sum-exps."""
     share = torch.sigmoid(far_lse - near_lse)[..., None].to(near.dtype)
     return torch.lerp(near, far, share)
 
@@ -341,8 +307,7 @@ def _merge(far: Tensor, far_lse: Tensor, near: Tensor, near_lse: Tensor) -> Tens
 
 
 Forward = Callable[..., Tensor]
-MANY_TOKENS = 4096
-"""Packing takes as long as reading some hundred tokens."""
+MANY_TOKENS = 4096  # packing takes as long as reading some hundred tokens
 _PACKED = Kernel(
     "oneDNN's packed product", "its weights are laid out anew in every call, and reading is slower"
 )
@@ -354,27 +319,20 @@ _ACTIVATIONS = {  # as oneDNN names them
 
 
 class Packer:
-    """Packs a module's linear layers once there is enough to read, and keeps the copies.
-
-    For one who reads again and again: the module's weights must not change as long as it is used.
-    """
+    """Packs a module's linear layers once there is enough to read; weights must not change."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Take a module; nothing is packed yet."""
         self._module = module
         self._num_tokens = 0
         self._found: list[tuple[Any, Forward]] | None = None
 
     @contextmanager
     def packed(self, num_tokens: int) -> Iterator[None]:
-        """Have the layers read packed copies, if all tokens so far are worth it and memory does.
+        """Use packed copies of the layers inside the block, if tokens so far and memory justify it.
 
-        Results agree with the plain layers' to rounding. Layers stay as they are where this brings
-        nothing (not on a CPU, not float32, under autocast, oneDNN absent), and where they are more
-        than an `nn.Linear`. Weights must not change meanwhile, and nothing is differentiated.
-
-        Args:
-            num_tokens: What is about to be read.
+        Results agree to rounding. Layers stay as they are where this does not help (not on a CPU,
+        not float32, under autocast, oneDNN absent), and where they are more than an `nn.Linear`.
+        There are no gradients.
         """
         self._num_tokens += num_tokens
         is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -397,20 +355,12 @@ class Packer:
 
 
 def packed_for(module: nn.Module, num_tokens: int = MANY_TOKENS) -> AbstractContextManager[None]:
-    """Pack a module's linear layers if so many tokens are worth it; no copy is kept afterwards.
-
-    Args:
-        module: As `Packer` takes it.
-        num_tokens: What it is about to read.
-    """
+    """Pack a module's linear layers if so many tokens justify it; no copy is kept afterwards."""
     return Packer(module).packed(num_tokens)
 
 
 def _pack_all(module: nn.Module) -> list[tuple[Any, Forward]]:
-    """Pack, and return the parts that can be replaced and what does their work.
-
-    Of parts of one kind and shape the first is compared with the plain one.
-    """
+    """Return the parts that can be packed, and their replacements; one of each kind is compared."""
     found: list[tuple[Any, Forward]] = []
     inside: set[nn.Module] = set()
     verdicts: dict[object, bool] = {}
@@ -436,7 +386,7 @@ def _is_packed_same(part: nn.Module, first: nn.Linear) -> bool:
 
 
 def _is_plain(part: Any) -> bool:
-    """Return whether it is a float32 layer on a CPU, and nothing stands around it."""
+    """Return whether it is a float32 layer on a CPU without a wrapper."""
     return (
         type(part) is nn.Linear
         and "forward" not in vars(part)
@@ -466,10 +416,7 @@ def _pack(layer: nn.Linear) -> Tensor:
 
 
 def _packed(part: Any) -> Forward:
-    """Return what does the work of a layer or a feed-forward block, whose names its inputs keep.
-
-    What follows a product in a block is done within it.
-    """
+    """Return the packed `forward` of a layer or block, with the same argument names."""
     multiply = torch.ops.mkldnn._linear_pointwise
     if isinstance(part, nn.Linear):
         packed, offset = _pack(part), part.bias
@@ -504,12 +451,9 @@ def _packed(part: Any) -> Forward:
 
 
 def update_in_place(layer: Any, keys: Tensor, values: Tensor) -> None:
-    """Have a cache's layer put new tokens into tensors with room, where its own way copies all.
+    """Have a cache's layer write new tokens into free columns; the stock way copies everything.
 
-    Args:
-        layer: Of a stock cache; its keys and values are the first columns of these.
-        keys: (R, heads, S + room, width).
-        values: The same.
+    `keys` and `values` are (R, heads, S + room, width); the layer's own are their first columns.
     """
 
     def update(new_keys: Tensor, new_values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -523,7 +467,7 @@ def update_in_place(layer: Any, keys: Tensor, values: Tensor) -> None:
 
 
 def find_layers(model: Any) -> list[nn.Module]:
-    """Return the layers of a model of transformers; none where they do not stand in one list."""
+    """Return the layers of a model of transformers; none where they are not in one list."""
     depth = model.config.num_hidden_layers
     lists = (part for part in model.modules() if isinstance(part, nn.ModuleList))
     return list(next((part for part in lists if len(part) == depth), ()))
@@ -551,9 +495,6 @@ def read_encoded_tokens(decoder: Any) -> None:
     It then also takes C rows of targets for each of B examples, (B * C, T, D), beside the B
     examples' encoded tokens and mask, and reads those once for all C; where the kernel is not used,
     they are repeated C times. Modules and weights keep their names.
-
-    Args:
-        decoder: A `T5Stack`.
     """
     for block in decoder.block:
         attention = block.layer[1].EncDecAttention
@@ -569,21 +510,7 @@ def _attend_across(
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Stand in for `T5Attention.forward` as `T5LayerCrossAttention` calls it.
-
-    Args:
-        self: The `T5Attention`.
-        hidden_states: The decoder's, (N, T, D), N a multiple of B.
-        mask: Which encoded tokens are real, (B, 1, 1 or T, S): True, or what is added to a score.
-        key_value_states: Encoded tokens, (B, S, D).
-        position_bias: None: there are no positions across.
-        past_key_values: A cache, when text is written: its keys and values then serve every step,
-            and transformers' own way is taken.
-        **kwargs: For transformers' own way.
-
-    Returns:
-        Output (N, T, D), a bias or None, and the weights (N, H, T, S).
-    """
+    """Replace `T5Attention.forward`: (N, T, D), with encoded tokens (B, S, D) and N = C * B."""
     if past_key_values is not None or key_value_states is None:
         return type(self).forward(
             self, hidden_states, mask, key_value_states, position_bias, past_key_values, **kwargs
@@ -619,7 +546,7 @@ def _attend_across(
 def _attend_projected(
     self: Any, hidden_states: Tensor, mask: Tensor | None, encoded: Tensor
 ) -> Any:
-    """Attend by the T5's own forward, eagerly: it gives weights too."""
+    """Attend by the T5's own forward, eagerly, for its weights."""
     C = len(hidden_states) // len(encoded)
     mask = None if mask is None else mask.repeat_interleave(C, dim=0)
     before, self.config._attn_implementation = self.config._attn_implementation, "eager"
@@ -630,7 +557,6 @@ def _attend_projected(
 
 
 def _attend_encoded(self: Any, hidden_states: Tensor, mask: Tensor | None, encoded: Tensor) -> Any:
-    """Attend with the products taken in the other order."""
     (N, T, D), (B, S, _) = hidden_states.shape, encoded.shape
     H, C = self.n_heads, N // B
     queries = _split_heads(self.q(hidden_states.reshape(B, C * T, D)), H)  # (B, H, C T, W)
@@ -662,13 +588,10 @@ def _split_heads(states: Tensor, heads: int) -> Tensor:
 
 
 def fuse_norms(t5: nn.Module) -> None:
-    """Let a T5's norms be torch's: on a GPU one operation each way, for six and some twelve.
+    """Replace a T5's norms by torch's: on a GPU one operation each way, not six and some twelve.
 
-    They are the same products in the same order, the same bits on a CPU, so they are not compared.
-    In half precision transformers rounds between the products, and its own way is taken.
-
-    Args:
-        t5: Or a part of one; its modules and weights keep their names.
+    They are the same products in the same order, bit for bit on a CPU, so they are not compared. In
+    half precision transformers rounds between the products, and its own way is taken.
     """
     for part in t5.modules():
         if type(part).__name__ in ("T5LayerNorm", "MT5LayerNorm"):
@@ -676,7 +599,7 @@ def fuse_norms(t5: nn.Module) -> None:
 
 
 def _normalize(self: Any, hidden_states: Tensor) -> Tensor:
-    """Stand in for `T5LayerNorm.forward`: root mean square, without mean or bias."""
+    """Replace `T5LayerNorm.forward`: root mean square, without mean or bias."""
     if not (are_allowed() and hidden_states.dtype == self.weight.dtype == torch.float32):
         stock: Tensor = type(self).forward(self, hidden_states)
         return stock

@@ -1,9 +1,8 @@
 """Models by name: a hub id (with an optional `@revision`), a folder, or `bundled:NAME`.
 
-Which commit of the hub is taken, on which devices weights go and in how many bits.
-
-Weights are safetensors only and never bring code of their own. A model's identity in fingerprints
-is its content: the hub's commit, or the checksums of a folder's files, never just its name.
+Which commit of the hub, which devices, and how many bits. Weights are safetensors only and never
+bring code of their own. Fingerprints hold a model's content (the hub's commit, or the checksums of
+a folder's files), never just its name.
 """
 
 import copy
@@ -66,9 +65,9 @@ class ModelSource:
         name: As the user wrote it.
         path: Hub id or local folder, as `from_pretrained` takes it.
         revision: The hub's commit, None for a folder.
-        identity: What fingerprints hold of it: the hub's id and commit, or a digest of the files.
-        is_only_cached: Whether the hub cannot be asked, so that all must come from the cache.
-        subfolder: Where in it the transformer is; "" for most.
+        identity: For fingerprints: the hub's id and commit, or a digest of the files.
+        is_only_cached: Whether the hub is unreachable, so that all must come from the cache.
+        subfolder: Where in it the transformer is; "" is the top.
         inputs: A folder's files as they were found; the hub's cache never changes.
     """
 
@@ -82,7 +81,6 @@ class ModelSource:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Arguments that every `from_pretrained` gets."""
         if self.revision is None:
             return {"subfolder": self.subfolder} if self.subfolder else {}
         return {"revision": self.revision, "local_files_only": self.is_only_cached}
@@ -116,7 +114,7 @@ def find_model(name: str) -> ModelSource:
 
 
 def _find_transformer(name: str, folder: Path) -> str:
-    """Return where in a folder the transformer is, "" for the top; refuse what is no model."""
+    """Return a folder's subfolder with the transformer, "" for the top; refuse what is no model."""
     parts = read_parts(ModelSource(name, str(folder), None, ""))
     first = parts[0] if parts else Part("Transformer", "")
     kind = first.kind.rpartition(".")[2]
@@ -157,13 +155,7 @@ def _files_digest(folder: Path, inputs: Inputs) -> str:
 
 @lru_cache(maxsize=32)
 def _find_on_hub(name: str) -> ModelSource:
-    """Find the commit to load, and fetch its configuration; the same all through a process.
-
-    One that holds safetensors, the only kind that is read. Older models, OPT among them, have them
-    in an open pull request of the hub's own bot. A client that follows the main branch looks there
-    by itself; one that pins a commit, as ours, must do so first. Where the hub cannot be asked, it
-    is the commit in the local cache that was found before.
-    """
+    """Find the commit to load, one with safetensors: from the hub, or else from the local cache."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     repo, _, revision = name.partition("@")
@@ -221,7 +213,6 @@ def _ask_hub(repo: str, revision: str) -> str:
 
 
 def _bot_requests(repo: str) -> Iterator[str]:
-    """Yield the open pull requests of the hub's bot."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -257,7 +248,6 @@ def _find_cached(repo: str, revision: str) -> str | None:
     ]
 
     def preference(commit: Any) -> tuple[bool, bool, float]:
-        """As the hub would be read: main, a pull request, the latest other one."""
         has_request = any(reference.startswith(_PULL_REQUESTS) for reference in commit.refs)
         return _MAIN in commit.refs, has_request, commit.last_modified
 
@@ -270,10 +260,7 @@ def _has_weights(files: Iterable[str]) -> bool:
 
 
 def find_model_file(source: ModelSource, name: str) -> Path | None:
-    """Return a file that a model may have beside its weights, or None where it has none.
-
-    Where the hub cannot be asked and the cache does not know, that is told.
-    """
+    """Return a file beside a model's weights, or None; warns if neither hub nor cache can say."""
     if source.revision is None:
         path = Path(source.path) / name
         return path if path.is_file() else None
@@ -307,11 +294,7 @@ class Part:
 
 
 def read_parts(source: ModelSource) -> list[Part]:
-    """Return the parts that a model's `modules.json` lists, in order; none where it has no such.
-
-    Raises:
-        ModelError: If the file is damaged, or a part's folder lies outside the model's.
-    """
+    """Return the parts in `modules.json`, none without that file; ModelError if it is damaged."""
     parts = []
     for module in read_model_json(source, _MODULES, list) or []:
         kind = module.get("type") if isinstance(module, dict) else None
@@ -325,11 +308,7 @@ def read_parts(source: ModelSource) -> list[Part]:
 
 
 def read_model_json(source: ModelSource, name: str, kind: type) -> Any:
-    """Read a JSON file that a model may have; None where it has none.
-
-    Raises:
-        ModelError: If it is damaged, or holds something else than a `kind`.
-    """
+    """Read a model's JSON file, None if there is none; ModelError if it does not hold a `kind`."""
     path = find_model_file(source, name)
     if path is None:
         return None
@@ -347,15 +326,9 @@ def load_pretrained(
 ) -> Any:
     """Call a model's `from_pretrained` on a found model, safetensors only.
 
-    transformers fills weights that a file lacks with random numbers, and only logs it: they are
-    refused here. Names with a prefix of their own, as torch.compile, DDP and peft write them, are
-    read without it, and a warning says so.
-
-    Args:
-        loader: Such as `AutoModel.from_pretrained`.
-        source: The model.
-        unused: Parts at the top of the model whose weights may be missing, for nobody reads them.
-        **kwargs: For the loader.
+    transformers fills missing weights with random numbers and only logs it; here they are an error,
+    but for the top-level parts in `unused`. A common prefix in names, as of torch.compile, DDP and
+    peft, is removed with a warning.
 
     Raises:
         ModelError: If weights are missing, damaged or of another architecture, or hold adapters.
@@ -386,7 +359,7 @@ def load_pretrained(
 
 
 def _find_lost_head(model: Any, source: ModelSource) -> list[str]:
-    """Name the head that a T5's file lacks: transformers takes the embeddings then, unasked."""
+    """Name the head that a T5's file lacks: transformers silently uses the embeddings instead."""
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     if weight is None or weight is not model.get_input_embeddings().weight:
@@ -397,7 +370,7 @@ def _find_lost_head(model: Any, source: ModelSource) -> list[str]:
 
 
 def _find_prefix(model: Any, report: Mapping[str, Any]) -> str:
-    """Return what stands before the names of weights that a model lacks, all alike; "" if none."""
+    """Return the common prefix of a file's unexpected weight names; "" if there is none."""
     names, lacks = sorted(report["unexpected_keys"]), report["missing_keys"]
     words = names[0].split(".") if names else []
     prefixes = [".".join([*words[:depth], ""]) for depth in range(1, len(words))]
@@ -427,16 +400,7 @@ def _load(
 
 
 def check_loaded(model: Any, tokenizer: Any, what: str) -> None:
-    """Refuse what is neither a name nor a loaded model of transformers with its tokenizer.
-
-    Args:
-        model: What was given.
-        tokenizer: What was given with it.
-        what: What it shall be, for messages.
-
-    Raises:
-        ValueError: If it is no model, or has no tokenizer.
-    """
+    """Raise ValueError for what is no loaded model of transformers with its tokenizer."""
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
         raise ValueError(
             f"{what} is a hub id, a folder, bundled:NAME or a loaded model, and this is of type "
@@ -447,16 +411,7 @@ def check_loaded(model: Any, tokenizer: Any, what: str) -> None:
 
 
 def save_loaded(model: Any, tokenizer: Any, what: str) -> TemporaryFolder:
-    """Write a loaded model to a folder, so that it is read like any other.
-
-    Args:
-        model: Of transformers, or a `SentenceTransformer`, which has its tokenizer.
-        tokenizer: That of a model of transformers.
-        what: What it shall be, for messages.
-
-    Raises:
-        ValueError: If it is no model, or has no tokenizer.
-    """
+    """Write a loaded model, or a `SentenceTransformer`, to a folder; raises as `check_loaded`."""
     is_sentence_model = type(model).__module__.startswith("sentence_transformers")
     if not is_sentence_model:
         check_loaded(model, tokenizer, what)
@@ -468,7 +423,7 @@ def save_loaded(model: Any, tokenizer: Any, what: str) -> TemporaryFolder:
 
 
 def loaded_source(model: Any, name: str) -> ModelSource:
-    """Return where a loaded model is from: nowhere. Its identity is a checksum of its weights."""
+    """Return the source of a loaded model, whose identity is a checksum of its weights."""
     hasher = xxhash.xxh3_128()
     for key, weight in model.state_dict().items():
         hasher.update(f"{key} {tuple(weight.shape)} {weight.dtype}".encode())
@@ -478,7 +433,7 @@ def loaded_source(model: Any, name: str) -> ModelSource:
 
 
 def share_weights(model: Any) -> Any:
-    """Return a copy of a model with its very weights, so that only the copy is hooked or cut."""
+    """Return a copy of a model that shares its weights, so that only the copy is hooked or cut."""
     kept: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for weight in model.parameters():
         is_plain = type(weight) is torch.nn.Parameter
@@ -491,8 +446,7 @@ def load_config(source: ModelSource) -> Any:
     """Load a model's configuration.
 
     Raises:
-        ModelError: If it has none, or of an architecture that transformers does not know; or if it
-            tells of more layers than any model has, which would be laid out without end.
+        ModelError: If it is missing, of an unknown architecture, or has an absurd number of layers.
     """
     from transformers import AutoConfig
 
@@ -508,19 +462,14 @@ def load_config(source: ModelSource) -> Any:
 
 
 def cut_layers(config: Any, layer: str, name: str) -> int | None:
-    """Let a configuration end with an earlier layer: later ones are then neither run nor loaded.
+    """End a configuration with an earlier layer, in place: later ones are neither loaded nor run.
 
-    Args:
-        config: A base model's; it is changed.
-        layer: "last", the number of a layer from 1 on, or a share of the depth between 0 and 1.
-        name: The model's, for messages.
-
-    Returns:
-        The layer's number; None if it is the last one, and nothing was changed.
+    Returns the layer's number; None if it is the last one, and nothing was changed. `layer` is
+    "last", a number from 1 on, or a share of the depth between 0 and 1.
 
     Raises:
         ConfigError: If there is no such layer.
-        ModelError: If the configuration does not say how many layers there are.
+        ModelError: If the configuration does not give the number of layers.
     """
     if layer == "last":
         return None
@@ -546,14 +495,10 @@ def cut_layers(config: Any, layer: str, name: str) -> int | None:
 
 
 def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
-    """Load the tokenizer of a model that is used with it.
-
-    Args:
-        source: The model.
-        config: Its configuration, where it was read already; None: it is read once more.
+    """Load a model's tokenizer, and check it against its configuration (None: read here).
 
     Raises:
-        ModelError: If it has none that works, or one with tokens that the model does not have.
+        ModelError: If there is none that works, or one with tokens that the model does not have.
     """
     config = config or load_config(source)
     tokenizer = read_tokenizer(source, config)
@@ -562,11 +507,7 @@ def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
 
 
 def check_tokens(tokenizer: Any, config: Any, name: str) -> None:
-    """Refuse a tokenizer with an id beyond a model's embeddings; a model may well have more.
-
-    Raises:
-        ModelError: If it has such a token: a text that holds it would end the process on a GPU.
-    """
+    """Raise ModelError if a tokenizer has ids beyond the embeddings, which would crash on a GPU."""
     rows = getattr(config.get_text_config(), "vocab_size", None)
     vocabulary = tokenizer.get_vocab()
     last = max(vocabulary, key=vocabulary.__getitem__)
@@ -579,11 +520,7 @@ def check_tokens(tokenizer: Any, config: Any, name: str) -> None:
 
 
 def read_tokenizer(source: ModelSource, config: Any = None) -> Any:
-    """Load a tokenizer to count with; the model's weights and configuration are not needed.
-
-    Raises:
-        ModelError: If there is none that works.
-    """
+    """Load a tokenizer, without need of the model's weights; ModelError if none works."""
     from transformers import AutoTokenizer
 
     tokenizer = _load(AutoTokenizer.from_pretrained, source, "the tokenizer of", config=config)
@@ -605,13 +542,13 @@ def tokenizer_identity(tokenizer: Any) -> str:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name, made ready; "auto" is the current GPU if there is one.
+    """Return the device of that name, made ready; "auto" is the current GPU, or the CPU.
 
-    So is "cuda": each of several processes has its own. A GPU that is named is the current one from
-    then on, for streams, pinned memory and libraries that ask for none.
+    "cuda" is the current GPU too: each of several processes has its own. A GPU that is named
+    becomes the current one, for streams, pinned memory and libraries that ask for none.
 
     Raises:
-        ModelError: If there is no such device; the GPUs that there are are named.
+        ModelError: If there is no such device; the message lists the GPUs.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -625,11 +562,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def ready_device(device: torch.device) -> torch.device:
-    """Set what models need on this device, for the whole process; give the device back.
+    """Set what models need on this device, for the whole process; return the device.
 
-    On a GPU scaled_dot_product_attention goes without cuDNN's kernel: torch prefers that one for
-    half precision on H100 and H200, but it gives a mask no gradient, and a T5 learns its position
-    bias through the mask.
+    On a GPU this disables cuDNN's attention kernel, which torch prefers for half precision on H100
+    and H200: it gives a mask no gradient, and a T5 learns its position bias through the mask.
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -637,13 +573,10 @@ def ready_device(device: torch.device) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, config: Any = None) -> torch.dtype:
-    """Return the dtype of that name; "auto" is a half precision on a GPU and float32 elsewhere.
+    """Return the dtype of that name; "auto" is half precision on a GPU and float32 elsewhere.
 
-    Args:
-        name: "auto", or torch's name of it.
-        device: Where the model runs.
-        config: The model's configuration. On a GPU "auto" is float16 for one whose weights are
-            float16 (OPT), which is the more exact half; else bfloat16, whose range is float32's.
+    On a GPU "auto" is float16 where the configuration's weights are float16 (OPT), which is the
+    more exact half; else bfloat16, whose range is float32's.
     """
     if name == "auto":
         if device.type != "cuda":
@@ -655,21 +588,17 @@ def choose_dtype(name: str, device: torch.device, config: Any = None) -> torch.d
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Spell a dtype as arguments and fingerprints do: "float32"."""
+    """Return a dtype as in arguments and fingerprints: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def batch_budget(tokens: int, device: torch.device, *, weights: int | None = None) -> int:
-    """Scale a CPU's token budget to a device: 16 times as many on a GPU, or more for a small model.
+    """Scale a CPU's token budget to a device: 16 times on a GPU, or more for a small model.
 
     A batch of less than about 100 ms takes a GPU no longer than Python takes to launch it. By
     arithmetic (not measured) 8,192 tokens are that for 13 billion weights, and small matrices are
-    slower for each weight; so the budget goes with the weights to the power of -0.7.
-
-    Args:
-        tokens: A CPU's.
-        device: Where the model runs.
-        weights: How many it has; None: it is not looked at.
+    slower for each weight; so the factor grows as weights to the power of -0.7, up to 16 times
+    more. None ignores the weights.
     """
     if device.type != "cuda":
         return tokens
@@ -678,11 +607,7 @@ def batch_budget(tokens: int, device: torch.device, *, weights: int | None = Non
 
 
 def lay_out(config: Any) -> Any:
-    """Return a base model of a configuration, in shapes alone: its weights take no memory.
-
-    Raises:
-        ModelError: If no model can be laid out from it.
-    """
+    """Return a base model of a configuration on the meta device: its weights take no memory."""
     from transformers import AutoModel
 
     try:
@@ -694,17 +619,7 @@ def lay_out(config: Any) -> Any:
 
 
 def check_room(source: ModelSource, needed: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse weights that are larger than the memory of their device, before they are read.
-
-    Args:
-        source: The model.
-        needed: Bytes of its weights.
-        dtype: What they are loaded in.
-        device: A GPU, whose free memory counts, or the CPU, whose whole memory does.
-
-    Raises:
-        ModelError: If they do not fit.
-    """
+    """Raise ModelError if `needed` bytes exceed the GPU's free memory or the machine's whole."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -720,7 +635,6 @@ def check_room(source: ModelSource, needed: int, dtype: torch.dtype, device: tor
 
 
 def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:
-    """Return what a fingerprint holds of a loaded model."""
     return {"model": source.identity, "dtype": dtype_name(dtype)}
 
 
@@ -732,7 +646,6 @@ def first_device(name: str, device_map: str) -> torch.device:
 
     Raises:
         ConfigError: If a map is asked for together with one GPU, or in one of several processes.
-        ModelError: If there is no such device.
     """
     device = choose_device(name)
     if device_map == "none":
@@ -752,14 +665,13 @@ def first_device(name: str, device_map: str) -> torch.device:
 
 
 def placement(device: torch.device, device_map: str) -> Any:
-    """Return `from_pretrained`'s device_map; weights go to their place without a copy elsewhere."""
+    """Return the `device_map` for `from_pretrained`; weights load in place, without a copy."""
     # Asked for the CPU, accelerate would still take the GPUs that it sees.
     spreads = device_map != "none" and (device.type == "cuda" or not torch.cuda.is_available())
     return device_map if spreads else {"": device}
 
 
 def warn_of_placement(model: Any, source: ModelSource) -> None:
-    """Warn of parts that a device map left outside the GPUs."""
     places = [str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()]
     outside = sum(place in ("cpu", "disk") for place in places)
     if outside and len(set(places)) > 1:
@@ -771,12 +683,7 @@ def warn_of_placement(model: Any, source: ModelSource) -> None:
 
 
 def check_quantization(quantization: str, dtype: torch.dtype) -> None:
-    """Refuse 8-bit weights that would not work here; "none" passes.
-
-    Raises:
-        ConfigError: If the dtype cannot hold what 8-bit weights give.
-        ModelError: If their library is missing.
-    """
+    """Refuse 8-bit weights in float16 (ConfigError) or without torchao (ModelError)."""
     if quantization == "none":
         return
     if dtype == torch.float16:
@@ -795,9 +702,9 @@ def check_quantization(quantization: str, dtype: torch.dtype) -> None:
 def quantization_kwargs(quantization: str) -> dict[str, Any]:
     """Return `from_pretrained`'s arguments for 8-bit or ("none") plain weights.
 
-    Only weights are rounded, a scale for each row of a matrix, and made the LM's dtype again for
-    each product, so that a state depends on its own text alone. LLM.int8 (Dettmers et al. 2022)
-    rounds activations too, by what else is in the batch, and loses several times as much of the
+    Only weights are rounded, with a scale for each row, and become the LM's dtype for each product,
+    so a state depends on its own text alone. LLM.int8 (Dettmers et al. 2022) also rounds
+    activations, depending on the rest of the batch, and loses several times as much of the
     evidence.
     """
     if quantization == "none":
@@ -810,11 +717,7 @@ def quantization_kwargs(quantization: str) -> dict[str, Any]:
 
 
 def check_8bit(model: Any, source: ModelSource) -> None:
-    """Refuse an LM most of whose weights torchao passed over in silence, such as GPT-2's.
-
-    Raises:
-        ModelError: If less than half of the weights in layers are in 8 bits.
-    """
+    """Raise ModelError if torchao silently skipped most of an LM's weights, such as GPT-2's."""
     from torchao.quantization import Int8Tensor
 
     layers = [part for part in model.modules() if not isinstance(part, torch.nn.Embedding)]

@@ -1,10 +1,9 @@
 """Prompted states h*(x) = LM(prefix + P(x)) at the cost of x: the shared part runs once.
 
 Guo et al. 2023, eq. 2. All prompts of a task begin with the same tokens: special tokens,
-instruction, exemplars, and the words of the template that stand before the text. These are run
-once; each text then costs only its own tokens. There are several ways to do so, each compared with
-whole prompts before it is used: whatever an LM does that a way does not follow shows there, on a
-few texts, and not in the results.
+instruction, exemplars, and the template's words before the text. They run once; each text then
+costs only its own tokens. Each way to do so is compared with whole prompts before it is used, so an
+LM that a way does not support shows there, on a few texts, not in the results.
 """
 
 import logging
@@ -33,32 +32,24 @@ from pgra.prompts.fewshot import FewShotPrompt
 
 logger = logging.getLogger(__name__)
 
+# Ways to share a prefix, the best first; the last one is stock calls only.
+#     cascade   attention in two parts; the prefix is stored once (`pgra.lm.kernels`)
+#     expanded  a row a text, each with a copy of the prefix
 WAYS = ("cascade", "expanded")
-"""Ways to share a prefix, the best first; the last one is stock calls only.
-
-    cascade   attention in two parts; the prefix's keys and values stand once (`pgra.lm.kernels`)
-    expanded  a row a text, a copy of the prefix behind each
-"""
+# texts that ways are compared on: of different lengths
 CHECKED = ("a", "The film was not bad at all.", "It opened in 1925 with a cast of nine.")
-"""The texts that ways are compared on: of different lengths."""
 
 
 class SharedPrefix:
     """The state of an LM after a prefix, and texts run from there."""
 
     def __init__(self, lm: CausalLM, ids: Sequence[int]) -> None:
-        """Take an LM and the prefix's tokens; nothing runs yet."""
         self.lm, self.ids = lm, list(ids)
 
     def run(self, texts: Sequence[Sequence[int]], way: str) -> Tensor:
-        """Run texts behind the prefix.
+        """Run texts after the prefix, in one of `WAYS`; best those of similar lengths.
 
-        Args:
-            texts: Token ids of n texts, without the prefix; those of like length in one call.
-            way: One of `WAYS`.
-
-        Returns:
-            (n, H) in the LM's dtype, on its device: the state at each text's last token.
+        Returns the state at each text's last token, (n, H) in the LM's dtype, on its device.
         """
         lm, is_cascade = self.lm, way == "cascade"
         ids, mask = batching.pad(texts)
@@ -78,9 +69,9 @@ class SharedPrefix:
                 "use_cache": False,
             }
         else:
-            # The cache holds the prefix once for all rows: that the LM lays a batch's keys behind
-            # it makes the one copy that is needed. It is gone with its batch. There is
-            # no mask: what is padded comes last, and an LM looks at no later token.
+            # The cache holds the prefix once for all rows: it is copied once, when the LM adds a
+            # batch's keys, and freed with the batch. There is no mask: padding comes last, and an
+            # LM looks at no later token.
             how = {
                 "attention_mask": None,
                 "past_key_values": stock_cache(self._prefix, len(ids)),
@@ -93,17 +84,11 @@ class SharedPrefix:
 
     @property
     def copy_cost(self) -> str:
-        """What the last of `WAYS` costs that the first does not."""
         size = sum(keys.nbytes + values.nbytes for keys, values in self._prefix) / 1e6
         return f"a copy of the prefix's {size:.3g} MB for every text"
 
     def find_fault(self, way: str, prompts: Sequence[list[int]]) -> str | None:
-        """Return why a way cannot be used; None if it gives the states of whole prompts.
-
-        Args:
-            way: One of `WAYS`.
-            prompts: A few, whole.
-        """
+        """Return why a way cannot be used; None if it gives the states of a few whole prompts."""
         if way == "cascade" and not kernels.are_allowed():
             return "--fast_kernels is off"
         truth = self.lm.states_of(prompts)  # before any attempt: that it does not fit is no fault
@@ -121,7 +106,7 @@ class SharedPrefix:
 
     @cached_property
     def _prefix(self) -> list[tuple[Tensor, Tensor]]:
-        """The prefix's keys and values, (1, heads, S, width) each, for each layer."""
+        """Each layer's keys and values of the prefix, (1, heads, S, width) each."""
         ids = torch.tensor([self.ids], device=self.lm.device)
         cache = stock_cache([], 1)
         with torch.inference_mode():
@@ -145,12 +130,7 @@ _HELD = 8192  # states that wait on a GPU before they are fetched: a fetch waits
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts as the LM reads them.
-
-    Attributes:
-        fields: What was asked for, in order.
-        ids: Each one's token ids, cut to the LM's window.
-    """
+    """Prompts as fields, in order, and as token ids, cut to the LM's window."""
 
     fields: Sequence[Mapping[str, str]]
     ids: list[list[int]]
@@ -163,12 +143,12 @@ class PromptedEncoder:
     Attributes:
         lm: The LM.
         prompt: Prefix and template.
-        sharing: A way of `pgra.lm.prefix.WAYS`, "none" (the whole prompt for each
-            text), or "auto": the first of these whose states equal "none"'s.
+        sharing: One of `WAYS`, "none" (the whole prompt for each text), or "auto": the first of
+            these whose states equal "none"'s.
         batch_tokens: Own tokens in one batch on a CPU; a GPU takes 16 times as many, or more.
         max_prompt_tokens: Longest prompt; None is the LM's window.
-        num_cut: How many texts were cut so far.
-        num_tokens: How many tokens the LM read so far, padding not counted.
+        num_cut: Texts that were cut so far.
+        num_tokens: Tokens that the LM read so far, without padding.
 
     Raises:
         ConfigError: If the prefix leaves no room for a text.
@@ -200,11 +180,7 @@ class PromptedEncoder:
     ) -> Self:
         """Open an LM under a prompt; its weights are loaded when they are first needed.
 
-        Args:
-            args: Which LM, and at which layer: a number or a share, not auto.
-            prompt: The task's prompt.
-            device: Where it runs.
-            with_head: Whether it shall write words too.
+        The layer must be a number, a share or "last"; `with_head` also lets the LM write words.
 
         Raises:
             ConfigError: If the prompt leaves no room for a text.
@@ -215,11 +191,10 @@ class PromptedEncoder:
         return cls(lm, prompt, sharing, batch_tokens, args.max_prompt_tokens)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
-        """Return the same LM under another prompt.
+        """Return the same LM under another prompt, with counts of its own.
 
-        The way in which prefixes are shared is found by the first of all these encoders that
-        reads, and taken by the others: for a prefix a query, comparing would cost more than it
-        saves. What one counts is its own.
+        The first of these encoders that reads finds the way to share prefixes for all: for a prefix
+        per query, comparing would cost more than it saves.
 
         Raises:
             ConfigError: If the prefix leaves no room for a text.
@@ -229,28 +204,22 @@ class PromptedEncoder:
         return other
 
     def release(self) -> None:
-        """Let go of the LM's weights and of the prefix's keys and values; see `CausalLM`."""
         vars(self).pop("_behind", None)
         self.lm.release()
 
     def first_tokens(self, words: Iterable[str]) -> list[int]:
-        """Return the tokens that words begin with behind a prompt and a space, each once, in order.
-
-        Raises:
-            ModelError: If the tokenizer cuts a prompt otherwise when a word follows it.
-        """
+        """Return the distinct first tokens of words after a prompt and a space, in order."""
         suffix = self.prompt.suffix(self.prompt.template.passage_fields("The film"))
         _, behind = self.lm.read_words(suffix, [f" {word}" for word in words])
         return list(dict.fromkeys(ids[0] for ids in behind))
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Return all that a state depends on, besides the text."""
+        """All that a state depends on, besides the text."""
         return {**self.lm.fingerprint, **self.prompt.fingerprint, "max_prompt_tokens": self.limit}
 
     @property
     def limit(self) -> int:
-        """Return the longest prompt in tokens."""
         return min(self.max_prompt_tokens or self.lm.window, self.lm.window)
 
     @cached_property
@@ -259,7 +228,6 @@ class PromptedEncoder:
 
     @cached_property
     def _splits_cleanly(self) -> bool:
-        """Return whether prefix and suffix can be tokenised apart."""
         suffixes = [self.prompt.suffix(self.prompt.template.passage_fields(p)) for p in _PROBES]
         joint = self.lm.tokenize([self.prompt.prefix + suffix for suffix in suffixes])
         apart = self.lm.tokenize(suffixes)
@@ -268,7 +236,7 @@ class PromptedEncoder:
 
     @cached_property
     def shared_ids(self) -> list[int]:
-        """Return the tokens that the prompts of all ordinary texts begin with."""
+        """The tokens that the prompts of all ordinary texts begin with."""
         first, *others = (self._prompt_ids(self.prompt.template.passage_fields(p)) for p in _PROBES)
         shared = min(batching.count_joint(first, ids) for ids in others)
         return first[: min(shared, *(len(ids) - 1 for ids in (first, *others)))]  # of its own: 1
@@ -297,29 +265,20 @@ class PromptedEncoder:
             )
 
     def encode(self, texts: Sequence[str], *, advance: Advance = int) -> Tensor:
-        """Return the states of passages.
-
-        Args:
-            texts: Any number, in any order.
-            advance: Told how many more are done, for a progress bar.
-
-        Returns:
-            (n, H) in the LM's dtype, on the CPU, in the order given.
+        """Return the states of passages, (n, H) in the LM's dtype, on the CPU, in the order given.
 
         Raises:
-            ModelError: If a state is not finite; the text is named.
+            ModelError: If a state is not finite; the message quotes the text.
         """
         fields = [self.prompt.template.passage_fields(text) for text in texts]
         return self.encode_prompts(self.tokenize(fields), advance=advance)
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
-        """All that an example's state depends on: it is what `fingerprint` says."""
         return self.fingerprint
 
     @property
     def inputs(self) -> Inputs:
-        """The LM's files."""
         return self.lm.source.inputs
 
     def encode_examples(self, examples: Sequence[Example]) -> npt.NDArray[np.float32]:
@@ -330,7 +289,7 @@ class PromptedEncoder:
         return np.asarray(states.float().numpy(), np.float32)
 
     def tokenize(self, fields: Sequence[Mapping[str, str]]) -> Prompts:
-        """Write and tokenise prompts; the LM is not asked, so another thread may do it ahead."""
+        """Write and tokenise prompts; the LM is not used, so another thread may do it ahead."""
         ids = self._tokenize([self.prompt.suffix(f) for f in fields])
         for i, prompt in enumerate(ids):
             if len(prompt) > self.limit:
@@ -339,15 +298,12 @@ class PromptedEncoder:
         return Prompts(fields, ids)
 
     def encode_prompts(self, prompts: Prompts, *, advance: Advance = int) -> Tensor:
-        """Return the states of tokenised prompts; see `encode`."""
         return self.begin(prompts, advance=advance)()
 
     def begin(self, prompts: Prompts, *, advance: Advance = int) -> Callable[[], Tensor]:
-        """Have the LM read tokenised prompts; see `encode`.
+        """Start reading tokenised prompts; return a function that waits for their states.
 
-        Returns:
-            What returns their states. A GPU is still at work until then: more can be begun before
-            these are waited for.
+        A GPU is still busy until then: more can be started before these are waited for.
         """
         ids, skip = prompts.ids, len(self.shared_ids)
         are_alike = [self.sharing != "none" and i[:skip] == self.shared_ids for i in ids]
@@ -405,7 +361,7 @@ class PromptedEncoder:
             yield batch, self._back_off.run(batch, size, run)
 
     def _check_finite(self, states: Tensor, prompts: Prompts) -> None:
-        """Run texts without a finite state again, alone: one spoils its neighbours in a row."""
+        """Rerun texts without a finite state alone: one spoils its neighbours in a row."""
         broken = []
         for i in torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist():
             with self.lm.busy:  # it may read the next already, in another thread
@@ -437,10 +393,10 @@ class PromptedEncoder:
 
     @cached_property
     def way(self) -> str:
-        """The way the prefix is shared; with "auto" found by comparing with the whole prompt.
+        """How the prefix is shared; "auto" is found by comparing with the whole prompt.
 
-        A forced way is compared too, but like all else that needs the weights only when the LM
-        first reads: where all states are in the bank already, nobody looks at it.
+        A forced way is compared too, when the LM first reads: never where all states are in the
+        bank.
 
         Raises:
             ModelError: If a forced way fails, or gives other states than the whole prompt.

@@ -1,12 +1,12 @@
-"""An LM behind an OpenAI-compatible endpoint, of completions or of chats.
+"""An LM at an OpenAI-compatible endpoint, of completions or of chats.
 
-OpenAI's own client (`pip install 'pgra[openai]'`) speaks the protocol: it retries, times out and
-pools connections. The key comes from the environment alone; only the client has it, and it is
-struck out of all that an endpoint says. An answer is on disk (`pgra.lm.cache`) before anybody sees
-it, so a run that was stopped pays again only for the few calls that were under way.
+OpenAI's own client (`pip install 'pgra[openai]'`) retries, times out and pools connections. The key
+comes from the environment alone; only the client has it, and it is removed from all that an
+endpoint returns. An answer is on disk (`pgra.lm.cache`) before it is used, so a stopped run pays
+again only for the few calls in flight.
 
-An answer that is none (filtered, refused, empty, or cut before it began) counts as empty, is
-reported, and is not kept: the next run asks again.
+A missing answer (filtered, refused, empty, or cut before it began) counts as empty, is reported,
+and is not kept: the next run asks again.
 """
 
 import copy
@@ -72,13 +72,10 @@ _REASONS = ("filtered", "refused", "empty", "cut")  # why an answer is none
 
 @dataclass(frozen=True)
 class Way:
-    """How an endpoint is asked.
+    """How an endpoint is asked, and how it decides between label words.
 
-    Attributes:
-        endpoint: `COMPLETIONS`, or `CHAT`: the prompt is then one message of a user, after a line
-            that asks to continue it.
-        decide_by: How it decides between label words: `SCORE`, the chances of all tokens of each
-            word, echoed; `GENERATION`, what is written.
+    In a chat the prompt is one user message, after a line that asks to continue it. `SCORE`
+    compares log-probabilities of the words' tokens, echoed; `GENERATION` reads what is written.
     """
 
     endpoint: str
@@ -96,28 +93,18 @@ class _Question:
 
 
 class _Halted(BaseException):
-    """A request that was not made, because another one failed. No Exception: nobody retries it."""
+    """A request that was skipped after another failed. Not an Exception, so it is not retried."""
 
 
 class RemoteLM:
-    """An LM behind an endpoint; see `LanguageModel`.
-
-    Attributes:
-        window: Most tokens of prompt and answer together.
-        answers: What was answered so far.
-        name: The words that messages begin with.
-    """
+    """An LM at an endpoint; see `LanguageModel`. Messages begin with `name`."""
 
     def __init__(self, args: CompleterArguments, answers: AnswersCache) -> None:
         """Prepare to ask, without asking.
 
-        Args:
-            args: Which LM, where, and how it is asked.
-            answers: Where answers are kept.
-
         Raises:
-            ConfigError: If the client is not installed, the address is none, or it is OpenAI's and
-                there is no key.
+            ConfigError: If the client is not installed, the address is invalid, or OpenAI's key is
+                missing.
             ModelError: If there is no tokenizer of that name.
         """
         self.answers = answers
@@ -135,19 +122,16 @@ class RemoteLM:
 
     @property
     def way(self) -> Way:
-        """How it is asked; where nobody chose, as `settle` chooses for texts."""
+        """How it is asked; chosen as by `settle` for generated text if it was not."""
         if self._way is None:
             self._way = self._choose([GENERATION])
         return self._way
 
     def settle(self, decide_by: str | None) -> Self:
-        """Return the same LM with its way chosen; where nobody names it, by a few first calls.
+        """Return the same LM with its way chosen, by a few first calls where several are possible.
 
-        The first is taken that is offered: words are scored, or a label is written; of the latter,
-        completions before chats.
-
-        Args:
-            decide_by: One of a way's; None chooses.
+        The first that is offered wins: words are scored, or a label is written; for the latter,
+        completions before chats. `decide_by` is one of a way's; None chooses.
 
         Raises:
             ConfigError: If the arguments contradict each other.
@@ -158,10 +142,7 @@ class RemoteLM:
         return settled
 
     def _choose(self, asked: Sequence[str]) -> Way:
-        """Find the first way that is offered by a call of one token each, and keep the choice.
-
-        A single one is not tried.
-        """
+        """Return and keep the first way that a one-token call finds; a single way is not tried."""
         named = self._args.endpoint
         ends = (COMPLETIONS, CHAT) if named == AUTO else (named,)
         ways = [Way(end, how) for how in asked for end in ends if (end, how) != (CHAT, SCORE)]
@@ -191,7 +172,7 @@ class RemoteLM:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """All that its answers depend on, besides the prompt; what counts tokens cuts it."""
+        """All that its answers depend on, besides the prompt; token counts decide its cut."""
         endpoint = self.way.endpoint if self._args.endpoint == AUTO else self._args.endpoint
         return {
             "lm": self._args.lm,
@@ -202,12 +183,12 @@ class RemoteLM:
         }
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of texts, (B,): in a chat those of the line before them too."""
+        """Count the tokens of texts, (B,); in a chat including those of the instruction."""
         is_chat = self._args.endpoint == CHAT or (self._way and self._way.endpoint == CHAT)
         return self._counter([_INSTRUCTION + text for text in texts] if is_chat else texts)
 
     def describe_spending(self) -> dict[str, Json]:
-        """Return how it was asked, and what was used since this was last called, for a file.
+        """Return how it was asked, and calls and tokens since the last call of this method.
 
         Tokens are None where the endpoint did not report those of every call.
         """
@@ -223,7 +204,6 @@ class RemoteLM:
         }
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def complete(
@@ -231,10 +211,10 @@ class RemoteLM:
     ) -> list[Completion]:
         """Continue each prompt greedily until `stop`.
 
-        A chat is not sent `stop`: it would end a model that reasons first inside its reasoning.
+        A chat is not sent `stop`: it could end a model's reasoning.
 
         Raises:
-            ModelError: If a call failed for good; all that was answered is kept.
+            ModelError: If a call failed for good; earlier answers are kept.
             ArtifactError: If answers cannot be kept.
         """
         way = self.way
@@ -256,11 +236,8 @@ class RemoteLM:
     ) -> list[list[float]]:
         """Return the log-probability of all tokens of each word after each prompt, B lists of C.
 
-        One call for each prompt and word, which the endpoint echoes with the chance of each token.
-
-        Raises:
-            ModelError: As `complete`; also if the endpoint gives no chances of given words.
-            ArtifactError: If answers cannot be kept.
+        One call for each prompt and word, echoed. Raises as `complete`, also if the endpoint gives
+        no log-probabilities.
         """
         way = Way(COMPLETIONS, SCORE)
         questions = [[self._question(way, prompt, word) for word in words] for prompt in prompts]
@@ -275,7 +252,6 @@ class RemoteLM:
         *,
         parameters: Mapping[str, Json] = _ONE_TOKEN,
     ) -> _Question:
-        """Write a call: for a text, or for the chances of a word."""
         if word is not None:
             # One token is written, and left out: several servers refuse to write none.
             parameters = {"max_tokens": 1, "echo": True, "logprobs": 1}
@@ -291,10 +267,7 @@ class RemoteLM:
     def _ask(
         self, questions: Sequence[Sequence[_Question]], advance: Advance
     ) -> list[list[Answer]]:
-        """Ask what is not on disk, equal prompts once; lines of answers as those of questions.
-
-        The first call that fails lets no other one start; those under way are waited for.
-        """
+        """Ask what is not on disk, equal prompts once; after a failure no other call starts."""
         lines = {tuple(question.key for question in line): line for line in questions}
         answers = self.answers.find([key for keys in lines for key in keys])
         new = [line for keys, line in lines.items() if not answers.keys() >= {*keys}]
@@ -325,7 +298,6 @@ class RemoteLM:
         return [[answers[question.key] for question in line] for line in questions]
 
     def _report(self, spent: Mapping[str, int]) -> None:
-        """Log what was used, and how many answers are none."""
         if not spent["calls"]:
             return
         logger.info("%s: %d calls, %d answers on disk", self.name, spent["calls"], spent["reused"])
@@ -343,7 +315,7 @@ class RemoteLM:
             )
 
     def _answer(self, question: _Question) -> Answer:
-        """Ask one question, and keep its answer unless it is none."""
+        """Ask one question, and keep its answer unless it is missing."""
         reply = self._call(question.body)
         answer, none = self._answer_of(reply, question)
         if none == "cut" and not reply.is_full and "stop" in question.body:
@@ -360,11 +332,7 @@ class RemoteLM:
         return answer
 
     def _answer_of(self, reply: Reply, question: _Question) -> tuple[Answer, str]:
-        """Return what is kept of a reply, and why it is no answer ("" where it is one).
-
-        Raises:
-            ModelError: If it lacks what was asked.
-        """
+        """Return what is kept of a reply, and why it is no answer ("" where it is one)."""
         counts = reply.num_prompt_tokens, reply.num_new_tokens
         if question.word is not None:
             chance = word_chance(self.name, reply, question.prompt, question.word)
@@ -376,16 +344,10 @@ class RemoteLM:
         return Answer("" if none else text, *counts), none
 
     def _count(self, **more: int) -> None:
-        """Add to what was used."""
         with self._lock:
             self._spent.update(more)
 
     def _call(self, body: Mapping[str, Json]) -> Reply:
-        """Send a call, which the client retries.
-
-        Raises:
-            ModelError: If it failed for good, or what came is no completion.
-        """
         import openai
 
         is_chat = "messages" in body
@@ -425,7 +387,6 @@ class RemoteLM:
             ) from None
 
     def _refuse(self, error: Any, body: Mapping[str, Json]) -> NoReturn:
-        """Explain a status that is no success, an openai.APIStatusError."""
         status, headers = error.status_code, error.response.headers
         if status == 429 or status >= 500:
             way = f"try again later ({headers.get('retry-after', 'no time is given')})"
@@ -446,7 +407,7 @@ class RemoteLM:
         raise kind(f"{self.name} answered {status} '{said}': {way}") from None
 
     def _excerpt(self, text: str) -> str:
-        """Shorten what an endpoint said to one line without the key."""
+        """Shorten an endpoint's text to one line without the key."""
         key = self._client.api_key
         if key != _NO_KEY:
             text = text.replace(key, "***")
@@ -496,7 +457,7 @@ def _open_client(args: CompleterArguments, halt: threading.Event) -> Any:
 
 
 def _check_address(base_url: str, *, with_key: bool) -> None:
-    """Refuse what is no address, or may hold a secret, which files and messages would show."""
+    """Refuse an invalid address, or one with a secret, which files and messages would show."""
     if not re.fullmatch(r"https?://(\[[\da-f:]+\]|[^/:\s@?#]+)(:[1-9]\d*)?(/[^\s@?#]*)?", base_url):
         raise ConfigError(
             "--base_url must be http(s)://HOST[:PORT]/v1, without a user name, password or query, "
@@ -507,22 +468,18 @@ def _check_address(base_url: str, *, with_key: bool) -> None:
 
 
 def estimate_tokens(texts: Sequence[str]) -> list[int]:
-    """Estimate tokens without a tokenizer: a token for every 3 bytes of UTF-8, rounded up.
+    """Estimate tokens without a tokenizer: one for every 3 bytes of UTF-8, rounded up.
 
-    It does not learn from what the endpoint counts: the prompts of a run that goes on must be those
-    it began with, or they are paid for twice.
+    It does not learn from an endpoint's counts: a resumed run must send the same prompts, or pay
+    twice.
     """
     return [math.ceil(len(text.encode()) / _BYTES_PER_TOKEN) for text in texts]
 
 
 def open_counter(name: str | None) -> tuple[str, Callable[[Sequence[str]], list[int]]]:
-    """Open a tokenizer to count with, special tokens included: its identity, and what counts.
+    """Return a tokenizer's identity and its counting function, special tokens included.
 
-    Args:
-        name: Hub id, folder or `bundled:NAME`, which needs no weights; None estimates.
-
-    Raises:
-        ModelError: If there is none.
+    `name` is a hub id, folder or `bundled:NAME`, without need of weights; None estimates.
     """
     if name is None:
         return "estimate", estimate_tokens

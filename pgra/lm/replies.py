@@ -1,6 +1,6 @@
-"""What an endpoint's replies say: texts without reasoning, chances of words, errors, and no answer.
+"""Parse an endpoint's replies: text without reasoning, log-probabilities of words, and errors.
 
-Servers differ in how they spell tokens, where they put an error, and how they say that they give no
+Servers differ in how they spell tokens, where they put an error, and how they mark a missing
 answer.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 from pgra.data.read import parse_json
 from pgra.errors import ModelError
 
+# What providers call a filter, as the reason why an answer ended or as an error's code.
 FILTERS = ("content_filter", "content_policy_violation", "refusal", "safety", "sensitive")
-"""What providers call a filter, as the reason why an answer ended or as an error's code."""
 WRITE = "use --decide_by generation"
 _PASSING = re.compile("rate.?limit|overload|unavailable|time.?out|server.?error", re.I)
 # How models that reason first mark it: DeepSeek R1, Qwen3 and most others; Seed-OSS; Magistral;
@@ -37,19 +37,17 @@ _WRAPPING = re.compile(
 
 
 class Declined(ModelError):
-    """An endpoint does not do what it was asked to."""
+    """An endpoint does not support what it was asked."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What an endpoint answered.
+    """What an endpoint answered; token counts are None where it does not report them.
 
     Attributes:
         text: What was written, after the prompt where that was to be echoed.
-        num_prompt_tokens: As the endpoint counted them; None where it does not.
-        num_new_tokens: The same, of what it wrote.
-        tokens: Text of each token, where chances were asked and given.
-        chances: Log-probability of each; None for a first one.
+        tokens: Text of each token, where log-probabilities were asked and given.
+        chances: Log-probability of each; None for the first.
         is_full: Whether it ended for want of room.
         none: Why it is no answer: "filtered" or "refused"; "" where it is one.
     """
@@ -64,11 +62,7 @@ class Reply:
 
 
 def read_reply(text: str, *, is_chat: bool) -> Reply:
-    """Read the body of a completion; what is not needed of it may be missing.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Parse the body of a completion, optional parts aside; ValueError if it is none."""
     try:
         reply = parse_json(text)
         if not reply["choices"]:
@@ -92,7 +86,7 @@ def read_reply(text: str, *, is_chat: bool) -> Reply:
 
 
 def _text_of(content: Any) -> str:
-    """Return what a message says: a text, none, or a list of parts, of which some are no text."""
+    """Return a message's text: a string, None, or a list of parts, of which some are no text."""
     if isinstance(content, list):
         content = "".join(part["text"] for part in content if part.get("type", "text") == "text")
     if not isinstance(content, str | None):
@@ -106,7 +100,7 @@ def _count_of(usage: Mapping[str, Any], name: str) -> int | None:
 
 
 def find_error(text: str) -> Any:
-    """Return the error that a body holds, for itself or in place of its choice; None without."""
+    """Return the error in a body, at its top or in its choice; None if there is none."""
     try:
         reply = parse_json(text)
         choices = reply.get("choices") or [{}]
@@ -116,15 +110,15 @@ def find_error(text: str) -> Any:
 
 
 def error_message(text: str) -> str:
-    """Return the message of the error that a body holds; all of the body where it has none."""
+    """Return the message of the error in a body; the whole body where it has none."""
     error = find_error(text)
     return str((error.get("message") if isinstance(error, Mapping) else error) or text)
 
 
 def show_error(response: Any) -> None:
-    """Give an error under status 200 the status of its code, so that the client retries it.
+    """Give an error with status 200 the status of its code, so that the client retries it.
 
-    A hook of the HTTP client. Where an account has no money left, nothing is retried.
+    A hook of the HTTP client. If an account has no money left, nothing is retried.
     """
     response.read()
     error = find_error(response.text)
@@ -139,9 +133,9 @@ def show_error(response: Any) -> None:
 
 
 def without_reasoning(text: str) -> tuple[str, bool]:
-    """Return what a text says besides its reasoning blocks, and whether one of them is not closed.
+    """Return a text without its reasoning blocks, and whether one of them is not closed.
 
-    Where a prompt opens the block, the text holds its end alone.
+    Where the prompt opens the block, the text holds its end alone.
     """
     text = _BLOCK.sub("", text.replace("\ufeff", ""))
     if closed := list(_CLOSED.finditer(text)):
@@ -154,18 +148,13 @@ def without_reasoning(text: str) -> tuple[str, bool]:
 def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
     """Return the log-probability of all tokens of a word after a prompt.
 
-    The word is found from the end of the prompt: servers differ in what stands at its beginning (a
-    special token or none, and so other offsets), and in how they spell tokens of other scripts.
-
-    Args:
-        name: The words that a message begins with.
-        reply: To `prompt` and `word`, echoed, with one token more.
-        prompt: What stands before the word.
-        word: With its space.
+    `reply` is to `prompt` and `word`, echoed, with one token more. The word is searched from the
+    end: servers differ in what opens a prompt (a special token or none, and so other offsets), and
+    in how they spell tokens of other scripts.
 
     Raises:
-        ModelError: If the prompt was not echoed, has no chances, or the tokens do not begin a new
-            one where the word begins.
+        Declined: If the prompt was not echoed, log-probabilities are missing or not finite, or no
+            token begins where the word does.
     """
     if not reply.text.startswith(prompt + word):
         raise Declined(f"{name} does not echo a prompt, so it cannot score given words: {WRITE}")
@@ -188,10 +177,7 @@ def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
 
 
 def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:
-    """Return the first token of a word that ends before `end`; None where none begins with it.
-
-    SentencePiece's tokens are given without their space, so a word may lack it.
-    """
+    """Return the first token of a word that ends before `end`, its space aside, or None."""
     bare, tail = word.lstrip(), ""
     for start in range(end - 1, -1, -1):
         tail = tokens[start] + tail
@@ -204,12 +190,12 @@ def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:
 
 
 def _without_halves(text: object) -> str:
-    """Put U+FFFD for halves of characters, which a server sends that cuts one in two."""
+    """Replace lone surrogates by U+FFFD: a server may cut a character in two."""
     return str(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _chance(value: Any) -> float:
-    """Read a log-probability, which may be -inf; NaN and inf are none (a ValueError)."""
+    """Parse a log-probability, which may be -inf; ValueError for NaN and inf."""
     chance = float(value)
     if math.isnan(chance) or chance == math.inf:
         raise ValueError
@@ -219,8 +205,8 @@ def _chance(value: Any) -> float:
 def continuation(prompt: str, text: str) -> str:
     """Return what a chat's message adds to its prompt.
 
-    Models like to say the end of the prompt again: "A: Rome", "Label: Positive". What the message
-    begins with of the prompt's last line, from some word of it on, is left out.
+    Models like to repeat the end of the prompt: "A: Rome", "Label: Positive". Where the message
+    begins with the end of the prompt's last line, from some word on, that is left out.
     """
     text = text.lstrip()
     last = prompt.rstrip().rpartition("\n")[2]

@@ -1,4 +1,4 @@
-"""Few-shot prompts: labelled examples, then a query whose answer is left open.
+"""Few-shot prompts: labelled examples, then a query whose answer is open.
 
 Two formats. "task" is PGRA's: an instruction, then texts under the task's template. "kate" is that
 of Liu et al. 2022, Table 11: `Sentence: ... Label: Positive`, `Table: ... Sentence: ...`, `Q: ...`
@@ -22,8 +22,8 @@ class FewShotPrompt:
 
     Attributes:
         template: How a text is shown.
-        prefix: Instruction and exemplars, without the blank line that ends them; "" for none.
-        exemplar_ids: Which training examples stand in it, in its order.
+        prefix: Instruction and exemplars, without the blank line after them; "" for none.
+        exemplar_ids: Training examples in it, in its order.
     """
 
     template: PromptTemplate
@@ -49,9 +49,7 @@ class FewShotPrompt:
 class PromptFormat:
     """Writes prompts that end where the LM's answer begins, but for a space.
 
-    Attributes:
-        template: How a text is shown.
-        words: The word that answers, by label; empty where an example's label is its answer.
+    `words` are the answers by label; empty where an example's label is its answer.
     """
 
     template: PromptTemplate
@@ -59,12 +57,12 @@ class PromptFormat:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Everything that a prompt depends on, besides exemplars and query."""
+        """All that a prompt depends on, besides exemplars and query."""
         shown = self.prompt(()).fingerprint
         return {**shown, "instruction": self.template.instruction, "words": dict(self.words)}
 
     def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
-        """Write the prefix of labelled examples, in their order; of none it is empty."""
+        """Write the prefix of labelled examples, in their order; "" for none."""
         if not exemplars:
             return FewShotPrompt(self.template)
         words = [self.words[e.label or ""] if self.words else e.label or "" for e in exemplars]
@@ -74,7 +72,7 @@ class PromptFormat:
         return FewShotPrompt(self.template, prefix, tuple(e.id for e in exemplars))
 
     def write(self, exemplars: Sequence[Example], fields: Mapping[str, str]) -> str:
-        """Write a query behind exemplars, in their order."""
+        """Write a query after exemplars, in their order."""
         prompt = self.prompt(exemplars)
         return prompt.prefix + prompt.suffix(fields)
 
@@ -82,23 +80,19 @@ class PromptFormat:
 def line_format(
     frame: str, inputs: Sequence[str], words: Mapping[str, str] | None = None
 ) -> PromptFormat:
-    r"""Return KATE's format: one frame for exemplars and query, and the answer behind it.
+    r"""Return KATE's format: one frame for exemplars and query, with the answer at its end.
 
-    Args:
-        frame: How fields are shown, up to where the answer begins, such as "Q: {question}\nA:".
-        inputs: The fields.
-        words: The answer by label; None where an example's label is its answer.
+    The frame shows the fields up to the answer, such as "Q: {question}\nA:". `words` are the
+    answers by label; None where an example's label is its answer.
     """
     template = PromptTemplate(frame, "", tuple(inputs), instruction="", one_line=True)
     return PromptFormat(template, words or {})
 
 
 def task_format(task: Task, name: str) -> PromptFormat:
-    """Return the format of a classification task.
+    """Return the format of a classification task, by its name in `FORMATS`.
 
-    Args:
-        task: The task; KATE's format shows all its inputs as one sentence.
-        name: One of `FORMATS`. With "kate" labels answer by their own names, capitalised.
+    "kate" shows all inputs as one sentence, and labels answer by their own names, capitalised.
     """
     if name == "task":
         template = PromptTemplate(task.prompt, task.answer, task.inputs)
@@ -109,11 +103,7 @@ def task_format(task: Task, name: str) -> PromptFormat:
 
 
 def answer_words(words: Mapping[str, str]) -> list[str]:
-    """Return words as they follow a prompt, in the order of labels.
-
-    Raises:
-        ConfigError: If one begins another, which would then always win.
-    """
+    """Return words as they follow a prompt; ConfigError if one is a prefix of another."""
     for label, mine in words.items():
         for other, longer in words.items():
             if label != other and longer.startswith(mine):

@@ -1,7 +1,7 @@
-"""Prompts within an LM's window: the exemplar chosen last goes first, the query is never cut.
+"""Fit prompts into an LM's window: the last exemplar is dropped first, the query is never cut.
 
-Liu et al. 2022, section 3.2, lower the number of exemplars of a whole task where 64 "exceed the
-token limit" of some query; here the other queries keep theirs.
+Liu et al. 2022, section 3.2, use fewer exemplars for a whole task where 64 "exceed the token limit"
+of some query; here the other queries keep theirs.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,19 +14,13 @@ from pgra.errors import ConfigError, DataError
 
 Counts = npt.NDArray[np.int64]
 CountTokens = Callable[[Sequence[str]], list[int]]
+# returns all prompts of a query (by its index) with so many of its exemplars
 Write = Callable[[int, int], Sequence[str]]
-"""Returns all prompts that are asked for a query (by its index) behind so many of its exemplars."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How many exemplars fit.
-
-    Attributes:
-        counts: Exemplars of each query that fit, (B,).
-        num_dropped: Those that do not, (B,).
-        num_tokens: Tokens of each query's longest prompt, as the LM counts them, (B,).
-    """
+    """Each query's exemplars that fit, those that do not, and longest prompt's tokens, (B,)."""
 
     counts: Counts
     num_dropped: Counts
@@ -48,10 +42,10 @@ def fit_prompts(
     Args:
         count_tokens: Counts the LM's tokens of texts.
         write: Writes a query's prompts.
-        wanted: Exemplars that each query shall have, (B,).
+        wanted: Exemplars of each query, (B,).
         names: The queries' ids, for messages.
         window: Most tokens of prompt and answer together.
-        num_new_tokens: Room that is kept for the answer.
+        num_new_tokens: Room for the answer.
         unit: What is fitted, for messages.
 
     Raises:

@@ -1,8 +1,8 @@
 """Templates: how a task shows a text to the LM, P(x) of Guo et al. 2023, section 3.2.
 
-A prompt is `prefix + suffix`. The prefix (instruction and exemplars) is the same for every text of
-a task; the suffix is the text under the template. They are split before the blank line between
-them, because byte-pair merges do not reach across that place but do reach across the one after it.
+A prompt is `prefix + suffix`: instruction and exemplars, the same for all texts of a task, then the
+text under the template. They are split before the blank line between them, because byte-pair merges
+do not cross that place but do cross the one after it.
 """
 
 import re
@@ -23,12 +23,11 @@ class PromptTemplate:
     Attributes:
         body: P(x), with a slot for each input of the task.
         answer: What the LM completes, on a line of its own after P(x); "" where P(x) ends with it.
-        inputs: The task's inputs. A passage fills the first one, the others stay empty, and a line
-            that holds nothing else is left out: so a passage has one state, whatever query it is
-            compared with, and its prompt has no hole where the other inputs stand alone on theirs.
-        instruction: What stands before the first exemplar.
-        one_line: Whether the line breaks of a text become spaces, as in KATE's prompts.
-        gap: What stands before an exemplar's answer.
+        inputs: The task's inputs. A passage fills the first one; a line of empty inputs alone is
+            left out, so a passage has one state, whatever query it is compared with.
+        instruction: Text before the first exemplar.
+        one_line: Whether a text's line breaks become spaces, as in KATE's prompts.
+        gap: Text before an exemplar's answer.
     """
 
     body: str
@@ -42,18 +41,17 @@ class PromptTemplate:
         check_slots(f"template {self.body!r}", self.body, self.inputs)
 
     def passage_fields(self, text: str) -> dict[str, str]:
-        """Return the fields under which a passage is shown."""
         return {name: text if i == 0 else "" for i, name in enumerate(self.inputs)}
 
     def render(self, fields: Mapping[str, str]) -> str:
-        """Fill P(x). Blank lines would look like the border between exemplars: they are closed."""
+        """Fill P(x), without blank lines, which would look like the border between exemplars."""
         if self.one_line:
             return self.body.format_map({n: " ".join(v.split()) for n, v in fields.items()})
         values = {name: value.strip() for name, value in fields.items()}
         return _BREAKS.sub("\n", self.body.format_map(values)).strip("\n")
 
     def render_exemplar(self, fields: Mapping[str, str], word: str) -> str:
-        """Fill P(x) and say its answer."""
+        """Fill P(x) and add its answer."""
         word = " ".join(word.split()) if self.one_line else word
         return f"{self.render_query(fields, after_prefix=False)}{self.gap}{word}"
 

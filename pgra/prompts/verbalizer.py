@@ -24,12 +24,7 @@ DECODES = ("official", "verbalizer")
 
 @dataclass(frozen=True)
 class Verbalizer:
-    """Label to word and back.
-
-    Attributes:
-        words: Word by label, in the task's order of labels.
-        template: The reader's template; what matters is whether it holds the slot.
-    """
+    """Label to word and back; of the reader's template only the slot matters."""
 
     words: Mapping[str, str]
     template: str
@@ -39,16 +34,14 @@ class Verbalizer:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels in the task's order."""
         return tuple(self.words)
 
     @property
     def has_slot(self) -> bool:
-        """Return whether the template holds `<extra_id_0>`."""
         return SLOT in self.template
 
     def target_text(self, label: str) -> str:
-        """Return what the reader learns to write for a label."""
+        """Return the reader's target for a label."""
         word = self.words[label]
         return f"{SLOT} {word} {SLOT_END}" if self.has_slot else word
 
@@ -58,9 +51,9 @@ class Verbalizer:
         return [list(ids) for ids in tokenizer(texts).input_ids]
 
     def label_of_word(self, text: str) -> str | None:
-        """Find the label whose word equals a generated text, None if there is none.
+        """Return the label whose word equals a generated text, None if there is none.
 
-        Case, surplus spaces and the marks around a text do not count (`pgra.data.text.word_key`).
+        Case, surplus spaces and surrounding punctuation do not count (`pgra.data.text.word_key`).
         """
         said = word_key(text)
         if said in self._labels or any(map(str.isalnum, said)):
@@ -74,22 +67,16 @@ class Verbalizer:
         return {word_key(word): label for label, word in self.words.items()}
 
     def audit(self, tokenizer: Any, *, decode: str = "verbalizer") -> tuple[str, ...]:
-        """Check that a tokenizer tells the words apart.
+        """Check that a tokenizer tells the words apart; return labels whose word is several tokens.
 
-        One word may begin another: the token after it tells them apart.
-
-        Args:
-            tokenizer: The reader's.
-            decode: "verbalizer" or "official".
-
-        Returns:
-            Labels whose word is more than one token. A decode of one token can never give them:
-            with T5's vocabulary "Entity" is two, which caps the released code on TREC at 81.2 %.
+        One word may begin another: the next token decides. A decode of one token ("official") can
+        never give the labels returned: with T5's vocabulary "Entity" is two, which caps the
+        released code on TREC at 81.2 %.
 
         Raises:
-            ConfigError: If two targets are the same tokens, a word holds unknown pieces, the slot
-                is no token of this tokenizer, or, for "official", two words begin with the same
-                token or none is a single one.
+            ConfigError: If two targets are the same tokens, a word has unknown pieces, the slot is
+                no token of this tokenizer, or, for "official", two words begin with the same token
+                or none is a single one.
         """
         choose("decode", decode, DECODES)
         for token in (SLOT, SLOT_END) if self.has_slot else ():

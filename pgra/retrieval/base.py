@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
 
 
+# For --retriever; `module:Class` and entry points in `pgra.retrievers` are taken too.
 RETRIEVERS: dict[str, str] = {
     "bm25": "pgra.retrieval.bm25:BM25Retriever",
     "dense": "pgra.retrieval.dense:DenseRetriever",
@@ -40,7 +41,6 @@ RETRIEVERS: dict[str, str] = {
     "random": "pgra.retrieval.random:RandomRetriever",
     "run": "pgra.retrieval.trec:RunRetriever",
 }
-"""What --retriever names; `module:Class` and entry points in `pgra.retrievers` are taken too."""
 NEIGHBOR_ENCODERS = ("encoder", "reader")
 
 
@@ -104,9 +104,7 @@ class IndexRequest:
     """Which index is wanted, and who builds it if it is not there.
 
     Attributes:
-        args: The first stage's arguments.
-        corpus: What is searched.
-        context: Where, and with whom; indexes lie under its artifacts.
+        context: Processes and folders; indexes are under its artifacts.
         options: The retriever's own arguments, of its class `Arguments`.
         output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
         engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
@@ -123,19 +121,12 @@ class IndexRequest:
 
     @property
     def home(self) -> Path:
-        """Where indexes are."""
         return self.context.artifacts / "indexes"
 
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """An index on disk.
-
-    Attributes:
-        folder: Where it is.
-        manifest: What it says of itself.
-        num_reused: Passages whose work was found done, all of them if the index was finished.
-    """
+    """An index on disk; `num_reused` passages needed no work, all of them if it was finished."""
 
     folder: Path
     manifest: Manifest
@@ -143,13 +134,13 @@ class BuiltIndex:
 
 
 class Retriever(ABC):
-    """Finds passages for texts; knows nothing of tasks, labels or prompts.
+    """Finds passages for texts; independent of tasks, prompts and labels.
 
-    One's own is a subclass with `open`, `fingerprint` and `retrieve`, named `module:Class`.
+    A custom one is a subclass with `open`, `fingerprint` and `retrieve`, named `module:Class`.
 
     Attributes:
         Arguments: Its own flags, if it has any.
-        encodes: Whether it has an encoder read the corpus (`--engine ray` can).
+        encodes: Whether an encoder reads the corpus (`--engine ray` can).
         fingerprint: All that determines the candidates of a text.
         inputs: Files that it reads; if one changes, no candidates are kept.
     """
@@ -174,22 +165,14 @@ class Retriever(ABC):
 
     @classmethod
     def folders(cls, request: IndexRequest) -> list[Path]:
-        """Return where its indexes stand, or would; nothing is built.
-
-        Raises:
-            ConfigError: If it has none, as by default.
-        """
+        """Return its indexes' folders, built or not; ConfigError if it has none, as by default."""
         raise ConfigError(
             f"retriever '{request.args.retriever}' has no index: there is nothing to build"
         )
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find or build its indexes without loading them.
-
-        Raises:
-            ConfigError: If it has none, as by default.
-        """
+        """Find or build its indexes without loading them; ConfigError if it has none."""
         cls.folders(request)
         return []
 
@@ -198,8 +181,8 @@ def find_retriever(name: str) -> type[Retriever]:
     """Import a retriever.
 
     Raises:
-        ConfigError: If nothing has that name, or it is no retriever; or if it is the exhaustive
-            search, which needs a task's prompt.
+        ConfigError: If the name is unknown, no retriever, or "exhaustive", which needs a task's
+            prompt.
     """
     if name == "exhaustive":
         raise ConfigError(
@@ -223,11 +206,8 @@ def open_retriever(
 ) -> Retriever:
     """Open the first stage: find its finished index, or build it.
 
-    Args:
-        args: Which retriever; with `index_dir`, that index is used or refused, never built.
-        corpus: What is searched.
-        context: Where, and who shares the building.
-        options: The retriever's own arguments; None: their defaults.
+    With `args.index_dir` that index is used or refused, never built. `options` are the retriever's
+    own arguments; None: their defaults.
 
     Raises:
         ConfigError: If more candidates are asked for than there are passages, or the index's
@@ -244,11 +224,7 @@ def open_retriever(
 
 
 def check_num_candidates(k: int, num_passages: int) -> None:
-    """Refuse to look for more candidates than there are passages.
-
-    Raises:
-        ConfigError: If k exceeds the corpus, with both numbers.
-    """
+    """Raise ConfigError if k exceeds the corpus, with both numbers."""
     if k > num_passages:
         raise ConfigError(
             f"num_candidates ({k}) exceeds the corpus ({num_passages} passages): "
@@ -257,14 +233,9 @@ def check_num_candidates(k: int, num_passages: int) -> None:
 
 
 def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
-    """Refuse to build in a folder that holds anything else: an artifact owns its folder.
+    """Raise ArtifactError if a folder to build in holds more than an unfinished build's files.
 
-    Args:
-        folder: Where to build; it need not exist.
-        ours: Patterns of the file names an unfinished build may have left.
-
-    Raises:
-        ArtifactError: If it holds another file or folder, naming the first. Hidden ones may stay.
+    `ours` are the latter's patterns. Hidden files may stay.
     """
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     for path in paths:
@@ -274,10 +245,10 @@ def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
             )
 
 
-# What an index was asked for, kept in its manifest, so that its folder alone is enough to go on.
-# The fingerprint tells what an index is, by checksums; the recipe tells where that came from, by
-# names. Local paths are kept whole, so that another working directory finds them too, but for the
-# home folder, which is ~: whose it is concerns nobody who is given the index.
+# What an index was asked for, kept in its manifest, so that its folder alone is enough to use it.
+# The fingerprint says what an index is, by checksums; the recipe says where that came from, by
+# names. Local paths are absolute, so that another working directory finds them too, but the home
+# folder is ~: whose it is concerns nobody who is given the index.
 
 
 _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encoder")
@@ -285,20 +256,15 @@ _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encode
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an index was asked for; the dtype is what "auto" came to."""
+    """What an index was asked for; "auto" is replaced by the dtype it gave."""
 
     corpus: CorpusArguments
     retriever: RetrieverArguments
-    corpus_folder: Path
-    """Where the corpus was read into: beside the index, else where it was when that was made."""
+    corpus_folder: Path  # beside the index, or else where it was then
 
     @classmethod
     def read(cls, folder: Path, manifest: Manifest) -> Self:
-        """Read the recipe of a finished index.
-
-        Raises:
-            ArtifactError: If it has none: its corpus was not opened by name.
-        """
+        """Read a finished index's recipe; ArtifactError if its corpus was not opened by name."""
         made, kind = manifest.fingerprint, manifest.stage.removesuffix("_index")
         own: dict[str, Any] = {"retriever": kind, "index_dir": str(folder)}
         own |= {"encoder_dtype": made["dtype"]} if "dtype" in made else {}
@@ -319,7 +285,7 @@ class Recipe:
 
 
 def write_recipe(args: RetrieverArguments, corpus: "Corpus") -> dict[str, Json]:
-    """Return what a manifest keeps of a recipe; nothing where the corpus was not opened by name."""
+    """Return a manifest's fields of a recipe; none where the corpus was not opened by name."""
     if corpus.made_by is None:
         return {}
     sources = [without_home(whole_path(name)) for name in corpus.made_by.sources]
@@ -334,7 +300,7 @@ def write_recipe(args: RetrieverArguments, corpus: "Corpus") -> dict[str, Json]:
 
 
 def _at_home(value: Any) -> Any:
-    """Put the home folder back into what was written of a recipe."""
+    """Expand the home folder in what was written of a recipe."""
     if isinstance(value, Mapping):
         return {name: _at_home(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -344,7 +310,7 @@ def _at_home(value: Any) -> Any:
 
 
 def whole_path(name: str) -> str:
-    """Return a local path whole; a name on the hub or a bundled one stays as it is."""
+    """Return a local path resolved; a name on the hub or a bundled one stays as it is."""
     path = at_home(name)
     return str(path.resolve()) if path.exists() else name
 
@@ -354,14 +320,7 @@ def whole_path(name: str) -> str:
 
 @dataclass(frozen=True)
 class Stored:
-    """Candidates and where they lie.
-
-    Attributes:
-        candidates: (B, K).
-        folder: Where they lie.
-        fingerprint: What they were made from.
-        reused: Whether they were there already.
-    """
+    """Candidates, (B, K), and the artifact they are in; `reused` if it was there already."""
 
     candidates: Candidates
     folder: Path
@@ -370,21 +329,13 @@ class Stored:
 
 
 def examples_digest(examples: Sequence[Example]) -> str:
-    """Return a digest of the texts of a split, in order."""
     return digest([dict(example.fields) for example in examples])
 
 
 def candidates_fields(
     made_of: Mapping[str, Json], retriever: str, num_candidates: int, *, examples: Sequence[Example]
 ) -> Mapping[str, Json]:
-    """Return all that determines the first stage's candidates of a split.
-
-    Args:
-        made_of: The retriever's fingerprint.
-        retriever: Its name.
-        num_candidates: The paper's k.
-        examples: The split's queries.
-    """
+    """Return all that determines a split's candidates; `made_of` is the retriever's fingerprint."""
     return {
         **made_of,
         "retriever": retriever,
@@ -405,17 +356,8 @@ def store_candidates(
 ) -> Stored:
     """Read a split's candidates, or make and write them.
 
-    Args:
-        root: Folder of the stage's products for a task.
-        split: Name of the split.
-        fingerprint: All that determines the candidates.
-        make: Finds them; called in the main process only.
-        stage: "candidates", "evidence" or "neighbors".
-        context: Who waits.
-        inputs: Files that they are found with.
-
-    Raises:
-        ArtifactError: If an input changed meanwhile.
+    `make` is called in the main process only. `stage` is "candidates", "evidence" or "neighbors",
+    and `root` its folder for a task. ArtifactError if a file in `inputs` changed meanwhile.
     """
 
     def build(folder: Path) -> Mapping[str, Json]:

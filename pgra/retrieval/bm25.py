@@ -40,9 +40,8 @@ class BM25Retriever(Retriever):
 
     Term weights and idf are those of `rank_bm25.BM25Okapi`, which the paper's code uses, with two
     differences: words are those of `pgra.data.text.split_words`, and a word in at least half of the
-    passages counts 0, where `BM25Okapi` gives it a quarter of the mean idf.
-
-    Passages that share no counting word with a query are missing, not listed with score 0.
+    passages counts 0, where `BM25Okapi` gives it a quarter of the mean idf. Passages that share no
+    counting word with a query are missing, not listed with score 0.
 
     Attributes:
         removed: Rows that are never returned. Words are still weighted by all passages.
@@ -56,28 +55,22 @@ class BM25Retriever(Retriever):
 
     @classmethod
     def of_texts(cls, texts: Sequence[str]) -> Self:
-        """Search texts that are in memory, such as a task's training examples; nothing is kept."""
+        """Search texts in memory, such as a task's training examples; nothing is written."""
         return cls(index_texts(texts), {**_SETTINGS, "texts": digest(list(texts))})
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
-        """Find or build the index, and load it."""
         (built,) = cls.prepare(request)
         index = _quiet_bm25s().BM25.load(built.folder, mmap=True, load_vocab=True)
         return cls(index, built.manifest.fingerprint)
 
     @classmethod
     def folders(cls, request: IndexRequest) -> list[Path]:
-        """Return where the index stands, or will."""
         return [_locate(request)[1]]
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find the finished index, or build it.
-
-        Raises:
-            ArtifactError: If the one there is foreign or damaged, or a given one is missing.
-        """
+        """Find or build the index; ArtifactError if one there is foreign or a given one missing."""
         fields, folder = _locate(request)
         if not is_finished(folder):
             refuse_strangers(folder, ())
@@ -91,14 +84,7 @@ class BM25Retriever(Retriever):
         return [BuiltIndex(folder, built.manifest, len(request.corpus) if built.reused else 0)]
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Return each query's best k passages.
-
-        Returns:
-            (B, k); scores are BM25's, above 0; lines with fewer such passages end in missing ones.
-
-        Raises:
-            ConfigError: If k exceeds the corpus.
-        """
+        """Return each query's best k passages, (B, k); scores are BM25's, above 0."""
         check_num_candidates(k, self._num_passages - len(self.removed))
         rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
@@ -115,11 +101,7 @@ class BM25Retriever(Retriever):
 
 
 def _locate(request: IndexRequest) -> tuple[dict[str, Json], Path]:
-    """Return an index's fingerprint and folder; hybrid's index_dir and output_dir are the dense's.
-
-    Raises:
-        ArtifactError: If a given `index_dir` is no index, or another one.
-    """
+    """Return an index's fields and folder; hybrid's given folders are the dense one's."""
     fields = {**request.corpus.fingerprint, **_SETTINGS}
     folder = artifact_dir(request.home, "bm25", fields)
     if request.args.retriever == "bm25":
@@ -147,7 +129,6 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
 
 
 def index_texts(texts: Iterable[str]) -> Any:
-    """Build the index of the words of texts."""
     vocabulary: dict[str, int] = {}
     ids = [
         [vocabulary.setdefault(word, len(vocabulary)) for word in split_words(text, singles=True)]

@@ -71,8 +71,8 @@ from pgra.retrieval.shards import (
 logger = logging.getLogger(__name__)
 
 STAGE = "dense_index"
+# A fingerprint's field: the first rows, on which a trained index was built before it grew.
 TRAINED = "trained_rows"
-"""Of a fingerprint: the first rows, of which a trained index was built before it grew."""
 _FILES = ("vectors-*.npy", "vectors-*.json", "index*.faiss")
 _HASHED_ROWS = 1 << 14
 _KEPT = ("trained_on", "training_seconds")  # counts of an index that grows
@@ -92,22 +92,16 @@ class DenseRetriever(Retriever):
 
     @classmethod
     def folders(cls, request: IndexRequest) -> list[Path]:
-        """Return where the index stands, or will."""
         return [_locate(request, Encoder(request.args, device=request.context.device))[1]]
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find the finished index, or build it.
-
-        Raises:
-            ArtifactError: If the one there is foreign or damaged.
-        """
+        """Find or build the index; see `find_or_build`."""
         encoder = Encoder(request.args, device=request.context.device)
         return [find_or_build(request, encoder)]
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
-        """Find or build the index, and load it."""
         encoder = Encoder(request.args, device=request.context.device)
         return cls.load(request, encoder, find_or_build(request, encoder))
 
@@ -122,14 +116,10 @@ class DenseRetriever(Retriever):
         )
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Return each query's best k passages; queries are encoded as these were, but for a prompt.
+        """Return each query's best k passages, (B, k); scores are inner products.
 
-        Returns:
-            (B, k); scores are inner products (cosines, with a normalising encoder). Only an
-            approximate index leaves entries missing.
-
-        Raises:
-            ConfigError: If k exceeds the corpus.
+        They are cosines with a normalizing encoder. Only an approximate index leaves entries
+        missing.
         """
         check_num_candidates(k, self._index.ntotal)
         rows = np.empty((len(queries), k), dtype=np.int64)
@@ -141,20 +131,18 @@ class DenseRetriever(Retriever):
         return Candidates(rows, scores)
 
     def search(self, vectors: Vectors, k: int) -> Candidates:
-        """Return the best k passages of each vector, (B, D); see `retrieve`."""
         return ask(self._index, vectors, k)
 
 
 def dense_fingerprint(corpus: Corpus, encoder: Encoder, factory: str) -> dict[str, Json]:
-    """Return all that determines a dense index as it is built."""
     return {**corpus.fingerprint, **encoder.fingerprint, "factory": factory, "metric": "ip"}
 
 
 def _with_history(folder: Path, fields: Mapping[str, Json]) -> dict[str, Json]:
-    """Add to the fields asked for what an index that grew in this folder was trained on."""
+    """Add what an index that grew in this folder was trained on."""
     try:
         made = load_manifest(folder, stage=STAGE).fingerprint
-    except ArtifactError:  # told when it is read
+    except ArtifactError:  # reported when it is read
         return dict(fields)
     return {**fields, **{name: made[name] for name in [TRAINED] if name in made}}
 
@@ -162,7 +150,7 @@ def _with_history(folder: Path, fields: Mapping[str, Json]) -> dict[str, Json]:
 def _with_search(
     fields: Mapping[str, Json], encoder: Encoder, args: RetrieverArguments
 ) -> dict[str, Json]:
-    """Add to an index's fields what else decides candidates: query prompt, hits scored again."""
+    """Add to an index's fields what else decides candidates: query prompt, rescoring."""
     factor = _rescore_factor(args, fields)
     rescored = {"rescore_factor": factor} if factor else {}
     return {**fields, **encoder.query_fields, **rescored}
@@ -173,10 +161,7 @@ def _rescore_factor(args: RetrieverArguments, fields: Mapping[str, Json]) -> int
 
 
 def _open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any:
-    """Open an index: a GPU searches an exact one from the shards, FAISS all others on the CPU.
-
-    On a CPU an exact one is searched from the shards where it is too big for the memory.
-    """
+    """Open an index for FAISS, or from shards: an exact one on a GPU or beyond the memory."""
     source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
     fields, where = built.manifest.fingerprint, choose_device(device)
     file = find_faiss(built.folder)
@@ -190,11 +175,7 @@ def _open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any
 
 
 def _locate(request: IndexRequest, encoder: Encoder) -> tuple[dict[str, Json], Path]:
-    """Return an index's fingerprint, and where it stands, or will.
-
-    Raises:
-        ConfigError: If there is none yet, and the factory cannot work: before a folder is made.
-    """
+    """Return an index's fields and folder; refuse a factory that cannot work, before building."""
     args, corpus = request.args, request.corpus
     fields = dense_fingerprint(corpus, encoder, args.index_factory)
     name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
@@ -213,10 +194,6 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
     files are byte for byte those of an unbroken run (the manifest's times aside). For factories
     with a graph (HNSW) that holds with one thread only, as FAISS inserts in parallel. Of two jobs
     that build one index the second waits for the first.
-
-    Args:
-        request: Which index; its processes share the shards, the main one makes `index.faiss`.
-        encoder: The encoder that its arguments name.
 
     Raises:
         ArtifactError: If the folder is another index's, or damaged.
@@ -251,7 +228,7 @@ def _find_whole(
 
 
 def _reopen(folder: Path) -> None:
-    """Set what is damaged of a finished index aside, and its manifest: the rest is taken over."""
+    """Set damaged files of a finished index and its manifest aside; the rest is reused."""
     if is_finished(folder):
         with suppress(DamageError):  # of the manifest: shards have records of their own
             for name, what in find_damage(folder, load_manifest(folder).files):
@@ -271,14 +248,10 @@ def build_index(
 ) -> BuiltIndex:
     """Encode what is missing, write the FAISS index, and the manifest last.
 
-    Args:
-        request: Which index; its processes share the shards, the main one makes the FAISS index.
-        encoder: The encoder that its arguments name.
-        folder: Where; this job holds it.
-        fields: The fingerprint.
-        old: Of an index there that grows: its shards stay, a trained FAISS index is not trained
-            again, and all that is new has a name that the old manifest does not have.
-        counts: What else the manifest says.
+    Processes share the shards; the main one makes the FAISS index. This job holds the folder's
+    lock. `old` is the manifest of an index there that grows: its shards stay, a trained FAISS index
+    is not trained again, and new files have names that the old manifest does not have. `counts` are
+    more fields of the new one.
 
     Raises:
         ConfigError: If the corpus is too small for the factory.
@@ -342,7 +315,7 @@ def build_index(
 
 
 def remove_strays(folder: Path, kept: Collection[Path]) -> None:
-    """Remove what killed jobs left: half-written files, shards of another plan, what grew there."""
+    """Remove what killed jobs left: half-written files, and shards of another plan."""
     for pattern in (".*.partial*", *_FILES):
         for path in folder.glob(pattern):
             if path not in kept:
@@ -365,24 +338,23 @@ def add_passages(
     """Append the passages of further files to an index; passages that it has are not added again.
 
     Its corpus is then the old files and these, in this order (`--corpus OLD MORE`), by the same
-    rules. A trained FAISS index is not trained again: its training sample stays that of the rows it
-    was built of, and their number becomes part of its fingerprint. Recall is measured again. A
-    folder that is named by its fingerprint gets the new one's name.
+    rules. A trained FAISS index is not trained again: the number of rows it was trained on becomes
+    part of its fingerprint. Recall is measured again. A folder named by its fingerprint is renamed.
 
     Args:
         folder: The index.
-        more: Files, as `--corpus` takes them. Files that it ends with already add nothing, so that
-            a stopped job's command can be given again.
-        context: Where; the corpus is read into its artifacts. One process does it all.
-        recipe: What it was made from, where that lies elsewhere now; None: what it says itself.
-        encoder: Its encoder, where that is loaded; it is checked as any.
+        more: Files, as `--corpus` takes them. Files that it ends with already add nothing, so a
+            stopped job's command can be repeated.
+        context: Folders; the corpus is read into its artifacts. One process does it all.
+        recipe: What it was made from, if that has moved; None: as its manifest has it.
+        encoder: Its encoder, if loaded; it is checked as any.
 
     Returns:
-        The index; `num_reused` are the rows that were there, or were encoded before a stop.
+        The index; `num_reused` rows were there, or were encoded before a stop.
 
     Raises:
-        ArtifactError: If the folder is no finished dense index, is damaged, in use by another job,
-            or does not say what it was made from; or if its corpus has changed since.
+        ArtifactError: If the folder is no finished dense index, is damaged, locked by another job,
+            or has no recipe; or if its corpus has changed since.
         ConfigError: If its corpus was cut by `max_passages`, or the grown index is there already.
         DataError: If a file cannot be read.
         ModelError: If the encoder cannot be used.

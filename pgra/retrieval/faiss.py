@@ -1,9 +1,9 @@
-"""FAISS, and nowhere else: indexes made, searched, and measured.
+"""All that uses FAISS: indexes are made, searched, and measured.
 
-In memory an exact index is float32, twice the size of the float16 shards. A file of it is written
-where it fits in memory, and then mapped; beyond, queries are compared with the shards one after
-another. On a GPU torch compares them with the shards as they are stored, without FAISS. The hits
-of a lossy index are scored again by the vectors on disk.
+In memory an exact index is float32, twice the size of the float16 shards. Where it fits, a file of
+it is written and mapped; beyond, queries are compared with the shards one after another. On a GPU
+torch compares them with the float16 shards, without FAISS. The hits of a lossy index are scored
+again by the vectors on disk.
 """
 
 import contextlib
@@ -54,8 +54,7 @@ _GPU_ROWS = 1 << 17  # vectors that are multiplied at once
 def quick_products(num_queries: int) -> Iterator[None]:
     """Let FAISS compare so many queries with all vectors in the quicker way, inside the block.
 
-    The setting is one for the whole process, so it is put back. An IVF's choice of lists reads it
-    too. Where FAISS was not imported, nothing of its is searched.
+    The setting is global, so it is restored. It also affects an IVF's choice of lists.
     """
     if "faiss" not in sys.modules:
         yield
@@ -71,31 +70,18 @@ def quick_products(num_queries: int) -> Iterator[None]:
 
 
 def ask(index: Any, queries: Vectors, k: int) -> Candidates:
-    """Ask a FAISS index, or what is searched like one, in the quicker way.
-
-    Args:
-        index: Has `search(queries, k)`, which returns scores and rows, (B, k) each.
-        queries: (B, D).
-        k: Hits a query.
-    """
+    """Search a FAISS index, or what has its `search(queries, k)`, in the quicker way."""
     with quick_products(len(queries)):
         scores, rows = index.search(queries, k)
     return Candidates.best(rows, scores, k)
 
 
 def nearest(queries: Vectors, vectors: Vectors, k: int, *, rows: Rows | None = None) -> Candidates:
-    """Find each query's largest inner products with vectors that are in memory, ties by row.
+    """Return the k vectors in memory with the largest inner products, (B, k), ties by row.
 
-    Looks deeper where the last hit ties with what may have been left out.
-
-    Args:
-        queries: (B, D) float32, finite.
-        vectors: (n, D) float32.
-        k: Hits a query.
-        rows: What the vectors are called, (n,); None: 0 to n - 1.
-
-    Returns:
-        (B, k), best first; missing where there are fewer vectors.
+    Looks deeper where the last hit ties with what may have been left out. With fewer vectors than k
+    the rest is missing. Queries (B, D) and vectors (n, D) are float32, and finite; `rows` (n,) are
+    the vectors' rows, None for 0 to n - 1.
     """
     rows = np.arange(len(vectors)) if rows is None else rows
     fetched = min(k + 1, len(rows))
@@ -110,20 +96,17 @@ def nearest(queries: Vectors, vectors: Vectors, k: int, *, rows: Rows | None = N
 def nearest_in_blocks(
     queries: Vectors, blocks: Iterable[tuple[Rows, Vectors]], depth: int, *, device: str = "cpu"
 ) -> Candidates:
-    """Find each query's largest inner products with all vectors of a collection.
+    """Return each query's largest inner products with all vectors of a collection, (B, depth).
 
-    Takes the memory of the queries, of one block, and of `depth` hits a query, whatever the
-    collection's size.
+    Memory holds the queries, one block, and `depth` hits a query. Entries are missing where the
+    collection is smaller. Of rows whose products differ by less than float32's rounding, either may
+    come first or be left out.
 
     Args:
         queries: (B, D), finite.
         blocks: The collection: rows (n,) with their vectors (n, D), in any order, each row once.
         depth: Hits a query.
         device: What multiplies: "cpu", "cuda", "cuda:1", ...
-
-    Returns:
-        (B, depth), best first; missing where the collection has fewer rows. Of rows whose products
-        differ by less than float32's rounding, either may come first or be the one left out.
     """
     # On a CPU FAISS looks at the products while they are in the cache, where torch and numpy write
     # them all out before they choose. faiss-cpu cannot use a GPU; torch can.
@@ -149,10 +132,7 @@ def _search_by_faiss(
 def _search_by_torch(
     queries: Vectors, blocks: Iterable[tuple[Rows, Any]], depth: int, device: str
 ) -> tuple[Rows, Vectors]:
-    """Choose by products in the blocks' own dtype, and score a few more than asked for in float32.
-
-    Float16's products choose 10 times as fast, and rounding may swap only near neighbours.
-    """
+    """Select by products in the blocks' dtype; score a few more than asked for in float32."""
     import torch
 
     asked = torch.from_numpy(queries).to(device)
@@ -176,7 +156,7 @@ def _search_by_torch(
 
 @dataclass(frozen=True)
 class VectorSource:
-    """Vectors that lie on disk, one for each row.
+    """Vectors on disk, one for each row.
 
     Attributes:
         num_rows: P.
@@ -199,10 +179,10 @@ class VectorSource:
 
 
 class BlockSearch:
-    """Exact search of vectors on disk, a block in memory at once.
+    """Exact search of vectors on disk, one block in memory at a time.
 
     A GPU keeps their float16 where that takes no more than half of its free memory. Else every
-    search reads all vectors: ask for many queries at once.
+    search reads all vectors: search many queries at once.
     """
 
     def __init__(self, source: VectorSource, device: str = "cpu") -> None:
@@ -210,11 +190,7 @@ class BlockSearch:
         self._source, self._device = source, device
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
-        """Search as FAISS does in memory, but for float32's rounding: scores and rows, (B, k).
-
-        Raises:
-            ModelError: If the GPU fails, or its memory is full.
-        """
+        """Return scores and rows, (B, k) each, as FAISS does, but for float32's rounding."""
         with device_failures("the search"):
             best = nearest_in_blocks(queries, self._blocks(), k, device=self._device)
         return best.scores, best.rows
@@ -247,13 +223,10 @@ def numbered(blocks: Iterable[Any]) -> Iterator[tuple[Rows, Any]]:
 
 
 def write_flat(source: VectorSource, path: Path) -> None:
-    """Write FAISS' file of an exact index, holding one block at a time.
+    """Write FAISS' file of an exact index, with one block in memory at a time.
 
-    Before the vectors stand FAISS' own bytes of an empty index with both its counts set: of rows,
-    8 bytes from the start, and of numbers, at the end.
-
-    Raises:
-        OSError: If the disk is full.
+    The header is FAISS' own of an empty index with both counts set: of rows, at byte 8, and of
+    numbers, in the last 8 bytes.
     """
     import faiss
 
@@ -280,11 +253,8 @@ _LAST_VALUE = 1024
 def measure_recall(index: Any, queries: Vectors, own: Rows, neighbours: Rows) -> float:
     """Return the share of the true neighbours that an index finds among as many.
 
-    Args:
-        index: What `ask` asks.
-        queries: (n, D).
-        own: (n,) the rows that the queries are, which do not count; -1 for a text that is none.
-        neighbours: (n, K) the rows nearest to each, itself left out.
+    `queries` are (n, D) and their own rows `own` (n,), which do not count; -1 for none.
+    `neighbours` (n, K) are the rows nearest to each, itself excluded.
     """
     depth: int = neighbours.shape[1]
     found = without_own(ask(index, queries, depth + 1).rows, own)
@@ -316,15 +286,9 @@ def _draw_rows(num_rows: int, size: int) -> Rows:
 def tune_search(index: Any, recall: Callable[[], float]) -> dict[str, int]:
     """Widen an approximate index's search until it finds 95 % of the true neighbours.
 
-    Doubles `nprobe` (IVF) or `efSearch` (HNSW), and stops early where that no longer helps, as a
-    PQ's loss cannot be searched away. The index keeps the setting, on disk too.
-
-    Args:
-        index: The FAISS index, which is set.
-        recall: Measures what is found with the setting.
-
-    Returns:
-        The setting by name; empty where there is nothing to set.
+    Doubles `nprobe` (IVF) or `efSearch` (HNSW), and stops early where that no longer helps, as with
+    a PQ's loss. The index keeps the setting, on disk too. Returns it by name; empty where there is
+    none. `recall` measures the index as it is set.
     """
     import faiss
 
@@ -354,12 +318,9 @@ _GROUP_BYTES = 1 << 26  # of the vectors that are read at once
 
 
 def is_lossy(factory: str) -> bool:
-    """Return whether an index keeps less of a vector than the float16 shards do.
+    """Return whether an index keeps less of a vector than float16 does.
 
-    What is not known to keep all of it counts as lossy: scoring again costs little.
-
-    Args:
-        factory: FAISS factory string.
+    A factory string that is not known to keep all of it counts as lossy: rescoring costs little.
     """
     return _LOSSLESS.fullmatch(factory) is None
 
@@ -367,10 +328,7 @@ def is_lossy(factory: str) -> bool:
 class Rescored:
     """A lossy index whose hits are scored again by the vectors on disk.
 
-    Args:
-        index: The FAISS index.
-        read: Returns the vectors (n, D) of n rising rows.
-        factor: Hits taken from the index for each one that is kept.
+    `read` returns the vectors (n, D) of n rising rows; `factor` hits are taken for each one kept.
     """
 
     def __init__(self, index: Any, read: Callable[[Rows], Vectors], *, factor: int) -> None:
@@ -378,7 +336,7 @@ class Rescored:
         self._read, self._factor = read, factor
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
-        """Return scores and rows of each query's best k of the index's best k times `factor`."""
+        """Return scores and rows, (B, k) each, of the best of the index's k times `factor` hits."""
         _, rows = self.index.search(queries, min(k * self._factor, self.ntotal))
         step = max(1, _GROUP_BYTES // (4 * queries.shape[1] * rows.shape[1]))
         scores = np.full(rows.shape, -np.inf, np.float32)
@@ -401,8 +359,8 @@ class Rescored:
 
 
 INDEX_FILE = "index.faiss"
+# Most rows that train an IVF or PQ: 64 a centroid for IVF4096, 0.8 GB in float32 at D = 768.
 MAX_TRAINING_ROWS = 262_144
-"""Most rows that train an IVF or PQ: 64 a centroid for IVF4096, 0.8 GB in float32 at D = 768."""
 _ROWS_A_LIST = 39  # the fewest that FAISS wants; an IVF of more lists than 6,721 is trained on more
 _TRAINING_BYTES = 2 << 30  # fewer rows where they are an LM's states, up to 5,120 wide
 _TRAINING_SHARE = 4  # or a quarter of the machine's memory, where that is more
@@ -418,20 +376,15 @@ def build_faiss(
     rescore_factor: int = 0,
     begun: Path | None = None,
 ) -> dict[str, Json]:
-    """Write the index of a factory string, searched by inner product.
+    """Write the index of a factory string, searched by inner product; return the manifest's counts.
 
     Args:
         source: What is indexed.
         factory: FAISS factory string.
         path: The file; none is written for an exact index beyond the memory.
         rescore_factor: Hits for each one kept, scored again exactly; 0: its own scores.
-        begun: An index of the first rows, up to where a block begins: the others are added to it,
-            and it is not trained again. An exact one is written anew, which takes no longer.
-
-    Returns:
-        Counts for the manifest: rows, dim, is_exact, recall by depth (of a lossy index with and
-        without scoring its hits again), the search setting, the passages it was
-        trained on, and how long that took.
+        begun: An index of the first rows, up to where a block begins: the others are added, without
+            training. An exact one is written anew.
 
     Raises:
         ConfigError: If FAISS does not know the factory, or it has more lists than there are rows.
@@ -464,11 +417,7 @@ def build_faiss(
 
 
 def empty_index(factory: str, width: int, num_rows: int) -> Any:
-    """Make the index that a factory string names.
-
-    Raises:
-        ConfigError: If it cannot work for so many rows of this width,
-    """
+    """Make the index that a factory string names; ConfigError if it cannot work for these rows."""
     import faiss
 
     if wrong := _CRASHING.search(factory):  # FAISS builds it, and ends the process when it is used
@@ -491,7 +440,6 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
 
 
 def _count_lists(index: Any) -> int:
-    """Return the lists of an IVF; 0 of another index."""
     import faiss
 
     ivf = faiss.try_extract_index_ivf(index)
@@ -509,7 +457,7 @@ def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
 
 
 def _measure(index: Any, source: VectorSource, rescore_factor: int) -> dict[str, Json]:
-    """Set the search by some passages; return the recall by others."""
+    """Tune the search on some passages; return the recall on others."""
     depths = depths_for(source.num_rows)
     if not depths:
         return {"is_exact": False, "recall": {}, "search": {}}
@@ -538,11 +486,7 @@ def _measure(index: Any, source: VectorSource, rescore_factor: int) -> dict[str,
 
 
 def write_faiss(index: Any, path: Path) -> None:
-    """Write an index, aside and renamed.
-
-    Raises:
-        OSError: If the disk is full.
-    """
+    """Write an index aside, then rename it; OSError if the disk is full."""
     import faiss
 
     # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
@@ -552,14 +496,7 @@ def write_faiss(index: Any, path: Path) -> None:
 
 
 def find_faiss(folder: Path) -> Path | None:
-    """Find a finished artifact's FAISS file: an index that grew has one of another name.
-
-    Returns:
-        The file, or None for an exact index that is searched from its shards.
-
-    Raises:
-        ArtifactError: If the folder is not finished.
-    """
+    """Return a finished index's FAISS file; None for an exact one searched from its shards."""
     files = load_manifest(folder).files
     return next((folder / name for name in files if name.endswith(".faiss")), None)
 

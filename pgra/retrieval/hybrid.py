@@ -37,43 +37,29 @@ class HybridRetriever(Retriever):
 
     @classmethod
     def folders(cls, request: IndexRequest) -> list[Path]:
-        """Return where both indexes stand, or will."""
         return [*DenseRetriever.folders(request), *BM25Retriever.folders(request)]
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find or build both indexes."""
         return [*DenseRetriever.prepare(request), *BM25Retriever.prepare(request)]
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
-        """Find or build both indexes, and load them."""
         dense, bm25 = DenseRetriever.open(request), BM25Retriever.open(request)
         return cls(dense, bm25, len(request.corpus))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Return each query's best k passages; scores are sums of reciprocal ranks.
-
-        Raises:
-            ConfigError: If k exceeds the corpus.
-        """
+        """Return each query's best k passages; scores are sums of reciprocal ranks."""
         check_num_candidates(k, self._num_passages)
         depth = min(max(k, MIN_DEPTH), self._num_passages)
         return fuse_by_rank([part.retrieve(queries, depth) for part in self._parts], k)
 
 
 def fuse_by_rank(rankings: Sequence[Candidates], k: int) -> Candidates:
-    """Fuse rankings of the same queries by reciprocal rank (Cormack et al. 2009, k = 60 there).
+    """Fuse rankings of the same queries by reciprocal rank (Cormack et al. 2009, k = 60): (B, k).
 
-    A passage's score is the sum, over the rankings that hold it, of 1 / (60 + rank), the
-    first rank being 1. Missing entries add nothing.
-
-    Args:
-        rankings: One or more, of the same queries.
-        k: Candidates a query to keep.
-
-    Returns:
-        (B, k), ties by row.
+    A passage's score is the sum, over the rankings that hold it, of 1 / (60 + rank), the first rank
+    being 1. Missing entries add nothing; ties go by row.
     """
     rows = np.concatenate([ranking.rows for ranking in rankings], axis=1)  # (B, sum of K)
     gains = np.concatenate(

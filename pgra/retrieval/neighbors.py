@@ -1,8 +1,8 @@
-"""Nearest labelled examples, and the leak guard that keeps a query from being its own.
+"""Nearest labelled examples, and the leak guard that excludes a query's own text.
 
-Texts are compared by the inner products of their vectors: by cosine, with `--normalize false` by
-the product itself. Guo et al. 2023 (section 3.1, baseline 3) vote with the vectors of a T5's
-encoder; Liu et al. 2022 (KATE, section 2.3) choose exemplars with a sentence encoder's.
+Texts are compared by the inner products of their vectors: by cosine, unless `--normalize false`.
+Guo et al. 2023 (section 3.1, baseline 3) vote with the vectors of a T5's encoder; Liu et al. 2022
+(KATE, section 2.3) choose exemplars with a sentence encoder's.
 """
 
 import logging
@@ -37,11 +37,10 @@ from pgra.retrieval.faiss import Vectors, nearest
 logger = logging.getLogger(__name__)
 
 Counts = npt.NDArray[np.int64]
+# Returns each query's nearest, (B, depth): rows of the collection, each text once.
 Search = Callable[[int], Candidates]
-"""Returns each query's so many nearest, (B, depth): rows of the collection, each text once."""
 
-LEAK_RULE = 3
-"""Of fingerprints: what an older rule let pass is not taken for this one's."""
+LEAK_RULE = 3  # for fingerprints: results of an older rule are not reused
 
 _DEEPER = 4
 _FILLERS = frozenset({"a", "an", "the", "kindly", "please", "pls", "thanks"})
@@ -49,11 +48,7 @@ _LONG_WORD = 5  # in shorter ones a letter makes another word: Iran, Iraq
 
 
 class LeakGuard:
-    """Tells which texts of a collection must not be shown with a query.
-
-    Attributes:
-        jaccard: From which share of common words on two texts are nearly the same; None: never.
-    """
+    """Decides which texts of a collection must not be shown with a query."""
 
     def __init__(
         self,
@@ -62,16 +57,14 @@ class LeakGuard:
         *,
         jaccard: float | None = LEAK_JACCARD,
     ) -> None:
-        """Remember a collection of n texts.
+        """Remember a collection of n texts, in the order of its rows.
 
         Args:
-            texts: The collection, in the order of its rows.
-            labels: What each text stands for, so that equal texts of other labels are no copies;
-                None where they have none.
-            jaccard: Words that two texts have in common, over all words of either (their sets).
-                From this share on they are nearly the same; 1: they have the same words; None:
-                no text is left out, a query's own neither.
-
+            texts: The collection.
+            labels: Equal texts with other labels are no copies; None where there are no labels.
+            jaccard: Words in common over all words of either text (as sets). From this share on
+                they are nearly the same; 1: they have the same words; None: no text is excluded,
+                not even a query's own.
         """
         self.jaccard = jaccard
         self._texts = texts
@@ -80,7 +73,7 @@ class LeakGuard:
 
     @cached_property
     def distinct(self) -> Rows:
-        """Return the first row of each text and label, in order: a prompt shows no copies."""
+        """The first row of each text and label, in order: a prompt shows no copies."""
         firsts: dict[tuple[str, str | None], int] = {}
         for row, (text, label) in enumerate(zip(self._texts, self._labels, strict=True)):
             firsts.setdefault((copy_key(text), label), row)
@@ -96,15 +89,10 @@ class LeakGuard:
 
     @property
     def num_copies(self) -> int:
-        """Return how many rows are copies of an earlier one."""
         return len(self._texts) - len(self.distinct)
 
     def leaks(self, query: str) -> Callable[[int], bool]:
-        """Return what says of a row whether it is the query's text, or nearly.
-
-        Args:
-            query: The query's text.
-        """
+        """Return a function that decides whether a row is the query's text, or nearly."""
         jaccard = self.jaccard
         if jaccard is None:
             return lambda _: False
@@ -130,7 +118,7 @@ class LeakGuard:
 
     @cached_property
     def _num_texts(self) -> Counter[str]:
-        """Count the texts in which each word stands."""
+        """The number of texts that contain each word."""
         rows = range(len(self._texts))
         return Counter(word for row in rows for word in frozenset(self._words_of(row)))
 
@@ -148,17 +136,11 @@ class LeakGuard:
     def nearest(
         self, search: Search, queries: Sequence[str], count: int, *, depth: int | None = None
     ) -> tuple[Candidates, Counts]:
-        """Return each query's nearest that may be shown with it, looking deeper where some fall.
+        """Return each query's nearest that may be shown with it, and how many were excluded.
 
-        Args:
-            search: Finds among the `distinct` rows.
-            queries: B texts.
-            count: How many, m.
-            depth: How many to look at first; None: one more than m.
-
-        Returns:
-            (B, m), best first, missing where a query has fewer; and how many of each query's were
-            left out, (B,): those that would have been among its m.
+        The nearest are (B, count), best first, missing where a query has fewer; the numbers (B,)
+        are of those that would have been among them. `search` finds `distinct` rows, at first
+        `depth` of them (None: count + 1), then more where needed.
         """
         most = len(self.distinct)
         depth = min(most, count + 1 if depth is None else depth)
@@ -204,13 +186,11 @@ class ExampleEncoder(Protocol):
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
-        """Return all that determines an example's vector, besides the example."""
+        """All that determines an example's vector, besides the example."""
         ...
 
     @property
-    def inputs(self) -> Inputs:
-        """The files of its model."""
-        ...
+    def inputs(self) -> Inputs: ...
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
         """Return the vectors of examples, (B, D) float32, in their order."""
@@ -218,27 +198,14 @@ class ExampleEncoder(Protocol):
 
 
 def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) -> Encoder:
-    """Open what examples are compared by: `neighbor_encoder` says which of the two.
-
-    Args:
-        args: The first stage's encoder, and how vectors are made.
-        reader: The T5, whose untrained encoder is the other choice.
-        device: Where it runs.
-
-    Raises:
-        ModelError: If it cannot be found or loaded, or is no encoder.
-    """
+    """Open what examples are compared by: the encoder, or the T5 `reader`'s untrained one."""
     if args.neighbor_encoder == "encoder":
         return Encoder(args, device=device)
     return load_t5_encoder(args, reader, device)
 
 
 class Neighbors:
-    """A collection of labelled examples, searched by vectors that are made once and kept.
-
-    Attributes:
-        examples: The collection, n examples.
-    """
+    """Labelled `examples`, searched by vectors that are made once and kept."""
 
     def __init__(
         self,
@@ -246,29 +213,22 @@ class Neighbors:
         examples: Sequence[Example],
         root: Path | None,
     ) -> None:
-        """Remember what is to be searched; nothing is loaded yet.
+        """Remember what is to be searched; the encoder is opened when it is first needed.
 
-        Args:
-            open_encoder: Loads what texts are compared by, when it is first needed.
-            examples: The collection, in the file's order.
-            root: Folder of the task's neighbors. None: vectors are kept in memory alone, and the
-                collection may grow at its end.
+        With a `root`, the folder of the task's neighbors, vectors are kept there. With None they
+        are kept in memory alone, and the collection may grow at its end.
         """
         self.examples, self._open, self._root = examples, open_encoder, root
         self._vectors: Vectors | None = None
 
     @cached_property
     def encoder(self) -> ExampleEncoder:
-        """Load what texts are compared by.
-
-        Raises:
-            ModelError: If it cannot be.
-        """
+        """What texts are compared by, opened on first use."""
         return self._open()
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Return all that decides who is near whom, and under which label."""
+        """All that decides who is near whom, and under which label."""
         return {
             "encoder": dict(self.encoder.query_fingerprint),
             "training_examples": examples_digest(self.examples),
@@ -276,14 +236,7 @@ class Neighbors:
         }
 
     def vectors(self, context: Context = ALONE) -> Vectors:
-        """Encode the collection, or read the vectors that are there: (n, D) float32.
-
-        Args:
-            context: Who waits while the main one encodes.
-
-        Raises:
-            ArtifactError: If what is there is damaged.
-        """
+        """Encode the collection, or read its vectors: (n, D) float32. The main process encodes."""
         root, known = self._root, self._vectors
         if root is None:
             count = 0 if known is None else len(known)
@@ -312,7 +265,6 @@ class Neighbors:
         return self._vectors
 
     def encode(self, examples: Sequence[Example]) -> Vectors:
-        """Return the vectors of any examples, (B, D): all are queries, being texts of one kind."""
         return self.encoder.encode_examples(examples)
 
     def nearest(
@@ -320,6 +272,6 @@ class Neighbors:
     ) -> Candidates:
         """Return each query's nearest of the collection, (B, count), nearest first.
 
-        A query that stands in the collection is its own nearest: `LeakGuard` leaves it out.
+        A query in the collection is its own nearest: `LeakGuard` excludes it.
         """
         return nearest(self.encode(queries), self.vectors(context), count)

@@ -1,7 +1,7 @@
-"""First stage by chance: the control that tells what reading any passages is worth.
+"""First stage by chance: the control that measures the value of reading any passages.
 
 Guo et al. 2023 have no such row; without it a gain of Fusion-in-Decoder over the plain reader may
-be the extra text's alone.
+come from the extra text alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,19 +27,14 @@ class RandomRetriever(Retriever):
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
-        """Take the size of the corpus; nothing is built or loaded."""
         drawn: dict[str, Json] = {"drawn": "uniformly, by the query's text", "seed": _SEED}
         return cls(len(request.corpus), {**request.corpus.fingerprint, **drawn})
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Draw k passages for each query; equal texts get equal ones.
+        """Draw k passages for each query, (B, k); equal texts get equal ones.
 
-        Returns:
-            (B, k) in the order drawn; scores are 0, -1, -2, ..., the place in that order. The first
-            passages of a larger k are those of a smaller one.
-
-        Raises:
-            ConfigError: If k exceeds the corpus.
+        Scores are 0, -1, -2, ..., in the order drawn. A larger k begins with a smaller one's
+        passages.
         """
         check_num_candidates(k, self._num_passages)
         rows = np.empty((len(queries), k), dtype=np.int64)

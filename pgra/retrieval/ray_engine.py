@@ -1,8 +1,8 @@
 """Shards encoded by Ray, on one machine or on many that share a folder (extra `ray`).
 
-A task is a shard: its worker reads the corpus' rows from the shared folder and writes the shard
-there, as a process of `accelerate launch` does, so Ray itself moves a few numbers only. A worker
-that is lost is replaced, and its shard given to another; what is finished is never done again.
+A task is a shard: its worker reads the corpus and writes the shard in the shared folder, so Ray
+itself moves only a few numbers. A lost worker's shard is given to another; finished shards are
+never repeated.
 """
 
 import importlib.util
@@ -26,25 +26,17 @@ from pgra.retrieval.shards import Shard, encode_shards, vectors_digest
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
 
-_MAX_LOST = 5
-"""Workers that one shard may cost before it is taken for the shard's own fault."""
+_MAX_LOST = 5  # workers that one shard may cost before it fails
 
 
 def encode_by_ray(
     shards: Sequence[Shard], request: IndexRequest, encoder: Encoder, made_of: str
 ) -> None:
-    """Encode these shards; returns when all are written.
+    """Encode the missing shards; return when all are written.
 
-    Args:
-        shards: Those that are missing.
-        request: Which index; with `num_workers` shards at once, or as many as there are GPUs, or
-            else CPUs.
-        encoder: The encoder as it is loaded here: workers' vectors are this process's.
-        made_of: Digest of all that determines the vectors.
-
-    Raises:
-        PgraError: As `encode_shards`; or a worker's model is another one.
-        OSError: If the shared folder cannot be written.
+    `num_workers` shards run at once, or as many as there are GPUs, or else CPUs. `made_of` is the
+    digest of all that determines the vectors, which must be this process's. Raises as
+    `encode_shards`.
     """
     if not shards:
         return
@@ -72,17 +64,10 @@ def encode_by_ray(
 
 
 def encode_one(shard: Shard, made_of: str, corpus_folder: str, args: str, device: str) -> int:
-    """Encode a shard, in a worker; return the number of its passages.
+    """Encode a shard in a worker, if it is missing; return the number of its passages.
 
-    Args:
-        shard: What is encoded.
-        made_of: What the digest of its vectors must be.
-        corpus_folder: The corpus, at the same place on all machines.
-        args: The encoder's arguments, as JSON.
-        device: "cpu" or "cuda".
-
-    Raises:
-        ArtifactError: If vectors made here would be others, as of another version of the model.
+    `corpus_folder` is at the same place on all machines; `args` are the encoder's, as JSON.
+    ArtifactError if vectors made here would differ, as of another version of the model.
     """
     if not shard.is_done(made_of):  # a lost worker may have finished it
         corpus, encoder = _load(corpus_folder, args, device)
@@ -97,7 +82,7 @@ def encode_one(shard: Shard, made_of: str, corpus_folder: str, args: str, device
 
 @lru_cache(maxsize=1)
 def _load(folder: str, encoder: str, device: str) -> "tuple[Corpus, Encoder]":
-    """Load what a worker needs, once in its life."""
+    """Load a worker's corpus and encoder, once in its life."""
     args = RetrieverArguments(**json.loads(encoder))
     return load_corpus(Path(folder)), Encoder(args, device=device)
 
@@ -115,7 +100,7 @@ def _result(reference: Any) -> int:
 
 @contextmanager
 def _cluster() -> Iterator[None]:
-    """Join Ray's cluster, or start one on this machine; leave one that others started alone."""
+    """Join Ray's cluster, or start one; shut down only what was started here."""
     import ray
 
     if ray.is_initialized():

@@ -1,7 +1,7 @@
 """A corpus' vectors on disk: float16 shards, each with a record, made by all who share the work.
 
-A shard counts as done when its record is there, names the same vectors, and its bytes match the
-record's checksum. The record is written after the shard. Anything else is computed again.
+A shard is done when its record, written last, is there, names the same vectors, and its checksum
+matches. Anything else is computed again.
 """
 
 import json
@@ -54,15 +54,13 @@ class Shard:
 
     @property
     def record_path(self) -> Path:
-        """What the vectors are, and their checksum."""
         return self.path.with_suffix(".json")
 
     def __len__(self) -> int:
-        """Count the rows."""
         return self.stop - self.start
 
     def read_record(self) -> dict[str, Any]:
-        """Return the record, empty where there is none that can be read."""
+        """Return the record; empty if it is missing or unreadable."""
         try:
             record = json.loads(self.record_path.read_text("utf-8"))
         except (OSError, ValueError):
@@ -80,7 +78,7 @@ class Shard:
 def plan_shards(
     folder: Path, num_rows: int, shard_rows: int, *, after: Sequence[Shard] = ()
 ) -> list[Shard]:
-    """Cut rows into shards of `shard_rows` rows, the last one shorter; go on behind `after`."""
+    """Cut rows after those of `after` into shards of `shard_rows`, the last one shorter."""
     starts = range(after[-1].stop if after else 0, num_rows, shard_rows)
     return [
         Shard(folder, number, start, min(start + shard_rows, num_rows))
@@ -94,15 +92,9 @@ def vectors_digest(corpus_fields: Mapping[str, Json], encoder: Encoder) -> str:
 
 
 def take_over_shards(shards: Sequence[Shard], made_of: str, home: Path) -> None:
-    """Take the same vectors from other indexes: another factory's need no new encoding.
+    """Reuse the same vectors (`made_of`) of other indexes in `home`, such as another factory's.
 
-    Files are linked where the disk can, and copied where it cannot: whoever changes a shard writes
-    a new file in its place.
-
-    Args:
-        shards: All of an index that is not finished; those that are done stay.
-        made_of: Digest of all that determines the vectors.
-        home: Where indexes are.
+    Files are linked, or copied where the disk cannot: shards are replaced, never changed in place.
     """
     for record_path in sorted(home.glob(f"*/{shards[0].record_path.name}")):
         lender = record_path.parent
@@ -128,9 +120,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 def encode_shards(
     shards: Sequence[Shard], corpus: "Corpus", encoder: Encoder, *, made_of: str, progress: bool
 ) -> None:
-    """Encode these shards and write each with its record.
-
-    The next one is tokenised while this one is encoded and the last one is written.
+    """Encode these shards and write each with its record; reading, encoding and writing overlap.
 
     Raises:
         ModelError: If a vector is not finite, in float32 or in float16.
@@ -166,10 +156,7 @@ def encode_shards(
 
 
 def read_shards(shards: Sequence[Shard]) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield each shard's vectors as float32, one shard in memory at a time.
-
-    All come in the same memory: what is yielded is good until the next one is asked for.
-    """
+    """Yield each shard's vectors as float32, in one buffer that the next one overwrites."""
     import torch
 
     # 8,192 x 768 took torch 1.3 ms into memory it had before, numpy 10 ms.
@@ -182,21 +169,13 @@ def read_shards(shards: Sequence[Shard]) -> Iterator[npt.NDArray[np.float32]]:
 
 
 def read_halves(shards: Sequence[Shard]) -> Iterator[npt.NDArray[np.float16]]:
-    """Yield each shard's vectors as they lie on disk, mapped."""
+    """Yield each shard's vectors as they are on disk, mapped."""
     for shard in shards:
         yield read_array(shard.path, is_private=True)  # torch warns of what cannot be written
 
 
 def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
-    """Return the vectors of these rows, which must rise, as they lie on disk: (n, D) float16.
-
-    Args:
-        shards: In the order of rows; only those that hold one of them are opened.
-        rows: (n,), of these shards.
-
-    Raises:
-        DamageError: If a passage's vector is not there.
-    """
+    """Return the vectors of rising rows, (n, D) float16; opens only the shards that hold one."""
     # Files are opened when they are needed, and closed: a large index has more than a process may.
     firsts = np.searchsorted(rows, [shard.start for shard in shards])
     lasts = np.searchsorted(rows, [shard.stop for shard in shards])
@@ -212,7 +191,7 @@ def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
 
 
 def vector_source(shards: Sequence[Shard], width: int) -> VectorSource:
-    """Return the vectors of all shards, in the order of rows, as what an index is made of."""
+    """Return the vectors of all shards, in the order of rows, to build or search an index."""
     return VectorSource(
         num_rows=shards[-1].stop,
         width=width,
@@ -223,11 +202,7 @@ def vector_source(shards: Sequence[Shard], width: int) -> VectorSource:
 
 
 def find_shards(folder: Path) -> list[Shard]:
-    """Return a finished index's shards by their records, in the order of rows.
-
-    Raises:
-        ArtifactError: If the folder is no finished index.
-    """
+    """Return a finished index's shards by their records, in the order of rows."""
     files = load_manifest(folder).files  # a stopped `add` may have left others
     shards = []
     for number in range(sum(name.startswith("vectors-") for name in files) // 2):

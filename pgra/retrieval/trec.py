@@ -50,15 +50,14 @@ class RunFileArguments(_Arguments):
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """Read the queries of a run: their texts by their ids, in order.
+    """Read a run's queries: texts by id, in order.
 
-    Args:
-        path: A .tsv of two columns, id and text; or .jsonl or .csv with the fields id (or _id, as
-            BEIR has it) and text.
+    The file is a .tsv of two columns, id and text; or .jsonl or .csv with the fields id (or _id, as
+    BEIR has it) and text.
 
     Raises:
-        DataError: If it cannot be read, or an id is missing, not one word, or there twice; or a
-            text is empty.
+        DataError: If it cannot be read, an id is missing, duplicate or not one word, or a text is
+            empty.
     """
     kind = check_file(path, _QUERY_KINDS)
     lines: Iterable[Record]
@@ -96,17 +95,12 @@ def _pairs(path: Path) -> Iterator[Record]:
 
 
 def find_rows(corpus: Corpus, wanted: Collection[str | int]) -> dict[str, int]:
-    """Return rows of passages by what they are called in a run.
+    """Return rows of passages by their names in a run, `MISSING_ROW` for one without text.
 
-    Args:
-        corpus: What is searched.
-        wanted: Names or rows of passages; unknown names are left out.
-
-    Returns:
-        By name the row, `MISSING_ROW` for a passage without text.
+    `wanted` are names or rows of passages; unknown names are left out.
 
     Raises:
-        DataError: If the corpus has no such field, or two of them have one name.
+        DataError: If the corpus has no such field, or two passages have one name.
     """
     rows: dict[str, int] = {}
     for docno, row in passage_ids(corpus):
@@ -119,11 +113,7 @@ def find_rows(corpus: Corpus, wanted: Collection[str | int]) -> dict[str, int]:
 
 
 def find_docnos(corpus: Corpus, candidates: Candidates) -> dict[int, str]:
-    """Return what candidates are called in a run, by row.
-
-    Raises:
-        DataError: As `find_rows`.
-    """
+    """Return the names of candidates in a run, by row. Raises as `find_rows`."""
     wanted = set(np.unique(candidates.rows).tolist()) - {MISSING_ROW}
     return {row: docno for docno, row in find_rows(corpus, wanted).items()}
 
@@ -136,17 +126,10 @@ def write_run(
     *,
     tag: str,
 ) -> None:
-    """Write a run file; it is there whole or not at all.
+    """Write a run file, whole or not at all; what was there is replaced.
 
-    Args:
-        path: Where; what was there is replaced.
-        queries: Their ids, in the order of the candidates.
-        candidates: (B, K); missing ones have no line.
-        docnos: What passages are called, by row.
-        tag: The name of what found them, one word.
-
-    Raises:
-        OSError: If it cannot be written.
+    `queries` are ids, in the order of the candidates (B, K), of which missing ones have no line;
+    `docnos` are names of passages by row, and `tag` is the system's name, one word.
     """
     lines = zip(queries, candidates.rows.tolist(), candidates.scores.tolist(), strict=True)
     with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
@@ -157,11 +140,10 @@ def write_run(
 
 
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
-    """Read judgements: by query and passage, how relevant it is.
+    """Read judgements: relevance by query and passage.
 
-    Args:
-        path: Of four columns, `qid iteration docno relevance`, as TREC has it; or of three under
-            the header `query-id corpus-id score`, as BEIR has it.
+    The file has four columns, `qid iteration docno relevance`, as TREC has it; or three under the
+    header `query-id corpus-id score`, as BEIR has it.
 
     Raises:
         ConfigError: If `ir-measures` is not installed.
@@ -171,12 +153,11 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
-    """Read a run: by query and passage its score. Lines may stand in any order.
+    """Read a run: scores by query and passage, its lines in any order.
 
     Raises:
         ConfigError: If `ir-measures` is not installed.
-        DataError: If it cannot be read, a score is NaN or no float32, or a passage is there
-            twice for a query.
+        DataError: If it cannot be read, a score is NaN or no float32, or a line is duplicate.
     """
     return _read(path, "run", "score")
 
@@ -212,17 +193,15 @@ def measure_run(
     candidates: Candidates,
     docnos: Mapping[int, str],
 ) -> dict[str, float]:
-    """Measure candidates by judgements, with `ir-measures`.
+    """Return measures of candidates, with `ir-measures`, as means over the judged queries, in 0..1.
+
+    They are nDCG@10, RR@10 (the mean is called MRR@10), P@10, R@10 (recall) and R@K.
 
     Args:
-        qrels: By query and passage; queries that are not asked are left out.
+        qrels: By query and passage; other queries are ignored.
         queries: Their ids, in the order of the candidates.
-        candidates: (B, K), in the order that is measured, also where scores are equal.
-        docnos: What passages are called, by row.
-
-    Returns:
-        The means over the queries that are judged, in 0..1: nDCG@10, RR@10 (the mean is called
-        MRR@10), P@10, R@10 (recall) and R@K.
+        candidates: (B, K), measured in this order, also where scores are equal.
+        docnos: Names of passages, by row.
 
     Raises:
         ConfigError: If `ir-measures` is not installed.
@@ -247,7 +226,7 @@ def measure_run(
 
 
 def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None:
-    """Warn where passages that are judged relevant cannot be found, being not in the corpus."""
+    """Warn of passages judged relevant that are not in the corpus, and so count as not found."""
     wanted = {docno for one in judged for docno, grade in one.items() if grade > 0}
     rows = find_rows(corpus, wanted)
     if unknown := sorted(wanted - {docno for docno, row in rows.items() if row != MISSING_ROW}):
@@ -262,7 +241,7 @@ def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None
 def drop_self(
     queries: Sequence[str], candidates: Candidates, docnos: Mapping[int, str]
 ) -> Candidates:
-    """Leave out the passage that has its query's id; the others move up."""
+    """Drop the passage that has its query's id; the others move up."""
     rows = candidates.rows.copy()
     for line, query in enumerate(queries):
         own = [docnos.get(row) == query for row in rows[line].tolist()]
@@ -273,11 +252,7 @@ def drop_self(
 
 
 def import_ir_measures() -> Any:
-    """Import `ir-measures`.
-
-    Raises:
-        ConfigError: If it is not installed.
-    """
+    """Import `ir-measures`; ConfigError if it is not installed."""
     try:
         import ir_measures
     except ImportError:
@@ -288,11 +263,10 @@ def import_ir_measures() -> Any:
 
 
 class RunRetriever(Retriever):
-    """Gives the candidates that a run file holds, whatever found them.
+    """Returns the candidates in a run file, whatever found them.
 
-    A query is looked up by its text, white space aside, among the run's queries. One that has no
-    candidate in the run is refused. Queries with fewer candidates than are asked for end in missing
-    ones; of equal scores the earlier row is first.
+    A query is looked up by its text, white space aside. One without a candidate in the run is
+    refused. Queries with fewer candidates than are asked for end in missing ones; ties go by row.
     """
 
     Arguments = RunFileArguments
@@ -303,7 +277,6 @@ class RunRetriever(Retriever):
         fingerprint: Mapping[str, Json],
         num_passages: int,
     ) -> None:
-        """Keep each text's scores by row."""
         self.fingerprint = fingerprint
         self._scores, self._num_passages = scores, num_passages
 
@@ -313,7 +286,7 @@ class RunRetriever(Retriever):
 
         Raises:
             ConfigError: If `ir-measures` is not installed.
-            DataError: If a file cannot be read, a passage of the run is unknown or there twice, or
+            DataError: If a file cannot be read, a passage of the run is unknown or duplicate, or
                 equal texts have different candidates.
         """
         name = request.args.retriever.partition(":")[2]
