@@ -3,8 +3,8 @@
     NAME/lr5e-05-batch8-seed0/   a run each: trained, and measured on the dev set
     NAME/search.json             what was tried, and the winner
 
-Only the winner is ever measured on the test set. A stopped search goes on when it is asked for
-again: finished points are taken up, the one that was stopped goes on from its last checkpoint.
+Only the winner is measured on the test set. An interrupted search resumes: finished points are
+reused, the interrupted one continues from its last checkpoint.
 """
 
 import logging
@@ -57,14 +57,14 @@ def search_runs(
     """Try points with the first seed, and measure the winner on the test set, with every seed.
 
     Args:
-        args: All arguments; the run's folder is the folder of them all.
+        args: All arguments; each run gets a folder inside theirs.
         series: Which points and seeds.
         context: Who shares the work.
 
     Raises:
         ArtifactError: If a point's folder holds another run.
         ConfigError: If nothing would be measured on the dev set.
-        PgraError: As a run says.
+        PgraError: As a run.
     """
     seeds = series.seeds or [args.seed]
     root = series_folder(str(args.folder), seeds)

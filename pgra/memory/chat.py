@@ -2,9 +2,7 @@
 
 Prompts, look-up, gate and LM are those of the streams (`pgra.memory.stream`; Madaan et al. 2022,
 figure 1). The terminal (`Talk`) and the web page (`pgra.memory.web`) show the same conversation.
-
-Kept texts are shown in full, with nothing in them that could hide or move a part: characters that
-are not seen, such as those that turn the direction of text around, are told by their numbers.
+Stored texts are shown in full, with invisible characters (such as bidirectional marks) escaped.
 """
 
 import json
@@ -73,11 +71,11 @@ class TalkingLMArguments(CompleterArguments):
 
 
 def read_understanding(family: Family, output: str) -> tuple[str, str]:
-    """Take an output apart by the forms that a family's answers have, letters of any case.
+    """Split an output by the forms of a family's answers, ignoring case.
 
     Returns:
-        What was understood, with … where the answer stands, and the answer; "" and the whole output
-        where it has none of the forms.
+        The understanding, with … in the answer's place, and the answer; without a match "" and the
+        whole output.
     """
     text = output.strip()
     if (found := match_form(family, text)) is None:
@@ -89,16 +87,16 @@ def read_understanding(family: Family, output: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Turn:
-    """A question and what came of it.
+    """A question and its answer.
 
     Attributes:
         question: As it was asked.
         output: What the LM wrote, cut to its answer.
-        understanding: What was understood, with … where the answer stands; "" where none is told.
-        answer: The answer; the whole output where no understanding is told.
+        understanding: With … in the answer's place; "" if the output states none.
+        answer: The whole output if it states no understanding.
         prompt: What the LM read, and what of the memory stood in it.
-        num_prompt_tokens: Of it; None where an endpoint does not report them.
-        saved: The correction that it was asked again after.
+        num_prompt_tokens: None where an endpoint does not report them.
+        saved: The correction after which it was asked again.
     """
 
     question: str
@@ -112,12 +110,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class SavedCorrection:
-    """A correction that was kept.
-
-    Attributes:
-        entry: As it is in the memory.
-        shown: How it stands in a prompt, where that is not as it was typed; else "".
-    """
+    """A correction that was stored; `shown` is its text in a prompt where that differs, else ""."""
 
     entry: Event
     shown: str = ""
@@ -130,9 +123,9 @@ class Conversation:
     Attributes:
         lm: Prompt and LM.
         system: Family, memory, look-up and gate.
-        part: Under which task and scope corrections are written.
-        source: Who is said to have made them.
-        about: What is talked to, in a line.
+        part: Task and scope under which corrections are written.
+        source: Who makes them.
+        about: LM and look-up, in a line.
     """
 
     lm: PromptedLM
@@ -142,7 +135,7 @@ class Conversation:
     about: str = ""
 
     def ask(self, question: str, saved: SavedCorrection | None = None) -> Turn:
-        """Ask, with what the memory has for the question; again, after a correction was saved.
+        """Ask with what the memory has for the question; `saved` if it is asked after a correction.
 
         Raises:
             DataError: If it is empty, or does not fit the LM's window.
@@ -158,10 +151,10 @@ class Conversation:
         return Turn(question, output, understanding, answer, prompt, num_tokens, saved)
 
     def correct(self, question: str, feedback: str) -> SavedCorrection:
-        """Keep what a person says of a question that was misunderstood.
+        """Store what a person says of a question that was misunderstood.
 
         Raises:
-            DataError: If it is empty, too long, or holds what is no text.
+            DataError: If a text cannot be kept (see `Event`).
             ArtifactError: If the memory cannot be written.
         """
         log, part = self.system.log, self.part
@@ -176,7 +169,7 @@ class Conversation:
         """Take entries out of the memory, all or none.
 
         Raises:
-            DataError: If one is not there any more.
+            DataError: If one is not there now, or is of another task or scope.
             ArtifactError: If the memory cannot be written.
         """
         for entry_id in entry_ids:
@@ -187,21 +180,21 @@ class Conversation:
         """Replace an entry's feedback.
 
         Raises:
-            DataError: If it is not there any more, or the feedback cannot be kept.
+            DataError: If it is not there now or not its own, or the feedback cannot be kept.
             ArtifactError: If the memory cannot be written.
         """
         self._check_own(entry_id)
         return self.system.log.correct(entry_id, feedback.strip(), source=self.source)
 
     def entries(self) -> list[Event]:
-        """Return what is in the memory for these questions, the oldest first."""
+        """Return the entries of its task and scope, the oldest first."""
         return [entry for entry in self.system.log.entries() if self._owns(entry)]
 
     def _owns(self, event: Event) -> bool:
         return (event.task, event.scope) == (self.part.task, self.part.scope)
 
     def _check_own(self, entry_id: int) -> None:
-        """Refuse an entry of another task or scope; what is not there, the log refuses."""
+        """Refuse an entry of another task or scope; the log refuses a missing one."""
         event = self.system.log.event(entry_id)
         if event is not None and event.kind != "erase" and not self._owns(event):
             raise DataError(f"entry {entry_id} is of another task or scope: it is not changed here")
@@ -210,19 +203,10 @@ class Conversation:
 def load_conversation(
     path: Path, chat: ChatArguments, lookup: LookupArguments, lm: CompleterArguments
 ) -> Callable[[FeedbackLog], Conversation]:
-    """Load what takes long, after all that can be refused at once.
-
-    Args:
-        path: The memory; one that is damaged is refused, one that is missing not made.
-        chat: What is asked for.
-        lookup: Which look-up.
-        lm: Which LM.
-
-    Returns:
-        What opens a conversation on the memory, for who uses it.
+    """Load the models, after cheap checks; return a function that opens a conversation on a log.
 
     Raises:
-        PgraError: For what a user can mend.
+        PgraError: If an argument, the memory or a model is unusable.
     """
     family = load_family(chat.family)
     lookup = lookup.settle(family)
@@ -248,10 +232,9 @@ class Talk:
     """A conversation in a terminal.
 
     Attributes:
-        conversation: With its memory.
         say: Prints.
-        is_watched: Whether a person sees an error and goes on; a script ends with it.
-        last: What was asked last.
+        is_watched: Whether an error is shown and the conversation continues; else it is raised.
+        last: The last question and answer.
     """
 
     conversation: Conversation
@@ -260,10 +243,10 @@ class Talk:
     last: Turn | None = None
 
     def run(self, lines: Iterable[str]) -> None:
-        """Do what each line says, until one leaves.
+        """Carry out each line, until one leaves.
 
         Raises:
-            PgraError: Of a line in a script; what was noted before stands.
+            PgraError: Of a line in a script; what was stored before stays.
         """
         for line in lines:
             if line.strip().partition(" ")[0] in _LEAVES:
@@ -327,7 +310,7 @@ class Talk:
 
 
 def show_turn(turn: Turn, system: MemPrompt) -> str:
-    """Render what a question gave: understanding, answer, and the memory that was used."""
+    """Render an answer: understanding, answer, and the memory that was used."""
     understood = turn.understanding or "(the answer does not say)"
     lines = [] if system.family.is_of_answers else [f"understood  {visible(understood)}"]
     lines.append(f"answer      {visible(turn.answer) or '(nothing)'}")

@@ -1,16 +1,14 @@
-"""A memory that loses nothing: an append-only log of corrections in SQLite, in and out.
+"""A memory of corrections: an append-only log in SQLite.
 
-`event` is the log; nothing there is changed, but that `erase` deletes events. `entry` says
-which events are in force: it is what `replay` makes of the log, kept with each write in one
-transaction. `vector` keeps what encoders made of entries; it is made again where it is missing.
+`event` is the log; only `erase` deletes from it. `entry` lists the events in force, which are what
+`replay` makes of the log. `vector` holds encoders' vectors of entries; missing ones are recomputed.
 
 The file has a write-ahead log and `synchronous=FULL`: a write is on the disk when it returns,
 readers do not wait for writers, and writers wait for each other. A record is the checksum of its
 JSON, the JSON on one line, and a line break, so that `salvage` finds it in any bytes that hold it.
 
-`erase` deletes in one transaction, which overwrites what it frees; then SQLite writes the file anew
-(VACUUM) and empties the write-ahead log. A file of another name that is renamed would do for one
-process, but others that have the memory open would go on writing to the old one.
+`erase` ends with VACUUM and an empty write-ahead log. Writing a new file and renaming it would not
+do: other processes that have the memory open would still write to the old one.
 """
 
 import contextlib
@@ -54,8 +52,7 @@ _CHECKPOINT_PAGES = 64
 Kind = Literal["write", "correct", "forget", "erase"]
 MAX_KEY_CHARS = 10_000
 MAX_FEEDBACK_CHARS = 2_000
-MAX_NAME_CHARS = 200
-"""Of source, task and scope. With these limits a record is shorter than a database page."""
+MAX_NAME_CHARS = 200  # of source, task and scope; with these limits a record fits into a page
 _LIMITS = {
     "key": MAX_KEY_CHARS,
     "feedback": MAX_FEEDBACK_CHARS,
@@ -72,21 +69,21 @@ _ENTRIES = "SELECT event, record FROM entry LEFT JOIN event ON event.id = entry.
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One line of the log, of a slot: task, scope and key. An entry of the memory is one in force.
+    """One line of the log, in the slot of its task, scope and key; an entry is an event in force.
 
     Attributes:
-        kind: "write" puts a feedback in a slot, "correct" replaces the one there, "forget" empties
-            the slot; "erase" says that events before it are gone.
+        kind: "write" fills a slot, "correct" replaces its feedback, "forget" empties it; "erase"
+            records that earlier events were deleted.
         key: The question that was misunderstood, as it was asked; "" for an "erase".
         feedback: What the user said of it; "" for a "forget" and an "erase".
-        time: UTC, ISO 8601; "" where a file that was read does not tell.
-        source: Who said it, or what: "user", "stream", a name.
-        task: Which questions it is for; "" for all that share the memory.
-        scope: Whose it is: a user, a group, a project; "" for an entry that all share.
-        id: Its place in the log, from 1; 0 before it is in one.
+        time: UTC, ISO 8601; "" if unknown.
+        source: Who or what gave the feedback: "user", "stream", a name.
+        task: Which questions it is for; "" for those of no task.
+        scope: A user, a group or a project; "" for an entry that all share.
+        id: Its number in the log, from 1; 0 outside one.
 
     Raises:
-        DataError: If a text is empty, too long, or holds characters that are no text.
+        DataError: If a text is empty, too long, not valid Unicode, or has control characters.
     """
 
     kind: Kind = "write"
@@ -99,7 +96,6 @@ class Event:
     id: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be kept or shown."""
         for name, most in _LIMITS.items():
             text: str = getattr(self, name)
             if len(text) > most:
@@ -132,7 +128,7 @@ class Event:
 
 
 def unpack(record: bytes) -> Event | None:
-    """Read a record back; None if it is damaged."""
+    """Read a record; None if it is damaged."""
     body = record[_CHECKSUM_CHARS:].rstrip(b"\n")
     if _checksum(body) != record[:_CHECKSUM_CHARS]:
         return None
@@ -145,31 +141,25 @@ def _checksum(body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Part:
-    """Which entries of a memory count for a question.
+    """The entries that a question is looked up among.
 
     Attributes:
-        task: Those of this task.
-        scope: Those of this scope, and what all share; "" for the latter alone.
+        task: Only entries of this task.
+        scope: Entries of this scope and those that all share; "" for the latter alone.
     """
 
     task: str = ""
     scope: str = ""
 
     def holds(self, event: Event) -> bool:
-        """Whether an event is of it."""
         return event.task == self.task and event.scope in ("", self.scope)
 
 
-SHARED = Part()
-"""Entries of no task and no scope."""
+SHARED = Part()  # entries of no task and no scope
 
 
 def replay(events: Iterable[Event]) -> list[Event]:
-    """Return what is in the memory after these events, the oldest first.
-
-    Args:
-        events: In the order of the log. The later event of a slot wins.
-    """
+    """Return the entries in force after these events (in the log's order), the oldest first."""
     slots: dict[bytes, Event] = {}
     for event in events:
         if event.kind == "erase":
@@ -181,11 +171,7 @@ def replay(events: Iterable[Event]) -> list[Event]:
 
 
 class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
-    """The log and what is in the memory now; several processes may have it open, and write.
-
-    Attributes:
-        path: The file.
-    """
+    """The log and its entries. Several processes may open and write one file."""
 
     def __init__(self, path: Path, db: sqlite3.Connection, *, is_writable: bool = True) -> None:
         self.path, self._db, self._is_writable = path, db, is_writable
@@ -194,15 +180,10 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
     @classmethod
     def open(cls, path: Path, *, is_writable: bool = True, may_make: bool = True) -> Self:
-        """Open a memory.
-
-        Args:
-            path: The file.
-            is_writable: Whether it may be written.
-            may_make: Whether one that is to be written is made where it is missing.
+        """Open a memory; if `may_make`, a writable one is created where it is missing.
 
         Raises:
-            ArtifactError: As `open_database`.
+            ArtifactError: If the file is missing, damaged or no memory, or cannot be written.
         """
         db = open_database(path, MEMORY, writable=is_writable, create=may_make)
         with contextlib.ExitStack() as stack:
@@ -223,7 +204,6 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         with MEMORY.errors_of(self.path):
             self._db.close()
 
@@ -239,12 +219,12 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
     def write(
         self, key: str, feedback: str, *, source: str = "user", task: str = "", scope: str = ""
     ) -> Event:
-        """Put a feedback in the memory; one there for the same task, scope and key gives way.
+        """Store a feedback; it replaces one of the same task, scope and key.
 
         Args:
             key: The question that was misunderstood.
             feedback: What the user says of it.
-            source: Who.
+            source: Who says it.
             task: Which questions it is for.
             scope: Whose it is; "" for all that share the memory.
 
@@ -265,17 +245,17 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         """Replace an entry's feedback.
 
         Raises:
-            DataError: If there is no such entry any more, or as `write`.
+            DataError: If there is no such entry now, or as `write`.
             ArtifactError: If the file cannot be written.
         """
         with self._transaction():
             return self._change(entry_id, "correct", feedback, source)
 
     def forget(self, *entry_ids: int, source: str = "user") -> None:
-        """Take entries out of the memory, all or none; the log keeps what they were.
+        """Take entries out of the memory, all or none; the log keeps them.
 
         Raises:
-            DataError: If one is not there any more.
+            DataError: If one is not there now.
             ArtifactError: If the file cannot be written.
         """
         with self._transaction():
@@ -283,13 +263,12 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
                 self._change(entry_id, "forget", "", source)
 
     def erase(self, *event_ids: int, source: str = "user") -> int:
-        """Take entries out of the log too, all or none: nothing of their texts is left in a file.
+        """Delete entries from the log too, all or none: no byte of their texts stays in a file.
 
-        With an entry goes all that was ever said of its question in its task and scope. The log
-        tells when something was erased, and by whom.
+        All events of an entry's slot are deleted. The log records when, and by which source.
 
         Args:
-            event_ids: Entries; also those that were corrected or forgotten since.
+            event_ids: Entries, also those that were corrected or forgotten since.
             source: Who erases.
 
         Returns:
@@ -297,8 +276,8 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
         Raises:
             DataError: If one is not in the log.
-            ArtifactError: If the file cannot be written; or if another process reads it for so
-                long that bytes of the texts stay until it is closed.
+            ArtifactError: If the file cannot be written; or if another process has it open, so that
+                bytes of the texts stay until that process closes it.
         """
         with self._transaction():
             slots = set()
@@ -314,10 +293,10 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return count
 
     def erase_scope(self, scope: str, *, source: str = "user") -> int:
-        """Erase all that was ever written in a scope; see `erase`.
+        """Erase all events of a scope; see `erase`.
 
         Raises:
-            DataError: If nothing in the log is of that scope.
+            DataError: If the log has nothing of that scope.
             ArtifactError: As `erase`.
         """
         with self._transaction():
@@ -328,7 +307,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return count
 
     def _delete(self, is_meant: Callable[[Event], bool], source: str) -> int:
-        """Delete events, within a transaction, and note it in the log; count them."""
+        """Delete events within a transaction, and log it; count them."""
         run = self._db.execute
         ids = [e.id for e in self.events() if e.kind != "erase" and is_meant(e)]
         self._insert(Event(kind="erase", time=_now(), source=source))  # no id is given twice
@@ -362,14 +341,11 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return self._insert(changed)
 
     def extend(self, events: Iterable[Event], *, skip_known: bool = False) -> int:
-        """Append many events, all or none, in one transaction; their ids are given anew.
+        """Append events in one transaction, all or none, with new ids; return how many.
 
         Args:
             events: In their order.
-            skip_known: Whether those that the log has already (all fields but the id) are left out.
-
-        Returns:
-            How many.
+            skip_known: Leave out those that the log has already (all fields but the id).
 
         Raises:
             ArtifactError: If the file cannot be written.
@@ -379,7 +355,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             return len([self._insert(event) for event in events if event not in known])
 
     def events(self, *, after: int = 0) -> Iterator[Event]:
-        """Read the log's events with larger ids than `after`, in order.
+        """Read the log's events with ids above `after`, in order.
 
         Raises:
             ArtifactError: If one is damaged.
@@ -387,7 +363,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         yield from self._read("SELECT id, record FROM event WHERE id > ? ORDER BY id", after)
 
     def entries(self) -> Iterator[Event]:
-        """Read what is in the memory, the oldest first.
+        """Read the entries, the oldest first.
 
         Raises:
             ArtifactError: If one is damaged.
@@ -395,7 +371,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         yield from self._read(f"{_ENTRIES} WHERE event > ? ORDER BY event", 0)
 
     def get(self, ids: Sequence[int]) -> list[Event]:
-        """Read those of these entries that are still in the memory, in the order asked."""
+        """Read the entries with these ids, in the order asked; those not in force are left out."""
         sql = f"{_ENTRIES} WHERE event IN (SELECT value FROM json_each(?))"
         found = {event.id: event for event in self._read(sql, json.dumps(list(ids)))}
         return [found[entry_id] for entry_id in ids if entry_id in found]
@@ -405,14 +381,11 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return next(self._read("SELECT id, record FROM event WHERE id = ?", event_id), None)
 
     def vectors(self, encoder: str, ids: Sequence[int]) -> dict[int, Vector]:
-        """Read the vectors that were kept of entries.
+        """Read stored vectors by entry; missing and damaged ones are left out.
 
         Args:
             encoder: A digest of all that they depend on, besides the texts.
             ids: Entries.
-
-        Returns:
-            By entry; those that are missing or damaged are left out.
         """
         sql = (
             "SELECT event, data FROM vector "
@@ -427,7 +400,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return whole
 
     def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
-        """Keep vectors of entries, where the file may be written; what left meanwhile has none.
+        """Store vectors of entries that are still in force; does nothing in a read-only memory.
 
         Raises:
             ArtifactError: If the file cannot be written.
@@ -443,7 +416,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             self._db.executemany(sql, rows)
 
     def verify(self) -> None:
-        """Read everything, and compare what is in force with the log.
+        """Read everything, and compare the entries with the log.
 
         Raises:
             ArtifactError: If anything is damaged.
@@ -468,12 +441,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Hold the file for one change: whole, or not at all.
-
-        Raises:
-            ArtifactError: If it is not where it was: its newest entries stand in a file beside that
-                place, and would be left behind.
-        """
+        """Make one change, whole or not at all; refuse a file that was moved or replaced."""
         if not self._place.exists() or self._place.stat().st_ino != self._inode:
             raise ArtifactError(
                 f"{self.path} was moved, removed or replaced while it is open: nothing is written; "
@@ -484,7 +452,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             yield
 
     def _value(self, sql: str, *values: int | bytes) -> Any:
-        """Return the first row's first value; None where there is no row."""
+        """Return the first row's first value; None without a row."""
         with MEMORY.errors_of(self.path):
             row = self._db.execute(sql, values).fetchone()
         return row[0] if row else None
@@ -501,13 +469,12 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
 
 def _pack_vector(encoder: str, event_id: int, vector: Vector) -> bytes:
-    """Return a vector's bytes after a checksum of them and of what they are of."""
+    """Return a vector's bytes after a checksum of them, the encoder and the id."""
     body = vector.astype(np.float32).tobytes()
     return xxhash.xxh3_64_digest(f"{encoder} {event_id} ".encode() + body) + body
 
 
 def _unpack_vector(encoder: str, event_id: int, data: object) -> Vector | None:
-    """Read a vector back; None if it is damaged."""
     if not isinstance(data, bytes) or len(data) % 4:
         return None
     vector = np.frombuffer(data[_VECTOR_CHECKSUM:], np.float32)
@@ -522,15 +489,12 @@ def _now() -> str:
 
 
 def export_log(log: FeedbackLog, path: Path, *, scope: str | None = None) -> int:
-    """Write every event, one JSON object a line; replayed, they give the same memory.
+    """Write events, one JSON object a line, and return how many; `replay` gives the same memory.
 
     Args:
         log: The memory.
-        path: The file.
+        path: The jsonl file.
         scope: Only events of this scope ("": those that all share); None for every event.
-
-    Returns:
-        How many.
 
     Raises:
         DataError: If the file is the memory's own.
@@ -547,11 +511,11 @@ def read_events(path: Path) -> list[Event]:
     """Read events from a file.
 
     Args:
-        path: jsonl with `key` and `feedback`; `kind`, `time`, `source`, `task` and `scope` as
-            `Event` has them, where they are given.
+        path: jsonl with `key` and `feedback`, and optionally `kind`, `time`, `source`, `task` and
+            `scope` (see `Event`).
 
     Raises:
-        DataError: If a line is no event (file and line are named).
+        DataError: If a line is no event (names file and line).
     """
     check_file(path, ("jsonl",))
     events = []
@@ -568,19 +532,15 @@ def read_events(path: Path) -> list[Event]:
 
 
 def import_events(log: FeedbackLog, events: Sequence[Event], *, scope: str | None = None) -> int:
-    """Append events, all or none, in their order.
+    """Append events of `read_events` in their order, all or none; return how many were appended.
 
-    An event that the log has already (all fields but its id) is passed over, so that a file may be
-    imported twice; and what tells of an erasure, which was of another log. What comes later in the
-    log wins, whatever its time says.
+    Skips events that the log already has (all fields but the id), so that a file may be imported
+    twice, and erasures, which belong to another log. Later lines win, whatever their `time`.
 
     Args:
         log: The memory.
-        events: Of `read_events`, whose ids are 0.
+        events: Of `read_events`.
         scope: Put them all in this scope; None leaves each in its own.
-
-    Returns:
-        Events appended.
     """
     if scope is not None:
         events = [replace(event, scope=scope) for event in events]
@@ -593,20 +553,20 @@ def import_events(log: FeedbackLog, events: Sequence[Event], *, scope: str | Non
 def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
     """Read what is left of a damaged memory into a new one.
 
-    The file's structure is not asked: whole records are looked for in all its bytes, and in those
-    of the write-ahead log beside it; checksums tell what is whole. The damaged file stays as it is.
+    Ignores the file's structure: finds records with valid checksums anywhere in its bytes and in
+    those of its write-ahead log. The damaged file stays as it is.
 
     Args:
         damaged: The file.
-        output: The new memory, which must not be there.
+        output: The new memory, which must not exist.
 
     Returns:
-        How many events were read whole, and the ids that are missing between them: lost, or erased
-        before. What was written after the last one found is not known of.
+        How many events were found, and the ids missing between them: lost, or erased before. Events
+        lost after the last one found are not counted.
 
     Raises:
         DataError: If nothing can be read.
-        ArtifactError: If the new one is there already, or cannot be written.
+        ArtifactError: If the new one exists already, or cannot be written.
     """
     if output.exists():
         raise ArtifactError(f"{output} is there already: name a new file for what is salvaged")

@@ -1,7 +1,6 @@
-"""A report to look at: one HTML page with the tables, a figure of each, and some examples.
+"""A report as one HTML page with the tables, a figure of each, and some examples.
 
-One template without a script, which asks for nothing outside: the figures stand in it, and its
-Content-Security-Policy allows no request. Jinja2 escapes all text of runs.
+The page has no script and loads nothing: the figures are inline. Jinja2 escapes all text of runs.
 """
 
 import base64
@@ -31,8 +30,8 @@ def render_page(
     Args:
         title: Of the page.
         studies: Their tables and figures, in order.
-        samples: Queries with what each run read and said, a text each.
-        lead: What stands above the tables, its line breaks kept.
+        samples: Queries with what each run read and answered, a text each.
+        lead: Text above the tables; its line breaks are kept.
     """
     from jinja2 import Environment, FileSystemLoader
 
