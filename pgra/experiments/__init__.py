@@ -50,7 +50,6 @@ class SeriesArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse numbers out of range, and one that stands there twice."""
         for name, rule in (
             ("seeds", Rule(least=0, most=(1 << 32) - 1)),
             ("search_learning_rates", Rule(above=0, below=math.inf)),
