@@ -71,11 +71,9 @@ class TalkingLMArguments(CompleterArguments):
 
 
 def read_understanding(family: Family, output: str) -> tuple[str, str]:
-    """Split an output by the forms of a family's answers, ignoring case.
+    """Split an output into understanding (… marks the answer's place) and answer, ignoring case.
 
-    Returns:
-        The understanding, with … in the answer's place, and the answer; without a match "" and the
-        whole output.
+    An output of no form of the family's answers is all answer, with "" as understanding.
     """
     text = output.strip()
     if (found := match_form(family, text)) is None:
@@ -90,11 +88,9 @@ class Turn:
     """A question and its answer.
 
     Attributes:
-        question: As it was asked.
         output: What the LM wrote, cut to its answer.
         understanding: With … in the answer's place; "" if the output states none.
         answer: The whole output if it states no understanding.
-        prompt: What the LM read, and what of the memory stood in it.
         num_prompt_tokens: None where an endpoint does not report them.
         saved: The correction after which it was asked again.
     """
@@ -120,12 +116,7 @@ class SavedCorrection:
 class Conversation:
     """What a person talks to. It holds no turns: any number of people may share one.
 
-    Attributes:
-        lm: Prompt and LM.
-        system: Family, memory, look-up and gate.
-        part: Task and scope under which corrections are written.
-        source: Who makes them.
-        about: LM and look-up, in a line.
+    Corrections are written under the task and scope of `part`, by `source`.
     """
 
     lm: PromptedLM
@@ -151,12 +142,7 @@ class Conversation:
         return Turn(question, output, understanding, answer, prompt, num_tokens, saved)
 
     def correct(self, question: str, feedback: str) -> SavedCorrection:
-        """Store what a person says of a question that was misunderstood.
-
-        Raises:
-            DataError: If a text cannot be kept (see `Event`).
-            ArtifactError: If the memory cannot be written.
-        """
+        """Store what a person says of a misunderstood question; errors as `FeedbackLog.write`."""
         log, part = self.system.log, self.part
         entry = log.write(
             question, feedback.strip(), source=self.source, task=part.task, scope=part.scope
@@ -170,7 +156,6 @@ class Conversation:
 
         Raises:
             DataError: If one is not there now, or is of another task or scope.
-            ArtifactError: If the memory cannot be written.
         """
         for entry_id in entry_ids:
             self._check_own(entry_id)
@@ -181,7 +166,6 @@ class Conversation:
 
         Raises:
             DataError: If it is not there now or not its own, or the feedback cannot be kept.
-            ArtifactError: If the memory cannot be written.
         """
         self._check_own(entry_id)
         return self.system.log.correct(entry_id, feedback.strip(), source=self.source)
@@ -203,11 +187,7 @@ class Conversation:
 def load_conversation(
     path: Path, chat: ChatArguments, lookup: LookupArguments, lm: CompleterArguments
 ) -> Callable[[FeedbackLog], Conversation]:
-    """Load the models, after cheap checks; return a function that opens a conversation on a log.
-
-    Raises:
-        PgraError: If an argument, the memory or a model is unusable.
-    """
+    """Load the models, after cheap checks; return a function that opens a conversation on a log."""
     family = load_family(chat.family)
     lookup = lookup.settle(family)
     few_shot = load_few_shot(chat.prompt or family.prompt)
@@ -231,10 +211,7 @@ def load_conversation(
 class Talk:
     """A conversation in a terminal.
 
-    Attributes:
-        say: Prints.
-        is_watched: Whether an error is shown and the conversation continues; else it is raised.
-        last: The last question and answer.
+    If `is_watched`, errors are shown and it continues; otherwise they are raised.
     """
 
     conversation: Conversation
@@ -243,11 +220,7 @@ class Talk:
     last: Turn | None = None
 
     def run(self, lines: Iterable[str]) -> None:
-        """Carry out each line, until one leaves.
-
-        Raises:
-            PgraError: Of a line in a script; what was stored before stays.
-        """
+        """Carry out each line, until one leaves; what was stored before an error stays."""
         for line in lines:
             if line.strip().partition(" ")[0] in _LEAVES:
                 return

@@ -127,7 +127,6 @@ class StreamArguments(PromptedArguments):
 
         Raises:
             ConfigError: If the file has fewer steps than asked for.
-            DataError: If the file is invalid.
         """
         if self.words is not None:
             words = read_words(Path(self.words), family)
@@ -144,10 +143,7 @@ class StreamArguments(PromptedArguments):
 class Experiment(Simulation):
     """A stream, the user and the LM, and all else that its systems share.
 
-    Attributes:
-        folder: Where the runs go.
-        threshold: The gate's; None where label feedback has none.
-        max_added: Corrections that GROW-PROMPT shows; None: as many as fit.
+    `threshold` and `max_added` are as in `MemPrompt` and `GrowPrompt`.
     """
 
     folder: Path
@@ -177,11 +173,9 @@ class Experiment(Simulation):
         }
 
     def run(self, streams: Mapping[int, list[Step]], plan: Sequence[Variant]) -> list[StreamResult]:
-        """Run every variant that is not done, and compare those with a memory with no-mem.
+        """Run every variant of a plan that is not done, and compare memories with no-mem.
 
-        Args:
-            streams: The questions, by seed.
-            plan: Of `StreamArguments.plan`.
+        `streams` holds the questions by seed.
 
         Raises:
             ArtifactError: If the folder is another experiment's.
@@ -240,11 +234,7 @@ class Experiment(Simulation):
 
 
 def claim_folder(folder: Path, identity: Mapping[str, Json]) -> None:
-    """Refuse a folder with another run's results; write `run.json` into a new one.
-
-    Raises:
-        ArtifactError: If it is another's, or its `run.json` is damaged.
-    """
+    """Refuse a folder with another run's results; write `run.json` into a new one."""
     path = folder / RUN_FILE
     if path.is_file() and any(folder.glob(f"*/{METRICS_FILE}")):
         check_fingerprint(folder, made=read_object(path), asked=identity)

@@ -25,12 +25,9 @@ _OUTPUT = re.compile(
 class SituationForm:
     """How situations of a family are read and shown.
 
-    Attributes:
-        about: The field of a line that names the situation's subject.
-        labels: The answers, as they are written.
-        output: The right output, with {about} and {label}.
-        feedback: What a user says who was misunderstood, with {about}.
-        categories: Possible subjects, in lower case; none: any text, such as a rule of thumb.
+    `about` is the field of a line that names the situation's subject, `categories` its possible
+    values in lower case (none: any text, such as a rule of thumb). `output`, the right one, has
+    {about} and {label}, `feedback` has {about}.
     """
 
     about: str
@@ -60,18 +57,14 @@ class Family:
     """Questions that share a prompt and a test of the understanding.
 
     Attributes:
-        name: The YAML's.
-        prompt: The name of its few-shot prompt.
         words: What its questions are made of: "relations" (word and answer), "scrambles",
             "answers" (questions of fact, whose feedback is the right answer: the paper's label
             feedback, App. D.3), or "situations".
         understood_by: By type: words that must all stand in the output.
         answers: By type: the expected output, with {word} and {answer}.
-        phrasings: Ways to ask, several a type.
         paper: Accuracy of the understanding that the paper prints, by system and type.
         num_remembered: Of "answers": how many wrongly answered questions replace examples in a
             prompt.
-        situations: Of "situations": how they are read and shown.
         is_of_paper: Whether it is one of configs/memory, whose rules are the paper's.
     """
 
@@ -134,21 +127,16 @@ class Family:
 
 
 def load_family(name: str) -> Family:
-    """Read a family by name, or from a YAML.
-
-    Raises:
-        ConfigError: If there is none, or its YAML is invalid.
-    """
+    """Read a family by name, or from a YAML; a ConfigError if there is none or it is invalid."""
     path = find_yaml("family of questions", "memory", name)
     is_of_paper = path.resolve().parent == (config_root() / "memory").resolve()
     return from_yaml(Family, path, name=path.stem, is_of_paper=is_of_paper)
 
 
 def read_verdict(output: str) -> tuple[str, str]:
-    """Parse an output about a situation: "This question is about: loyalty. The answer is BAD.".
+    """Parse an output about a situation, "This question is about: loyalty. The answer is BAD.".
 
-    Returns:
-        Its subject and the answer's first word, both `plain`; "" where missing.
+    Returns its subject and the answer's first word, both `plain`; "" where missing.
     """
     found = _OUTPUT.search(output)
     if found is None:
@@ -158,10 +146,7 @@ def read_verdict(output: str) -> tuple[str, str]:
 
 
 def judge_situation(output: str, expected: str) -> tuple[bool, bool]:
-    """Return whether an output's subject is right (exact match), and whether its label is.
-
-    The paper counts the two accuracies separately (figures 4 and 5).
-    """
+    """Return whether an output's subject is right, and its label (apart in figures 4 and 5)."""
     (about, label), (right_about, right_label) = read_verdict(output), read_verdict(expected)
     return about == right_about, label == right_label
 

@@ -78,7 +78,6 @@ class Event:
         feedback: What the user said of it; "" for a "forget" and an "erase".
         time: UTC, ISO 8601; "" if unknown.
         source: Who or what gave the feedback: "user", "stream", a name.
-        task: Which questions it is for; "" for those of no task.
         scope: A user, a group or a project; "" for an entry that all share.
         id: Its number in the log, from 1; 0 outside one.
 
@@ -141,12 +140,7 @@ def _checksum(body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Part:
-    """The entries that a question is looked up among.
-
-    Attributes:
-        task: Only entries of this task.
-        scope: Entries of this scope and those that all share; "" for the latter alone.
-    """
+    """A task's entries of a scope and those that all share; of scope "" the latter alone."""
 
     task: str = ""
     scope: str = ""
@@ -171,7 +165,10 @@ def replay(events: Iterable[Event]) -> list[Event]:
 
 
 class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
-    """The log and its entries. Several processes may open and write one file."""
+    """The log and its entries. Several processes may open and write one file.
+
+    All methods raise an ArtifactError if the file is damaged or cannot be written.
+    """
 
     def __init__(self, path: Path, db: sqlite3.Connection, *, is_writable: bool = True) -> None:
         self.path, self._db, self._is_writable = path, db, is_writable
@@ -180,11 +177,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
     @classmethod
     def open(cls, path: Path, *, is_writable: bool = True, may_make: bool = True) -> Self:
-        """Open a memory; if `may_make`, a writable one is created where it is missing.
-
-        Raises:
-            ArtifactError: If the file is missing, damaged or no memory, or cannot be written.
-        """
+        """Open a memory; if `may_make`, a writable one is created where it is missing."""
         db = open_database(path, MEMORY, writable=is_writable, create=may_make)
         with contextlib.ExitStack() as stack:
             stack.callback(db.close)
@@ -219,21 +212,12 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
     def write(
         self, key: str, feedback: str, *, source: str = "user", task: str = "", scope: str = ""
     ) -> Event:
-        """Store a feedback; it replaces one of the same task, scope and key.
+        """Store a feedback on a question, the key; it replaces one of the same task, scope and key.
 
-        Args:
-            key: The question that was misunderstood.
-            feedback: What the user says of it.
-            source: Who says it.
-            task: Which questions it is for.
-            scope: Whose it is; "" for all that share the memory.
-
-        Returns:
-            The entry, which is on the disk.
+        Returns the entry, which is on the disk.
 
         Raises:
             DataError: If a text cannot be kept (see `Event`).
-            ArtifactError: If the file cannot be written.
         """
         event = Event(
             key=key, feedback=feedback, time=_now(), source=source, task=task, scope=scope
@@ -246,7 +230,6 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
         Raises:
             DataError: If there is no such entry now, or as `write`.
-            ArtifactError: If the file cannot be written.
         """
         with self._transaction():
             return self._change(entry_id, "correct", feedback, source)
@@ -256,7 +239,6 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
         Raises:
             DataError: If one is not there now.
-            ArtifactError: If the file cannot be written.
         """
         with self._transaction():
             for entry_id in entry_ids:
@@ -265,19 +247,13 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
     def erase(self, *event_ids: int, source: str = "user") -> int:
         """Delete entries from the log too, all or none: no byte of their texts stays in a file.
 
-        All events of an entry's slot are deleted. The log records when, and by which source.
-
-        Args:
-            event_ids: Entries, also those that were corrected or forgotten since.
-            source: Who erases.
-
-        Returns:
-            How many events were erased.
+        All events of an entry's slot are deleted, also of one that was corrected or forgotten
+        since; returns how many. The log records when, and by which source.
 
         Raises:
             DataError: If one is not in the log.
-            ArtifactError: If the file cannot be written; or if another process has it open, so that
-                bytes of the texts stay until that process closes it.
+            ArtifactError: If another process has the file open: bytes of the texts stay until it is
+                closed.
         """
         with self._transaction():
             slots = set()
@@ -297,7 +273,6 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
         Raises:
             DataError: If the log has nothing of that scope.
-            ArtifactError: As `erase`.
         """
         with self._transaction():
             count = self._delete(lambda event: event.scope == scope, source)
@@ -343,31 +318,18 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
     def extend(self, events: Iterable[Event], *, skip_known: bool = False) -> int:
         """Append events in one transaction, all or none, with new ids; return how many.
 
-        Args:
-            events: In their order.
-            skip_known: Leave out those that the log has already (all fields but the id).
-
-        Raises:
-            ArtifactError: If the file cannot be written.
+        If `skip_known`, those that the log has already (all fields but the id) are left out.
         """
         with self._transaction():
             known = {replace(event, id=0) for event in self.events()} if skip_known else set()
             return len([self._insert(event) for event in events if event not in known])
 
     def events(self, *, after: int = 0) -> Iterator[Event]:
-        """Read the log's events with ids above `after`, in order.
-
-        Raises:
-            ArtifactError: If one is damaged.
-        """
+        """Read the log's events with ids above `after`, in order."""
         yield from self._read("SELECT id, record FROM event WHERE id > ? ORDER BY id", after)
 
     def entries(self) -> Iterator[Event]:
-        """Read the entries, the oldest first.
-
-        Raises:
-            ArtifactError: If one is damaged.
-        """
+        """Read the entries, the oldest first."""
         yield from self._read(f"{_ENTRIES} WHERE event > ? ORDER BY event", 0)
 
     def get(self, ids: Sequence[int]) -> list[Event]:
@@ -383,9 +345,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
     def vectors(self, encoder: str, ids: Sequence[int]) -> dict[int, Vector]:
         """Read stored vectors by entry; missing and damaged ones are left out.
 
-        Args:
-            encoder: A digest of all that they depend on, besides the texts.
-            ids: Entries.
+        `encoder` is a digest of all that they depend on, besides the texts.
         """
         sql = (
             "SELECT event, data FROM vector "
@@ -400,11 +360,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return whole
 
     def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
-        """Store vectors of entries that are still in force; does nothing in a read-only memory.
-
-        Raises:
-            ArtifactError: If the file cannot be written.
-        """
+        """Store vectors of entries that are still in force; does nothing in a read-only memory."""
         if not self._is_writable:
             return
         sql = "INSERT OR REPLACE INTO vector SELECT event, ?, ? FROM entry WHERE event = ?"
@@ -416,11 +372,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             self._db.executemany(sql, rows)
 
     def verify(self) -> None:
-        """Read everything, and compare the entries with the log.
-
-        Raises:
-            ArtifactError: If anything is damaged.
-        """
+        """Read everything, and compare the entries with the log."""
         if replay(self.events()) != list(self.entries()):
             raise MEMORY.damaged(self.path, "its entries are not what its log says")
 
@@ -491,10 +443,7 @@ def _now() -> str:
 def export_log(log: FeedbackLog, path: Path, *, scope: str | None = None) -> int:
     """Write events, one JSON object a line, and return how many; `replay` gives the same memory.
 
-    Args:
-        log: The memory.
-        path: The jsonl file.
-        scope: Only events of this scope ("": those that all share); None for every event.
+    `scope` limits them to one scope ("": those that all share); None writes every event.
 
     Raises:
         DataError: If the file is the memory's own.
@@ -508,11 +457,7 @@ def export_log(log: FeedbackLog, path: Path, *, scope: str | None = None) -> int
 
 
 def read_events(path: Path) -> list[Event]:
-    """Read events from a file.
-
-    Args:
-        path: jsonl with `key` and `feedback`, and optionally `kind`, `time`, `source`, `task` and
-            `scope` (see `Event`).
+    """Read events from jsonl with `key` and `feedback`, and optionally other fields of `Event`.
 
     Raises:
         DataError: If a line is no event (names file and line).
@@ -535,12 +480,8 @@ def import_events(log: FeedbackLog, events: Sequence[Event], *, scope: str | Non
     """Append events of `read_events` in their order, all or none; return how many were appended.
 
     Skips events that the log already has (all fields but the id), so that a file may be imported
-    twice, and erasures, which belong to another log. Later lines win, whatever their `time`.
-
-    Args:
-        log: The memory.
-        events: Of `read_events`.
-        scope: Put them all in this scope; None leaves each in its own.
+    twice, and erasures, which belong to another log. Later lines win, whatever their `time`. All
+    get the `scope`; None leaves each in its own.
     """
     if scope is not None:
         events = [replace(event, scope=scope) for event in events]
@@ -551,14 +492,10 @@ def import_events(log: FeedbackLog, events: Sequence[Event], *, scope: str | Non
 
 
 def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
-    """Read what is left of a damaged memory into a new one.
+    """Read what is left of a damaged memory into a new one; the damaged file stays as it is.
 
     Ignores the file's structure: finds records with valid checksums anywhere in its bytes and in
-    those of its write-ahead log. The damaged file stays as it is.
-
-    Args:
-        damaged: The file.
-        output: The new memory, which must not exist.
+    those of its write-ahead log.
 
     Returns:
         How many events were found, and the ids missing between them: lost, or erased before. Events

@@ -70,11 +70,8 @@ def in_form(question: str, form: str) -> str:
 def normalize_key(question: str, *, is_whole: bool = False) -> str:
     """Return a question as edit distance compares it (Madaan et al. 2022, the release's memory).
 
-    Lower case, NFC, single spaces, without punctuation and without <...>.
-
-    Args:
-        question: As it was asked.
-        is_whole: Keep what stands in <...>, such as a review's <br>.
+    Lower case, NFC, single spaces, without punctuation and without <...>; if `is_whole`, what
+    stands in <...> stays, such as a review's <br>.
     """
     text = question if is_whole else _SLOT.sub(" ", question)
     return drop_punctuation(copy_key(text))
@@ -151,11 +148,7 @@ class LookupArguments(Arguments):
                 )
 
     def settle(self, family: Family | None = None) -> Self:
-        """Return a copy with look-up and key form chosen for a family; None: questions of any kind.
-
-        Raises:
-            ConfigError: If the threshold is outside the look-up's range.
-        """
+        """Return a copy with look-up and key form chosen for a family; None: for any questions."""
         release = family is not None and family.follows_release
         edit = release or self.key_form == "slotless"
         lookup = self.lookup or ("edit" if edit else "relative-edit")
@@ -203,15 +196,9 @@ class Lookup(Protocol):
 
     @classmethod
     def load(cls, args: LookupArguments, part: Part, context: Context) -> "OpenLookup":
-        """Load models once, for any number of memories.
+        """Load models once; return a function that opens the look-up of any log for a part of it.
 
-        Args:
-            args: Of `LookupArguments.settle`.
-            part: Which entries count.
-            context: Where an encoder runs.
-
-        Returns:
-            A function that opens the look-up of a log.
+        `args` must be settled; an encoder runs on the context's device.
 
         Raises:
             ModelError: If a model cannot be found or loaded.
@@ -274,13 +261,7 @@ def _drop_exchanged(scores: Floats, likeness: Floats, key: str, keys: Sequence[s
 
 
 def nearest_first(scores: Floats, is_own: npt.ArrayLike, ids: npt.ArrayLike) -> Rows:
-    """Return the rows by score, then own scope, then newest.
-
-    Args:
-        scores: Higher is nearer.
-        is_own: Whether an entry belongs to a scope.
-        ids: Entries; larger is newer.
-    """
+    """Return the rows by score, then of an own scope, then newest (largest id)."""
     return np.lexsort((-np.asarray(ids), -np.asarray(is_own, np.int8), -scores))
 
 
@@ -570,9 +551,8 @@ class GeneratingLookup:
 def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], str], str]:
     """Load GUD-IR's generator (hub id, folder or bundled:NAME) in float32.
 
-    Returns:
-        A cached function that writes a question's feedback on one line, greedily ("" if the model
-        writes nothing), and the model's identity.
+    Returns a cached function that writes a question's feedback on one line, greedily ("" if the
+    model writes nothing), and the model's identity.
 
     Raises:
         ModelError: If it cannot be found or loaded, or is no encoder-decoder.

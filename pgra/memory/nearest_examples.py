@@ -26,9 +26,7 @@ logger = logging.getLogger(__name__)
 def read_pool(path: Path) -> list[PromptExample]:
     """Read examples to choose from.
 
-    Args:
-        path: jsonl with `question`, `answer` (or `answers`, of which the first is shown) and
-            optionally `feedback`.
+    jsonl with `question`, `answer` (or `answers`, of which the first is shown), perhaps `feedback`.
 
     Raises:
         DataError: If a line lacks a question or an answer, or there is no line.
@@ -59,16 +57,12 @@ def choose_examples(
     """Return a prompt whose examples are each question's nearest, the nearest first.
 
     They come from the prompt's own and `prefix_pool`; a question never sees itself or a near copy
-    (`LeakGuard`). If fewer share a word with it (BM25), the pool's first others follow.
-
-    Args:
-        few_shot: The prompt; its own examples stand before any other question.
-        questions: All that will be asked.
-        args: How many (the paper's k), the pool, and what compares questions.
-        lookup: Settled: its encoder if `args` has none, and its key form.
+    (`LeakGuard`). If fewer share a word with it (BM25), the pool's first others follow. Questions
+    are compared in the settled look-up's key form, and by its encoder if `args` has none. A
+    question that is not among `questions` gets the prompt's own examples.
 
     Raises:
-        ConfigError: If the pool holds fewer.
+        ConfigError: If the pool holds fewer examples than asked for (the paper's k).
         ModelError: If the encoder cannot be found or loaded.
     """
     more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []

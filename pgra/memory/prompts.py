@@ -70,12 +70,7 @@ def clarify(question: str, feedback: str, clarified: str = CLARIFIED) -> str:
 
 @dataclass(frozen=True)
 class PromptExample:
-    """A question with its answer, as a prompt shows them.
-
-    Attributes:
-        answer: Understanding and answer in one sentence.
-        feedback: A clarification, or "".
-    """
+    """A question, its answer (one sentence, with the understanding), its clarification or ""."""
 
     question: str
     answer: str
@@ -87,7 +82,6 @@ class FewShot:
     """A prompt from configs/memory_prompts/NAME.yaml.
 
     Attributes:
-        name: The YAML's.
         separator: Between question and answer, and between examples (the paper's #).
         end: What ends an answer (the paper's END).
         clarified: A question with its clarification: {question} and {feedback}.
@@ -161,10 +155,6 @@ class FewShot:
 
 
 def load_few_shot(name: str) -> FewShot:
-    """Read a prompt by name, or from a YAML.
-
-    Raises:
-        ConfigError: If there is none, or its YAML is invalid.
-    """
+    """Read a prompt by name, or from a YAML; a ConfigError if there is none or it is invalid."""
     path = find_yaml("prompt", "memory_prompts", name)
     return from_yaml(FewShot, path, name=path.stem, nearest={})

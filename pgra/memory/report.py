@@ -38,12 +38,9 @@ _TITLES = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 
 @dataclass(frozen=True)
 class Variant:
-    """One stream by one system.
+    """One stream by a system of `SYSTEMS`, with a clarification probability (0 for no-mem).
 
-    Attributes:
-        system: One of `SYSTEMS`.
-        probability: Of a clarification; 0 for no-mem.
-        seed: Of the user's draws, and of a stream that is made or shuffled.
+    The seed is that of the user's draws, and of a stream that is made or shuffled.
     """
 
     system: str
@@ -94,11 +91,10 @@ def correlate(first: Sequence[bool], second: Sequence[bool]) -> float | None:
 def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
     """Measure a whole stream, its steps in order.
 
-    Returns:
-        Accuracy of the understanding and of the answer (of all steps, of the last 100, and the area
-        under the running curve); by type; tokens of prompts and outputs; of look-ups how many were
-        used, and the shares of those whose question was understood (the paper's "effective", 97 %)
-        and of those given for another type.
+    Accuracy of the understanding and of the answer (of all steps, of the last 100, and the area
+    under the running curve); by type; tokens of prompts and outputs; of look-ups how many were
+    used, and the shares of those whose question was understood (the paper's "effective", 97 %) and
+    of those given for another type.
     """
     understood = [step.understood for step in outcomes]
     kinds = sorted({step.kind for step in outcomes})
@@ -127,9 +123,8 @@ def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
 def compare_with(outcomes: Sequence[StepOutcome], bare: Sequence[StepOutcome]) -> dict[str, Json]:
     """Compare the steps with a clarification with the same ones of NO-MEM (`bare`).
 
-    Returns:
-        Shares of them that are understood only with it (helped), only without it (hurt), and the
-        rest; None without such steps.
+    Returns the shares of them that are understood only with it (helped), only without it (hurt),
+    and the rest; None without such steps.
     """
     pairs = [
         (step.understood, other.understood)
@@ -151,12 +146,10 @@ class GateReport:
     """What a threshold does.
 
     Attributes:
-        threshold: Scores of at least this pass.
         precision: Share of what passes that is right.
         recall: Share of the questions with a right key in the memory that get it; None: no such.
         f1: The harmonic mean of both; 0 where nothing is right.
         num_passed: Questions that get a feedback.
-        num_trials: All questions.
     """
 
     threshold: float
@@ -227,12 +220,9 @@ def choose_threshold(steps: Sequence[Step], open_lookup: OpenLookup) -> GateRepo
 def compare_methods(results: Iterable[StreamResult]) -> list[list[str]]:
     """Compare as the paper does: GROW with NO-MEM, MEM with both, each p with the next lower.
 
-    Only seeds that both have are compared.
-
-    Returns:
-        Rows of a table: the pair; its gaps in accuracy of the understanding, over all steps and in
-        area under the running curves; p of McNemar's tests, combined over seeds (`combine_p`); the
-        ratio of prompt tokens.
+    Returns rows of a table over shared seeds: the pair; its gaps in accuracy of the understanding,
+    over all steps and in area under the running curves; p of McNemar's tests, combined over seeds
+    (`combine_p`); the ratio of prompt tokens.
     """
     rows, groups = [], dict[tuple[str, float], dict[int, StreamResult]]()
     for result in results:
@@ -272,11 +262,7 @@ def write_report(
 ) -> str:
     """Write the table, and the figure if matplotlib is installed; return the table's text.
 
-    Args:
-        folder: The run's.
-        family: Whose questions they were.
-        results: Of the experiment.
-        gate: How the threshold was chosen; None where it was given.
+    `gate` is how the threshold was chosen; None where it was given.
     """
     text = render_report(family, results, gate=gate)
     write_text(folder / REPORT_FILE, text)

@@ -76,9 +76,7 @@ class Step:
     """One question of a stream.
 
     Attributes:
-        id: Its name in the stream.
         kind: The type of task that is meant, such as "syn"; "" if unknown.
-        question: As it is asked.
         feedback: What a user says who was misunderstood.
         word: What the question is about; of a situation its category or rule of thumb.
         expected: Right outputs, the first the one that GROW-PROMPT shows.
@@ -102,11 +100,7 @@ def judge_output(
 ) -> tuple[bool, bool]:
     """Return whether the intent was understood, Acc(u), and whether the output is right, Acc(y).
 
-    Args:
-        family: Of the question.
-        kind: The type that was meant.
-        output: What the LM wrote, cut to its answer.
-        expected: Right outputs; case, spaces and final punctuation do not count.
+    `kind` is the type that was meant. For Acc(y) case, spaces and final punctuation do not count.
     """
     if family.is_of_answers:  # nobody tells the understanding
         is_right = is_exact_match(output, expected)
@@ -120,8 +114,8 @@ def judge_output(
 def match_form(family: Family, text: str) -> tuple[str, re.Match[str]] | None:
     """Match a text with the forms of a family's answers, ignoring case.
 
-    Returns:
-        The type that answers so, and a match whose one group is the answer; None without a match.
+    Returns the type that answers so and a match whose one group is the answer; None without a
+    match.
     """
     for kind, form in family.answers.items():
         pattern = re.escape(form).replace(r"\{word\}", ".+?").replace(r"\{answer\}", "(.+)")
@@ -131,11 +125,7 @@ def match_form(family: Family, text: str) -> tuple[str, re.Match[str]] | None:
 
 
 def read_texts(record: Record, names: Sequence[str], hint: str = "") -> list[str]:
-    """Return fields of a line that must be texts; `answers` may be a list, of which all are given.
-
-    Raises:
-        DataError: If one is missing, empty or no text.
-    """
+    """Return fields of a line, which must be texts; `answers` may be a list of texts."""
     texts: list[str] = []
     for name in names:
         value: Any = record.fields.get(name)
@@ -149,11 +139,9 @@ def read_texts(record: Record, names: Sequence[str], hint: str = "") -> list[str
 def read_stream(path: Path, family: Family) -> list[Step]:
     """Read a stream, one JSON object a line, in the release's format.
 
-    Args:
-        path: jsonl with `type`, `word`, `question`, `feedback` and `expected_answer`; for a family
-            of answers `question` and `answers` (all right ones); for one of situations `situation`,
-            `label` and the field that its form names.
-        family: Whose questions they are.
+    A line has `type`, `word`, `question`, `feedback` and `expected_answer`; for a family of answers
+    `question` and `answers` (all right ones); for one of situations `situation`, `label` and the
+    field that its form names.
 
     Raises:
         DataError: If a line lacks a field, or its type is unknown to the family.
@@ -215,14 +203,11 @@ def _read_situation(record: Record, family: Family) -> Step:
 def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
     """Read questions with their feedback, to train look-ups.
 
-    Args:
-        path: A memory (.sqlite), a log of `pgra memory export`, or jsonl with `question`,
-            `feedback` and optionally `type`; with a family a stream of it.
-        family: Whose stream the file is.
+    From a memory (.sqlite), a log of `pgra memory export`, or jsonl with `question`, `feedback` and
+    optionally `type`; with a family, a stream of it.
 
     Raises:
         DataError: If there is no pair, or a line lacks question or feedback.
-        ArtifactError: If a memory cannot be read.
     """
     if family is not None:
         return read_stream(path, family)
@@ -250,12 +235,10 @@ Words = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 def read_words(path: Path, family: Family) -> Words:
-    """Read a word list to make streams of.
+    """Read a word list to make streams of, possibly compressed.
 
-    Args:
-        path: For relations jsonl with `type`, `word` and `answer`; for scrambles a text file with
-            a word a line. Either may be compressed.
-        family: Whose questions are made.
+    For relations jsonl with `type`, `word` and `answer`; for scrambles a text file with a word a
+    line.
 
     Raises:
         DataError: If a line is invalid, a type has no word, or the family has no phrasings.
@@ -366,7 +349,6 @@ class BuiltPrompt:
     """A prompt, and what the memory gave for it.
 
     Attributes:
-        text: For the LM.
         found: The look-up's matches, the nearest first.
         num_used: How many of them, the first, stand in the prompt.
         matched_kind: The type of the question that the first was given for.
@@ -385,7 +367,6 @@ class GrowPrompt:
     The release counts 1,300 words; here the LM's tokens count, as in the paper.
 
     Attributes:
-        lm: Its prompt and token budget.
         max_added: Most corrections shown (the release: 20); None for no limit but the tokens; 0 is
             NO-MEM, the few-shot prompt and the question.
         added: The corrections, the newest last.
@@ -463,16 +444,13 @@ class StepOutcome:
 
     Attributes:
         step: Its number in the stream, from 1.
-        id: The question's.
-        kind: The type that was meant.
         generated: What the LM wrote, cut to its answer.
-        expected: The first of the right outputs.
         understood: Acc(u) of this step.
         answered: Acc(y) of this step.
         clarified: Whether the user then said what was meant.
         feedback: The stored clarification that was used; "" for none.
         neighbors: The questions whose feedback stood in the prompt, the nearest first.
-        matched_kind: The nearest one's type.
+        matched_kind: The type of the nearest one.
         score: The look-up's, of the used feedback.
         num_prompt_tokens: None where an endpoint does not report them; `num_new_tokens` likewise.
     """
@@ -508,11 +486,8 @@ class StepOutcome:
 class Simulation:
     """A simulated user, and the LM that is asked.
 
-    Attributes:
-        family: Judges the understanding.
-        lm: Answers.
-        num_ahead: Most questions asked together; those whose prompt a correction changes are asked
-            again. It changes no outcome; 1 wastes no call of a paid endpoint.
+    At most `num_ahead` questions are asked together; those whose prompt a correction changes are
+    asked again. It changes no outcome; 1 wastes no call of a paid endpoint.
     """
 
     family: Family
@@ -522,13 +497,10 @@ class Simulation:
     def play(
         self, steps: Sequence[Step], system: System, *, probability: float, seed: int
     ) -> Iterator[StepOutcome]:
-        """Ask a stream's questions, in order.
+        """Ask a stream's questions, in order; the system must be fresh, and learns.
 
-        Args:
-            steps: The stream.
-            system: Fresh; it learns.
-            probability: That a user who was misunderstood says so.
-            seed: Of these draws; step t has the same draw in every system.
+        A user who was misunderstood says so with the probability; step t has the same draw in every
+        system.
 
         Raises:
             DataError: If a question does not fit the LM's window.

@@ -99,13 +99,8 @@ def train_generator(
 ) -> TrainResult:
     """Train a model to write a question's feedback, and write its folder at the end.
 
-    An interrupted training resumes from its last checkpoint when the same one is asked for.
-
-    Args:
-        pairs: Questions and feedback, at least one.
-        folder: New; a plain model folder, with `trained_on.json` beside the weights.
-        arguments: How.
-        context: Where.
+    An interrupted training resumes from its last checkpoint when the same one is asked for. The new
+    folder is a plain model folder, with `trained_on.json` beside the weights.
 
     Raises:
         ArtifactError: If the folder exists, or another job makes it.
@@ -155,16 +150,10 @@ def train_generator(
 def train_encoder(
     pairs: Sequence[Step], folder: Path, arguments: SimilarityArguments, context: Context
 ) -> TrainResult:
-    """Train the layer, and write the encoder with it.
+    """Train the layer, and write the encoder with it into a new folder, for any --encoder.
 
-    Args:
-        pairs: Questions with feedback; with a type for the target "type".
-        folder: New; any --encoder may name it.
-        arguments: How.
-        context: Where.
-
-    Returns:
-        The result; its loss is the mean over the last tenth of the steps.
+    The result's loss is the mean over the last tenth of the steps. The target "type" needs pairs
+    with types.
 
     Raises:
         ArtifactError: If the folder exists, or another job makes it.
@@ -215,18 +204,15 @@ def cosines(vectors: Tensor) -> Tensor:
 def fit_head(
     vectors: Tensor, wanted: Tensor, arguments: SimilarityArguments
 ) -> tuple[DenseLayer, float]:
-    """Fit a tanh layer so that its vectors have the wanted cosines: mean squared error (App. A.2).
+    """Fit a tanh layer by mean squared error of its vectors' cosines (App. A.2).
 
     Args:
         vectors: Of the questions (n, D).
-        wanted: Cosines of all pairs (n, n).
+        wanted: Target cosines of all pairs (n, n).
         arguments: How.
 
     Returns:
         The layer, and the mean loss of the last tenth of the steps.
-
-    Raises:
-        ModelError: If the loss is no longer finite.
     """
     draw = torch.Generator().manual_seed(arguments.seed)
     width = vectors.shape[1]
@@ -258,10 +244,7 @@ def fit_head(
 
 
 def save_with_head(encoder: Encoder, head: DenseLayer, folder: Path) -> None:
-    """Write an encoder with a head and unit-length vectors as a sentence-transformers folder.
-
-    The head comes after the encoder's own layers.
-    """
+    """Write an encoder, then a head, with unit-length vectors as a sentence-transformers folder."""
     encoder.model.save_pretrained(folder)
     encoder.tokenizer.save_pretrained(folder)
     sentence, told = encoder.sentence, encoder.fingerprint
