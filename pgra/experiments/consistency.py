@@ -76,13 +76,10 @@ class Consistency:
         queries: How many queries have 0, 1, ... d consistent evidence, of all seeds, (d + 1,).
         right: How many of these were decided rightly.
         by_rank: Share of consistent evidence by its rank, the best first, (d,); of all seeds.
-        majority: Share of the queries that have the commonest label.
-        chance: The score if evidence had nothing to do with its query.
         pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
         vote: Accuracy of the commonest label of each query's evidence; ties go to the best-ranked.
         distinct: Different texts among the evidence of all queries.
         without_evidence: Queries without any, which are left out.
-        seeds: How many.
     """
 
     name: str
@@ -154,12 +151,11 @@ def measure_consistency(
         name: The run's, in tables.
         task: Its task.
         seeds: The lines of `predictions.jsonl`, of each of its seeds.
-        pseudo_labels: By text.
+        pseudo_labels: By text; all of the evidence's.
         labels: The task's, in order.
 
     Raises:
         DataError: If the run has no evidence, or its seeds have evidence for different queries.
-        KeyError: If a text has no pseudo-label.
     """
     most = {max((len(line["evidence"]) for line in lines), default=0) for lines in seeds}
     found = [[line for line in lines if line["evidence"]] for lines in seeds]
@@ -204,13 +200,9 @@ def score_table(
     paper: Mapping[tuple[str, str], float],
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return the scores (the paper's Table 10) in hundredths.
+    """Return the scores (the paper's Table 10) in hundredths, with differences to the baseline.
 
-    Args:
-        runs: Of any tasks.
-        baseline: Name of the run that others of its task are compared with.
-        paper: The paper's values, by task (or `AVERAGE`) and name; may be empty.
-        notes: Of these runs.
+    `paper` holds the paper's values by task (or `AVERAGE`) and name; it may be empty.
     """
     columns = ["run", "task", "seeds", "d", "queries", "consistency", "95 % interval"]
     columns += [*(["paper"] if paper else []), "majority rate", "chance", "vote", "distinct"]
@@ -325,11 +317,8 @@ def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
 class Labeler:
     """A plain reader that labels evidence.
 
-    Attributes:
-        folder: As it was named.
-        home: Its reader's folder.
-        record: What it was trained for.
-        measured: The content of its run's `metrics.json`; empty where there is none.
+    `folder` is as it was named, `home` the reader's own. `measured` is the content of its run's
+    `metrics.json`; empty where there is none.
     """
 
     folder: Path
@@ -355,7 +344,6 @@ def open_labeler(folder: Path) -> Labeler:
     """Open a finished run of `--num_evidence 0`, or its reader's folder.
 
     Raises:
-        ArtifactError: If there is no whole reader.
         ConfigError: If it reads evidence.
     """
     record = read_record(folder, verify=False)  # its weights are checked when they are loaded
@@ -396,17 +384,9 @@ def label_texts(
     device: str = "auto",
     save_every: int = _SAVED_EVERY,
 ) -> PseudoLabels:
-    """Label texts by a plain reader; a text fills the task's first input.
+    """Label distinct texts by a plain reader; a text fills the task's first input.
 
-    Args:
-        labeler: The reader.
-        texts: Distinct ones.
-        folder: Keeps labels, for other calls.
-        device: Where it reads.
-        save_every: Save after so many texts.
-
-    Raises:
-        ModelError: As `Reader.load`.
+    Labels are kept in `folder` for other calls, and saved after every `save_every` texts.
     """
     name = labeler.checksum.rpartition(":")[2][:12]
     path = folder / f"{labeler.record.task}-{name}.jsonl"
@@ -613,11 +593,7 @@ def _notes(
 
 
 def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
-    """Return the arguments of each way, by name: chance, the first stage, and the second.
-
-    Raises:
-        ConfigError: If there is nothing to compare.
-    """
+    """Return the arguments of each way, by name: chance, the first stage, and the second."""
     rerank = args.rerank
     if args.is_exhaustive or rerank.reranker == "none" or not rerank.num_evidence:
         raise ConfigError(
@@ -648,15 +624,10 @@ def compare_evidence(
 ) -> ConsistencyReport:
     """Measure the consistency on the test split of evidence by chance and of each stage.
 
-    Args:
-        args: The task, corpus and models.
-        labeler: A finished run of `--num_evidence 0`.
-        output_dir: Gets the pseudo-labels.
-        context: Who shares the LM's work.
+    The labeler is a finished run of `--num_evidence 0`; `output_dir` gets the pseudo-labels.
 
     Raises:
         DataError: If the labeler has other labels than the task.
-        PgraError: As the stages and `open_labeler`.
     """
     reader = open_labeler(labeler)
     lines: dict[str, Lines] = {}

@@ -71,8 +71,7 @@ class Point:
     """One cell of a grid.
 
     Attributes:
-        name: As tables show it.
-        values: By argument name; `profile` names defaults beneath them.
+        values: By argument name; `profile` names defaults below them.
         by_task: Values that differ for one task.
         seeds: Its own; empty for the grid's.
     """
@@ -93,9 +92,6 @@ class Grid:
     """What is varied, over what: the keys of a grid's YAML (see this module).
 
     Attributes:
-        name: The YAML's, without its ending.
-        origin: The YAML.
-        about: What it shows.
         share: Whether points reuse each other's products.
         show: Below the table: "seconds" of each stage, "dev" (the best point on the dev set), or
             the "consistency" of the evidence, labelled by the task's plain run.
@@ -221,11 +217,7 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
 
 
 def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
-    """Read axes of a command line, such as num_candidates=150,50.
-
-    Raises:
-        ConfigError: If a word is not of that form.
-    """
+    """Read axes of a command line, such as num_candidates=150,50; a ConfigError if they are not."""
     axes = {}
     for word in words:
         name, sign, text = word.partition("=")
@@ -399,7 +391,7 @@ def run_grid(
     drop_readers: bool = False,
     keep_plain: bool = False,
 ) -> dict[str, str]:
-    """Make all runs; one that fails does not stop the others.
+    """Make all runs; one that fails does not stop the others. Return why, by the failed run's name.
 
     With several processes only errors in arguments and data are skipped: others may occur in one
     process alone, for which the rest would wait.
@@ -409,12 +401,6 @@ def run_grid(
         context: Who shares the work.
         drop_readers: Delete readers and checkpoints of measured runs.
         keep_plain: Keep plain readers nevertheless, to label evidence.
-
-    Returns:
-        The reason, by the name of each run that failed.
-
-    Raises:
-        PgraError: With several processes, as a run.
     """
     from pgra.runs import run_all
 
@@ -443,7 +429,6 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
 
     Raises:
         ArtifactError: If the folder holds another grid or a run.
-        OSError: If it cannot be written.
     """
     check_writable(root)
     path = root / GRID_FILE

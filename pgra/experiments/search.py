@@ -56,15 +56,11 @@ def search_runs(
 ) -> SearchResult:
     """Try points with the first seed, and measure the winner on the test set, with every seed.
 
-    Args:
-        args: All arguments; each run gets a folder inside theirs.
-        series: Which points and seeds.
-        context: Who shares the work.
+    Each run gets a folder inside that of the arguments.
 
     Raises:
         ArtifactError: If a point's folder holds another run.
         ConfigError: If nothing would be measured on the dev set.
-        PgraError: As a run.
     """
     seeds = series.seeds or [args.seed]
     root = series_folder(str(args.folder), seeds)

@@ -55,11 +55,10 @@ class ReferenceTable:
 
     Attributes:
         name: Such as "T2a".
-        title: What it is, and under which setting.
         columns: Tasks, and "average" where it is printed.
         rows: Values as printed (in hundredths), by row and column; some rows lack some.
         match: By row the run that it is compared with: values by argument, and "method".
-        notes: Artifacts and settings: a "text", and the "task" that it concerns where it is one.
+        notes: A "text" each, and the "task" that it concerns where it is one.
         measure: "metric" where the values are the tasks' metrics, else another word.
     """
 
@@ -72,10 +71,7 @@ class ReferenceTable:
     measure: str = METRIC
 
     def average(self, row: str, tasks: Sequence[str]) -> float | None:
-        """Return the mean over tasks: as printed for all of the table's, else of its cells.
-
-        None if the paper lacks one of the tasks.
-        """
+        """Return the mean over tasks, as printed if for all of them; None if one is missing."""
         cells = self.rows[row]
         if {*tasks, AVERAGE} == {*self.columns}:
             return cells[AVERAGE]
@@ -128,11 +124,7 @@ def load_references() -> Mapping[str, ReferenceTable]:
 
 
 def load_reference(name: str) -> ReferenceTable:
-    """Read one of the papers' tables.
-
-    Raises:
-        ConfigError: If there is none of this name.
-    """
+    """Read one of the papers' tables; a ConfigError if there is none of this name."""
     tables = load_references()
     if name not in tables:
         raise ConfigError(unknown_name("reference", name, tables))
@@ -141,15 +133,14 @@ def load_reference(name: str) -> ReferenceTable:
 
 @dataclass(frozen=True)
 class Result:
-    """One row on one task (or on average).
+    """One row on one task, or on average (without runs).
 
     Attributes:
-        runs: By seed, rising; of an average none.
+        runs: By seed, rising.
         missing: Seeds that should be there and are not.
         spread: Of the metric over seeds.
         interval: 95 %: over seeds by Student's t; of one seed, or of equal ones, over examples by
             the bootstrap; None where there is neither.
-        is_over_seeds: Which of the two.
     """
 
     runs: Sequence[Run]
@@ -168,8 +159,7 @@ class Comparison:
         mcnemar: p of the exact test; of several seeds combined by `combine_p`; None for an average,
             or where no seed is shared and there are several.
         holm: The gap's p, adjusted over the row's tasks; of an average as it is.
-        better: In how many shared seeds the row is better.
-        shared: How many seeds both have.
+        better: In how many of the `shared` seeds the row is better.
         welch: p of Welch's t-test over seeds; None where a trained side has one seed only.
         has_noise: Whether seeds differ on either side; if not, `welch` is 0 or 1, without meaning.
     """
@@ -205,15 +195,11 @@ class Study:
     """All that a table of results shows.
 
     Attributes:
-        group: Its runs.
-        rows: Their names, in order.
-        tasks: In order.
         columns: The tasks, and `AVERAGE` where a mean over them makes sense.
         results: By row and column; absent where missing.
         baseline: The row to compare with; None if there is none.
         comparisons: By row and column.
-        reference: The paper's table to compare with.
-        paper: Its values, in hundredths, by row and column.
+        paper: Values of the paper's table, `reference`, in hundredths, by row and column.
     """
 
     group: Group
@@ -230,12 +216,9 @@ class Study:
 def compare_runs(
     group: Group, *, baseline: str | None = None, reference: ReferenceTable | None = None
 ) -> Study:
-    """Compare runs that belong together.
+    """Compare runs that belong together with a baseline, and with a paper's table (`reference`).
 
-    Args:
-        group: The runs, at least one.
-        baseline: The row to compare with; None takes the grid's, else fid, else plain.
-        reference: The paper's table to put beside them.
+    The baseline is a row; None takes the grid's, else fid, else plain.
 
     Raises:
         ArtifactError: If they cannot be compared.

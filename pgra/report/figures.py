@@ -39,11 +39,7 @@ def save_figure(figure: "Figure", *paths: Path) -> None:
 
 
 def check_path(name: str, path: Path, suffixes: Sequence[str]) -> None:
-    """Refuse a file with another suffix than these.
-
-    Raises:
-        ConfigError: If its name has another ending.
-    """
+    """Raise a ConfigError if a file has another suffix than these."""
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{name} is '{path}': give a file that ends in {', '.join(suffixes)}")
 
@@ -59,11 +55,7 @@ def number_axis(study: Study) -> str | None:
 
 
 def plot_study(study: Study, path: Path) -> None:
-    """Draw a study to a .png, .svg or .pdf; the title names missing runs.
-
-    Raises:
-        ConfigError: If the file has another suffix.
-    """
+    """Draw a study to a .png, .svg or .pdf; the title names missing runs."""
     check_path("figure", path, FIGURES)
     save_figure(draw_study(study), path)
 

@@ -78,11 +78,7 @@ mcc = CountsMetric(_mcc)
 
 
 def find_metric(name: str) -> Metric:
-    """Return a metric by name, or from a module ("module:NAME").
-
-    Raises:
-        ConfigError: If nothing has that name, or its module cannot be imported.
-    """
+    """Return a metric by name, or from a module ("module:NAME"); a ConfigError if there is none."""
     if name == "exact_match":  # of RIGHT or WRONG: all should be RIGHT
         return accuracy
     metric: Metric = find_class("metric", name, METRICS)
@@ -95,7 +91,6 @@ def measure(
     """Return the task's metric first, then the others for labels, by name.
 
     Raises:
-        ConfigError: If the metric is unknown.
         ValueError: If the lengths differ, or there is nothing to measure.
     """
     others = METRICS if metric != "exact_match" else ()
@@ -106,15 +101,7 @@ def measure(
 def no_better_than_one_label(
     split: str, metric: str, value: float, labels: Sequence[str], names: Sequence[str]
 ) -> str | None:
-    """Return a note if a metric's value is not above the commonest label's; else None.
-
-    Args:
-        split: Where it was measured.
-        metric: Its name.
-        value: What was measured.
-        labels: The true ones.
-        names: All labels of the task.
-    """
+    """Return a note if a value on a split is not above the commonest label's metric; else None."""
     common = max(names, key=labels.count)
     alone = measure(metric, labels, [common] * len(labels), names)[metric]
     if len(set(labels)) < 2 or value > alone:
@@ -205,13 +192,9 @@ class Decisions:
 class TextOutcomes:
     """Measures of written texts, as rows of numbers; a duck type of `Decisions`.
 
-    BLEU (Papineni et al. 2002) follows from the sum of the texts' counts; PARENT's F (Dhingra et
-    al. 2019) is the mean over texts. So a resample of the queries is a resample of rows: the paired
-    bootstrap of Koehn 2004.
-
-    Attributes:
-        metric: "bleu" or "parent".
-        traits: BLEU's counts (B, 10), or PARENT's F (B, 1).
+    BLEU (Papineni et al. 2002) follows from the sum of the texts' counts (B, 10), PARENT's F
+    (Dhingra et al. 2019) is the mean over texts (B, 1): such are `traits`. So a resample of the
+    queries is a resample of rows: the paired bootstrap of Koehn 2004.
     """
 
     metric: str
@@ -248,13 +231,7 @@ def draw_counts(
 ) -> tuple[npt.NDArray[Any], Values]:
     """Resample B examples (Efron 1979), as counts of those that all S runs decide alike.
 
-    Args:
-        kinds: Of each run's outcomes, (S, B).
-        seed: Of the resampling.
-        draws: How many resamples.
-
-    Returns:
-        The distinct kinds (S, U), and how often each was drawn, (draws, U).
+    Returns the distinct columns (S, U) of `kinds` (S, B), and how often each was drawn, (draws, U).
     """
     distinct, counts = np.unique(kinds, axis=1, return_counts=True)
     shares = counts / kinds.shape[1]
@@ -324,11 +301,7 @@ class Difference:
 
 
 def compare_methods(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) -> Difference:
-    """Compare two methods' mean metric over seeds on the same examples, resampled together.
-
-    Raises:
-        ValueError: If a method has no seed.
-    """
+    """Compare two methods' mean metric over seeds on the same examples, resampled together."""
     if not a or not b:
         raise ValueError("a method has no predictions")
     values = bootstrap([*a, *b], seed=seed)
@@ -403,12 +376,9 @@ def sign_flip(parts: Sequence[float] | Values) -> float:
 
 
 def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
-    """Return the two-sided p-value of McNemar's test, exact by the binomial (McNemar 1947).
+    """Return the two-sided p of McNemar's test, exact by the binomial (McNemar 1947).
 
     It is 1 if no example is right for one method only.
-
-    Raises:
-        ValueError: If the lengths differ.
     """
     if len(correct_a) != len(correct_b):
         raise ValueError(f"{len(correct_a)} decisions and {len(correct_b)}")
@@ -449,11 +419,7 @@ class Spread:
 
 
 def mean_sd_interval(values: Sequence[float]) -> Spread:
-    """Return mean, standard deviation and the mean's 95 % interval by Student's t.
-
-    Raises:
-        ValueError: If there are no values.
-    """
+    """Return mean, standard deviation and the mean's 95 % interval by Student's t."""
     n = len(values)
     if not n:
         raise ValueError("there are no values to take the mean of")

@@ -25,14 +25,7 @@ def page_title(studies: Sequence[Study]) -> str:
 def render_page(
     title: str, studies: Sequence[Study], samples: Sequence[str] = (), *, lead: str = ""
 ) -> str:
-    """Return the page's text.
-
-    Args:
-        title: Of the page.
-        studies: Their tables and figures, in order.
-        samples: Queries with what each run read and answered, a text each.
-        lead: Text above the tables; its line breaks are kept.
-    """
+    """Return the page: title, `lead` with its line breaks, studies, then the texts of `samples`."""
     from jinja2 import Environment, FileSystemLoader
 
     parts = [

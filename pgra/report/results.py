@@ -63,14 +63,10 @@ _TEXT_KEYS = {"bleu": "bleu_counts", "parent": "parent"}
 
 @dataclass(frozen=True)
 class EvidenceLine:
-    """One evidence in `predictions.jsonl`.
+    """One evidence in `predictions.jsonl`: its row of the corpus, text, and ranking.
 
-    Attributes:
-        row: Of the corpus.
-        text: The passage.
-        stage1_rank: Its rank among the first stage's candidates, from 1.
-        stage1_score: The first stage's score.
-        score: The second stage's; the first stage's where nothing was reranked.
+    `stage1_rank` counts from 1. `score` is the second stage's; the first's where nothing was
+    reranked.
     """
 
     row: int
@@ -170,11 +166,7 @@ def git_commit() -> str | None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read an object a line.
-
-    Raises:
-        DamageError: If a line is no object.
-    """
+    """Read an object a line; a DamageError if a line is no object."""
     with path.open(encoding="utf-8") as file, reading(path, DamageError):
         for number, text in enumerate(file, 1):
             line = json.loads(text)
@@ -211,11 +203,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str, Any]:
-    """Read `metrics.json`, and check its checksums of the files beside it.
-
-    Args:
-        folder: A finished run.
-        names: Files to check; None for all that are recorded.
+    """Read `metrics.json`, and check its checksums of the files beside it (`names`; None: all).
 
     Raises:
         ArtifactError: If one is damaged, missing, or of another run; it is named.
@@ -245,7 +233,6 @@ class Run:
         task: The task's name; with the measure where texts were written: "totto bleu".
         arguments: Content of `arguments.json`: values by section; empty where there is none.
         metrics: Content of `metrics.json`.
-        outcomes: What its metric is made of, for each example.
         examples: Digest of ids, texts and true labels, in order: equal for one test set only.
     """
 
@@ -339,9 +326,7 @@ def load_run(folder: Path, *, name: str | None = None) -> Run:
 def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
     """Read a finished run: one, or one for each measure of the texts it wrote.
 
-    Args:
-        folder: The run.
-        name: Replaces the folder's.
+    `name` replaces the folder's.
 
     Raises:
         ArtifactError: If a file is missing or damaged.
@@ -419,9 +404,6 @@ class Group:
     """Runs that belong in one table.
 
     Attributes:
-        title: Of the table.
-        runs: The finished ones.
-        missing: The others.
         axes: Of a grid: the arguments it varies, as "section.name"; else empty.
         labels: Short names of axes.
         reference: The paper's table to compare with; None if none is named.
@@ -441,10 +423,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Collection:
-    """All that was found.
+    """All that was found: the grids, in order, then all other runs as one group.
 
     Attributes:
-        groups: The grids, in order, then all other runs as one group.
         unfinished: Folders of unfinished runs outside of grids, and paths without any run.
         loose: Folders of runs by seed that neither a grid nor a finished series of seeds holds.
     """
@@ -456,9 +437,6 @@ class Collection:
 
 def load_collection(paths: Sequence[Path]) -> Collection:
     """Read all runs and grids below some paths; each folder counts once.
-
-    Args:
-        paths: Runs, folders of runs, folders of several seeds, grids.
 
     Raises:
         ArtifactError: If a path is no folder, a file is damaged, or there is no finished run.
@@ -498,11 +476,7 @@ def _find(folder: Path) -> Iterator[Path]:
 
 
 def load_grid(folder: Path) -> Group:
-    """Read a grid's finished and missing runs. A point has one run for each task and seed.
-
-    Raises:
-        ArtifactError: If `grid.json` or a point is damaged.
-    """
+    """Read a grid's finished and missing runs. A point has one run for each task and seed."""
     grid = read_object(folder / GRID_FILE)
     runs: list[Run] = []
     gone: list[Missing] = []

@@ -54,14 +54,7 @@ class Cell:
 class Table:
     """A table; its first column names the rows.
 
-    Attributes:
-        title: Above it; may be empty for Markdown.
-        columns: Their names.
-        rows: A cell for each column.
-        notes: Below it, a line each.
-
-    Raises:
-        ValueError: If a row has another number of cells than there are columns.
+    `title` stands above it and may be empty for Markdown, `notes` below it, a line each.
     """
 
     title: str

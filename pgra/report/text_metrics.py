@@ -32,8 +32,7 @@ Tokens = tuple[str, ...]
 def normalize_answer(text: str) -> str:
     """Lower-case, then drop ASCII punctuation, English articles and extra spaces.
 
-    SQuAD's official evaluation (Rajpurkar et al. 2016, section 6.1), as in DPR and KATE (Liu et al.
-    2022, section 3.1).
+    As SQuAD (Rajpurkar et al. 2016, section 6.1), DPR and KATE (Liu et al. 2022, section 3.1).
     """
     plain = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
@@ -50,16 +49,10 @@ def is_exact_match(prediction: str, answers: Sequence[str]) -> bool:
 def bleu_counts(
     predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
 ) -> list[list[int]]:
-    """Return what BLEU is made of, for each sentence.
+    """Return what BLEU is made of, for each of B sentences with at least one reference each.
 
-    Args:
-        predictions: What was written, (B,).
-        references: What is right for each, at least one.
-        lowercase: Lower-case both sides, as ToTTo's evaluation does.
-
-    Returns:
-        Rows of 10 numbers: its words, those of the reference of the nearest length, how many of its
-        1- to 4-grams stand in a reference, and how many it has.
+    Rows of 10 numbers: its words, those of the reference of the nearest length, how many of its 1-
+    to 4-grams stand in a reference, and how many it has. ToTTo's evaluation sets `lowercase`.
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -87,12 +80,10 @@ def bleu_of_counts(counts: Sequence[int]) -> float:
 
 
 class Parent(NamedTuple):
-    """PARENT of one sentence, fractions.
+    """PARENT of one sentence, fractions; `f` is the harmonic mean.
 
-    Attributes:
-        precision: How much of it stands in the reference, or follows from the table.
-        recall: How much of the reference and of the chosen cells it states.
-        f: Their harmonic mean.
+    `precision` is how much of it stands in the reference, or follows from the table; `recall` how
+    much of the reference and of the chosen cells it states.
     """
 
     precision: float
@@ -105,11 +96,7 @@ def parent(
 ) -> Parent:
     """Return PARENT of a sentence, by the reference that gives it the best F.
 
-    Args:
-        text: What was written.
-        references: Sentences that are right, at least one.
-        values: All of the table's cells, titles included.
-        chosen: The highlighted ones.
+    `values` are all of the table's cells, titles included, `chosen` the highlighted ones.
     """
     tokens = tokenize(text)
     known = frozenset(word for value in values for word in tokenize(value))
@@ -211,12 +198,7 @@ class Written:
 def measure_written(
     task: GenerationTask, predictions: Sequence[str], references: Sequence[Reference]
 ) -> Written:
-    """Measure what an LM wrote.
-
-    Args:
-        task: Has the metrics.
-        predictions: Texts, (B,); spaces around them do not count.
-        references: What is right for each.
+    """Measure what an LM wrote, (B,), by the task's metrics; spaces around a text do not count.
 
     Raises:
         ValueError: If the lengths differ, or there is nothing to measure.
