@@ -198,9 +198,7 @@ class ExemplarSelector:
     def prompt(self, query: Query, k: int = 8) -> str:
         """Return the few-shot prompt of a query: its exemplars in `order`, then itself, unanswered.
 
-        Args:
-            query: As of `select`.
-            k: How many exemplars; 0 writes the query alone.
+        The arguments are those of `select`; with `k` 0 it is the query alone.
 
         Raises:
             ConfigError: If template or task do not fit the pool.
@@ -229,7 +227,6 @@ class ExemplarSelector:
     # What is chosen.
 
     def _choose(self, queries: Sequence[Example], k: int) -> list[list[Hit]]:
-        """Return each query's exemplars, nearest first."""
         if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 0:
             raise ValueError(f"k is {k!r}: give a whole number, 0 or more")
         count = min(int(k), len(self._pool.guard.distinct)) if self.items else 0

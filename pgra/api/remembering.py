@@ -42,7 +42,6 @@ class MemoryEntry:
 
     Attributes:
         id: Its number; a correction has a new one.
-        question: As it was asked.
         feedback: What was meant.
         score: Of the look-up, higher is nearer; None without one.
         scope: Whose it is; "" for an entry that all share.
@@ -238,15 +237,9 @@ class Memory(AbstractContextManager["Memory"]):
     def erase(self, *entry_ids: int, source: str = "user") -> int:
         """Delete entries from the log too, all or none: no byte of their texts stays in its files.
 
-        All that was ever said of an entry's question in its scope is deleted. The log records when,
-        and by which source. Exports and copies are yours to delete.
-
-        Args:
-            entry_ids: Entries, also those that were corrected or forgotten.
-            source: Who erases.
-
-        Returns:
-            How many events of the log were erased.
+        All that was ever said of an entry's question in its scope is deleted, also if it was
+        corrected or forgotten; returns the number of events. The log records when, and by which
+        source. Exports and copies are yours to delete.
 
         Raises:
             DataError: If one is not in the log, or is of another scope.

@@ -296,7 +296,6 @@ class Reranker:
         return [self.prompt.template.passage_fields(text) for text in texts]
 
     def _fields(self, query: Any) -> dict[str, str]:
-        """Return a query's fields."""
         wanted = ", ".join(self._inputs)
         if isinstance(query, str):
             if len(self._inputs) > 1:
@@ -364,7 +363,7 @@ def _find_task(
         raise ValueError('give task=, or template=, such as template="Review: {text}"')
     try:
         slots = [name for _, name, _, _ in string.Formatter().parse(template) if name]
-    except ValueError:  # a stray brace: told below
+    except ValueError:  # a stray brace: reported below
         slots = []
     inputs = tuple(dict.fromkeys(slots)) or ("text",)
     labels = tuple(words) if words else _labels_of(examples)

@@ -227,12 +227,10 @@ class Index:
         ]
 
     def add(self, passages: str | Path | Iterable[str]) -> Self:
-        """Append passages, in place; existing ones keep their places.
+        """Append passages, as of `build`, in place; existing ones keep their places.
 
-        Only the new ones are encoded. A trained factory (IVF, PQ) is not trained again.
-
-        Args:
-            passages: As `build` takes them. Duplicates are dropped if the index is of a file.
+        Only the new ones are encoded. A trained factory (IVF, PQ) is not trained again. Duplicates
+        are dropped if the index is of a file.
 
         Raises:
             PgraError: If they cannot be read, or the index's own sources have changed or gone.
@@ -336,11 +334,7 @@ def _open_encoder(encoder: Any, device: str) -> Encoder:
 
 
 def as_texts(name: str, given: Any) -> list[str]:
-    """Return texts as a list.
-
-    Raises:
-        ValueError: If it is no iterable of texts.
-    """
+    """Return texts as a list; raise a ValueError if it is no iterable of texts."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise ValueError(f"{name} is {given!r:.80}: give a list of texts")
     texts = list(given)

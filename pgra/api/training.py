@@ -214,16 +214,15 @@ class Run:
         private: bool | None = None,
         revision: str | None = None,
     ) -> str:
-        """Upload the trained reader with its model card; `Reader.from_pretrained` loads it.
+        """Upload the trained reader with its model card; return the address of the commit.
+
+        `Reader.from_pretrained` loads it.
 
         Args:
             repo_id: OWNER/NAME; a name alone is your own.
             token: None: HF_TOKEN, or the login's.
             private: Of a new repository; None: as the hub does.
             revision: A branch; None: main.
-
-        Returns:
-            The address of the commit.
 
         Raises:
             ConfigError: If the method trains no reader, or the hub refuses token, id or upload.
@@ -266,7 +265,6 @@ class _Given:
     texts: dict[Path, str] = field(default_factory=dict)
 
     def take_task(self, task: str | Path | Task | GenerationTask) -> str:
-        """Return the value of `--task`."""
         if isinstance(task, str | Path):
             return str(task)
         text = task.to_yaml()
@@ -275,7 +273,6 @@ class _Given:
         return str(path)
 
     def take_rows(self, given: Mapping[str, Data]) -> dict[str, str]:
-        """Return the values of `--train_file` and the like."""
         files = {}
         for split, rows in given.items():
             if isinstance(rows, str | Path):

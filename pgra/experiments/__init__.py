@@ -12,7 +12,6 @@ SEARCHES = ("grid", "none")
 
 
 def list_grids() -> list[str]:
-    """Return the names of the shipped grids."""
     return [name for name in list_yamls("ablations") if not name.startswith("_")]
 
 

@@ -143,16 +143,10 @@ def measure_consistency(
     *,
     labels: Sequence[str],
 ) -> Consistency:
-    """Compare the pseudo-labels of a run's evidence with its queries' labels.
+    """Compare the pseudo-labels of a run's evidence, by text, with its queries' labels.
 
-    Seeds of the reader share their evidence: shares are averaged by query, all else is added up.
-
-    Args:
-        name: The run's, in tables.
-        task: Its task.
-        seeds: The lines of `predictions.jsonl`, of each of its seeds.
-        pseudo_labels: By text; all of the evidence's.
-        labels: The task's, in order.
+    `seeds` are the lines of each seed's `predictions.jsonl`. Seeds of the reader share their
+    evidence: shares are averaged by query, all else is added up.
 
     Raises:
         DataError: If the run has no evidence, or its seeds have evidence for different queries.
@@ -332,7 +326,6 @@ class Labeler:
         return file_checksum(self.home / RECORD_FILE)
 
     def note(self) -> str:
-        """Describe its quality, as far as that is known."""
         text = f"{self.record.task}: pseudo-labels are those of {self.folder}"
         if not self.measured:
             return f"{text}."
@@ -573,7 +566,6 @@ def _notes(
     *,
     has_paper: bool,
 ) -> list[str]:
-    """Return what a reader of the numbers must know."""
     notes = [labeler.note() for labeler in labelers.values()]
     for (task, name), runs in rows.items():
         own = labelers[task].record.fingerprints.get("train")

@@ -83,7 +83,6 @@ class Point:
 
     @property
     def folder(self) -> str:
-        """The name of its folder."""
         return re.sub(r"[^A-Za-z0-9._=+-]+", "-", self.name).strip("-.")
 
 
@@ -137,7 +136,6 @@ class Grid:
 
     @property
     def axes(self) -> list[str]:
-        """The arguments that differ between points."""
         return list(dict.fromkeys(name for point in self.cells for name in point.values))
 
     def under(self, task: str | None, point: Point) -> list[Defaults]:
@@ -164,12 +162,7 @@ class Grid:
 def read_grid(
     name: str, *, demo: bool = False, axes: Mapping[str, Sequence[Any]] | None = None
 ) -> Grid:
-    """Read a grid.
-
-    Args:
-        name: Of a shipped one, or the path of a YAML.
-        demo: Whether to take its `demo` part.
-        axes: Other values for some of its axes, or further axes.
+    """Read a shipped grid by name, or a YAML; `axes` replace some of its own, or are added.
 
     Raises:
         ConfigError: On an unknown grid, key, axis or profile, a value of the wrong kind, or points
@@ -295,7 +288,6 @@ class GridRun:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
         return self.args.folder
 
     @property
@@ -304,13 +296,11 @@ class GridRun:
 
     @property
     def name(self) -> str:
-        """Its name in the log."""
         task = "" if self.task is None else f"{self.task}, "
         return f"{task}{self.point.name}, seed {self.seed}"
 
     @property
     def is_finished(self) -> bool:
-        """Whether it was measured."""
         return (self.folder / METRICS_FILE).is_file()
 
     @property
@@ -394,13 +384,8 @@ def run_grid(
     """Make all runs; one that fails does not stop the others. Return why, by the failed run's name.
 
     With several processes only errors in arguments and data are skipped: others may occur in one
-    process alone, for which the rest would wait.
-
-    Args:
-        runs: In any order.
-        context: Who shares the work.
-        drop_readers: Delete readers and checkpoints of measured runs.
-        keep_plain: Keep plain readers nevertheless, to label evidence.
+    process alone, for which the rest would wait. `keep_plain` excepts plain readers, which label
+    evidence, from `drop_readers`.
     """
     from pgra.runs import run_all
 

@@ -126,7 +126,7 @@ def _attempt(prepared: Prepared, args: RunArguments, rate: float, size: int) -> 
     outcome = prepared.run(args, is_measured=False)
     metric, value = outcome.training["metric"], float(outcome.training["value"])
     if prepared.context.worker.is_main:
-        # They serve to go on with, and a grid's would fill a disk: the reader itself stays.
+        # They only serve to resume, and a grid's would fill a disk: the reader itself stays.
         for checkpoint in outcome.folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     prepared.context.barrier()

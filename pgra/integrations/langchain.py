@@ -73,19 +73,14 @@ class KateSelector(BaseExampleSelector):
             _check_example(item)
 
     def add_example(self, example: dict[str, str]) -> None:
-        """Add an example to the pool.
-
-        Raises:
-            DataError: If it lacks a column of the pool.
-        """
+        """Add an example to the pool; a DataError if it lacks a column."""
         _check_example(example)
         self.selector.add(example)
 
     def select_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
         """Return the examples nearest to the text columns among a prompt's variables.
 
-        Raises:
-            DataError: If a column is not among them.
+        A DataError if a column is not among them.
         """
         chosen = self.selector.select(input_variables, self.k)
         return chosen[::-1] if self.nearest_last else chosen

@@ -22,12 +22,7 @@ class PgraRerank(BaseNodePostprocessor):
     _reranker: Reranker = PrivateAttr()
 
     def __init__(self, reranker: Reranker, top_n: int | None = None, **rest: Any) -> None:
-        """Take a reranker.
-
-        Args:
-            reranker: The LM under a task's prompt.
-            top_n: How many of the best to keep; None: all.
-            rest: Of the base class: `callback_manager`.
+        """Take a `pgra.Reranker`; `rest` is for the base class (`callback_manager`).
 
         Raises:
             ValueError: If `reranker` is of another type, or `top_n` is below 1.

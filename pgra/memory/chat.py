@@ -128,8 +128,7 @@ class Conversation:
     def ask(self, question: str, saved: SavedCorrection | None = None) -> Turn:
         """Ask with what the memory has for the question; `saved` if it is asked after a correction.
 
-        Raises:
-            DataError: If it is empty, or does not fit the LM's window.
+        A question that is empty or does not fit the LM's window is a DataError.
         """
         question = question.strip()
         if not question:
@@ -152,21 +151,13 @@ class Conversation:
         return SavedCorrection(entry, shown if differs else "")
 
     def forget(self, *entry_ids: int) -> None:
-        """Take entries out of the memory, all or none.
-
-        Raises:
-            DataError: If one is not there now, or is of another task or scope.
-        """
+        """Take entries out, all or none; a DataError if one is gone or of another task or scope."""
         for entry_id in entry_ids:
             self._check_own(entry_id)
         self.system.log.forget(*entry_ids, source=self.source)
 
     def change(self, entry_id: int, feedback: str) -> Event:
-        """Replace an entry's feedback.
-
-        Raises:
-            DataError: If it is not there now or not its own, or the feedback cannot be kept.
-        """
+        """Replace an entry's feedback; a DataError if it is gone, or of another task or scope."""
         self._check_own(entry_id)
         return self.system.log.correct(entry_id, feedback.strip(), source=self.source)
 

@@ -123,11 +123,7 @@ class StreamArguments(PromptedArguments):
         ]
 
     def read_questions(self, family: Family, seed: int) -> list[Step]:
-        """Return the stream of a seed, from the file or the word list.
-
-        Raises:
-            ConfigError: If the file has fewer steps than asked for.
-        """
+        """Return the stream of a seed, from the file or the word list."""
         if self.words is not None:
             words = read_words(Path(self.words), family)
             return make_stream(family, words, num_steps=self.num_steps or 300, seed=seed)

@@ -112,7 +112,6 @@ class Family:
 
     @property
     def kinds(self) -> list[str]:
-        """The types of task."""
         if self.situations is not None:
             return list(self.situations.categories) or [SITUATION]
         return [QUESTION] if self.is_of_answers else list(self.answers)

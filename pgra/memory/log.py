@@ -121,7 +121,6 @@ class Event:
         return xxhash.xxh3_128_digest("\0".join(names).encode())
 
     def pack(self) -> bytes:
-        """Return the event's record."""
         body = canonical_json(asdict(self)).encode()
         return _checksum(body) + body + b"\n"
 
@@ -201,7 +200,6 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             self._db.close()
 
     def __len__(self) -> int:
-        """Count the entries."""
         return int(self._value("SELECT count(*) FROM entry"))
 
     @property
@@ -226,20 +224,12 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             return self._insert(event)
 
     def correct(self, entry_id: int, feedback: str, *, source: str = "user") -> Event:
-        """Replace an entry's feedback.
-
-        Raises:
-            DataError: If there is no such entry now, or as `write`.
-        """
+        """Replace an entry's feedback; a DataError if there is no such entry now, or as `write`."""
         with self._transaction():
             return self._change(entry_id, "correct", feedback, source)
 
     def forget(self, *entry_ids: int, source: str = "user") -> None:
-        """Take entries out of the memory, all or none; the log keeps them.
-
-        Raises:
-            DataError: If one is not there now.
-        """
+        """Take entries out, all or none; the log keeps them. A DataError if one is not there."""
         with self._transaction():
             for entry_id in entry_ids:
                 self._change(entry_id, "forget", "", source)
@@ -269,11 +259,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return count
 
     def erase_scope(self, scope: str, *, source: str = "user") -> int:
-        """Erase all events of a scope; see `erase`.
-
-        Raises:
-            DataError: If the log has nothing of that scope.
-        """
+        """Erase all events of a scope (see `erase`); a DataError if there are none."""
         with self._transaction():
             count = self._delete(lambda event: event.scope == scope, source)
             if not count:
@@ -387,7 +373,6 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return event
 
     def _take_out(self, event_id: int | None) -> None:
-        """Remove an entry, if there is one, and its vectors."""
         for table in ("entry", "vector"):
             self._db.execute(f"DELETE FROM {table} WHERE event = ?", (event_id,))
 
@@ -404,7 +389,6 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             yield
 
     def _value(self, sql: str, *values: int | bytes) -> Any:
-        """Return the first row's first value; None without a row."""
         with MEMORY.errors_of(self.path):
             row = self._db.execute(sql, values).fetchone()
         return row[0] if row else None

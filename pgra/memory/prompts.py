@@ -103,7 +103,6 @@ class FewShot:
             raise ConfigError("clarified must have {question} and {feedback}")
 
     def examples_of(self, question: str) -> Sequence[PromptExample]:
-        """Return the examples that stand before a question."""
         return self.nearest.get(question, self.examples)
 
     def write(

@@ -49,7 +49,6 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Its folder's name."""
         part = "" if self.system == "no-mem" else f"-p{self.probability:g}"
         return f"{self.system}{part}-seed{self.seed}"
 
@@ -162,7 +161,6 @@ class GateReport:
 
 @contextmanager
 def scratch_log() -> Iterator[FeedbackLog]:
-    """Open a temporary memory."""
     with (
         tempfile.TemporaryDirectory() as folder,
         FeedbackLog.open(Path(folder) / "memory.sqlite") as log,
@@ -367,7 +365,6 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _sum_known(counts: Iterable[int | None]) -> int | None:
-    """Return the sum; None if one is unknown."""
     known = list(counts)
     return None if None in known else sum(filter(None, known))
 
@@ -377,7 +374,6 @@ def _number(value: float | None, style: str = ".2f") -> str:
 
 
 def _with_sd(values: Iterable[float], style: str) -> str:
-    """Render the mean over seeds, with the standard deviation of several."""
     spread = mean_sd_interval(list(values))
     sd = _number(spread.sd, style.removeprefix("+"))
     return f"{spread.mean:{style}}{sd and f' ± {sd}'}"

@@ -303,7 +303,6 @@ class PromptedArguments(Arguments):
         return Context(artifacts=Path(self.artifacts_dir), device=self.device)
 
     def open_lm(self, few_shot: FewShot, lm: CompleterArguments) -> "PromptedLM":
-        """Open the LM with a prompt; see `pgra.lm.base.open_lm` for errors."""
         return PromptedLM(
             few_shot=few_shot,
             completer=open_lm(lm, self.context),
@@ -327,11 +326,7 @@ class PromptedLM:
         return min(self.max_prompt_tokens, self.completer.window - self.max_new_tokens)
 
     def complete(self, prompts: Sequence[str]) -> list[Completion]:
-        """Complete prompts. None is cut.
-
-        Raises:
-            DataError: If one exceeds the budget.
-        """
+        """Complete prompts; none is cut: a DataError if one exceeds the budget."""
         for prompt, size in zip(prompts, self.completer.count_tokens(prompts), strict=True):
             if size > self.budget:
                 question = prompt.split(self.few_shot.separator)[-2]
@@ -389,7 +384,6 @@ class GrowPrompt:
         return BuiltPrompt(write(bisect_right(range(1, most + 1), self.lm.budget, key=size)))
 
     def learn(self, step: Step) -> None:
-        """Keep a correction, with the answer that was expected."""
         feedback = "" if step.kind == QUESTION else step.feedback  # there it is the answer itself
         self.added.append(PromptExample(step.question, step.expected[0], feedback))
 
@@ -415,7 +409,6 @@ class MemPrompt:
     kinds: dict[str, str] = field(default_factory=dict)
 
     def ask(self, step: Step) -> BuiltPrompt:
-        """Build the prompt."""
         question, is_of_answers = step.question, self.family.is_of_answers
         found = self.lookup.find(question, self.family.num_remembered if is_of_answers else 1)
         near = [match.entry for match in passing(found, self.threshold)]
@@ -430,7 +423,6 @@ class MemPrompt:
         return BuiltPrompt(text, found, len(near), kind)
 
     def learn(self, step: Step) -> None:
-        """Write the feedback to the memory."""
         self.log.write(step.question, step.feedback, source="stream")
         self.kinds[step.question] = step.kind
 

@@ -204,15 +204,12 @@ def cosines(vectors: Tensor) -> Tensor:
 def fit_head(
     vectors: Tensor, wanted: Tensor, arguments: SimilarityArguments
 ) -> tuple[DenseLayer, float]:
-    """Fit a tanh layer by mean squared error of its vectors' cosines (App. A.2).
+    """Fit a tanh layer so that cosines of `vectors` (n, D) are as `wanted` (n, n) (App. A.2).
 
-    Args:
-        vectors: Of the questions (n, D).
-        wanted: Target cosines of all pairs (n, n).
-        arguments: How.
+    Returns the layer, and the mean squared error of the last tenth of the steps.
 
-    Returns:
-        The layer, and the mean loss of the last tenth of the steps.
+    Raises:
+        ModelError: If the loss is no longer finite.
     """
     draw = torch.Generator().manual_seed(arguments.seed)
     width = vectors.shape[1]

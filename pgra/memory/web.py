@@ -36,10 +36,7 @@ _Form = Mapping[str, str]
 
 
 class MemoryPage:
-    """The page, and what its forms do.
-
-    The conversation has its own thread: the log and the LM serve one question at a time.
-    """
+    """The page, and what its forms do; the log and the LM have one thread."""
 
     def __init__(self, start: Callable[[], Conversation], about: str) -> None:
         """Open the conversation in its thread; what `start` raises is raised here."""
@@ -56,7 +53,6 @@ class MemoryPage:
         self._template = pages.get_template("memory.html")
 
     def close(self) -> None:
-        """Finish the current request, and close the memory."""
         self._thread.submit(self.conversation.system.log.close).result()
         self._thread.shutdown()
 
@@ -98,7 +94,6 @@ class MemoryPage:
 
 
 def _act(conversation: Conversation, typed: _Form) -> Turn | None:
-    """Carry out a form; return what was answered."""
     question, feedback = typed.get("question", ""), typed.get("feedback", "")
     entry, name = whole_number(typed.get("entry", "")), typed.get("do")
     if name == "ask":

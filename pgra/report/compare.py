@@ -82,7 +82,7 @@ class ReferenceTable:
         """Return the row that matches a run, by the most arguments; None if none does."""
         sections = [values for values in run.arguments.values() if isinstance(values, Mapping)]
         known = {name: value for section in sections for name, value in section.items()}
-        # What decided is told by the run: `--num_evidence 0` is plain, whatever --method says.
+        # The run knows its method: `--num_evidence 0` is plain, whatever --method says.
         known["method"] = run.method
         fits = [row for row, wanted in self.match.items() if wanted.items() <= known.items()]
         return max(fits, key=lambda row: len(self.match[row]), default=None)
@@ -97,7 +97,6 @@ class ReferenceTable:
         return {column: value for column, value in found.items() if value is not None}
 
     def notes_on(self, tasks: Sequence[str]) -> list[str]:
-        """Return the notes that concern these tasks."""
         return [note["text"] for note in self.notes if note.get("task") in (None, *tasks)]
 
 
@@ -467,7 +466,6 @@ def detail_table(study: Study) -> Table:
 
 
 def _cell(numbers: Mapping[str, "_Number"], names: str, *, is_win: bool) -> Cell:
-    """Return the cell of one of `_numbers`, or of two as an interval."""
     values = [numbers[name] for name in names.split()]
     form = "+.1f" if names.startswith("difference") else ".1f"
     if len(values) == 2:
@@ -540,7 +538,6 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
 
 
 def _notes(study: Study) -> list[str]:
-    """Explain the numbers, and what stands out."""
     metrics = {run.task: run.metric for run in study.group.runs}
     named = ", ".join(
         task if task.endswith(metric) else f"{task} {metric}" for task, metric in metrics.items()

@@ -147,12 +147,10 @@ class Decisions:
 
     @property
     def value(self) -> float:
-        """The metric."""
         return float(find_metric(self.metric)(self.labels, self.predicted, self.names))
 
     @property
     def correct(self) -> list[bool]:
-        """Whether each example was decided rightly."""
         return [a == b for a, b in zip(self.labels, self.predicted, strict=True)]
 
     @property
@@ -202,12 +200,10 @@ class TextOutcomes:
 
     @property
     def value(self) -> float:
-        """The metric."""
         return float(self._of_sums(self.traits.sum(axis=0)[None])[0])
 
     @property
     def kinds(self) -> _Counts:
-        """Each text is of its own kind."""
         return np.arange(len(self.traits))
 
     @property

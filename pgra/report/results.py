@@ -76,7 +76,6 @@ class EvidenceLine:
     score: float
 
     def as_json(self) -> dict[str, Json]:
-        """Return its entry in `predictions.jsonl`."""
         return asdict(self)
 
 
@@ -218,7 +217,6 @@ def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str,
 
 
 def damaged(path: Path, why: object) -> DamageError:
-    """Return the error for a damaged file of a run."""
     reason = f"no {why}" if isinstance(why, KeyError) else why
     return DamageError(f"{path} is damaged ({reason})")
 
@@ -527,7 +525,7 @@ _FREE = {
     if not rule.decides
 }
 _FREE_IN_TRAINING = NOT_DECIDING | {"seed", "data_seed"}  # of one row's runs
-# Where content is, which may have been moved meanwhile; runs go on by content, not by name.
+# Paths of content that may have moved since; runs are compared by content, not by name.
 _PATHS = {
     *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
     *("reader.model_name_or_path", "reader.reader_lm"),

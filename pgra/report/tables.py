@@ -40,13 +40,11 @@ class Cell:
 
     @classmethod
     def interval(cls, ends: Sequence[float | str | None] | None, form: str) -> Self:
-        """Return the cell of an interval; of none it is empty."""
         low, high = ends or (None, None)
         return cls("" if low is None else f"{low:{form}} to {high:{form}}")
 
     @classmethod
     def of_p(cls, p: float | str | None) -> Self:
-        """Return a p-value's cell."""
         return cls("< 0.001", value=p) if isinstance(p, float) and p < 0.001 else cls.of(p, ".3f")
 
 

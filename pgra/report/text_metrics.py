@@ -131,7 +131,7 @@ def _against(
             both = min(count, right[gram])
             told += both + (count - both) * _follows(gram, known)
         precisions.append(told / sum(grams.values()) if grams else 0.0)
-        # The share of the reference's n-grams that are told, each as far as it follows.
+        # The share of the reference's n-grams in the text, each weighted by how far it follows.
         weights = {gram: _follows(gram, known) for gram in right}
         total = sum(count * weights[gram] for gram, count in right.items())
         told = sum(min(count, grams[gram]) * weights[gram] for gram, count in right.items())
