@@ -4,7 +4,7 @@
     selector.select("a query", k=8)             # the pool's own items, nearest first
     selector.prompt("a query", k=8)             # them and the query, as an LM reads them
 
-What is chosen is what `pgra icl` chooses under the same names (`pgra.exemplars`).
+It chooses as `pgra icl` does under the same names (`pgra.exemplars`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,8 +38,8 @@ from pgra.prompts.fewshot import FORMATS, PromptFormat, line_format, task_format
 from pgra.prompts.template import PromptTemplate
 from pgra.retrieval.neighbors import ExampleEncoder
 
+# a text, or columns by name; the label of an item is ignored
 Query = str | Mapping[str, Any] | Example
-"""A text, or the pool's columns by name: an item of the pool is one, its label is not read."""
 Pool = Iterable[Any] | str | Path
 _KINDS = ("jsonl", "csv", "tsv", "txt")
 _TEXT, _LABEL = "text", "label"
@@ -47,13 +47,7 @@ _TEXT, _LABEL = "text", "label"
 
 @dataclass(frozen=True)
 class _Columns:
-    """What of an item is compared and shown.
-
-    Attributes:
-        texts: Its texts' columns by the names of inputs, in the order in which they are read.
-        label: Its label's; None where the pool has none.
-        classes: Labels by their number, where a data set's column holds numbers of classes.
-    """
+    """Text columns by input, in the order read; the label's; names of numbered classes."""
 
     texts: Mapping[str, str]
     label: str | None
@@ -63,7 +57,7 @@ class _Columns:
 class ExemplarSelector:
     """Chooses labelled examples for a prompt: the query's nearest in a pool, KATE.
 
-    Vectors are made when they are first needed and kept in memory; nothing is written to disk.
+    Vectors are computed on first use and kept in memory; nothing is written to disk.
 
     Attributes:
         items: The pool, as it was given and added to.
@@ -89,33 +83,33 @@ class ExemplarSelector:
         r"""Read the pool and load the encoder.
 
         Args:
-            pool: Dicts, (text, label) pairs, texts or `pgra.Example`s, one or many kinds, mixed as
-                long as all have a label or none; a `datasets.Dataset`; a pandas table; or a file
-                (.jsonl, .csv, .tsv, .txt with a text a line, bundled:NAME). May be empty.
+            pool: Dicts, (text, label) pairs, texts or `pgra.Example`s, mixed if all have a label or
+                none has; a `datasets.Dataset`; a pandas table; or a file (.jsonl, .csv, .tsv, .txt
+                with a text a line, bundled:NAME). May be empty.
             text: Column that is compared, or several; default: "text", or the task's inputs.
             label: Column of the answer; default: "label", or the task's, if the items have it.
             encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; a `pgra.Encoder`,
-                whose vectors are taken as it gives them; or "bm25", by shared words.
+                whose vectors are used as they are; or "bm25", by shared words.
             selection: knn (the nearest), random, balanced, fixed, official, or module:Class;
                 "bm25" is knn by shared words.
             likeness: Of vectors: cosine, dot or euclidean.
             order: Of a prompt: nearest-first (the paper's), nearest-last or random.
-            leak_guard: Whether examples whose text is the query's, or nearly, are left out; True
-                is `pgra icl`'s share of common words, 0.9; a number is another share. Turn it off
-                where a known answer to the very question should be shown.
+            leak_guard: Leave out examples whose text is the query's, or nearly: True for a share of
+                common words of 0.9, or another share. Turn it off to show a known answer to the
+                very question.
             template: How `prompt` writes an example: "Q: {question}\nA: {answer}", the columns in
                 braces and the label last; default: a line for each, "Text: ..." "Label: ...".
-            task: A task by name, YAML or loaded, whose columns, labels and prompt are taken.
+            task: A task by name, YAML or loaded, whose columns, labels and prompt are used.
             seed: Of what is drawn, and of a random order.
             device: Where the encoder runs.
             options: Further arguments of `pgra icl`'s choice by name: farthest, redraw, pooling,
                 prompt_format, ...
 
         Raises:
-            ConfigError: If an argument is not known or contradicts another.
+            ConfigError: If an argument is unknown or contradicts another.
             DataError: If the pool cannot be read, or an item lacks a column.
             ModelError: If the encoder cannot be found or loaded.
-            ValueError: If it is of a wrong type.
+            ValueError: If the encoder is of a wrong type.
         """
         check_device(device, is_used=False)
         if template is not None and task is not None:
@@ -161,11 +155,9 @@ class ExemplarSelector:
         self._take(pool)
 
     def __len__(self) -> int:
-        """Count the items of the pool."""
         return len(self.items)
 
     def __repr__(self) -> str:
-        """Say what is chosen from, and how."""
         by = f" by {self._args.encoder}" if self._similarity is not None else ""
         guard = "off" if self._jaccard is None else f"{self._jaccard:g}"
         return (
@@ -184,12 +176,12 @@ class ExemplarSelector:
         Args:
             query: A text, or a mapping with the pool's text columns, such as an item of it; or a
                 list of them, which are encoded together.
-            k: How many; fewer where the pool has fewer, copies and what the leak guard takes aside.
+            k: How many; fewer where the pool has fewer beside copies and leaks.
 
         Raises:
             ConfigError: If the pool does not fit the selection.
             DataError: If a query lacks a column, or is no text.
-            ValueError: If `k` is no whole number from 0 on.
+            ValueError: If `k` is no whole number of at least 0.
         """
         queries = query if isinstance(query, list) else [query]
         asked = [self._query(each, n) for n, each in enumerate(queries)]
@@ -197,31 +189,20 @@ class ExemplarSelector:
         return found if isinstance(query, list) else found[0]
 
     def search(self, query: Query, k: int = 8) -> list[Hit]:
-        """Return what `select` chooses, with its place in the pool and its likeness to the query.
+        """Return what `select` chooses, with its place in the pool and its similarity to the query.
 
-        The score is NaN where nothing was compared.
-
-        Args:
-            query: As of `select`.
-            k: As of `select`.
-
-        Raises:
-            DataError: As `select`.
-            ValueError: As `select`.
+        The score is NaN where nothing was compared. Arguments and errors are those of `select`.
         """
         return self._choose([self._query(query, 0)], k)[0]
 
     def prompt(self, query: Query, k: int = 8) -> str:
         """Return the few-shot prompt of a query: its exemplars in `order`, then itself, unanswered.
 
-        Args:
-            query: As of `select`.
-            k: How many exemplars; 0 writes the query alone.
+        The arguments are those of `select`; with `k` 0 it is the query alone.
 
         Raises:
             ConfigError: If template or task do not fit the pool.
             DataError: As `select`.
-            ValueError: As `select`.
         """
         asked = self._query(query, 0)
         (hits,) = self._choose([asked], k)
@@ -232,13 +213,12 @@ class ExemplarSelector:
         return told + style.template.gap.rstrip(" \t")
 
     def add(self, items: Any) -> None:
-        """Take an item, or many, into the pool; only they are encoded, when they are first needed.
+        """Add to the pool one dict, pair, text or `pgra.Example`, or several.
 
-        Args:
-            items: One dict, pair, text or `pgra.Example`; or several, as of the constructor.
+        Only the new items are encoded, on first use.
 
         Raises:
-            DataError: If one cannot be read; then none is taken.
+            DataError: If one cannot be read; then none is added.
         """
         is_pair = isinstance(items, tuple) and len(items) == 2 and isinstance(items[0], str)
         is_one = is_pair or isinstance(items, str | Mapping | Example)
@@ -247,7 +227,6 @@ class ExemplarSelector:
     # What is chosen.
 
     def _choose(self, queries: Sequence[Example], k: int) -> list[list[Hit]]:
-        """Return each query's exemplars, nearest first."""
         if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 0:
             raise ValueError(f"k is {k!r}: give a whole number, 0 or more")
         count = min(int(k), len(self._pool.guard.distinct)) if self.items else 0
@@ -267,7 +246,6 @@ class ExemplarSelector:
     # How items are read.
 
     def _take(self, pool: Any) -> None:
-        """Read items and put them behind those that are there."""
         items = _list_items(pool)
         if not items:
             return
@@ -287,7 +265,7 @@ class ExemplarSelector:
             self._similarity = self._similarity.renewed()
 
     def _find_columns(self, item: Any, pool: Any) -> _Columns:
-        """Say what is read of items, by what was asked for, else by the task, else by the first."""
+        """Find the columns: those asked for, else the task's, else those of the first item."""
         task, asked = self._task, self._asked_text
         own = tuple(item.fields) if isinstance(item, Example) else (_TEXT,)
         inputs = task.inputs if task else asked or own
@@ -319,7 +297,7 @@ class ExemplarSelector:
         return _Columns(columns, label)
 
     def _with_classes(self, columns: _Columns, pool: Any) -> _Columns:
-        """Add what a data set's column of classes says; single rows have its numbers too."""
+        """Add the names of a data set's classes."""
         if not hasattr(pool, "features") or columns.label is None:
             return columns
         if isinstance(self._task, Task):
@@ -329,7 +307,6 @@ class ExemplarSelector:
         return replace(columns, classes=classes)
 
     def _read(self, item: Any, columns: _Columns, place: str, name: str) -> Example:
-        """Return an item of the pool as an example."""
         fields = _fields_of(item, columns.texts, place)
         if isinstance(item, Mapping):
             found = item.get(columns.label) if columns.label else None
@@ -397,7 +374,6 @@ class ExemplarSelector:
 
 
 def _list_items(pool: Any) -> list[Any]:
-    """Return a pool's items."""
     if isinstance(pool, str | Path):
         return _file_items(str(pool))
     if isinstance(pool, Mapping):

@@ -3,10 +3,9 @@
     memory = pgra.Memory("memory.sqlite")
     memory.add("what is akin to quick?", "when I ask for akin to, I want a synonym")
     memory.lookup("What is akin to  quick")       # entries that are near enough, nearest first
-    memory.prompt("What is akin to  quick")       # the question with what was said of it before it
+    memory.prompt("What is akin to  quick")       # the feedback, then the question
 
-The file is the one of `pgra memory`: an append-only log, which several processes may write
-(`pgra.memory.log`). Look-ups and prompts are those of its commands.
+File, look-ups and prompts are those of `pgra memory`.
 """
 
 import threading
@@ -32,8 +31,7 @@ from pgra.memory.lookup import (
 )
 from pgra.memory.prompts import as_data, fill
 
-BEFORE = "clarification: {feedback}\n{question}"
-"""How `Memory.prompt` shows a question with what was said of it."""
+BEFORE = "clarification: {feedback}\n{question}"  # of Memory.prompt
 _SEPARATOR, _END = "###", "END"  # of the prompts in configs/memory_prompts
 _SLOTS = ("{question}", "{feedback}")
 
@@ -44,10 +42,8 @@ class MemoryEntry:
 
     Attributes:
         id: Its number; a correction has a new one.
-        question: As it was asked.
         feedback: What was meant.
-        score: How near the question is that was looked up, as the look-up counts; None where
-            nothing was looked up.
+        score: Of the look-up, higher is nearer; None without one.
         scope: Whose it is; "" for an entry that all share.
         time: When it was written, UTC, ISO 8601.
         source: Who said it.
@@ -63,19 +59,18 @@ class MemoryEntry:
 
 
 class Memory(AbstractContextManager["Memory"]):
-    """Keeps what users said of questions that were misunderstood, and finds it for like ones.
+    """Keeps what users said of misunderstood questions, and finds it for similar ones.
 
-    With a scope it is one user's (group's, project's): all that is written, listed, changed and
-    exported is of that scope, and look-ups find its entries and those that all share. Without one
-    it is the keeper's: it lists and changes every entry, writes such as all share, and look-ups
-    find these alone.
+    With a scope it belongs to one user (group, project): it writes, lists, changes and exports that
+    scope's entries, and look-ups find these and shared ones. Without one it is the administrator's:
+    it lists and changes every entry, writes shared ones, and look-ups find these alone.
 
     A write is on the disk when it returns. Threads may share one memory, and processes the file.
 
     Attributes:
         path: The file.
-        scope: Whose entries it is about; "" for those that all share.
-        task: Which task's entries it is about; "" for those of none.
+        scope: Whose entries; "" for shared ones.
+        task: Of which task; "" for none.
         threshold: The smallest score that passes.
     """
 
@@ -90,7 +85,7 @@ class Memory(AbstractContextManager["Memory"]):
         task: str = "",
         device: str = "auto",
     ) -> None:
-        """Open a memory; the file is made where it is missing.
+        """Open a memory; the file is created where it is missing.
 
         Args:
             path: The file.
@@ -106,9 +101,8 @@ class Memory(AbstractContextManager["Memory"]):
             device: Where an encoder runs.
 
         Raises:
-            ValueError: If an argument is of a wrong type, or an encoder is given to a look-up that
-                has none.
-            ConfigError: If the look-up is not known, or cannot give such a score.
+            ValueError: If an argument is of a wrong type, or the look-up has no encoder.
+            ConfigError: If the look-up is unknown, or the threshold outside its range.
             ArtifactError: If the file is damaged, no memory, or cannot be written.
             ModelError: If the encoder cannot be found or loaded.
         """
@@ -147,13 +141,11 @@ class Memory(AbstractContextManager["Memory"]):
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._log.close()
             self._is_open = False
 
     def __repr__(self) -> str:
-        """Say what it is."""
         scope = f", scope={self.scope!r}" if self.scope else ""
         return f"Memory({str(self.path)!r}{scope})"
 
@@ -162,13 +154,13 @@ class Memory(AbstractContextManager["Memory"]):
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[MemoryEntry]:
-        """Go through the entries, the oldest first; with a scope, its own."""
+        """Iterate over the entries, the oldest first; with a scope, its own."""
         with self._mine():  # read at once: while a file is read, nothing can be erased from it
             entries = [_entry(event) for event in self._log.entries() if self._owns(event)]
         return iter(entries)
 
     def add(self, question: str, feedback: str, *, source: str = "user") -> MemoryEntry:
-        """Write what a user said of a question; what was said of it before gives way.
+        """Store what a user said of a question; it replaces earlier feedback on it.
 
         Args:
             question: As it was asked, at most 10,000 characters.
@@ -176,8 +168,7 @@ class Memory(AbstractContextManager["Memory"]):
             source: Who said it.
 
         Raises:
-            DataError: If a text is empty, too long, or holds what is no text.
-            ValueError: If one is no text.
+            DataError: If a text is empty, too long, not valid Unicode, or has control characters.
             ArtifactError: If the file cannot be written.
         """
         texts = _text("question", question), _text("feedback", feedback)
@@ -186,14 +177,9 @@ class Memory(AbstractContextManager["Memory"]):
             return _entry(self._log.write(*texts, **names))
 
     def lookup(self, question: str, k: int = 1) -> list[MemoryEntry]:
-        """Find what was said of questions like this one.
+        """Return at most k entries for similar questions.
 
-        Args:
-            question: Any text.
-            k: Most entries.
-
-        Returns:
-            Those that pass the threshold, nearest first, of equals the newest; [] where none does.
+        Those that pass the threshold, nearest first, of equals the newest; [] where none does.
 
         Raises:
             ValueError: If the question is no text, or k no number above 0.
@@ -205,19 +191,16 @@ class Memory(AbstractContextManager["Memory"]):
         return [_entry(m.entry, score=m.score) for m in passing(found, self.threshold)]
 
     def prompt(self, question: str, k: int = 1, *, template: str = BEFORE) -> str:
-        r"""Return a question with what was said of its like, for a model to read.
+        r"""Return a question with the feedback on similar ones, for a model to read.
 
-        Feedback is data: it stands on one line, and "|", "###" and END are spelled otherwise in
-        it, so that it makes no example and no clarification of its own. The question stays.
+        Feedback is data: it stands on one line, and "|", "###" and END are altered in it, so that
+        it adds no example or clarification to a prompt. The question stays, alone if none is near.
 
         Args:
             question: Any text.
             k: Most feedback, the nearest next to the question.
             template: With {question} and {feedback}; the paper's is
                 "{question} | clarification: {feedback}".
-
-        Returns:
-            The question as it is where nothing is near enough.
 
         Raises:
             ValueError: If an argument is of a wrong type, or the template lacks a slot.
@@ -231,7 +214,7 @@ class Memory(AbstractContextManager["Memory"]):
         return shown
 
     def correct(self, entry_id: int, feedback: str, *, source: str = "user") -> MemoryEntry:
-        """Replace an entry's feedback; the entry that is returned has another id.
+        """Replace an entry's feedback; the returned entry has another id.
 
         Raises:
             DataError: If there is no such entry now, it is of another scope, or as `add`.
@@ -252,22 +235,15 @@ class Memory(AbstractContextManager["Memory"]):
             self._log.forget(*entry_ids, source=_text("source", source))
 
     def erase(self, *entry_ids: int, source: str = "user") -> int:
-        """Remove entries for ever, all or none: no byte of their texts stays in the memory's files.
+        """Delete entries from the log too, all or none: no byte of their texts stays in its files.
 
-        With an entry goes all that was ever said of its question in its scope. The log tells when
-        something was erased, and by whom. Exports and copies are yours to delete.
-
-        Args:
-            entry_ids: Entries, also those that were corrected or forgotten.
-            source: Who erases.
-
-        Returns:
-            How many events of the log were erased.
+        All that was ever said of an entry's question in its scope is deleted, also if it was
+        corrected or forgotten; returns the number of events. The log records when, and by which
+        source. Exports and copies are yours to delete.
 
         Raises:
             DataError: If one is not in the log, or is of another scope.
-            ArtifactError: If another process reads the file for so long that bytes stay until it
-                is closed.
+            ArtifactError: If another process has the file open: bytes stay until it is closed.
         """
         with self._mine():
             self._check_own(entry_ids)
@@ -286,15 +262,12 @@ class Memory(AbstractContextManager["Memory"]):
             return self._log.erase_scope(self.scope, source=_text("source", source))
 
     def export(self, path: str | Path) -> int:
-        """Write the log, with a scope its part, to a jsonl file; give the number of events."""
+        """Write the log (only the memory's scope, if any) as jsonl; return how many events."""
         with self._mine():
             return export_log(self._log, _path(path), scope=self.scope or None)
 
     def import_(self, path: str | Path) -> int:
-        """Append the events of a jsonl file, with a scope as its own; what is there stays.
-
-        Returns:
-            How many events were new.
+        """Append the events of a jsonl file, all into the memory's scope, if any; return how many.
 
         Raises:
             DataError: If a line is no event; nothing is written then.
@@ -305,7 +278,7 @@ class Memory(AbstractContextManager["Memory"]):
 
     @contextmanager
     def _mine(self) -> Iterator[None]:
-        """Have the file to oneself: a transaction is one thread's."""
+        """Lock the file: a transaction is one thread's."""
         with self._lock:
             if not self._is_open:
                 raise ValueError(f"the memory {self.path} is closed: open it again")
@@ -315,7 +288,7 @@ class Memory(AbstractContextManager["Memory"]):
         return not self.scope or event.scope == self.scope
 
     def _check_own(self, entry_ids: Sequence[int]) -> None:
-        """Refuse what is no number, and entries of others; what is not there, the log refuses."""
+        """Refuse what is no id, and entries of other scopes; the log refuses missing ones."""
         if not entry_ids:
             raise ValueError("no entry is named: give the ids of entries")
         for entry_id in entry_ids:

@@ -1,7 +1,7 @@
 """`pgra.Reranker`: an LM under a task's prompt orders texts, from Python.
 
-Guo et al. 2023, section 2.2, as a run's second stage does it (`pgra.rerank.prompted`), but for the
-disk: states are kept in memory.
+Guo et al. 2023, section 2.2, as a run's second stage does it (`pgra.rerank.prompted`), but states
+are kept in memory, not on disk.
 """
 
 import logging
@@ -44,16 +44,15 @@ _BLOCK_BYTES = 1 << 25
 
 
 class Reranker:
-    """Orders texts by how alike their states and a query's are, under one prompt.
+    """Orders texts by the similarity of their states to a query's, under one prompt.
 
-    The prompt's prefix runs once. A text that was read before, as a document or a query, is not
-    read again: its state is kept in memory, up to a gigabyte of them.
+    The prompt's prefix runs once. States are kept, up to a gigabyte: no text is read twice.
 
     Attributes:
-        encoder: The LM under the prompt, which gives the states.
+        encoder: The LM under the prompt.
         prompt: Prefix and template.
         similarity: The name of how states are compared.
-        num_cut: Texts so far of which only the beginning was read, because the LM's window is full.
+        num_cut: Texts so far that were cut to the LM's window.
     """
 
     def __init__(
@@ -74,15 +73,15 @@ class Reranker:
         dtype: str = "auto",
         max_prompt_tokens: int | None = None,
     ) -> None:
-        """Write the prompt and find the LM; its weights are loaded when it first reads.
+        """Write the prompt and find the LM; its weights are loaded on first use.
 
         Args:
             lm: Hub id, folder or bundled:NAME; a loaded model of transformers, with its tokenizer;
                 or a `pgra.CausalLM`.
             tokenizer: That of a loaded model.
             task: A task's name, its YAML, or a `Task`: gives template, label words and inputs.
-            template: How a text is shown, such as "Review: {text}"; over the task's.
-            words: The word that answers, by label; over the task's, and by default the labels.
+            template: How a text is shown, such as "Review: {text}"; replaces the task's.
+            words: Answer words by label; replace the task's. Default: the labels.
             answer: What follows a text, on a line of its own: "The answer is"; "" for nothing.
             examples: Labelled examples for the prompt, in order: (text, label) pairs, mappings
                 with a "label", a `datasets.Dataset`, or `Example`s. None is zero-shot.
@@ -98,7 +97,7 @@ class Reranker:
         Raises:
             PgraError: If a name is unknown, an example cannot be read, the prompt leaves no room
                 for a text, or the LM cannot be used.
-            ValueError: If something is of a wrong type, or neither task nor template is given.
+            ValueError: If an argument is of a wrong type, or neither task nor template is given.
         """
         check_device(device, is_used=False)
         check_kinds("text", str | None, template=template, answer=answer)
@@ -159,7 +158,6 @@ class Reranker:
 
     @property
     def num_cut(self) -> int:
-        """Count the texts that were cut."""
         return self.encoder.num_cut
 
     @overload
@@ -177,7 +175,7 @@ class Reranker:
         *,
         top_k: int | None = None,
     ) -> list[Hit] | list[list[Hit]]:
-        """Order documents by their likeness to a query, or to each of a list of queries.
+        """Order documents by their similarity to a query, or to each of a list of queries.
 
         Args:
             query: A text; of a task with several inputs a mapping of them. Or a list of queries.
@@ -210,18 +208,10 @@ class Reranker:
         return found if isinstance(query, list) else found[0]
 
     def score(self, query: Query | list[Query], documents: Iterable[str]) -> Floats:
-        """Return each document's score, in the order given.
-
-        Args:
-            query: As `rank` takes it.
-            documents: Texts.
+        """Return the scores of documents, in the order given, for a query as of `rank`.
 
         Returns:
-            (n,) float32; (B, n) of a list of B queries. They do not depend on what else is given.
-
-        Raises:
-            PgraError: If the LM cannot be used.
-            ValueError: As `rank`.
+            (n,) float32; (B, n) of a list of B queries. A score does not depend on the other texts.
         """
         self._check_fitted()
         queries = query if isinstance(query, list) else [query]
@@ -234,12 +224,7 @@ class Reranker:
         return scores if isinstance(query, list) else scores[0]
 
     def encode(self, documents: Iterable[str]) -> Floats:
-        """Return the prompted states of documents, (n, H) float32, in the order given (eq. 2).
-
-        Raises:
-            PgraError: If the LM cannot be used.
-            ValueError: If a document is no text.
-        """
+        """Return the prompted states of documents, (n, H) float32, in the order given (eq. 2)."""
         return self._read(self._passages(as_texts("documents", documents)))
 
     def fit(self, documents: Iterable[str], examples: Iterable[Any] | None = None) -> Self:
@@ -252,7 +237,6 @@ class Reranker:
 
         Raises:
             ConfigError: If there are too few of either, or a label has no example.
-            ValueError: If they are of a wrong type.
         """
         if not self._class.is_fitted:
             return self
@@ -276,7 +260,6 @@ class Reranker:
         return self
 
     def __repr__(self) -> str:
-        """Say what it is."""
         name, shown = self.encoder.lm.source.name, len(self.prompt.exemplar_ids)
         return f"Reranker({name!r}, {shown} exemplars, similarity={self.similarity!r})"
 
@@ -313,7 +296,6 @@ class Reranker:
         return [self.prompt.template.passage_fields(text) for text in texts]
 
     def _fields(self, query: Any) -> dict[str, str]:
-        """Return a query's fields."""
         wanted = ", ".join(self._inputs)
         if isinstance(query, str):
             if len(self._inputs) > 1:
@@ -381,7 +363,7 @@ def _find_task(
         raise ValueError('give task=, or template=, such as template="Review: {text}"')
     try:
         slots = [name for _, name, _, _ in string.Formatter().parse(template) if name]
-    except ValueError:  # a stray brace: told below
+    except ValueError:  # a stray brace: reported below
         slots = []
     inputs = tuple(dict.fromkeys(slots)) or ("text",)
     labels = tuple(words) if words else _labels_of(examples)

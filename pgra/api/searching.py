@@ -5,7 +5,7 @@
     ROOT/passages   lists and data sets that were given, as files
     ROOT/encoder    the encoder, where it was a loaded model
 
-What was built by the command line lies under its artifacts likewise, but for the index's name.
+The command line's artifacts have the same layout, but for the index's name.
 """
 
 import logging
@@ -57,9 +57,9 @@ class Index:
     """Passages that are searched by meaning: `Index.build` makes one, `Index.load` opens one.
 
     Attributes:
-        corpus: The passages; `corpus.made_by` says which files they were read from.
+        corpus: The passages; `corpus.made_by` names the files they were read from.
         encoder: Makes the vectors.
-        args: The first stage's arguments that ask for this very index: `index_dir` is its folder.
+        args: The first stage's arguments for this very index: `index_dir` is its folder.
         folder: The dense index, which `pgra index info FOLDER` and `--index_dir FOLDER` take.
         retriever: Finds candidates in it, as the first stage of a run does.
     """
@@ -68,12 +68,6 @@ class Index:
         self, folder: Path, recipe: Recipe, encoder: Encoder, *, keeper: object = None
     ) -> None:
         """Open a finished index; see `Index.build` and `Index.load`.
-
-        Args:
-            folder: The dense index.
-            recipe: What it was made from.
-            encoder: Its encoder.
-            keeper: What keeps a temporary folder.
 
         Raises:
             ArtifactError: If it is damaged, or was made from something else.
@@ -102,22 +96,22 @@ class Index:
         field: str = "text",
         device: str = "auto",
     ) -> Self:
-        """Encode passages and build their index; what is finished at `path` is taken up.
+        """Encode passages and build their index; a finished one at `path` is reused.
 
         Args:
             passages: A list of texts, or a `datasets.Dataset`: a hit's place is the place there.
                 Or a file as `--corpus` takes it, such as a .txt, .jsonl, .parquet, or
-                bundled:NAME: blank lines and duplicates are dropped, and places are those of the
-                passages that are left.
+                bundled:NAME: blank lines and duplicates are dropped, and places count the
+                remaining passages.
             encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; or a `pgra.Encoder`.
-            path: Where it is kept: a build that was stopped goes on there. None: a temporary
-                folder, which goes with the index; `save` keeps it.
+            path: Its folder, where an interrupted build resumes. None: a temporary folder, deleted
+                with the index; `save` keeps it.
             factory: FAISS factory string. Flat is exact.
             field: Column or field that holds the text, for all but lists and .txt.
             device: Where the encoder runs; a `pgra.Encoder` stays where it is.
 
         Raises:
-            PgraError: If what is given cannot be read or used, or `path` holds something else.
+            PgraError: If an argument cannot be read or used, or `path` holds something else.
             ValueError: If `passages` or `encoder` is of a wrong type.
         """
         check_device(device, is_used=False)
@@ -176,7 +170,7 @@ class Index:
 
         Args:
             folder: Where it is.
-            encoder: Its encoder, where that is loaded already, or has another name here.
+            encoder: Its encoder, if loaded already, or under another name on this machine.
             device: Where the encoder runs; a `pgra.Encoder` stays where it is.
 
         Raises:
@@ -233,16 +227,13 @@ class Index:
         ]
 
     def add(self, passages: str | Path | Iterable[str]) -> Self:
-        """Append passages, in place; those that are there keep their places.
+        """Append passages, as of `build`, in place; existing ones keep their places.
 
-        Only the new ones are encoded. A trained factory (IVF, PQ) is not trained again.
-
-        Args:
-            passages: As `build` takes them. Duplicates are dropped where the index is of a file.
+        Only the new ones are encoded. A trained factory (IVF, PQ) is not trained again. Duplicates
+        are dropped if the index is of a file.
 
         Raises:
-            PgraError: If they cannot be read, or what the index was made from has changed or gone.
-            ValueError: If they are of a wrong type.
+            PgraError: If they cannot be read, or the index's own sources have changed or gone.
         """
         was, home = self._recipe.corpus, self._context.artifacts / _PASSAGES
         if not isinstance(passages, str | Path):
@@ -263,16 +254,10 @@ class Index:
         return self
 
     def save(self, folder: str | Path) -> Path:
-        """Write a copy that `Index.load` opens, wherever its folder is moved to.
-
-        Args:
-            folder: Where; it must be empty or not there.
-
-        Returns:
-            The folder.
+        """Write a copy that `Index.load` opens, also after its folder is moved; return the folder.
 
         Raises:
-            ArtifactError: If it holds something, or cannot be written.
+            ArtifactError: If the folder exists and is not empty, or cannot be written.
         """
         check_kinds("a folder", str | Path, folder=folder)
         home, root = at_home(folder), self._context.artifacts
@@ -305,20 +290,18 @@ class Index:
 
     @property
     def is_temporary(self) -> bool:
-        """Whether its folder goes with it."""
+        """Whether its folder is deleted with it."""
         return self._keeper is not None
 
     @property
     def encoder_name(self) -> str:
-        """The encoder, as a name that a run can be given."""
+        """The encoder's name, as a run's arguments take it."""
         return self.args.encoder
 
     def __len__(self) -> int:
-        """Count the passages."""
         return len(self.corpus)
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the passages."""
         return chain.from_iterable(self.corpus.batched(_BATCH))
 
     @overload
@@ -326,22 +309,17 @@ class Index:
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        """Return one passage, or those of a slice, as from a list.
-
-        Raises:
-            IndexError: If there is none.
-        """
+        """Return one passage, or those of a slice, as from a list."""
         rows = range(len(self))[index]
         return self.corpus.texts(rows) if isinstance(rows, range) else self.corpus[rows]
 
     def __repr__(self) -> str:
-        """Say what it is."""
         factory = self.args.index_factory
         return f"Index({len(self)} passages, encoder={self.encoder_name!r}, factory={factory!r})"
 
 
 def _open_encoder(encoder: Any, device: str) -> Encoder:
-    """Return an encoder; one that is open stays where it is, and is refused for another device."""
+    """Return an encoder; an open one is refused for another device than its own."""
     if not isinstance(encoder, Encoder):
         return Encoder(encoder, device=device)
     place = encoder.device
@@ -356,11 +334,7 @@ def _open_encoder(encoder: Any, device: str) -> Encoder:
 
 
 def as_texts(name: str, given: Any) -> list[str]:
-    """Return texts as a list.
-
-    Raises:
-        ValueError: If it is none, or holds something else.
-    """
+    """Return texts as a list; raise a ValueError if it is no iterable of texts."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise ValueError(f"{name} is {given!r:.80}: give a list of texts")
     texts = list(given)
@@ -371,27 +345,14 @@ def as_texts(name: str, given: Any) -> list[str]:
 
 
 def check_kinds(wanted: str, kinds: Any, **given: object) -> None:
-    """Refuse arguments of another type.
-
-    Args:
-        wanted: What they must be, in words.
-        kinds: As `isinstance` takes it.
-        **given: By name.
-
-    Raises:
-        ValueError: Of the first such.
-    """
+    """Raise a ValueError ("give {wanted}") for an argument that is none of `kinds`."""
     for name, value in given.items():
         if not isinstance(value, kinds):
             raise ValueError(f"{name} is {value!r:.80}: give {wanted}")
 
 
 def check_count(name: str, value: Any) -> None:
-    """Refuse what is no whole number from 1 on.
-
-    Raises:
-        ValueError: If it is not.
-    """
+    """Raise a ValueError if a value is no whole number from 1 on."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} is {value!r}: give a whole number from 1 on")
 
@@ -402,7 +363,7 @@ def _root_of(recipe: Recipe) -> Path:
 
 
 def _below(name: str, root: Path) -> Path | None:
-    """Return where in a folder of ours a file given by its whole path is; None if it is not."""
+    """Return the path of an absolute name within our folder; None if it is elsewhere."""
     path = Path(name)
     if not path.is_absolute() or not path.is_relative_to(root):
         return None
@@ -411,7 +372,7 @@ def _below(name: str, root: Path) -> Path | None:
 
 
 def _moved(recipe: Recipe, root: Path) -> Recipe:
-    """Return a recipe whose index now lies here, with all that lay beside it."""
+    """Return a recipe whose index and neighbours have moved to `root`."""
     old = _root_of(recipe)
 
     def here(name: str) -> str:

@@ -7,7 +7,7 @@ It is the run that `pgra train` makes of the same arguments. Rows in memory are 
     ARTIFACTS/passages/passages-DIGEST.jsonl    a corpus (`pgra.data.corpus.write_passages`)
     ARTIFACTS/given/index-DIGEST/               an index that had a temporary folder
 
-so that a stopped run goes on, and `pgra evaluate`, `predict` and `report` read its folder.
+so that an interrupted run resumes, and `pgra evaluate`, `predict` and `report` read its folder.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,8 +35,7 @@ from pgra.report.results import METRICS_FILE, PREDICTIONS_FILE, read_lines, read
 from pgra.run_folder import TRAINING_FILE
 from pgra.runs import Answer, Predictor, read_arguments, run, series_folder
 
-Data = Rows | str | Path
-"""Rows in memory (`pgra.data.examples.Rows`), or the name of a file."""
+Data = Rows | str | Path  # rows in memory, or a file's name
 
 
 def train(
@@ -53,7 +52,7 @@ def train(
 ) -> "Run":
     """Train and measure a method on a task: the run that `pgra train` makes of the same arguments.
 
-    A finished run is taken up, a stopped one goes on, and another run's folder is refused. Some
+    A finished run is reused, an interrupted one resumes, and another run's folder is refused. Some
     methods train nothing (kate, icl, knn, ralm): they are measured.
 
     Args:
@@ -72,14 +71,11 @@ def train(
             (`~/.cache/pgra`).
         arguments: All others, by their names on the command line: `num_candidates=20`,
             `lm="bundled:smollm2-135m"`, `max_steps=50`, ... `config="FILE.yaml"` and
-            `profile="NAME"` stand beneath them.
-
-    Returns:
-        The finished run.
+            `profile="NAME"` are defaults below them.
 
     Raises:
-        PgraError: If arguments, data or models cannot be used; before anything long is begun, and
-            before anything is written, where that can be.
+        PgraError: If arguments, data or models cannot be used; if possible before any long work
+            and before anything is written.
     """
     if not isinstance(artifacts_dir, str | Path | None):
         raise ConfigError(f"artifacts_dir is {artifacts_dir!r:.80}: give a folder")
@@ -119,7 +115,7 @@ def train(
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A finished run, as `pgra.train` gives it, and `Run.open` of its folder.
+    """A finished run, as `pgra.train` returns it, and `Run.open` of its folder.
 
     Attributes:
         folder: Where it is; `pgra evaluate`, `predict`, `report` and `push` take it too.
@@ -148,23 +144,23 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What `metrics.json` holds: "value" of the headline "metric", "interval_95", ..."""
+        """Content of `metrics.json`: "value" of the headline "metric", "interval_95", ..."""
         return read_object(self.folder / METRICS_FILE)
 
     @property
     def training(self) -> dict[str, Any]:
-        """What `training.json` holds: the dev set's value, and when; empty without training."""
+        """Content of `training.json`: the dev set's value and its step; empty without training."""
         path = self.folder / TRAINING_FILE
         return read_object(path) if path.is_file() else {}
 
     @property
     def predictions(self) -> list[dict[str, Any]]:
-        """What `predictions.jsonl` holds, a dict for each test example."""
+        """Content of `predictions.jsonl`, a dict for each test example."""
         return list(read_lines(self.folder / PREDICTIONS_FILE))
 
     @cached_property
     def predictor(self) -> Predictor:
-        """The run, loaded to decide new queries; once."""
+        """The run, loaded on first use to decide new queries."""
         with quiet_transformers():
             return Predictor.open(self.folder, device=self.args.runtime.device)
 
@@ -184,17 +180,17 @@ class Run:
     @overload
     def predict(self, queries: Iterable[Query]) -> list[Answer]: ...
     def predict(self, queries: Query | Iterable[Query]) -> Answer | list[Answer]:
-        """Decide new queries, for which evidence is found as for the test set.
+        """Decide new queries, with evidence found as for the test set.
 
         Args:
-            queries: A text, or a mapping with the task's inputs (others are not looked at); or a
-                list of these, or a `datasets.Dataset`.
+            queries: A text, or a mapping with the task's inputs (other keys are ignored); or a list
+                of these, or a `datasets.Dataset`.
 
         Returns:
             An answer, with its `label`, `scores` and `evidence`; for several, one for each.
 
         Raises:
-            PgraError: If one is not what the task takes, or what the run was made with is gone.
+            PgraError: If a query does not fit the task, or the run's models or corpus are gone.
         """
         if isinstance(queries, str | Mapping):
             return self.predict([queries])[0]
@@ -218,16 +214,15 @@ class Run:
         private: bool | None = None,
         revision: str | None = None,
     ) -> str:
-        """Upload the trained reader with its model card; `Reader.from_pretrained` loads it.
+        """Upload the trained reader with its model card; return the address of the commit.
+
+        `Reader.from_pretrained` loads it.
 
         Args:
             repo_id: OWNER/NAME; a name alone is your own.
-            token: What to sign with; None: HF_TOKEN, or the login's.
+            token: None: HF_TOKEN, or the login's.
             private: Of a new repository; None: as the hub does.
             revision: A branch; None: main.
-
-        Returns:
-            The address of the commit.
 
         Raises:
             ConfigError: If the method trains no reader, or the hub refuses token, id or upload.
@@ -243,7 +238,6 @@ class Run:
             )
 
     def __repr__(self) -> str:
-        """Say what it is and what came out."""
         told = self.metrics
         value = f"{told['task']} {told['split']} {told['metric']} {told['value']:.4f}"
         return f"Run({str(self.folder)!r}: {told['method']}, {value}, n = {told['n']})"
@@ -264,20 +258,13 @@ def _read_task(task: Any) -> Task | GenerationTask:
 
 @dataclass
 class _Given:
-    """Files to be written once all else is checked.
-
-    Attributes:
-        task: Whose rows they are.
-        home: Where they go.
-        texts: Content by path.
-    """
+    """Files of a task to be written into `home` once all else is checked; `texts` by path."""
 
     task: Task | GenerationTask
     home: Path
     texts: dict[Path, str] = field(default_factory=dict)
 
     def take_task(self, task: str | Path | Task | GenerationTask) -> str:
-        """Return what `--task` is given."""
         if isinstance(task, str | Path):
             return str(task)
         text = task.to_yaml()
@@ -286,7 +273,6 @@ class _Given:
         return str(path)
 
     def take_rows(self, given: Mapping[str, Data]) -> dict[str, str]:
-        """Return what `--train_file` and the like are given."""
         files = {}
         for split, rows in given.items():
             if isinstance(rows, str | Path):
@@ -304,7 +290,6 @@ class _Given:
         return files
 
     def write(self) -> None:
-        """Write what is not there yet."""
         for path, text in self.texts.items():
             if not path.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -312,7 +297,7 @@ class _Given:
 
 
 def _as_jsonl(task: Task | GenerationTask, raw: RawSplit, split: str) -> str:
-    """Check rows, and return them as a file of the task has them, in their order."""
+    """Check rows, and return them as jsonl of the task, in their order."""
     if isinstance(task, Task):
         read_split(task, raw, split, is_quiet=True)
     else:
@@ -358,7 +343,7 @@ def _take_corpus(corpus: Any, home: Path, asked: Mapping[str, Any]) -> dict[str,
 
 
 def _keep_index(index: Index, home: Path) -> Index:
-    """Return an index whose folder stays."""
+    """Return an index with a permanent folder."""
     if not index.is_temporary:
         return index
     kept = home / f"index-{digest(dict(index.retriever.fingerprint))[:12]}"

@@ -12,7 +12,6 @@ SEARCHES = ("grid", "none")
 
 
 def list_grids() -> list[str]:
-    """Return the names of the shipped grids."""
     return [name for name in list_yamls("ablations") if not name.startswith("_")]
 
 
@@ -50,7 +49,6 @@ class SeriesArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse numbers out of range, and one that stands there twice."""
         for name, rule in (
             ("seeds", Rule(least=0, most=(1 << 32) - 1)),
             ("search_learning_rates", Rule(above=0, below=math.inf)),

@@ -1,28 +1,19 @@
 """Label consistency of runs or of ways to rank, by pseudo-labels (Guo et al. 2023, 4.1).
 
-Evidence has no label of its own. A plain reader of the same task, trained without evidence, gives
-it one, its pseudo-label; evidence is *consistent* with a query if that is the query's true label.
-The consistency score of a query is the share of its evidence that is (section 4.3: 5 of 8 is
-62.5 %), that of a run the mean over its queries, which is what the paper's Table 10 and Figure 4
-report; its Figure 2 counts queries by their number of consistent evidence.
-
-Two lines belong beside every score. If all evidence had one label, the score would be that label's
-share of the queries: at best the *majority rate*. The paper's scores on CoLA, 69.0 to 69.3 % for
-all sizes of LM, are that line (69 % of its sentences are acceptable), so they say nothing of the
-LM. And evidence whose labels have nothing to do with its query's has the score of *chance*: the
-labels' shares of the queries times their shares of the evidence, added up.
-
-The score is itself an accuracy, that of "say the pseudo-label of a random one" (docs/worth.md). So
-the accuracy of the *vote* of a query's evidence stands beside it, to be compared with a reader's,
-and how many *distinct* texts all queries' evidence is.
+A plain reader of the same task, trained without evidence, gives each evidence its pseudo-label.
+Evidence is *consistent* with a query if that is the query's true label. A query's consistency score
+is the share of its evidence that is (section 4.3: 5 of 8 is 62.5 %), a run's the mean over its
+queries (the paper's Table 10 and Figure 4). Two lines are printed beside it: the *majority rate*,
+the score of evidence that all had the commonest label of the queries (69 % on CoLA, where the
+paper's scores are 69.0 to 69.3 %), and *chance*, that of evidence unrelated to its query: the sum
+of the labels' shares of the queries times their shares of the evidence. See docs/worth.md.
 
 DIR/consistency.json                  scores, and queries by number of consistent evidence
 DIR/consistency.md, .tex, .csv        the same as tables (.csv: the scores)
 DIR/counts-TASK.csv                   queries and accuracy by number of consistent evidence
 DIR/counts-TASK.png, scores-TASK.png  the same drawn, also as .svg
-DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text, its labels' probabilities and a digest a line
-
-A labeler is known by its folder's checksums, so that another one's labels are never mixed in.
+DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text, its labels' probabilities and a digest a line; the
+                                      checksum is the labeler's
 """
 
 import logging
@@ -71,32 +62,24 @@ _MEANING = (
     "Intervals and p are of a bootstrap over queries; a difference whose interval holds 0 is none.",
 )
 _Counts = npt.NDArray[np.int64]
-Lines = Sequence[Mapping[str, Any]]
-"""Those of a run's `predictions.jsonl`."""
-Row = tuple[str, str]
-"""A task, and the name of a row."""
+Lines = Sequence[Mapping[str, Any]]  # of a run's predictions.jsonl
+Row = tuple[str, str]  # a task, and a row's name
 
 
 @dataclass(frozen=True, eq=False)
 class Consistency:
-    """What label consistency says of one run, or of one with several seeds.
+    """Label consistency of one run, or of one with several seeds.
 
     Attributes:
-        name: The run's, in tables.
-        task: Its task.
         ids: Of the queries that have evidence, in the run's order.
         shares: Share of consistent evidence of each of these queries, in 0..1; mean over seeds.
         queries: How many queries have 0, 1, ... d consistent evidence, of all seeds, (d + 1,).
         right: How many of these were decided rightly.
         by_rank: Share of consistent evidence by its rank, the best first, (d,); of all seeds.
-        majority: Share of the queries that have the commonest label.
-        chance: The score if evidence had nothing to do with its query.
         pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
-        vote: Share of the queries that have the label which most of their evidence has; a tie goes
-            to the best-ranked one.
+        vote: Accuracy of the commonest label of each query's evidence; ties go to the best-ranked.
         distinct: Different texts among the evidence of all queries.
-        without_evidence: Queries that have none and count nowhere.
-        seeds: Runs that were put together.
+        without_evidence: Queries without any, which are left out.
     """
 
     name: str
@@ -130,10 +113,7 @@ class Consistency:
         return interval_95(bootstrap_mean(self.shares, seed=_SEED))
 
     def accuracy(self, number: int) -> float | None:
-        """Return the share of queries decided rightly, of those with so many consistent evidence.
-
-        None where there is no such query.
-        """
+        """Return the accuracy on queries with so many consistent evidence; None without such."""
         return float(self.right[number] / self.queries[number]) if self.queries[number] else None
 
     def as_json(self) -> dict[str, Json]:
@@ -163,21 +143,13 @@ def measure_consistency(
     *,
     labels: Sequence[str],
 ) -> Consistency:
-    """Compare the pseudo-labels of a run's evidence with its queries' labels.
+    """Compare the pseudo-labels of a run's evidence, by text, with its queries' labels.
 
-    Seeds of the reader have the same evidence, so that what differs is the accuracy alone: shares
-    are averaged by query, all else is added up.
-
-    Args:
-        name: The run's, in tables.
-        task: Its task.
-        seeds: The lines of `predictions.jsonl`, of each of its seeds.
-        pseudo_labels: Label by text; of texts that no query has, too.
-        labels: The task's, in order.
+    `seeds` are the lines of each seed's `predictions.jsonl`. Seeds of the reader share their
+    evidence: shares are averaged by query, all else is added up.
 
     Raises:
         DataError: If the run has no evidence, or its seeds have evidence for different queries.
-        KeyError: If a text has no pseudo-label.
     """
     most = {max((len(line["evidence"]) for line in lines), default=0) for lines in seeds}
     found = [[line for line in lines if line["evidence"]] for lines in seeds]
@@ -222,13 +194,9 @@ def score_table(
     paper: Mapping[tuple[str, str], float],
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return the scores (the paper's Table 10) in hundredths.
+    """Return the scores (the paper's Table 10) in hundredths, with differences to the baseline.
 
-    Args:
-        runs: Of any tasks.
-        baseline: Name of the run that others of its task are compared with.
-        paper: What the paper prints, by task (or `AVERAGE`) and name; may be empty.
-        notes: Of these runs.
+    `paper` holds the paper's values by task (or `AVERAGE`) and name; it may be empty.
     """
     columns = ["run", "task", "seeds", "d", "queries", "consistency", "95 % interval"]
     columns += [*(["paper"] if paper else []), "majority rate", "chance", "vote", "distinct"]
@@ -264,12 +232,7 @@ def score_table(
 
 
 def count_table(runs: Sequence[Consistency]) -> Table:
-    """Return queries and accuracy by number of consistent evidence (the paper's Figure 2).
-
-    Args:
-        runs: Of one task. Queries are those of a seed, on average; where a run has none with a
-            number, its accuracy is a dash.
-    """
+    """Return queries (mean over seeds) and accuracy by number of consistent evidence (Figure 2)."""
     kinds = ("queries", "accuracy")
     columns = ["consistent", *(f"{run.name}: {kind}" for run in runs for kind in kinds)]
     rows = []
@@ -297,12 +260,7 @@ def _percent(value: float, form: str = ".1f") -> Cell:
 
 
 def plot_counts(runs: Sequence[Consistency], path: Path) -> None:
-    """Draw accuracy and count by number of consistent evidence, a panel a run (Figure 2).
-
-    Args:
-        runs: Of one task.
-        path: Without suffix: a .png and an .svg are written.
-    """
+    """Draw the `count_table` of a task's runs, a panel a run, to PATH.png and PATH.svg."""
     from matplotlib.figure import Figure
 
     most = max(float(run.queries.max()) / run.seeds for run in runs)
@@ -326,12 +284,7 @@ def plot_counts(runs: Sequence[Consistency], path: Path) -> None:
 
 
 def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
-    """Draw each run's score and interval, with its task's majority rate and its own chance.
-
-    Args:
-        runs: Of one task: the lines are its own.
-        path: Without suffix: a .png and an .svg are written.
-    """
+    """Draw a task's scores, intervals, majority rate and chance to PATH.png and PATH.svg."""
     from matplotlib.figure import Figure
 
     with plain_text():
@@ -356,13 +309,10 @@ def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Labeler:
-    """A plain reader that gives evidence its pseudo-labels.
+    """A plain reader that labels evidence.
 
-    Attributes:
-        folder: As it was named.
-        home: Its reader's folder.
-        record: What it was trained for.
-        measured: The content of its run's `metrics.json`; empty where there is none.
+    `folder` is as it was named, `home` the reader's own. `measured` is the content of its run's
+    `metrics.json`; empty where there is none.
     """
 
     folder: Path
@@ -376,7 +326,6 @@ class Labeler:
         return file_checksum(self.home / RECORD_FILE)
 
     def note(self) -> str:
-        """Say how good it is, as far as that is known."""
         text = f"{self.record.task}: pseudo-labels are those of {self.folder}"
         if not self.measured:
             return f"{text}."
@@ -385,13 +334,9 @@ class Labeler:
 
 
 def open_labeler(folder: Path) -> Labeler:
-    """Read which reader it is.
-
-    Args:
-        folder: A finished run of `--num_evidence 0`, or its reader's folder.
+    """Open a finished run of `--num_evidence 0`, or its reader's folder.
 
     Raises:
-        ArtifactError: If there is no whole reader.
         ConfigError: If it reads evidence.
     """
     record = read_record(folder, verify=False)  # its weights are checked when they are loaded
@@ -407,18 +352,13 @@ def open_labeler(folder: Path) -> Labeler:
 
 @dataclass(frozen=True)
 class PseudoLabels:
-    """Labels of texts.
-
-    Attributes:
-        labels: Label by text; of texts that were not asked for this time, too.
-        num_read: Texts that were read now.
-    """
+    """Labels by text, of earlier calls too; `num_read` texts were read now."""
 
     labels: Mapping[str, str]
     num_read: int
 
     def describe(self, labeler: Labeler, texts: Sequence[str]) -> dict[str, Any]:
-        """Return who labelled, and the labels' shares of the distinct evidence."""
+        """Return the labeler, and the labels' shares of the distinct evidence."""
         counts = Counter(self.labels[text] for text in texts)
         return {
             "folder": str(labeler.folder),
@@ -437,17 +377,9 @@ def label_texts(
     device: str = "auto",
     save_every: int = _SAVED_EVERY,
 ) -> PseudoLabels:
-    """Give texts the label that a plain reader decides for; a text fills the task's first input.
+    """Label distinct texts by a plain reader; a text fills the task's first input.
 
-    Args:
-        labeler: The reader.
-        texts: Distinct ones.
-        folder: Keeps what it said, for other calls.
-        device: What it reads on.
-        save_every: How many texts are read between two savings; when stopped, these are read again.
-
-    Raises:
-        ModelError: As `Reader.load`.
+    Labels are kept in `folder` for other calls, and saved after every `save_every` texts.
     """
     name = labeler.checksum.rpartition(":")[2][:12]
     path = folder / f"{labeler.record.task}-{name}.jsonl"
@@ -490,10 +422,10 @@ class ConsistencyReport:
     """Label consistency of several runs, or of several ways to rank.
 
     Attributes:
-        runs: What was measured, in the order of the table; seeds are put together.
+        runs: In the order of the table, one for all seeds.
         tables: Of runs: the scores and, for each task, queries by number of consistent evidence.
         num_read: Texts that the labelers read now; the others were labelled before.
-        lines: Of ways to rank: each query's evidence, as `predictions.jsonl` has it, by way.
+        lines: Of ways to rank: each query's evidence, as in `predictions.jsonl`, by way.
         pseudo_labels: Of ways to rank: label by text.
     """
 
@@ -513,15 +445,15 @@ def report_consistency(
     device: str = "auto",
     plots: bool = True,
 ) -> ConsistencyReport:
-    """Give the runs' evidence pseudo-labels, and measure how consistent it is with the queries.
+    """Label the runs' evidence, and measure how consistent it is with the queries.
 
     Args:
-        runs: Finished runs, folders of them, or a grid. What has no evidence is left out.
+        runs: Finished runs, folders of them, or a grid. Runs without evidence are left out.
         output_dir: Where everything goes.
         labelers: Finished runs of `--num_evidence 0`, one for each task; without any, each task's
             plain run of the lowest seed among `runs`.
         baseline: Name of the row to compare with; None takes a report's own, else the first.
-        device: What the labelers read on.
+        device: Where the labelers read.
         plots: Whether to draw.
 
     Raises:
@@ -598,7 +530,7 @@ def _rows_with_evidence(study: Study) -> dict[Row, list[Run]]:
 def _choose_labelers(
     study: Study, folders: Sequence[Path], rows: Mapping[Row, Sequence[Run]]
 ) -> dict[str, Labeler]:
-    """Return each task's labeler, as named or the task's own plain run."""
+    """Return each task's labeler: as named, else the task's own plain run."""
     named = [open_labeler(folder) for folder in folders]
     by_task = {labeler.record.task: labeler for labeler in named}
     if len(by_task) < len(named):
@@ -634,7 +566,6 @@ def _notes(
     *,
     has_paper: bool,
 ) -> list[str]:
-    """Say what a reader of the numbers must know."""
     notes = [labeler.note() for labeler in labelers.values()]
     for (task, name), runs in rows.items():
         own = labelers[task].record.fingerprints.get("train")
@@ -654,11 +585,7 @@ def _notes(
 
 
 def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
-    """Return the arguments of each way, by name: chance, the first stage, and the second.
-
-    Raises:
-        ConfigError: If there is nothing to compare.
-    """
+    """Return the arguments of each way, by name: chance, the first stage, and the second."""
     rerank = args.rerank
     if args.is_exhaustive or rerank.reranker == "none" or not rerank.num_evidence:
         raise ConfigError(
@@ -675,11 +602,7 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
 
 
 def find_lines(stages: Stages) -> Lines:
-    """Find the test split's evidence, and write lines of which nothing was decided.
-
-    Raises:
-        PgraError: As the stages say.
-    """
+    """Find the test split's evidence, as lines of `predictions.jsonl` without predictions."""
     stages.find(("test",))
     pairs = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
     return [
@@ -691,17 +614,12 @@ def find_lines(stages: Stages) -> Lines:
 def compare_evidence(
     args: PgraArguments, labeler: Path, output_dir: Path, *, context: Context = ALONE
 ) -> ConsistencyReport:
-    """Measure on the test split how consistent the evidence of chance and of each stage is.
+    """Measure the consistency on the test split of evidence by chance and of each stage.
 
-    Args:
-        args: The task, corpus and models.
-        labeler: A finished run of `--num_evidence 0`.
-        output_dir: Gets the pseudo-labels.
-        context: Who shares the LM's work.
+    The labeler is a finished run of `--num_evidence 0`; `output_dir` gets the pseudo-labels.
 
     Raises:
         DataError: If the labeler has other labels than the task.
-        PgraError: As the stages and `open_labeler` say.
     """
     reader = open_labeler(labeler)
     lines: dict[str, Lines] = {}

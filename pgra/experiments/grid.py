@@ -1,7 +1,7 @@
 """Grids: a YAML of points, their costs, and runs that share their work.
 
 title: ...              what the table is called
-extends: _base          another YAML beneath this one
+extends: _base          another YAML below this one
 base: {...}             arguments that all points share, `method` and `profile` among them
 tasks: [...]            one run a task and point
 by_task: {trec: {...}}  arguments of one task
@@ -17,8 +17,7 @@ NAME/grid.json              the points and where their runs are, written before 
 NAME/POINT/seed-N/          a run each; NAME/TASK/POINT/seed-N/ with several tasks
 
 All points share one artifacts folder, so one LM with one prompt has one bank. The points with the
-most candidates run first: the candidates of fewer are the first of more, so that those runs add no
-forward of the LM; how many become evidence is a cut of one ranking.
+most candidates run first: their LM states serve those with fewer.
 """
 
 import logging
@@ -72,8 +71,7 @@ class Point:
     """One cell of a grid.
 
     Attributes:
-        name: As tables show it.
-        values: By argument name; `profile` names defaults beneath them.
+        values: By argument name; `profile` names defaults below them.
         by_task: Values that differ for one task.
         seeds: Its own; empty for the grid's.
     """
@@ -85,22 +83,18 @@ class Point:
 
     @property
     def folder(self) -> str:
-        """The name of its folder."""
         return re.sub(r"[^A-Za-z0-9._=+-]+", "-", self.name).strip("-.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What is varied, over what: the keys of a grid's YAML, as the module's opening says.
+    """What is varied, over what: the keys of a grid's YAML (see this module).
 
     Attributes:
-        name: The YAML's, without its ending.
-        origin: The YAML.
-        about: What it shows.
-        share: Whether points take up each other's products.
-        show: What stands below the table: "seconds" of each stage, "dev" (the point that is best on
-            the dev set), or the "consistency" of the evidence, labelled by the task's plain run.
-        asked: The command line's tasks, in place of the file's; None without any.
+        share: Whether points reuse each other's products.
+        show: Below the table: "seconds" of each stage, "dev" (the best point on the dev set), or
+            the "consistency" of the evidence, labelled by the task's plain run.
+        asked: The command line's tasks, which replace the file's; None without any.
     """
 
     name: str = ""
@@ -124,7 +118,7 @@ class Grid:
 
     @cached_property
     def cells(self) -> list[Point]:
-        """The points in the order of the table: all of the file's, with all values of the axes."""
+        """The points in the order of the table, crossed with the axes."""
         cells = []
         for given in self.points:
             own = {name: value for name, value in given.items() if name not in _OF_POINTS}
@@ -142,11 +136,10 @@ class Grid:
 
     @property
     def axes(self) -> list[str]:
-        """The arguments that differ between points."""
         return list(dict.fromkeys(name for point in self.cells for name in point.values))
 
     def under(self, task: str | None, point: Point) -> list[Defaults]:
-        """Return what stands beneath `--profile` and `--config`, the later over the earlier."""
+        """Return defaults below `--profile` and `--config`; later ones win."""
         base = dict(self.base)
         profile = base.pop(PROFILE, None)
         profile = point.values.get(PROFILE, profile)
@@ -159,7 +152,7 @@ class Grid:
         return layers
 
     def over(self, task: str | None, point: Point) -> Defaults:
-        """Return what stands above `--profile` and `--config`: the point's own values."""
+        """Return the point's own values, which win against `--profile` and `--config`."""
         values = {name: value for name, value in point.values.items() if name != PROFILE}
         if task is not None:
             values = {**values, **point.by_task.get(task, {}), "task": task}
@@ -169,16 +162,11 @@ class Grid:
 def read_grid(
     name: str, *, demo: bool = False, axes: Mapping[str, Sequence[Any]] | None = None
 ) -> Grid:
-    """Read a grid.
-
-    Args:
-        name: Of a shipped one, or the path of a YAML.
-        demo: Whether to take its `demo` part.
-        axes: Other values for some of its axes, or further axes.
+    """Read a shipped grid by name, or a YAML; `axes` replace some of its own, or are added.
 
     Raises:
         ConfigError: On an unknown grid, key, axis or profile, a value of the wrong kind, or points
-            that cannot be told apart.
+            with the same folder.
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
@@ -199,7 +187,7 @@ def read_grid(
 
 
 def _read_layers(path: Path) -> dict[str, Any]:
-    """Read a YAML over the one it extends, which lies beside it or is one of ours."""
+    """Read a YAML merged into the one it extends, which lies beside it or is one of ours."""
     below = from_yaml(Grid, path).extends
     values = read_yaml(path)
     if below is None:
@@ -212,10 +200,7 @@ def _read_layers(path: Path) -> dict[str, Any]:
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one YAML's keys over another's; these four are laid over each other key by key.
-
-    One that is empty adds nothing. One that is no mapping is kept, for `Grid` to refuse.
-    """
+    """Merge two YAMLs, the upper one wins; "base", "by_task", "labels" and "demo" key by key."""
     merged = {**lower, **upper}
     for key in ("base", "by_task", "labels", "demo"):
         below, above = lower.get(key) or {}, merged.get(key) or {}
@@ -225,11 +210,7 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
 
 
 def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
-    """Read axes of a command line, such as num_candidates=150,50.
-
-    Raises:
-        ConfigError: If a word is not of that form.
-    """
+    """Read axes of a command line, such as num_candidates=150,50; a ConfigError if they are not."""
     axes = {}
     for word in words:
         name, sign, text = word.partition("=")
@@ -245,8 +226,7 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
 def argument_names(grid: Grid, *, is_whole: bool = True) -> set[str]:
     """Return the names of all arguments that a grid's points may have.
 
-    Those of all methods of ours, and of every class that the grid names; with `is_whole` also those
-    of transformers' own.
+    Those of our methods and of the classes that the grid names; if `is_whole` also transformers'.
     """
     sections = list(SECTIONS.values())
     for point in grid.cells:
@@ -258,7 +238,7 @@ def argument_names(grid: Grid, *, is_whole: bool = True) -> set[str]:
 
 
 def short(value: Json) -> str:
-    """Word a value in a point's name: a model or a file by the last part of its name."""
+    """Shorten a value for a point's name: a path or model to its last part."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -300,13 +280,7 @@ def _check(grid: Grid) -> None:
 
 @dataclass(frozen=True)
 class GridRun:
-    """One run of a grid.
-
-    Attributes:
-        point: Its cell.
-        task: As the grid names it; None where the arguments do.
-        args: All arguments, its folder and seed among them.
-    """
+    """One run of a grid; `task` is as the grid names it, None where the arguments do."""
 
     point: Point
     task: str | None
@@ -314,28 +288,24 @@ class GridRun:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
         return self.args.folder
 
     @property
     def seed(self) -> int:
-        """Its seed."""
         return self.args.seed
 
     @property
     def name(self) -> str:
-        """What a log calls it."""
         task = "" if self.task is None else f"{self.task}, "
         return f"{task}{self.point.name}, seed {self.seed}"
 
     @property
     def is_finished(self) -> bool:
-        """Whether it was measured."""
         return (self.folder / METRICS_FILE).is_file()
 
     @property
     def width(self) -> float:
-        """How many candidates a query has, infinite where the LM reads the whole corpus."""
+        """How many candidates a query has; infinite where the LM reads the whole corpus."""
         if "rerank" not in self.args.sections:
             return 0.0
         args = self.args.pgra
@@ -366,15 +336,14 @@ def make_runs(
 ) -> list[GridRun]:
     """Return a grid's runs in the order of its table: by task, point and seed.
 
-    A point that draws nothing has one run, whatever the number of seeds: others would be the same.
-    Each task's runs have a folder of their own, of a file with several tasks always, so that all
-    may follow where one was run first.
+    A point that draws nothing has one run, whatever the number of seeds. If the file has several
+    tasks, each has its own folder, even if only one is run.
 
     Args:
         grid: The grid.
         seeds: One run each; empty for those of each point, else the grid's.
         root: Folder of all of them.
-        resolve: Gives the arguments of a task and point.
+        resolve: Returns the arguments of a task and point.
 
     Raises:
         ConfigError: If a point contradicts itself; it is named.
@@ -400,11 +369,7 @@ def make_runs(
 
 
 def in_order(runs: Sequence[GridRun]) -> list[GridRun]:
-    """Order runs so that later ones find what earlier ones left.
-
-    The first seed of all points comes before the second, so that a grid that was stopped tells of
-    every point; of these, those that search most come first.
-    """
+    """Order runs by seed, then by candidates, most first: later ones reuse what those computed."""
     seeds = list(dict.fromkeys(run.seed for run in runs))
     return sorted(runs, key=lambda run: (seeds.index(run.seed), -run.width))
 
@@ -416,23 +381,11 @@ def run_grid(
     drop_readers: bool = False,
     keep_plain: bool = False,
 ) -> dict[str, str]:
-    """Make all runs; one that fails does not stop the others.
+    """Make all runs; one that fails does not stop the others. Return why, by the failed run's name.
 
-    In several processes only what all refuse alike is passed over, arguments and data: anything
-    else may be the failure of one alone, for which the others would wait.
-
-    Args:
-        runs: In any order.
-        context: Who shares the work.
-        drop_readers: Whether to delete readers and checkpoints of measured runs: a grid may have a
-            hundred.
-        keep_plain: Whether plain readers stay all the same, to label evidence.
-
-    Returns:
-        Why, by the name of each run that failed.
-
-    Raises:
-        PgraError: In several processes, as a run says.
+    With several processes only errors in arguments and data are skipped: others may occur in one
+    process alone, for which the rest would wait. `keep_plain` excepts plain readers, which label
+    evidence, from `drop_readers`.
     """
     from pgra.runs import run_all
 
@@ -457,11 +410,10 @@ def run_grid(
 
 
 def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
-    """Say what a grid is, before it runs.
+    """Write `grid.json`, before anything runs.
 
     Raises:
         ArtifactError: If the folder holds another grid or a run.
-        OSError: If it cannot be written.
     """
     check_writable(root)
     path = root / GRID_FILE
@@ -477,10 +429,7 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
 
 
 def grid_record(grid: Grid, runs: Sequence[GridRun], root: Path) -> dict[str, Json]:
-    """Return the content of `grid.json`: axes by section and name, points with every axis' value.
-
-    Points of several tasks stand once a task, under one name.
-    """
+    """Return the content of `grid.json`; points of several tasks have an entry a task."""
     long = {name: name for name in (*grid.axes, *(grid.baseline or {}))}
     for name, run in product(long, reversed(runs)):
         section = section_of(name, run.args)

@@ -3,8 +3,8 @@
     NAME/lr5e-05-batch8-seed0/   a run each: trained, and measured on the dev set
     NAME/search.json             what was tried, and the winner
 
-Only the winner is ever measured on the test set. A stopped search goes on when it is asked for
-again: finished points are taken up, the one that was stopped goes on from its last checkpoint.
+Only the winner is measured on the test set. An interrupted search resumes: finished points are
+reused, the interrupted one continues from its last checkpoint.
 """
 
 import logging
@@ -56,15 +56,11 @@ def search_runs(
 ) -> SearchResult:
     """Try points with the first seed, and measure the winner on the test set, with every seed.
 
-    Args:
-        args: All arguments; the run's folder is the folder of them all.
-        series: Which points and seeds.
-        context: Who shares the work.
+    Each run gets a folder inside that of the arguments.
 
     Raises:
         ArtifactError: If a point's folder holds another run.
         ConfigError: If nothing would be measured on the dev set.
-        PgraError: As a run says.
     """
     seeds = series.seeds or [args.seed]
     root = series_folder(str(args.folder), seeds)
@@ -130,7 +126,7 @@ def _attempt(prepared: Prepared, args: RunArguments, rate: float, size: int) -> 
     outcome = prepared.run(args, is_measured=False)
     metric, value = outcome.training["metric"], float(outcome.training["value"])
     if prepared.context.worker.is_main:
-        # They serve to go on with, and a grid's would fill a disk: the reader itself stays.
+        # They only serve to resume, and a grid's would fill a disk: the reader itself stays.
         for checkpoint in outcome.folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     prepared.context.barrier()

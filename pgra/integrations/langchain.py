@@ -22,7 +22,7 @@ class PgraReranker(BaseDocumentCompressor):
 
     Attributes:
         reranker: The LM under a task's prompt.
-        top_n: How many of the best are kept; None: all.
+        top_n: How many of the best to keep; None: all.
     """
 
     reranker: Reranker
@@ -35,9 +35,7 @@ class PgraReranker(BaseDocumentCompressor):
         query: str,
         callbacks: Callbacks | None = None,  # noqa: ARG002 (the contract's)
     ) -> list[Document]:
-        """Return the best documents for a query, best first.
-
-        They are copies; their score stands in `metadata["relevance_score"]`.
+        """Return copies of the best documents, best first, with `metadata["relevance_score"]`.
 
         Raises:
             PgraError: As `pgra.Reranker.rank`.
@@ -62,7 +60,7 @@ class KateSelector(BaseExampleSelector):
         nearest_last: Whether the nearest stands next to the query; the paper has it first.
 
     Raises:
-        ValueError: If `selector` is none, or an item of its pool is no dict.
+        ValueError: If `selector` is of another type, or an item of its pool is no dict.
     """
 
     def __init__(
@@ -75,20 +73,14 @@ class KateSelector(BaseExampleSelector):
             _check_example(item)
 
     def add_example(self, example: dict[str, str]) -> None:
-        """Take an example into the pool.
-
-        Raises:
-            DataError: If it lacks a column of the pool.
-            ValueError: If it is no dict.
-        """
+        """Add an example to the pool; a DataError if it lacks a column."""
         _check_example(example)
         self.selector.add(example)
 
     def select_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
         """Return the examples nearest to the text columns among a prompt's variables.
 
-        Raises:
-            DataError: If a column is not among them.
+        A DataError if a column is not among them.
         """
         chosen = self.selector.select(input_variables, self.k)
         return chosen[::-1] if self.nearest_last else chosen

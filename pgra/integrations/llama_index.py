@@ -16,25 +16,16 @@ except ImportError:
 
 
 class PgraRerank(BaseNodePostprocessor):
-    """Orders nodes by a `pgra.Reranker`, such as among a query engine's `node_postprocessors`.
-
-    Attributes:
-        top_n: How many of the best are kept; None: all.
-    """
+    """Orders nodes by a `pgra.Reranker`, such as among a query engine's `node_postprocessors`."""
 
     top_n: int | None = Field(default=None, ge=1, description="Nodes kept, the best first.")
     _reranker: Reranker = PrivateAttr()
 
     def __init__(self, reranker: Reranker, top_n: int | None = None, **rest: Any) -> None:
-        """Take a reranker.
-
-        Args:
-            reranker: The LM under a task's prompt.
-            top_n: How many of the best are kept; None: all.
-            rest: Of the base class: `callback_manager`.
+        """Take a `pgra.Reranker`; `rest` is for the base class (`callback_manager`).
 
         Raises:
-            ValueError: If `reranker` is none, or `top_n` is below 1.
+            ValueError: If `reranker` is of another type, or `top_n` is below 1.
         """
         if not isinstance(reranker, Reranker):
             raise ValueError(f"reranker is {reranker!r:.80}: give a pgra.Reranker")
@@ -43,13 +34,12 @@ class PgraRerank(BaseNodePostprocessor):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return its name in LlamaIndex's records."""
         return "PgraRerank"
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        """Return the best nodes, best first, with the reranker's scores; the given ones stay."""
+        """Return copies of the best nodes, best first, with the reranker's scores."""
         if query_bundle is None:
             raise ValueError("there is no query to order nodes by: give query_str or query_bundle")
         if not nodes:

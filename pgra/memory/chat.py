@@ -2,9 +2,7 @@
 
 Prompts, look-up, gate and LM are those of the streams (`pgra.memory.stream`; Madaan et al. 2022,
 figure 1). The terminal (`Talk`) and the web page (`pgra.memory.web`) show the same conversation.
-
-Kept texts are shown in full, with nothing in them that could hide or move a part: characters that
-are not seen, such as those that turn the direction of text around, are told by their numbers.
+Stored texts are shown in full, with invisible characters (such as bidirectional marks) escaped.
 """
 
 import json
@@ -73,11 +71,9 @@ class TalkingLMArguments(CompleterArguments):
 
 
 def read_understanding(family: Family, output: str) -> tuple[str, str]:
-    """Take an output apart by the forms that a family's answers have, letters of any case.
+    """Split an output into understanding (… marks the answer's place) and answer, ignoring case.
 
-    Returns:
-        What was understood, with … where the answer stands, and the answer; "" and the whole output
-        where it has none of the forms.
+    An output of no form of the family's answers is all answer, with "" as understanding.
     """
     text = output.strip()
     if (found := match_form(family, text)) is None:
@@ -89,16 +85,14 @@ def read_understanding(family: Family, output: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Turn:
-    """A question and what came of it.
+    """A question and its answer.
 
     Attributes:
-        question: As it was asked.
         output: What the LM wrote, cut to its answer.
-        understanding: What was understood, with … where the answer stands; "" where none is told.
-        answer: The answer; the whole output where no understanding is told.
-        prompt: What the LM read, and what of the memory stood in it.
-        num_prompt_tokens: Of it; None where an endpoint does not report them.
-        saved: The correction that it was asked again after.
+        understanding: With … in the answer's place; "" if the output states none.
+        answer: The whole output if it states no understanding.
+        num_prompt_tokens: None where an endpoint does not report them.
+        saved: The correction after which it was asked again.
     """
 
     question: str
@@ -112,12 +106,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class SavedCorrection:
-    """A correction that was kept.
-
-    Attributes:
-        entry: As it is in the memory.
-        shown: How it stands in a prompt, where that is not as it was typed; else "".
-    """
+    """A correction that was stored; `shown` is its text in a prompt where that differs, else ""."""
 
     entry: Event
     shown: str = ""
@@ -127,12 +116,7 @@ class SavedCorrection:
 class Conversation:
     """What a person talks to. It holds no turns: any number of people may share one.
 
-    Attributes:
-        lm: Prompt and LM.
-        system: Family, memory, look-up and gate.
-        part: Under which task and scope corrections are written.
-        source: Who is said to have made them.
-        about: What is talked to, in a line.
+    Corrections are written under the task and scope of `part`, by `source`.
     """
 
     lm: PromptedLM
@@ -142,10 +126,9 @@ class Conversation:
     about: str = ""
 
     def ask(self, question: str, saved: SavedCorrection | None = None) -> Turn:
-        """Ask, with what the memory has for the question; again, after a correction was saved.
+        """Ask with what the memory has for the question; `saved` if it is asked after a correction.
 
-        Raises:
-            DataError: If it is empty, or does not fit the LM's window.
+        A question that is empty or does not fit the LM's window is a DataError.
         """
         question = question.strip()
         if not question:
@@ -158,12 +141,7 @@ class Conversation:
         return Turn(question, output, understanding, answer, prompt, num_tokens, saved)
 
     def correct(self, question: str, feedback: str) -> SavedCorrection:
-        """Keep what a person says of a question that was misunderstood.
-
-        Raises:
-            DataError: If it is empty, too long, or holds what is no text.
-            ArtifactError: If the memory cannot be written.
-        """
+        """Store what a person says of a misunderstood question; errors as `FeedbackLog.write`."""
         log, part = self.system.log, self.part
         entry = log.write(
             question, feedback.strip(), source=self.source, task=part.task, scope=part.scope
@@ -173,35 +151,25 @@ class Conversation:
         return SavedCorrection(entry, shown if differs else "")
 
     def forget(self, *entry_ids: int) -> None:
-        """Take entries out of the memory, all or none.
-
-        Raises:
-            DataError: If one is not there any more.
-            ArtifactError: If the memory cannot be written.
-        """
+        """Take entries out, all or none; a DataError if one is gone or of another task or scope."""
         for entry_id in entry_ids:
             self._check_own(entry_id)
         self.system.log.forget(*entry_ids, source=self.source)
 
     def change(self, entry_id: int, feedback: str) -> Event:
-        """Replace an entry's feedback.
-
-        Raises:
-            DataError: If it is not there any more, or the feedback cannot be kept.
-            ArtifactError: If the memory cannot be written.
-        """
+        """Replace an entry's feedback; a DataError if it is gone, or of another task or scope."""
         self._check_own(entry_id)
         return self.system.log.correct(entry_id, feedback.strip(), source=self.source)
 
     def entries(self) -> list[Event]:
-        """Return what is in the memory for these questions, the oldest first."""
+        """Return the entries of its task and scope, the oldest first."""
         return [entry for entry in self.system.log.entries() if self._owns(entry)]
 
     def _owns(self, event: Event) -> bool:
         return (event.task, event.scope) == (self.part.task, self.part.scope)
 
     def _check_own(self, entry_id: int) -> None:
-        """Refuse an entry of another task or scope; what is not there, the log refuses."""
+        """Refuse an entry of another task or scope; the log refuses a missing one."""
         event = self.system.log.event(entry_id)
         if event is not None and event.kind != "erase" and not self._owns(event):
             raise DataError(f"entry {entry_id} is of another task or scope: it is not changed here")
@@ -210,20 +178,7 @@ class Conversation:
 def load_conversation(
     path: Path, chat: ChatArguments, lookup: LookupArguments, lm: CompleterArguments
 ) -> Callable[[FeedbackLog], Conversation]:
-    """Load what takes long, after all that can be refused at once.
-
-    Args:
-        path: The memory; one that is damaged is refused, one that is missing not made.
-        chat: What is asked for.
-        lookup: Which look-up.
-        lm: Which LM.
-
-    Returns:
-        What opens a conversation on the memory, for who uses it.
-
-    Raises:
-        PgraError: For what a user can mend.
-    """
+    """Load the models, after cheap checks; return a function that opens a conversation on a log."""
     family = load_family(chat.family)
     lookup = lookup.settle(family)
     few_shot = load_few_shot(chat.prompt or family.prompt)
@@ -247,11 +202,7 @@ def load_conversation(
 class Talk:
     """A conversation in a terminal.
 
-    Attributes:
-        conversation: With its memory.
-        say: Prints.
-        is_watched: Whether a person sees an error and goes on; a script ends with it.
-        last: What was asked last.
+    If `is_watched`, errors are shown and it continues; otherwise they are raised.
     """
 
     conversation: Conversation
@@ -260,11 +211,7 @@ class Talk:
     last: Turn | None = None
 
     def run(self, lines: Iterable[str]) -> None:
-        """Do what each line says, until one leaves.
-
-        Raises:
-            PgraError: Of a line in a script; what was noted before stands.
-        """
+        """Carry out each line, until one leaves; what was stored before an error stays."""
         for line in lines:
             if line.strip().partition(" ")[0] in _LEAVES:
                 return
@@ -327,7 +274,7 @@ class Talk:
 
 
 def show_turn(turn: Turn, system: MemPrompt) -> str:
-    """Render what a question gave: understanding, answer, and the memory that was used."""
+    """Render an answer: understanding, answer, and the memory that was used."""
     understood = turn.understanding or "(the answer does not say)"
     lines = [] if system.family.is_of_answers else [f"understood  {visible(understood)}"]
     lines.append(f"answer      {visible(turn.answer) or '(nothing)'}")

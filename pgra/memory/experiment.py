@@ -6,8 +6,8 @@
     RUN/mem-p0.5-seed0/metrics.json written last: the stream is done
     RUN/report.md, RUN/running.png  all of them beside each other
 
-The LM's answers are kept among the artifacts. A stream that was stopped is played again from its
-start, which asks the LM nothing it has answered, and then goes on.
+The LM's answers are kept among the artifacts, so that an interrupted stream is replayed from its
+start without asking the LM again.
 """
 
 import json
@@ -107,12 +107,11 @@ class StreamArguments(PromptedArguments):
     output_dir: str | None = arg(None, "Where runs go; default: runs/memory-FAMILY.", decides=False)
 
     def check(self) -> None:
-        """Refuse a stream of nothing, and one of two sources."""
         if (self.stream is None) == (self.words is None):
             raise ConfigError("give the questions: --stream FILE, or --words FILE to make them of")
 
     def plan(self) -> list[Variant]:
-        """List what is run: without a memory first, which the others are compared with."""
+        """List the variants: of each seed no-mem first, with which the others are compared."""
         of_mem, of_grow = self.clarification_probabilities, self.grow_probabilities
         by_system = {"no-mem": [0.0], "grow": of_mem if of_grow is None else of_grow, "mem": of_mem}
         return [
@@ -124,12 +123,7 @@ class StreamArguments(PromptedArguments):
         ]
 
     def read_questions(self, family: Family, seed: int) -> list[Step]:
-        """Return the stream of a seed: a file's, or one that is made of a word list.
-
-        Raises:
-            ConfigError: If more steps are asked for than the file has.
-            DataError: If the file is not as it must be.
-        """
+        """Return the stream of a seed, from the file or the word list."""
         if self.words is not None:
             words = read_words(Path(self.words), family)
             return make_stream(family, words, num_steps=self.num_steps or 300, seed=seed)
@@ -145,11 +139,7 @@ class StreamArguments(PromptedArguments):
 class Experiment(Simulation):
     """A stream, the user and the LM, and all else that its systems share.
 
-    Attributes:
-        folder: Where the runs go.
-        open_lookup: Opens the look-up of a memory.
-        threshold: The gate's; None where label feedback has none.
-        max_added: Corrections that GROW-PROMPT shows; None: as many as fit.
+    `threshold` and `max_added` are as in `MemPrompt` and `GrowPrompt`.
     """
 
     folder: Path
@@ -179,11 +169,9 @@ class Experiment(Simulation):
         }
 
     def run(self, streams: Mapping[int, list[Step]], plan: Sequence[Variant]) -> list[StreamResult]:
-        """Run every variant that is not done, and compare those with a memory with no-mem.
+        """Run every variant of a plan that is not done, and compare memories with no-mem.
 
-        Args:
-            streams: The questions, by seed.
-            plan: Those without a memory before the others of their seed.
+        `streams` holds the questions by seed.
 
         Raises:
             ArtifactError: If the folder is another experiment's.
@@ -242,11 +230,7 @@ class Experiment(Simulation):
 
 
 def claim_folder(folder: Path, identity: Mapping[str, Json]) -> None:
-    """Refuse the folder of another run that has results; a new one says whose it is.
-
-    Raises:
-        ArtifactError: If it is another's, or its `run.json` is damaged.
-    """
+    """Refuse a folder with another run's results; write `run.json` into a new one."""
     path = folder / RUN_FILE
     if path.is_file() and any(folder.glob(f"*/{METRICS_FILE}")):
         check_fingerprint(folder, made=read_object(path), asked=identity)

@@ -1,9 +1,8 @@
 """Families of questions with an intent that an LM can miss: configs/memory/NAME.yaml.
 
-A family says how its questions are asked, what a user says of one that was misunderstood, what the
-answer looks like, and by which words in it the understanding is known (Madaan et al. 2022, 3.3).
-Ethical situations (ERT, section 3.3.2) are read from a user's own file: the paper's ERT-CAT and
-ERT-NL were never released.
+A family has the forms of its questions, feedback and answers, and the words of an answer that show
+the understanding (Madaan et al. 2022, 3.3). Ethical situations (ERT, section 3.3.2) are read from a
+user's own file: the paper's ERT-CAT and ERT-NL were never released.
 """
 
 import re
@@ -15,10 +14,8 @@ from pgra.config import config_root, find_yaml, from_yaml
 from pgra.data.text import copy_key, strip_marks
 from pgra.errors import ConfigError
 
-SITUATION = "situation"
-"""The one type of a family whose situations have no categories."""
-QUESTION = "question"
-"""The one type of a family of answers."""
+SITUATION = "situation"  # the type of situations without categories
+QUESTION = "question"  # the type of a family of answers
 _OUTPUT = re.compile(
     r"about\s*:?(?P<about>.*?)\.?\s*(?:\bthe answer is\b(?P<label>.*)|\Z)", re.I | re.S
 )
@@ -28,12 +25,9 @@ _OUTPUT = re.compile(
 class SituationForm:
     """How situations of a family are read and shown.
 
-    Attributes:
-        about: The field of a line that says what its situation is about.
-        labels: The answers, as they are written.
-        output: The right output, with {about} and {label}.
-        feedback: What a user says who was misunderstood, with {about}.
-        categories: What it may be about, in lower case; none: any text, such as a rule of thumb.
+    `about` is the field of a line that names the situation's subject, `categories` its possible
+    values in lower case (none: any text, such as a rule of thumb). `output`, the right one, has
+    {about} and {label}, `feedback` has {about}.
     """
 
     about: str
@@ -50,14 +44,7 @@ class SituationForm:
 
 @dataclass(frozen=True)
 class Phrasing:
-    """One way to ask.
-
-    Attributes:
-        id: Its name in the family.
-        type: The type of task that is meant, such as "syn".
-        question: With {word}.
-        feedback: What a user says who was misunderstood.
-    """
+    """One way to ask: `question` has {word}, `type` is the task that is meant, such as "syn"."""
 
     id: str
     type: str
@@ -67,21 +54,17 @@ class Phrasing:
 
 @dataclass(frozen=True)
 class Family:
-    """Questions that share a prompt and a way to tell what was understood.
+    """Questions that share a prompt and a test of the understanding.
 
     Attributes:
-        name: The YAML's.
-        prompt: The name of its few-shot prompt.
-        words: Of what its questions are made: "relations" (word and answer), "scrambles",
-            "answers": questions of fact, whose understanding nobody tells and whose feedback is
-            the right answer (the paper's label feedback, App. D.3), or "situations".
+        words: What its questions are made of: "relations" (word and answer), "scrambles",
+            "answers" (questions of fact, whose feedback is the right answer: the paper's label
+            feedback, App. D.3), or "situations".
         understood_by: By type: words that must all stand in the output.
         answers: By type: the expected output, with {word} and {answer}.
-        phrasings: Ways to ask, several a type.
         paper: Accuracy of the understanding that the paper prints, by system and type.
-        num_remembered: Of "answers": questions that were answered wrongly which stand in a prompt,
-            in place of as many of its own examples.
-        situations: Of "situations": how they are read and shown.
+        num_remembered: Of "answers": how many wrongly answered questions replace examples in a
+            prompt.
         is_of_paper: Whether it is one of configs/memory, whose rules are the paper's.
     """
 
@@ -97,7 +80,6 @@ class Family:
     is_of_paper: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse parts that do not fit each other."""
         parts = {"answers": "num_remembered", "situations": "situations"}
         wanted = parts.get(self.words, "phrasings")
         for part in ("phrasings", *parts.values()):
@@ -120,7 +102,7 @@ class Family:
 
     @property
     def has_slots(self) -> bool:
-        """Whether what a question is about stands in <...>."""
+        """Whether questions have their word in <...>."""
         return any("<" in phrasing.question for phrasing in self.phrasings)
 
     @property
@@ -130,41 +112,30 @@ class Family:
 
     @property
     def kinds(self) -> list[str]:
-        """The types of task."""
         if self.situations is not None:
             return list(self.situations.categories) or [SITUATION]
         return [QUESTION] if self.is_of_answers else list(self.answers)
 
     def is_understood(self, kind: str, output: str) -> bool:
-        """Return whether an output shows that the intent was understood: Acc(u).
+        """Return whether an output of a type shows that the intent was understood: Acc(u).
 
-        A test of substrings, letters of any case. It cannot tell an answer from an echo of a
+        A case-insensitive test of substrings. It cannot tell an answer from an echo of a
         question that names another type ("a sentence that can be used to define").
-
-        Args:
-            kind: The type that was meant.
-            output: What the LM wrote.
         """
         return all(copy_key(word) in copy_key(output) for word in self.understood_by[kind])
 
 
 def load_family(name: str) -> Family:
-    """Read a family by name, or from a YAML.
-
-    Raises:
-        ConfigError: If there is none, or its YAML lacks something.
-    """
+    """Read a family by name, or from a YAML; a ConfigError if there is none or it is invalid."""
     path = find_yaml("family of questions", "memory", name)
     is_of_paper = path.resolve().parent == (config_root() / "memory").resolve()
     return from_yaml(Family, path, name=path.stem, is_of_paper=is_of_paper)
 
 
 def read_verdict(output: str) -> tuple[str, str]:
-    """Read an output about a situation: "This question is about: loyalty. The answer is BAD.".
+    """Parse an output about a situation, "This question is about: loyalty. The answer is BAD.".
 
-    Returns:
-        What it is about and the answer's first word, in lower case and without punctuation at the
-        ends; "" where an output does not say.
+    Returns its subject and the answer's first word, both `plain`; "" where missing.
     """
     found = _OUTPUT.search(output)
     if found is None:
@@ -174,10 +145,7 @@ def read_verdict(output: str) -> tuple[str, str]:
 
 
 def judge_situation(output: str, expected: str) -> tuple[bool, bool]:
-    """Return whether an output's understanding is right (exact match), and whether its label is.
-
-    Each by itself: the paper counts the two accuracies apart (figures 4 and 5).
-    """
+    """Return whether an output's subject is right, and its label (apart in figures 4 and 5)."""
     (about, label), (right_about, right_label) = read_verdict(output), read_verdict(expected)
     return about == right_about, label == right_label
 

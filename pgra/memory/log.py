@@ -1,16 +1,14 @@
-"""A memory that loses nothing: an append-only log of corrections in SQLite, in and out.
+"""A memory of corrections: an append-only log in SQLite.
 
-`event` is the log; nothing there is changed, but that `erase` deletes events. `entry` says
-which events are in force: it is what `replay` makes of the log, kept with each write in one
-transaction. `vector` keeps what encoders made of entries; it is made again where it is missing.
+`event` is the log; only `erase` deletes from it. `entry` lists the events in force, which are what
+`replay` makes of the log. `vector` holds encoders' vectors of entries; missing ones are recomputed.
 
 The file has a write-ahead log and `synchronous=FULL`: a write is on the disk when it returns,
 readers do not wait for writers, and writers wait for each other. A record is the checksum of its
 JSON, the JSON on one line, and a line break, so that `salvage` finds it in any bytes that hold it.
 
-`erase` deletes in one transaction, which overwrites what it frees; then SQLite writes the file anew
-(VACUUM) and empties the write-ahead log. A file of another name that is renamed would do for one
-process, but others that have the memory open would go on writing to the old one.
+`erase` ends with VACUUM and an empty write-ahead log. Writing a new file and renaming it would not
+do: other processes that have the memory open would still write to the old one.
 """
 
 import contextlib
@@ -54,8 +52,7 @@ _CHECKPOINT_PAGES = 64
 Kind = Literal["write", "correct", "forget", "erase"]
 MAX_KEY_CHARS = 10_000
 MAX_FEEDBACK_CHARS = 2_000
-MAX_NAME_CHARS = 200
-"""Of source, task and scope. With these limits a record is shorter than a database page."""
+MAX_NAME_CHARS = 200  # of source, task and scope; with these limits a record fits into a page
 _LIMITS = {
     "key": MAX_KEY_CHARS,
     "feedback": MAX_FEEDBACK_CHARS,
@@ -72,21 +69,20 @@ _ENTRIES = "SELECT event, record FROM entry LEFT JOIN event ON event.id = entry.
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One line of the log, of a slot: task, scope and key. An entry of the memory is one in force.
+    """One line of the log, in the slot of its task, scope and key; an entry is an event in force.
 
     Attributes:
-        kind: "write" puts a feedback in a slot, "correct" replaces the one there, "forget" empties
-            the slot; "erase" says that events before it are gone.
+        kind: "write" fills a slot, "correct" replaces its feedback, "forget" empties it; "erase"
+            records that earlier events were deleted.
         key: The question that was misunderstood, as it was asked; "" for an "erase".
         feedback: What the user said of it; "" for a "forget" and an "erase".
-        time: UTC, ISO 8601; "" where a file that was read does not tell.
-        source: Who said it, or what: "user", "stream", a name.
-        task: Which questions it is for; "" for all that share the memory.
-        scope: Whose it is: a user, a group, a project; "" for an entry that all share.
-        id: Its place in the log, from 1; 0 before it is in one.
+        time: UTC, ISO 8601; "" if unknown.
+        source: Who or what gave the feedback: "user", "stream", a name.
+        scope: A user, a group or a project; "" for an entry that all share.
+        id: Its number in the log, from 1; 0 outside one.
 
     Raises:
-        DataError: If a text is empty, too long, or holds characters that are no text.
+        DataError: If a text is empty, too long, not valid Unicode, or has control characters.
     """
 
     kind: Kind = "write"
@@ -99,7 +95,6 @@ class Event:
     id: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be kept or shown."""
         for name, most in _LIMITS.items():
             text: str = getattr(self, name)
             if len(text) > most:
@@ -126,13 +121,12 @@ class Event:
         return xxhash.xxh3_128_digest("\0".join(names).encode())
 
     def pack(self) -> bytes:
-        """Return the event's record."""
         body = canonical_json(asdict(self)).encode()
         return _checksum(body) + body + b"\n"
 
 
 def unpack(record: bytes) -> Event | None:
-    """Read a record back; None if it is damaged."""
+    """Read a record; None if it is damaged."""
     body = record[_CHECKSUM_CHARS:].rstrip(b"\n")
     if _checksum(body) != record[:_CHECKSUM_CHARS]:
         return None
@@ -145,31 +139,20 @@ def _checksum(body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Part:
-    """Which entries of a memory count for a question.
-
-    Attributes:
-        task: Those of this task.
-        scope: Those of this scope, and what all share; "" for the latter alone.
-    """
+    """A task's entries of a scope and those that all share; of scope "" the latter alone."""
 
     task: str = ""
     scope: str = ""
 
     def holds(self, event: Event) -> bool:
-        """Whether an event is of it."""
         return event.task == self.task and event.scope in ("", self.scope)
 
 
-SHARED = Part()
-"""Entries of no task and no scope."""
+SHARED = Part()  # entries of no task and no scope
 
 
 def replay(events: Iterable[Event]) -> list[Event]:
-    """Return what is in the memory after these events, the oldest first.
-
-    Args:
-        events: In the order of the log. The later event of a slot wins.
-    """
+    """Return the entries in force after these events (in the log's order), the oldest first."""
     slots: dict[bytes, Event] = {}
     for event in events:
         if event.kind == "erase":
@@ -181,10 +164,9 @@ def replay(events: Iterable[Event]) -> list[Event]:
 
 
 class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
-    """The log and what is in the memory now; several processes may have it open, and write.
+    """The log and its entries. Several processes may open and write one file.
 
-    Attributes:
-        path: The file.
+    All methods raise an ArtifactError if the file is damaged or cannot be written.
     """
 
     def __init__(self, path: Path, db: sqlite3.Connection, *, is_writable: bool = True) -> None:
@@ -194,16 +176,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
     @classmethod
     def open(cls, path: Path, *, is_writable: bool = True, may_make: bool = True) -> Self:
-        """Open a memory.
-
-        Args:
-            path: The file.
-            is_writable: Whether it may be written.
-            may_make: Whether one that is to be written is made where it is missing.
-
-        Raises:
-            ArtifactError: As `open_database`.
-        """
+        """Open a memory; if `may_make`, a writable one is created where it is missing."""
         db = open_database(path, MEMORY, writable=is_writable, create=may_make)
         with contextlib.ExitStack() as stack:
             stack.callback(db.close)
@@ -223,12 +196,10 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         with MEMORY.errors_of(self.path):
             self._db.close()
 
     def __len__(self) -> int:
-        """Count the entries."""
         return int(self._value("SELECT count(*) FROM entry"))
 
     @property
@@ -239,21 +210,12 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
     def write(
         self, key: str, feedback: str, *, source: str = "user", task: str = "", scope: str = ""
     ) -> Event:
-        """Put a feedback in the memory; one there for the same task, scope and key gives way.
+        """Store a feedback on a question, the key; it replaces one of the same task, scope and key.
 
-        Args:
-            key: The question that was misunderstood.
-            feedback: What the user says of it.
-            source: Who.
-            task: Which questions it is for.
-            scope: Whose it is; "" for all that share the memory.
-
-        Returns:
-            The entry, which is on the disk.
+        Returns the entry, which is on the disk.
 
         Raises:
             DataError: If a text cannot be kept (see `Event`).
-            ArtifactError: If the file cannot be written.
         """
         event = Event(
             key=key, feedback=feedback, time=_now(), source=source, task=task, scope=scope
@@ -262,43 +224,26 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             return self._insert(event)
 
     def correct(self, entry_id: int, feedback: str, *, source: str = "user") -> Event:
-        """Replace an entry's feedback.
-
-        Raises:
-            DataError: If there is no such entry any more, or as `write`.
-            ArtifactError: If the file cannot be written.
-        """
+        """Replace an entry's feedback; a DataError if there is no such entry now, or as `write`."""
         with self._transaction():
             return self._change(entry_id, "correct", feedback, source)
 
     def forget(self, *entry_ids: int, source: str = "user") -> None:
-        """Take entries out of the memory, all or none; the log keeps what they were.
-
-        Raises:
-            DataError: If one is not there any more.
-            ArtifactError: If the file cannot be written.
-        """
+        """Take entries out, all or none; the log keeps them. A DataError if one is not there."""
         with self._transaction():
             for entry_id in entry_ids:
                 self._change(entry_id, "forget", "", source)
 
     def erase(self, *event_ids: int, source: str = "user") -> int:
-        """Take entries out of the log too, all or none: nothing of their texts is left in a file.
+        """Delete entries from the log too, all or none: no byte of their texts stays in a file.
 
-        With an entry goes all that was ever said of its question in its task and scope. The log
-        tells when something was erased, and by whom.
-
-        Args:
-            event_ids: Entries; also those that were corrected or forgotten since.
-            source: Who erases.
-
-        Returns:
-            How many events were erased.
+        All events of an entry's slot are deleted, also of one that was corrected or forgotten
+        since; returns how many. The log records when, and by which source.
 
         Raises:
             DataError: If one is not in the log.
-            ArtifactError: If the file cannot be written; or if another process reads it for so
-                long that bytes of the texts stay until it is closed.
+            ArtifactError: If another process has the file open: bytes of the texts stay until it is
+                closed.
         """
         with self._transaction():
             slots = set()
@@ -314,12 +259,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return count
 
     def erase_scope(self, scope: str, *, source: str = "user") -> int:
-        """Erase all that was ever written in a scope; see `erase`.
-
-        Raises:
-            DataError: If nothing in the log is of that scope.
-            ArtifactError: As `erase`.
-        """
+        """Erase all events of a scope (see `erase`); a DataError if there are none."""
         with self._transaction():
             count = self._delete(lambda event: event.scope == scope, source)
             if not count:
@@ -328,7 +268,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return count
 
     def _delete(self, is_meant: Callable[[Event], bool], source: str) -> int:
-        """Delete events, within a transaction, and note it in the log; count them."""
+        """Delete events within a transaction, and log it; count them."""
         run = self._db.execute
         ids = [e.id for e in self.events() if e.kind != "erase" and is_meant(e)]
         self._insert(Event(kind="erase", time=_now(), source=source))  # no id is given twice
@@ -362,40 +302,24 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return self._insert(changed)
 
     def extend(self, events: Iterable[Event], *, skip_known: bool = False) -> int:
-        """Append many events, all or none, in one transaction; their ids are given anew.
+        """Append events in one transaction, all or none, with new ids; return how many.
 
-        Args:
-            events: In their order.
-            skip_known: Whether those that the log has already (all fields but the id) are left out.
-
-        Returns:
-            How many.
-
-        Raises:
-            ArtifactError: If the file cannot be written.
+        If `skip_known`, those that the log has already (all fields but the id) are left out.
         """
         with self._transaction():
             known = {replace(event, id=0) for event in self.events()} if skip_known else set()
             return len([self._insert(event) for event in events if event not in known])
 
     def events(self, *, after: int = 0) -> Iterator[Event]:
-        """Read the log's events with larger ids than `after`, in order.
-
-        Raises:
-            ArtifactError: If one is damaged.
-        """
+        """Read the log's events with ids above `after`, in order."""
         yield from self._read("SELECT id, record FROM event WHERE id > ? ORDER BY id", after)
 
     def entries(self) -> Iterator[Event]:
-        """Read what is in the memory, the oldest first.
-
-        Raises:
-            ArtifactError: If one is damaged.
-        """
+        """Read the entries, the oldest first."""
         yield from self._read(f"{_ENTRIES} WHERE event > ? ORDER BY event", 0)
 
     def get(self, ids: Sequence[int]) -> list[Event]:
-        """Read those of these entries that are still in the memory, in the order asked."""
+        """Read the entries with these ids, in the order asked; those not in force are left out."""
         sql = f"{_ENTRIES} WHERE event IN (SELECT value FROM json_each(?))"
         found = {event.id: event for event in self._read(sql, json.dumps(list(ids)))}
         return [found[entry_id] for entry_id in ids if entry_id in found]
@@ -405,14 +329,9 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return next(self._read("SELECT id, record FROM event WHERE id = ?", event_id), None)
 
     def vectors(self, encoder: str, ids: Sequence[int]) -> dict[int, Vector]:
-        """Read the vectors that were kept of entries.
+        """Read stored vectors by entry; missing and damaged ones are left out.
 
-        Args:
-            encoder: A digest of all that they depend on, besides the texts.
-            ids: Entries.
-
-        Returns:
-            By entry; those that are missing or damaged are left out.
+        `encoder` is a digest of all that they depend on, besides the texts.
         """
         sql = (
             "SELECT event, data FROM vector "
@@ -427,11 +346,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return whole
 
     def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
-        """Keep vectors of entries, where the file may be written; what left meanwhile has none.
-
-        Raises:
-            ArtifactError: If the file cannot be written.
-        """
+        """Store vectors of entries that are still in force; does nothing in a read-only memory."""
         if not self._is_writable:
             return
         sql = "INSERT OR REPLACE INTO vector SELECT event, ?, ? FROM entry WHERE event = ?"
@@ -443,11 +358,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             self._db.executemany(sql, rows)
 
     def verify(self) -> None:
-        """Read everything, and compare what is in force with the log.
-
-        Raises:
-            ArtifactError: If anything is damaged.
-        """
+        """Read everything, and compare the entries with the log."""
         if replay(self.events()) != list(self.entries()):
             raise MEMORY.damaged(self.path, "its entries are not what its log says")
 
@@ -462,18 +373,12 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         return event
 
     def _take_out(self, event_id: int | None) -> None:
-        """Remove an entry, if there is one, and its vectors."""
         for table in ("entry", "vector"):
             self._db.execute(f"DELETE FROM {table} WHERE event = ?", (event_id,))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Hold the file for one change: whole, or not at all.
-
-        Raises:
-            ArtifactError: If it is not where it was: its newest entries stand in a file beside that
-                place, and would be left behind.
-        """
+        """Make one change, whole or not at all; refuse a file that was moved or replaced."""
         if not self._place.exists() or self._place.stat().st_ino != self._inode:
             raise ArtifactError(
                 f"{self.path} was moved, removed or replaced while it is open: nothing is written; "
@@ -484,7 +389,6 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             yield
 
     def _value(self, sql: str, *values: int | bytes) -> Any:
-        """Return the first row's first value; None where there is no row."""
         with MEMORY.errors_of(self.path):
             row = self._db.execute(sql, values).fetchone()
         return row[0] if row else None
@@ -501,13 +405,12 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
 
 def _pack_vector(encoder: str, event_id: int, vector: Vector) -> bytes:
-    """Return a vector's bytes after a checksum of them and of what they are of."""
+    """Return a vector's bytes after a checksum of them, the encoder and the id."""
     body = vector.astype(np.float32).tobytes()
     return xxhash.xxh3_64_digest(f"{encoder} {event_id} ".encode() + body) + body
 
 
 def _unpack_vector(encoder: str, event_id: int, data: object) -> Vector | None:
-    """Read a vector back; None if it is damaged."""
     if not isinstance(data, bytes) or len(data) % 4:
         return None
     vector = np.frombuffer(data[_VECTOR_CHECKSUM:], np.float32)
@@ -522,15 +425,9 @@ def _now() -> str:
 
 
 def export_log(log: FeedbackLog, path: Path, *, scope: str | None = None) -> int:
-    """Write every event, one JSON object a line; replayed, they give the same memory.
+    """Write events, one JSON object a line, and return how many; `replay` gives the same memory.
 
-    Args:
-        log: The memory.
-        path: The file.
-        scope: Only events of this scope ("": those that all share); None for every event.
-
-    Returns:
-        How many.
+    `scope` limits them to one scope ("": those that all share); None writes every event.
 
     Raises:
         DataError: If the file is the memory's own.
@@ -544,14 +441,10 @@ def export_log(log: FeedbackLog, path: Path, *, scope: str | None = None) -> int
 
 
 def read_events(path: Path) -> list[Event]:
-    """Read events from a file.
-
-    Args:
-        path: jsonl with `key` and `feedback`; `kind`, `time`, `source`, `task` and `scope` as
-            `Event` has them, where they are given.
+    """Read events from jsonl with `key` and `feedback`, and optionally other fields of `Event`.
 
     Raises:
-        DataError: If a line is no event (file and line are named).
+        DataError: If a line is no event (names file and line).
     """
     check_file(path, ("jsonl",))
     events = []
@@ -568,19 +461,11 @@ def read_events(path: Path) -> list[Event]:
 
 
 def import_events(log: FeedbackLog, events: Sequence[Event], *, scope: str | None = None) -> int:
-    """Append events, all or none, in their order.
+    """Append events of `read_events` in their order, all or none; return how many were appended.
 
-    An event that the log has already (all fields but its id) is passed over, so that a file may be
-    imported twice; and what tells of an erasure, which was of another log. What comes later in the
-    log wins, whatever its time says.
-
-    Args:
-        log: The memory.
-        events: Of `read_events`, whose ids are 0.
-        scope: Put them all in this scope; None leaves each in its own.
-
-    Returns:
-        Events appended.
+    Skips events that the log already has (all fields but the id), so that a file may be imported
+    twice, and erasures, which belong to another log. Later lines win, whatever their `time`. All
+    get the `scope`; None leaves each in its own.
     """
     if scope is not None:
         events = [replace(event, scope=scope) for event in events]
@@ -591,22 +476,18 @@ def import_events(log: FeedbackLog, events: Sequence[Event], *, scope: str | Non
 
 
 def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
-    """Read what is left of a damaged memory into a new one.
+    """Read what is left of a damaged memory into a new one; the damaged file stays as it is.
 
-    The file's structure is not asked: whole records are looked for in all its bytes, and in those
-    of the write-ahead log beside it; checksums tell what is whole. The damaged file stays as it is.
-
-    Args:
-        damaged: The file.
-        output: The new memory, which must not be there.
+    Ignores the file's structure: finds records with valid checksums anywhere in its bytes and in
+    those of its write-ahead log.
 
     Returns:
-        How many events were read whole, and the ids that are missing between them: lost, or erased
-        before. What was written after the last one found is not known of.
+        How many events were found, and the ids missing between them: lost, or erased before. Events
+        lost after the last one found are not counted.
 
     Raises:
         DataError: If nothing can be read.
-        ArtifactError: If the new one is there already, or cannot be written.
+        ArtifactError: If the new one exists already, or cannot be written.
     """
     if output.exists():
         raise ArtifactError(f"{output} is there already: name a new file for what is salvaged")

@@ -1,13 +1,12 @@
 """Look-ups M(x) and their gate (Madaan et al. 2022): the nearest stored feedback for a question.
 
-Each follows the log: what another process wrote, corrected or forgot counts at the next question.
-Scores are higher for nearer keys. A question of a scope is looked up among its entries and those
-that all share; of equal scores its own come first, then the newest (`nearest_first`). The release
-gives the oldest of equally near keys, and its semantic memory that of another key.
+Each follows the log: what another process writes, corrects or forgets counts at the next question.
+Higher scores are nearer. A scope's question is looked up among its own entries and shared ones; of
+equal scores its own come first, then the newest (`nearest_first`). The release returns the oldest
+of equally near keys, and its semantic memory another key's.
 
-The combiner C(x, M(x)) is a gate: a threshold on the score lets no far-off feedback through
-(section 3.4). Questions are compared by their keys: `normalize_key` as the paper's release does it,
-`plain_key` for questions of any kind.
+The combiner C(x, M(x)) is a gate, a threshold on the score (section 3.4). Questions are compared
+by their keys: `normalize_key` is the release's, `plain_key` is for questions of any kind.
 """
 
 import math
@@ -41,16 +40,12 @@ LOOKUPS: Mapping[str, str] = {
     "paraphrase": "pgra.memory.lookup:ParaphraseLookup",
     "relative-edit": "pgra.memory.lookup:RelativeEditLookup",
 }
-MAX_DISTANCE = 5
-"""The release accepts a key at an edit distance of less than 6."""
-MIN_LIKENESS = 0.8
-"""Texts at least so alike are taken for the same; `docs/memory.md` tells what that lets through."""
+MAX_DISTANCE = 5  # the release accepts distances below 6
+MIN_LIKENESS = 0.8  # of RelativeEditLookup; docs/memory.md shows what passes
 _ALIKE = 0.7  # from here on an exchanged word makes another question of one
 _WHOLE = ("paraphrase", "relative-edit")  # what people ask, without slots
-MAX_QUESTION_TOKENS = 512
-"""Of a question so many are read by GUD-IR's generator, its beginning."""
-MAX_FEEDBACK_TOKENS = 64
-"""Most tokens of a feedback that the generator writes."""
+MAX_QUESTION_TOKENS = 512  # read by GUD-IR's generator
+MAX_FEEDBACK_TOKENS = 64  # written by it
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
 _FORMS = {"slotless": {}, "whole": {"key_form": "whole"}, "feedback": {"of": "feedback"}}
 _K1, _B = 1.5, 0.75  # as BM25 of the first stage has them
@@ -59,36 +54,31 @@ _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
 _MOST_WRITTEN = 65_536  # generated feedback kept by question
 Floats = npt.NDArray[np.float64]
-_Slot = tuple[str, str]
-"""Scope and key: what an entry is of, in a task."""
+_Slot = tuple[str, str]  # scope and key
 
 
 def strip_slot(question: str) -> str:
-    """Take out what stands in <...>: the word that a question is about."""
+    """Remove <...>, the word that a question is about."""
     return " ".join(_SLOT.sub(" ", question).split())
 
 
 def in_form(question: str, form: str) -> str:
-    """Return a question as an encoder reads it: "slotless", or whole in any other form."""
+    """Return a question as an encoder reads it: if `form` is "slotless" without <...>."""
     return (strip_slot(question) or question) if form == "slotless" else question
 
 
 def normalize_key(question: str, *, is_whole: bool = False) -> str:
     """Return a question as edit distance compares it (Madaan et al. 2022, the release's memory).
 
-    What stands in <...> and punctuation are dropped, letters are lower-cased, spaces collapse, and
-    how accents are coded does not count.
-
-    Args:
-        question: As it was asked.
-        is_whole: Whether what stands in <...> stays: a review's <br> opens no slot.
+    Lower case, NFC, single spaces, without punctuation and without <...>; if `is_whole`, what
+    stands in <...> stays, such as a review's <br>.
     """
     text = question if is_whole else _SLOT.sub(" ", question)
     return drop_punctuation(copy_key(text))
 
 
 def plain_key(question: str) -> str:
-    """Return a question as people may ask it again: any case, other spaces, no marks around it."""
+    """Return a question without its case, extra spaces and surrounding punctuation."""
     return strip_marks(copy_key(question))
 
 
@@ -139,7 +129,6 @@ class LookupArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse a look-up without its model, and a threshold that is of another."""
         if self.lookup in _WHOLE and self.key_form == "slotless":
             raise ConfigError(
                 f"lookup {self.lookup} compares whole questions: leave --key_form slotless out, or "
@@ -159,14 +148,7 @@ class LookupArguments(Arguments):
                 )
 
     def settle(self, family: Family | None = None) -> Self:
-        """Return the same with what was left open, as it is for a family of questions.
-
-        Args:
-            family: None for questions of any kind.
-
-        Raises:
-            ConfigError: If the threshold is none of the look-up's.
-        """
+        """Return a copy with look-up and key form chosen for a family; None: for any questions."""
         release = family is not None and family.follows_release
         edit = release or self.key_form == "slotless"
         lookup = self.lookup or ("edit" if edit else "relative-edit")
@@ -181,24 +163,18 @@ class LookupArguments(Arguments):
 
     @property
     def gate(self) -> float:
-        """The threshold: the one asked for, else the look-up's own."""
+        """The threshold: the one given, else the look-up's own."""
         return self._scored_by.scores.gate if self.threshold is None else self.threshold
 
     def gate_of(self, family: Family | None) -> float | None:
-        """Return the threshold for a family: the paper's label feedback has none of its own."""
+        """Return a family's threshold; the paper's label feedback has none by default."""
         is_open = family is not None and family.is_of_paper and family.is_of_answers
         return self.threshold if is_open else self.gate
 
 
 @dataclass(frozen=True)
 class Match:
-    """A stored feedback and how near its key is.
-
-    Attributes:
-        entry: What is in the memory.
-        score: Minus an edit distance, a likeness from 0 to 1, a cosine, or BM25's score: higher is
-            nearer.
-    """
+    """A stored entry and its score: higher is nearer, see `Lookup.scores`."""
 
     entry: Event
     score: float
@@ -206,13 +182,7 @@ class Match:
 
 @dataclass(frozen=True)
 class ScoreRange:
-    """The scores that a look-up gives.
-
-    Attributes:
-        gate: The threshold that counts where none is asked for.
-        least: The smallest score.
-        most: The largest.
-    """
+    """A look-up's default threshold `gate`, and its smallest and largest score."""
 
     gate: float
     least: float
@@ -220,25 +190,15 @@ class ScoreRange:
 
 
 class Lookup(Protocol):
-    """Finds a memory's entries by a question.
-
-    Attributes:
-        scores: What its scores are.
-    """
+    """Finds a memory's entries by a question."""
 
     scores: ClassVar[ScoreRange]
 
     @classmethod
     def load(cls, args: LookupArguments, part: Part, context: Context) -> "OpenLookup":
-        """Load what is heavy once, for any number of memories.
+        """Load models once; return a function that opens the look-up of any log for a part of it.
 
-        Args:
-            args: Settled; what this look-up needs of them.
-            part: Which entries count.
-            context: Where an encoder runs.
-
-        Returns:
-            What opens the look-up of a log, which it follows.
+        `args` must be settled; an encoder runs on the context's device.
 
         Raises:
             ModelError: If a model cannot be found or loaded.
@@ -251,7 +211,7 @@ class Lookup(Protocol):
         ...
 
     def find(self, question: str, k: int = 1) -> list[Match]:
-        """Return the nearest k entries of its part, the nearest first; fewer if there are fewer."""
+        """Return at most k entries, the nearest first."""
         ...
 
 
@@ -261,21 +221,21 @@ OpenLookup = Callable[[FeedbackLog], Lookup]
 def load_lookup(
     args: LookupArguments, context: Context, *, task: str = "", scope: str = ""
 ) -> OpenLookup:
-    """Load a look-up by its name; see `Lookup.load`. What is open is as for any questions."""
+    """Load a look-up by its name (see `Lookup.load`); open arguments are settled for no family."""
     args = args.settle()
     cls: type[Lookup] = find_class("lookup", str(args.lookup), LOOKUPS)
     return cls.load(args, Part(task, scope), context)
 
 
 def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
-    """Return the matches whose score is at least the threshold; all where there is none."""
+    """Return the matches whose score is at least the threshold; all if it is None."""
     return [match for match in matches if threshold is None or match.score >= threshold]
 
 
 def is_exchanged(key: str, other: str) -> bool:
-    """Whether two plain keys have other words in the same place: "close" and "open".
+    """Whether a word of one plain key is replaced in the other, as "close" by "open".
 
-    Words that are only added, slips of a letter within a word, and spaces exchange nothing.
+    Added words, slips of a letter within a word, and spaces do not count.
     """
     if key.replace(" ", "") == other.replace(" ", ""):
         return False
@@ -293,7 +253,7 @@ def _is_slip(word: str, other: str) -> bool:
 
 
 def _drop_exchanged(scores: Floats, likeness: Floats, key: str, keys: Sequence[str]) -> Floats:
-    """Return the scores with 0 for rows that are like a key, but for a word that is exchanged."""
+    """Set 0 for rows similar to a key but for an exchanged word."""
     for row in np.flatnonzero(likeness >= _ALIKE).tolist():
         if is_exchanged(key, keys[row]):
             scores[row] = 0.0
@@ -301,38 +261,24 @@ def _drop_exchanged(scores: Floats, likeness: Floats, key: str, keys: Sequence[s
 
 
 def nearest_first(scores: Floats, is_own: npt.ArrayLike, ids: npt.ArrayLike) -> Rows:
-    """Return the rows in the order that all look-ups have: by score, own scope, and newest first.
-
-    Args:
-        scores: Higher is nearer.
-        is_own: Whether an entry is of a scope, and not one that all share.
-        ids: Entries; later ones are newer.
-    """
+    """Return the rows by score, then of an own scope, then newest (largest id)."""
     return np.lexsort((-np.asarray(ids), -np.asarray(is_own, np.int8), -scores))
 
 
 class LogLookup(ABC):
-    """What look-ups by a log's texts share: a row an entry, how they follow the log, the order."""
+    """Shared by look-ups by text: a row an entry, following the log, the order."""
 
     def __init__(self, log: FeedbackLog, part: Part = SHARED, *, form: str = "slotless") -> None:
-        """Follow a log.
-
-        Args:
-            log: The memory.
-            part: Which entries count.
-            form: What is compared: keys "slotless" or "whole", or the "feedback" of them.
-        """
+        """Follow a log; `form`: compare "slotless" or "whole" keys, or the "feedback"."""
         self._log, self._part, self._form = log, part, form
         self._clear()
 
     @classmethod
     def load(cls, args: LookupArguments, part: Part, context: Context) -> OpenLookup:  # noqa: ARG003
-        """Load nothing; see `Lookup`."""
         form = str(args.key_form)
         return cast(OpenLookup, lambda log: cls(log, part, form=form))
 
     def find(self, question: str, k: int = 1) -> list[Match]:
-        """Return the nearest k entries; see `Lookup`."""
         self._follow()
         scores, ids = self._score(question), np.array(self._ids, np.int64)
         scores[ids == 0] = -np.inf
@@ -356,14 +302,13 @@ class LogLookup(ABC):
         return normalize_key(text, is_whole=self._form == "whole")
 
     def _clear(self) -> None:
-        """Forget all that was taken in."""
         self._through = 0
         self._rows: dict[_Slot, int] = {}
         # By row; the id of what is no longer there is 0.
         self._ids, self._is_own, self._texts = array("q"), array("b"), list[str]()
 
     def _follow(self) -> None:
-        """Take in what was written since; all of it again where something was erased."""
+        """Take in new events; all again after an erasure."""
         news: Iterable[Event] = self._log.events(after=self._through)
         if self._through:
             news = list(news)
@@ -394,8 +339,7 @@ class LogLookup(ABC):
 class EditLookup(LogLookup):
     """By the edit distance of normalised keys (the paper's closest memory; App. E).
 
-    Keys that are the same once normalised are one key, found once. It can look among the stored
-    feedback instead, whose texts then are what is called a key here (GUD-IR).
+    Keys that are equal once normalised are found once.
     """
 
     scores: ClassVar = ScoreRange(-MAX_DISTANCE, -math.inf, 0.0)
@@ -404,7 +348,6 @@ class EditLookup(LogLookup):
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """See `Lookup`."""
         return {"lookup": "edit", **_FORMS[self._form]}
 
     def _score(self, question: str) -> Floats:
@@ -417,12 +360,10 @@ class EditLookup(LogLookup):
 
 
 class RelativeEditLookup(EditLookup):
-    """By the edit distance of whole questions, held against their lengths: from 0 to 1, the same.
+    """By the edit distance of whole questions relative to their lengths, from 0 to 1 (the same).
 
-    1 - (letters to insert or delete) / (letters of both); 0 for a question that is like it but for
-    a word that is exchanged. So added words and slips keep two questions near, another name or the
-    opposite does not, and a short question is far from any other, where the release's distance of 5
-    is not.
+    1 - (letters to insert or delete) / (letters of both); 0 if only a word is exchanged
+    (`is_exchanged`). Added words and slips keep two questions near; a short one is far from others.
     """
 
     scores: ClassVar = ScoreRange(MIN_LIKENESS, 0.0, 1.0)
@@ -431,7 +372,6 @@ class RelativeEditLookup(EditLookup):
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """See `Lookup`."""
         return {"lookup": "relative-edit", "exchanged": 0}
 
     def _score(self, question: str) -> Floats:
@@ -443,18 +383,16 @@ class RelativeEditLookup(EditLookup):
 
 
 class Bm25Lookup(LogLookup):
-    """By BM25 over the words of keys, with an idf that is above 0 in a small memory too.
+    """By BM25 over the words of keys, with Lucene's idf, which is positive in small memories too.
 
-    tf / (tf + k1 (1 - b + b length / mean length)) times ln(1 + (N - n + 0.5) / (n + 0.5)), as
-    Lucene has it. Words, lengths and counts are kept, and weighed when a question comes, so that a
-    write costs its own words alone and scores are those of an index that is made anew.
+    tf / (tf + k1 (1 - b + b length / mean length)) times ln(1 + (N - n + 0.5) / (n + 0.5)). Words
+    are weighed at each question, so that scores equal those of a fresh index.
     """
 
     scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """See `Lookup`."""
         return {
             "lookup": "bm25",
             "k1": _K1,
@@ -505,14 +443,14 @@ class Bm25Lookup(LogLookup):
 
 
 class EncoderLookup(LogLookup):
-    """By the cosine of a sentence encoder's vectors, which are kept in the memory's file."""
+    """By the cosine of a sentence encoder's vectors, which are stored in the memory's file."""
 
     scores: ClassVar = ScoreRange(0.9, -1.0, 1.0)
 
     def __init__(
         self, log: FeedbackLog, encoder: Any, part: Part = SHARED, *, form: str = "whole"
     ) -> None:
-        """Follow a log by a `pgra.Encoder` whose vectors are of unit length; see `LogLookup`."""
+        """Follow a log with a `pgra.Encoder` whose vectors have unit length; see `LogLookup`."""
         self._encoder = encoder
         self.fingerprint: Mapping[str, Json] = {
             "lookup": "encoder",
@@ -527,7 +465,6 @@ class EncoderLookup(LogLookup):
     def load(
         cls, args: LookupArguments, part: Part, context: Context, *, of_feedback: bool = False
     ) -> OpenLookup:
-        """Load the encoder; see `Lookup`."""
         from pgra.encoders.encoder import Encoder
 
         form = "feedback" if of_feedback else str(args.key_form)
@@ -566,10 +503,10 @@ class EncoderLookup(LogLookup):
 
 
 class ParaphraseLookup(EncoderLookup):
-    """By an encoder, for what people ask: finds other wordings, and no opposite.
+    """By an encoder, for what people ask: finds other wordings, and no opposites.
 
-    An encoder has "When do you open?" as near to "When do you close?" as a paraphrase is. A
-    question whose letters are like a key's, but for a word that is exchanged, is another one: 0.
+    To an encoder "When do you open?" and "When do you close?" are paraphrases. The score is 0 where
+    the letters are similar but a word is exchanged.
     """
 
     scores: ClassVar = ScoreRange(0.65, -1.0, 1.0)
@@ -577,7 +514,6 @@ class ParaphraseLookup(EncoderLookup):
     def __init__(
         self, log: FeedbackLog, encoder: Any, part: Part = SHARED, *, form: str = "whole"
     ) -> None:
-        """Follow a log; see `EncoderLookup`."""
         super().__init__(log, encoder, part, form=form)
         self.fingerprint = {**self.fingerprint, "lookup": "paraphrase"}
 
@@ -588,15 +524,11 @@ class ParaphraseLookup(EncoderLookup):
 
 
 class GeneratingLookup:
-    """GUD-IR: by the stored feedback that is nearest to one written for the question (App. A.3).
-
-    Its scores are those of the look-up among the feedback.
-    """
+    """GUD-IR: by the stored feedback nearest to one written for the question (App. A.3)."""
 
     scores: ClassVar = EncoderLookup.scores
 
     def __init__(self, write: Callable[[str], str], identity: Json, nearest: Lookup) -> None:
-        """Join what writes rough feedback and a look-up of entries whose feedback is near."""
         self._write, self._nearest = write, nearest
         told = {"generator": identity, "max_new_tokens": MAX_FEEDBACK_TOKENS}
         self.fingerprint: Mapping[str, Json] = {
@@ -607,24 +539,20 @@ class GeneratingLookup:
 
     @classmethod
     def load(cls, args: LookupArguments, part: Part, context: Context) -> OpenLookup:
-        """Load the generator, and the encoder that compares feedback; see `Lookup`."""
         how = load_generator(str(args.generator), device=context.device)
         nearest = EncoderLookup.load(args, part, context, of_feedback=True)
         return lambda log: cls(*how, nearest(log))
 
     def find(self, question: str, k: int = 1) -> list[Match]:
-        """Return the k entries with the nearest feedback; see `Lookup`."""
         rough = self._write(question)
         return self._nearest.find(rough, k) if rough else []
 
 
 def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], str], str]:
-    """Load GUD-IR's generator: hub id, folder or bundled:NAME; in float32, as it was trained.
+    """Load GUD-IR's generator (hub id, folder or bundled:NAME) in float32.
 
-    Returns:
-        What writes a rough feedback for a question, on one line, the likeliest token at a time (""
-        if the model has nothing to say; a question that is asked again costs nothing), and the
-        model's identity.
+    Returns a cached function that writes a question's feedback on one line, greedily ("" if the
+    model writes nothing), and the model's identity.
 
     Raises:
         ModelError: If it cannot be found or loaded, or is no encoder-decoder.
@@ -660,8 +588,5 @@ def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], 
 
 
 def plain_input(question: str) -> str:
-    """Return a question as the generator reads it, in training too: on one line.
-
-    "<" and ">" are not in T5's vocabulary, and would all be one unknown token.
-    """
+    """Return a question as the generator reads it: one line, with () for <>, unknown to T5."""
     return " ".join(question.replace("<", "(").replace(">", ")").split())

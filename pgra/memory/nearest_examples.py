@@ -1,8 +1,6 @@
 """A prompt's examples by nearest neighbours: KATE as MemPrompt's prefix (Madaan et al. 2022, 4.2).
 
-"KATE being used to dynamically create the prompt prefix, whereas MEM-PROMPT is used like before": a
-question's nearest examples stand before it, in every system, and what the memory has beside it. The
-prompts of two questions then begin differently, so nothing of them is read once for all.
+In every system a question's nearest examples stand before it. Prompts then share no prefix.
 """
 
 import logging
@@ -26,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def read_pool(path: Path) -> list[PromptExample]:
-    """Read examples to choose from: jsonl with `question`, `answer` and perhaps `feedback`.
+    """Read examples to choose from.
 
-    Of questions of fact `answers` may stand there, of which the first is shown.
+    jsonl with `question`, `answer` (or `answers`, of which the first is shown), perhaps `feedback`.
 
     Raises:
         DataError: If a line lacks a question or an answer, or there is no line.
@@ -46,7 +44,7 @@ def read_pool(path: Path) -> list[PromptExample]:
 
 
 def without_slots(examples: Sequence[Example]) -> list[Example]:
-    """Take out of each question the word that it is about, if anything is left then."""
+    """Remove from each question the word in <...>, if anything is left then."""
     return [
         replace(example, fields={"question": strip_slot(example.text) or example.text})
         for example in examples
@@ -58,19 +56,13 @@ def choose_examples(
 ) -> FewShot:
     """Return a prompt whose examples are each question's nearest, the nearest first.
 
-    They are chosen from the prompt's own and those of `prefix_pool`. A question is never shown
-    itself, nor what is nearly its text (`LeakGuard`). Where fewer share a word with it (BM25), the
-    pool's first others stand behind them.
-
-    Args:
-        few_shot: The prompt; its own examples stand before any other question.
-        questions: All that will be asked.
-        args: How many (the paper's k) from which pool, and what compares questions.
-        lookup: Settled: its encoder where `args` name no other, and whether questions are compared
-            with what stands in <...>.
+    They come from the prompt's own and `prefix_pool`; a question never sees itself or a near copy
+    (`LeakGuard`). If fewer share a word with it (BM25), the pool's first others follow. Questions
+    are compared in the settled look-up's key form, and by its encoder if `args` has none. A
+    question that is not among `questions` gets the prompt's own examples.
 
     Raises:
-        ConfigError: If the pool holds fewer.
+        ConfigError: If the pool holds fewer examples than asked for (the paper's k).
         ModelError: If the encoder cannot be found or loaded.
     """
     more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []

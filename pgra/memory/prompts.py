@@ -1,8 +1,6 @@
 """The prompter P(p, C): few-shot prompt, question, clarification.
 
-What users typed is data: questions, clarifications, right answers. Each stands on one line and has
-neither the prompt's separator, nor the word that ends an answer, nor the mark of a clarification.
-`as_data` makes it so.
+What users typed (questions, clarifications, right answers) is data; see `as_data`.
 """
 
 import re
@@ -13,8 +11,7 @@ from functools import partial
 from pgra.config import find_yaml, from_yaml
 from pgra.errors import ConfigError
 
-CLARIFIED = "{question} | clarification: {feedback}"
-"""How the paper shows a question with its clarification."""
+CLARIFIED = "{question} | clarification: {feedback}"  # as in the paper
 
 
 def as_data(
@@ -25,18 +22,17 @@ def as_data(
     end: str = "",
     is_question: bool = False,
 ) -> str:
-    """Return what a user typed as a prompt shows it: it adds no part to the prompt.
+    """Return what a user typed as one line that adds no part to a prompt.
 
-    Text without line breaks, separators, marks and the end's word comes back as it is, but that
-    spaces collapse; a question keeps them.
+    Breaks up the prompt's separator, the word that ends an answer, and the mark of a clarification.
+    Spaces collapse, but not in a question.
 
     Args:
         text: As it was typed.
-        clarified: How the prompt shows a question with its clarification; what stands between the
-            two is the mark.
+        clarified: How the prompt shows a question with its clarification; the mark is between them.
         separator: Between the prompt's examples.
         end: The word that ends an answer.
-        is_question: Whether a lone "|" stays: it may be what is asked about.
+        is_question: Keep a lone "|": it may be what is asked about.
     """
     line = " ".join(text.splitlines() if is_question else text.split())
     if not is_question:
@@ -63,24 +59,18 @@ def _spelled_apart(mark: str) -> str:
 
 
 def fill(form: str, **parts: str) -> str:
-    """Fill the {slots} of these names, all at once: what is filled in is data."""
+    """Fill {slots} by name, all at once: the values are data."""
     return re.sub(rf"\{{({'|'.join(parts)})\}}", lambda slot: parts[slot.group(1)], form)
 
 
 def clarify(question: str, feedback: str, clarified: str = CLARIFIED) -> str:
-    """Return a question with its clarification, both as data."""
+    """Return a question with its clarification; both must be data."""
     return fill(clarified, question=question, feedback=feedback)
 
 
 @dataclass(frozen=True)
 class PromptExample:
-    """A question with its answer, as a prompt shows them.
-
-    Attributes:
-        question: As it was asked.
-        answer: Understanding and answer in one sentence.
-        feedback: A clarification, or "".
-    """
+    """A question, its answer (one sentence, with the understanding), its clarification or ""."""
 
     question: str
     answer: str
@@ -92,12 +82,11 @@ class FewShot:
     """A prompt from configs/memory_prompts/NAME.yaml.
 
     Attributes:
-        name: The YAML's.
         separator: Between question and answer, and between examples (the paper's #).
         end: What ends an answer (the paper's END).
-        clarified: How a question stands with its clarification: {question} and {feedback}.
+        clarified: A question with its clarification: {question} and {feedback}.
         examples: Some with a clarification, some without.
-        nearest: Instead of them, by question: its own, the nearest first (KATE).
+        nearest: By question: its own examples instead, the nearest first (KATE).
     """
 
     name: str
@@ -114,7 +103,6 @@ class FewShot:
             raise ConfigError("clarified must have {question} and {feedback}")
 
     def examples_of(self, question: str) -> Sequence[PromptExample]:
-        """Return the examples that stand before a question."""
         return self.nearest.get(question, self.examples)
 
     def write(
@@ -125,20 +113,20 @@ class FewShot:
         more: Sequence[PromptExample] = (),
         num_own: int | None = None,
     ) -> str:
-        """Render a prompt that an answer goes on from.
+        """Render a prompt for an LM to complete.
 
         Args:
             question: What is asked.
             feedback: Its clarification, or "".
-            more: Examples behind the question's own.
-            num_own: How many of its own stand there, the first; None for all.
+            more: Examples after the question's own.
+            num_own: How many of its own to show, the first ones; None for all.
         """
         examples = (*self.examples_of(question)[:num_own], *more)
         shown = "".join(self.show(example) for example in examples)
         return f"{shown}{self._ask(question, feedback)}{self.separator}"
 
     def show(self, example: PromptExample) -> str:
-        """Render one example, with the separator behind it."""
+        """Render one example, with the separator after it."""
         question = self._ask(example.question, example.feedback)
         answer = self.as_data(example.answer)
         return f"{question}{self.separator}{answer} {self.end}{self.separator}"
@@ -151,14 +139,11 @@ class FewShot:
 
     @property
     def as_data(self) -> Callable[..., str]:
-        """Return what a user typed as this prompt shows it; see `as_data` of this module."""
+        """This module's `as_data` with the prompt's own separator, end and mark."""
         return partial(as_data, clarified=self.clarified, separator=self.separator, end=self.end)
 
     def read_output(self, text: str) -> str:
-        """Cut what an LM wrote to its answer: up to the end's word or the separator.
-
-        Separators that it begins with are passed over: small LMs write the prompt's last once more.
-        """
+        """Cut an output to its answer: drop leading separators, stop at `end` or a separator."""
         core = self.separator.strip()
         text = text.lstrip()
         while core and text.startswith(core):
@@ -169,10 +154,6 @@ class FewShot:
 
 
 def load_few_shot(name: str) -> FewShot:
-    """Read a prompt by name, or from a YAML.
-
-    Raises:
-        ConfigError: If there is none, or its YAML lacks something.
-    """
+    """Read a prompt by name, or from a YAML; a ConfigError if there is none or it is invalid."""
     path = find_yaml("prompt", "memory_prompts", name)
     return from_yaml(FewShot, path, name=path.stem, nearest={})

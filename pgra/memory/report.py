@@ -1,9 +1,7 @@
-"""What a memory is worth: accuracy over time, what look-ups did, gaps between systems, the gate.
+"""What a memory is worth: accuracy of the streams, the gaps between systems, the choice of a gate.
 
-Accuracy of the understanding is Acc(u), that of the answer Acc(y) (Madaan et al. 2022, section 4).
-Systems are compared on the same steps, by seed, with McNemar's test. A gate's threshold can be
-chosen on a stream of questions whose meanings are known: each question looks among those before
-it, as if every one of them had been clarified.
+Acc(u) is the accuracy of the understanding, Acc(y) that of the answer (Madaan et al. 2022, section
+4). Systems are compared on the same steps, by seed, with McNemar's test.
 """
 
 import importlib.util
@@ -32,8 +30,7 @@ from pgra.report.tables import Cell, Table
 logger = logging.getLogger(__name__)
 
 SYSTEMS = ("no-mem", "grow", "mem")
-LAST = 100
-"""Steps at the end whose accuracy is told apart: what the system can do once it has learned."""
+LAST = 100  # steps at the end whose accuracy is reported apart
 REPORT_FILE, FIGURE_FILE = "report.md", "running.png"
 _SAMPLES = 6
 _TITLES = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
@@ -41,12 +38,9 @@ _TITLES = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 
 @dataclass(frozen=True)
 class Variant:
-    """One stream by one system.
+    """One stream by a system of `SYSTEMS`, with a clarification probability (0 for no-mem).
 
-    Attributes:
-        system: One of `SYSTEMS`.
-        probability: Of a clarification; 0 for no-mem.
-        seed: Of the user's draws, and of the stream where it is made or shuffled.
+    The seed is that of the user's draws, and of a stream that is made or shuffled.
     """
 
     system: str
@@ -55,33 +49,26 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Its folder's name."""
         part = "" if self.system == "no-mem" else f"-p{self.probability:g}"
         return f"{self.system}{part}-seed{self.seed}"
 
     @property
     def title(self) -> str:
-        """As tables show it, whatever the seed."""
+        """Its name in tables, without the seed."""
         part = "" if self.system == "no-mem" else f", p = {self.probability:g}"
         return f"{_TITLES[self.system]}{part}"
 
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What a variant gave.
-
-    Attributes:
-        variant: Which.
-        metrics: Of `measure`, and of the comparison with no-mem.
-        outcomes: Its steps.
-    """
+    """A variant with its steps, and the metrics of `measure` and `compare_with`."""
 
     variant: Variant
     metrics: dict[str, Any]
     outcomes: list[StepOutcome]
 
     def marks(self, name: str) -> list[bool]:
-        """Return whether each step was "understood", or "answered"."""
+        """Return whether each step was `name`: "understood" or "answered"."""
         return [getattr(step, name) for step in self.outcomes]
 
 
@@ -89,28 +76,24 @@ class StreamResult:
 
 
 def running_accuracy(outcomes: Sequence[bool]) -> list[float]:
-    """Return the share of the steps up to each that went well, (n,), as the paper plots it."""
+    """Return the accuracy of the steps up to each, (n,), as the paper plots it."""
     return [total / number for number, total in enumerate(accumulate(outcomes), 1)]
 
 
 def correlate(first: Sequence[bool], second: Sequence[bool]) -> float | None:
-    """Return the correlation of two outcomes (phi); None where one of them is always the same."""
+    """Return the correlation of two outcomes (phi); None if either is constant."""
     if len(set(first)) < 2 or len(set(second)) < 2:
         return None
     return correlation(list(map(float, first)), list(map(float, second)))
 
 
 def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
-    """Measure a whole stream.
+    """Measure a whole stream, its steps in order.
 
-    Args:
-        outcomes: Its steps, in order.
-
-    Returns:
-        Accuracy of the understanding and of the answer (of all steps, of the last 100, and the mean
-        of the running accuracy, which is the area under its curve); by type; tokens of prompts and
-        of outputs; of look-ups how many were used, the share of those after which the question was
-        understood (the paper's "effective", 97 %) and of those given for another type.
+    Accuracy of the understanding and of the answer (of all steps, of the last 100, and the area
+    under the running curve); by type; tokens of prompts and outputs; of look-ups how many were
+    used, and the shares of those whose question was understood (the paper's "effective", 97 %) and
+    of those given for another type.
     """
     understood = [step.understood for step in outcomes]
     kinds = sorted({step.kind for step in outcomes})
@@ -137,15 +120,10 @@ def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
 
 
 def compare_with(outcomes: Sequence[StepOutcome], bare: Sequence[StepOutcome]) -> dict[str, Json]:
-    """Return which look-ups helped and which hurt, beside the same stream without a memory.
+    """Compare the steps with a clarification with the same ones of NO-MEM (`bare`).
 
-    Args:
-        outcomes: The stream's steps.
-        bare: The same questions, with NO-MEM.
-
-    Returns:
-        Shares of the steps with a clarification from the memory that are understood with it and not
-        without (helped), the other way round (hurt), and either way or neither (no change).
+    Returns the shares of them that are understood only with it (helped), only without it (hurt),
+    and the rest; None without such steps.
     """
     pairs = [
         (step.understood, other.understood)
@@ -167,12 +145,10 @@ class GateReport:
     """What a threshold does.
 
     Attributes:
-        threshold: Scores of at least this pass.
         precision: Share of what passes that is right.
-        recall: Share of the questions with a right key in the memory that get one.
+        recall: Share of the questions with a right key in the memory that get it; None: no such.
         f1: The harmonic mean of both; 0 where nothing is right.
         num_passed: Questions that get a feedback.
-        num_trials: All questions.
     """
 
     threshold: float
@@ -185,7 +161,6 @@ class GateReport:
 
 @contextmanager
 def scratch_log() -> Iterator[FeedbackLog]:
-    """Open a memory that is thrown away."""
     with (
         tempfile.TemporaryDirectory() as folder,
         FeedbackLog.open(Path(folder) / "memory.sqlite") as log,
@@ -194,14 +169,9 @@ def scratch_log() -> Iterator[FeedbackLog]:
 
 
 def judge_thresholds(steps: Sequence[Step], open_lookup: OpenLookup) -> list[GateReport]:
-    """Return what thresholds do to a stream's questions, each looked up among those before it.
+    """Return a report of each score met, the largest first, used as the threshold.
 
-    Args:
-        steps: Questions whose meanings are known.
-        open_lookup: Opens the look-up of a memory.
-
-    Returns:
-        One for each score that was met, the largest first.
+    Each question is looked up among those before it, as if all of them had been clarified.
     """
     nearest, wanted, meanings = list[tuple[float, bool]](), 0, dict[int, str]()  # by entry
     with scratch_log() as log:
@@ -227,8 +197,8 @@ def choose_threshold(steps: Sequence[Step], open_lookup: OpenLookup) -> GateRepo
     """Choose the threshold with the largest F1, of equals the strictest.
 
     Raises:
-        DataError: If no look-up ever found a right key, or any feedback would count as right: so it
-            is of questions of fact, which have no types.
+        DataError: If no look-up found a right key, or all questions mean the same (as those of a
+            family of answers, which have no types).
     """
     has_types = len({step.meaning for step in steps}) > 1
     reports = judge_thresholds(steps, open_lookup) if has_types else []
@@ -246,15 +216,11 @@ def choose_threshold(steps: Sequence[Step], open_lookup: OpenLookup) -> GateRepo
 
 
 def compare_methods(results: Iterable[StreamResult]) -> list[list[str]]:
-    """Compare what the paper does: GROW with NO-MEM, MEM with GROW and NO-MEM, p with a lower p.
+    """Compare as the paper does: GROW with NO-MEM, MEM with both, each p with the next lower.
 
-    Args:
-        results: Of an experiment; only seeds that both have are compared.
-
-    Returns:
-        Rows of a table: both, what the first has over the second in accuracy of the understanding,
-        over all steps and between the areas under the running curves, p of McNemar's tests of all
-        seeds together (`combine_p`), and prompt tokens of the first for one of the second.
+    Returns rows of a table over shared seeds: the pair; its gaps in accuracy of the understanding,
+    over all steps and in area under the running curves; p of McNemar's tests, combined over seeds
+    (`combine_p`); the ratio of prompt tokens.
     """
     rows, groups = [], dict[tuple[str, float], dict[int, StreamResult]]()
     for result in results:
@@ -292,16 +258,9 @@ def compare_methods(results: Iterable[StreamResult]) -> list[list[str]]:
 def write_report(
     folder: Path, family: Family, results: Sequence[StreamResult], *, gate: GateReport | None
 ) -> str:
-    """Write the table, and the figure where matplotlib is installed.
+    """Write the table, and the figure if matplotlib is installed; return the table's text.
 
-    Args:
-        folder: The run's.
-        family: Whose questions they were.
-        results: Of the experiment.
-        gate: How the threshold was chosen; None where it was given.
-
-    Returns:
-        The table's text.
+    `gate` is how the threshold was chosen; None where it was given.
     """
     text = render_report(family, results, gate=gate)
     write_text(folder / REPORT_FILE, text)
@@ -313,7 +272,7 @@ def write_report(
 
 
 def render_report(family: Family, results: Sequence[StreamResult], gate: GateReport | None) -> str:
-    """Render the tables as Markdown: means over the seeds, and below each what the paper has."""
+    """Render the tables as Markdown: means over the seeds, and the paper's values below."""
     groups = _name_groups(results)
     parts = [
         f"# A memory of corrections: {family.name}, {results[0].metrics['n']} steps",
@@ -352,7 +311,7 @@ def render_report(family: Family, results: Sequence[StreamResult], gate: GateRep
 
 
 def _name_groups(results: Sequence[StreamResult]) -> dict[str, list[StreamResult]]:
-    """Return the results of each variant, whatever the seed, by its title."""
+    """Group results by the variant's title, over seeds."""
     groups = defaultdict[str, list[StreamResult]](list)
     for result in results:
         groups[result.variant.title].append(result)
@@ -378,7 +337,7 @@ def _accuracy_table(family: Family, groups: Mapping[str, Sequence[StreamResult]]
 
 
 def _sample_table(results: Sequence[StreamResult]) -> str:
-    """Show what was found and written as time proceeds, as the paper's tables 6, 7 and 11 to 13."""
+    """Show steps through time, as the paper's tables 6, 7 and 11 to 13."""
     mem = next((result for result in results if result.variant.system == "mem"), None)
     used = [step for step in mem.outcomes if step.used_memory] if mem else []
     bare: dict[int, str] = {}
@@ -406,7 +365,6 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _sum_known(counts: Iterable[int | None]) -> int | None:
-    """Return the sum; None where one is unknown."""
     known = list(counts)
     return None if None in known else sum(filter(None, known))
 
@@ -416,7 +374,6 @@ def _number(value: float | None, style: str = ".2f") -> str:
 
 
 def _with_sd(values: Iterable[float], style: str) -> str:
-    """Render the mean over seeds, and behind that of several their standard deviation."""
     spread = mean_sd_interval(list(values))
     sd = _number(spread.sd, style.removeprefix("+"))
     return f"{spread.mean:{style}}{sd and f' ± {sd}'}"
@@ -436,12 +393,7 @@ def _mean_running(group: Sequence[StreamResult], name: str) -> list[float]:
 
 
 def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
-    """Draw the running accuracy of understanding and answer over the steps, means over the seeds.
-
-    Args:
-        path: A .png file.
-        results: Of the experiment.
-    """
+    """Draw the running accuracy of understanding and answer, means over the seeds, as a .png."""
     from matplotlib.figure import Figure
 
     from pgra.report.figures import save_figure

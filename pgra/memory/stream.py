@@ -1,7 +1,7 @@
 """The paper's streams (Madaan et al. 2022, section 4): questions, a simulated user, the systems.
 
-A question is asked; the user looks at the understanding in the output; where it is wrong, and with
-the clarification probability, says what was meant. Only failures are written.
+If an answer shows a wrong understanding, the user says what was meant with the clarification
+probability. Only failures are written.
 
 Questions are read from a file, or made of a word list: relations of words, or five ways to scramble
 one (Brown et al. 2020, section 3.9.2; Madaan et al. 2022, 3.3.2).
@@ -36,21 +36,12 @@ _SHOWN_CHARS = 80
 
 
 def can_scramble(word: str) -> bool:
-    """Return whether every way changes a word: 6 to 14 letters, two that differ of the inner."""
+    """Return whether every scramble changes a word: 6 to 14 letters, inner ones that differ."""
     return bool(_FIT.fullmatch(word)) and len(set(word[2:-2])) > 1 and word != word[::-1]
 
 
 def scramble(word: str, kind: str, draw: random.Random) -> str:
-    """Scramble a word.
-
-    Args:
-        word: One that `can_scramble`.
-        kind: One of `SCRAMBLES`.
-        draw: Gives the randomness.
-
-    Returns:
-        A text that is not the word.
-    """
+    """Scramble a word that `can_scramble`, by a kind of `SCRAMBLES`, until it differs."""
     while (changed := SCRAMBLES[kind](word, draw)) == word:
         pass
     return changed
@@ -82,15 +73,13 @@ SCRAMBLES: Mapping[str, Callable[[str, random.Random], str]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """One question of a stream, with what a user would say if it were misunderstood.
+    """One question of a stream.
 
     Attributes:
-        id: Its name in the stream.
-        kind: The type of task that is meant, such as "syn"; "" where that is not known.
-        question: As it is asked.
+        kind: The type of task that is meant, such as "syn"; "" if unknown.
         feedback: What a user says who was misunderstood.
         word: What the question is about; of a situation its category or rule of thumb.
-        expected: Outputs that are right, the first the one that GROW-PROMPT shows.
+        expected: Right outputs, the first the one that GROW-PROMPT shows.
     """
 
     id: str
@@ -102,20 +91,16 @@ class Step:
 
     @property
     def meaning(self) -> str:
-        """What two questions share that the same feedback suits."""
+        """What questions share that the same feedback suits."""
         return self.feedback if self.kind == SITUATION else self.kind
 
 
 def judge_output(
     family: Family, kind: str, output: str, expected: Sequence[str]
 ) -> tuple[bool, bool]:
-    """Return whether an output's intent was understood, Acc(u), and whether it is right, Acc(y).
+    """Return whether the intent was understood, Acc(u), and whether the output is right, Acc(y).
 
-    Args:
-        family: Of the question.
-        kind: The type that was meant.
-        output: What the LM wrote, cut to its answer.
-        expected: Outputs that are right, whatever their case, spaces and end.
+    `kind` is the type that was meant. For Acc(y) case, spaces and final punctuation do not count.
     """
     if family.is_of_answers:  # nobody tells the understanding
         is_right = is_exact_match(output, expected)
@@ -127,11 +112,10 @@ def judge_output(
 
 
 def match_form(family: Family, text: str) -> tuple[str, re.Match[str]] | None:
-    """Find the form of a family's answers that a text has, letters of any case.
+    """Match a text with the forms of a family's answers, ignoring case.
 
-    Returns:
-        The type that answers so, and the match, whose one group is the answer; None where the text
-        has none of the forms.
+    Returns the type that answers so and a match whose one group is the answer; None without a
+    match.
     """
     for kind, form in family.answers.items():
         pattern = re.escape(form).replace(r"\{word\}", ".+?").replace(r"\{answer\}", "(.+)")
@@ -141,11 +125,7 @@ def match_form(family: Family, text: str) -> tuple[str, re.Match[str]] | None:
 
 
 def read_texts(record: Record, names: Sequence[str], hint: str = "") -> list[str]:
-    """Return the fields of a line that must be texts; `answers` may be a list, and gives them all.
-
-    Raises:
-        DataError: If one is missing, empty or no text.
-    """
+    """Return fields of a line, which must be texts; `answers` may be a list of texts."""
     texts: list[str] = []
     for name in names:
         value: Any = record.fields.get(name)
@@ -157,16 +137,14 @@ def read_texts(record: Record, names: Sequence[str], hint: str = "") -> list[str
 
 
 def read_stream(path: Path, family: Family) -> list[Step]:
-    """Read a stream, one JSON object a line, as the paper's release has them.
+    """Read a stream, one JSON object a line, in the release's format.
 
-    Args:
-        path: jsonl with `type`, `word`, `question`, `feedback` and `expected_answer`; of a family
-            of answers with `question` and `answers`, all that are right; of one of situations with
-            `situation`, `label` and the field that its form names.
-        family: Whose questions they are.
+    A line has `type`, `word`, `question`, `feedback` and `expected_answer`; for a family of answers
+    `question` and `answers` (all right ones); for one of situations `situation`, `label` and the
+    field that its form names.
 
     Raises:
-        DataError: If a line lacks one of them, or is of no type of the family.
+        DataError: If a line lacks a field, or its type is unknown to the family.
     """
     form = family.situations
     if form is not None and not path.exists():
@@ -223,16 +201,13 @@ def _read_situation(record: Record, family: Family) -> Step:
 
 
 def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
-    """Read questions with the feedback each got: what look-ups are trained on.
+    """Read questions with their feedback, to train look-ups.
 
-    Args:
-        path: A memory (.sqlite), a log that `pgra memory export` wrote, or a jsonl file with
-            `question` and `feedback`, and perhaps `type`; with a family a stream of it.
-        family: Whose stream the file is.
+    From a memory (.sqlite), a log of `pgra memory export`, or jsonl with `question`, `feedback` and
+    optionally `type`; with a family, a stream of it.
 
     Raises:
-        DataError: If there is no pair, or a line lacks one of both.
-        ArtifactError: If a memory cannot be read.
+        DataError: If there is no pair, or a line lacks question or feedback.
     """
     if family is not None:
         return read_stream(path, family)
@@ -255,20 +230,18 @@ def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
     return pairs
 
 
+# by type: answers by word; for scrambles: by "" the words, each its own answer
 Words = Mapping[str, Mapping[str, Sequence[str]]]
-"""By type: answers by word. For scrambles: by "" the words to scramble, each its own answer."""
 
 
 def read_words(path: Path, family: Family) -> Words:
-    """Read a word list that streams are made of.
+    """Read a word list to make streams of, possibly compressed.
 
-    Args:
-        path: For relations jsonl with `type`, `word` and `answer`; for scrambles a text file with
-            a word a line. Either may be packed.
-        family: Whose questions are made.
+    For relations jsonl with `type`, `word` and `answer`; for scrambles a text file with a word a
+    line.
 
     Raises:
-        DataError: If a line is not so, a type has no word, or the family has no phrasings.
+        DataError: If a line is invalid, a type has no word, or the family has no phrasings.
     """
     if not family.phrasings:
         raise DataError(f"the family '{family.name}' is not made of words: give it --stream FILE")
@@ -292,14 +265,7 @@ def read_words(path: Path, family: Family) -> Words:
 
 
 def make_stream(family: Family, words: Words, *, num_steps: int, seed: int) -> list[Step]:
-    """Draw a stream: each step one phrasing and one word, all as likely as each other.
-
-    Args:
-        family: How questions are asked.
-        words: Of `read_words`.
-        num_steps: How many.
-        seed: Of the draws.
-    """
+    """Draw a stream: for each step one phrasing and one word, uniformly."""
     draw = random.Random(seed)
     pools = {kind: sorted(answers) for kind, answers in words.items()}
     steps = []
@@ -334,11 +300,9 @@ class PromptedArguments(Arguments):
 
     @property
     def context(self) -> Context:
-        """Where the LM and the look-up's encoder run."""
         return Context(artifacts=Path(self.artifacts_dir), device=self.device)
 
     def open_lm(self, few_shot: FewShot, lm: CompleterArguments) -> "PromptedLM":
-        """Open the LM behind a prompt; see `pgra.lm.base.open_lm` for what is refused."""
         return PromptedLM(
             few_shot=few_shot,
             completer=open_lm(lm, self.context),
@@ -349,14 +313,7 @@ class PromptedArguments(Arguments):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptedLM:
-    """An LM that goes on with the prompts of a few-shot prompt.
-
-    Attributes:
-        few_shot: The prompt.
-        completer: The LM.
-        max_new_tokens: Of an answer (the paper: 64).
-        max_prompt_tokens: Of a prompt, the LM's window permitting.
-    """
+    """An LM that completes the prompts of a few-shot prompt."""
 
     few_shot: FewShot
     completer: LanguageModel
@@ -365,15 +322,11 @@ class PromptedLM:
 
     @property
     def budget(self) -> int:
-        """The most tokens of a prompt."""
+        """Most tokens of a prompt; the LM's window may be the limit."""
         return min(self.max_prompt_tokens, self.completer.window - self.max_new_tokens)
 
     def complete(self, prompts: Sequence[str]) -> list[Completion]:
-        """Go on with prompts, which must fit: a question is never cut.
-
-        Raises:
-            DataError: If one does not.
-        """
+        """Complete prompts; none is cut: a DataError if one exceeds the budget."""
         for prompt, size in zip(prompts, self.completer.count_tokens(prompts), strict=True):
             if size > self.budget:
                 question = prompt.split(self.few_shot.separator)[-2]
@@ -388,13 +341,12 @@ class PromptedLM:
 
 @dataclass(frozen=True)
 class BuiltPrompt:
-    """A prompt, and what of the memory stands in it.
+    """A prompt, and what the memory gave for it.
 
     Attributes:
-        text: For the LM.
-        found: What the look-up gave, the nearest first.
-        num_used: How many of these stand in the prompt, the first.
-        matched_kind: The type of the question that the first of them was given for.
+        found: The look-up's matches, the nearest first.
+        num_used: How many of them, the first, stand in the prompt.
+        matched_kind: The type of the question that the first was given for.
     """
 
     text: str
@@ -407,12 +359,11 @@ class BuiltPrompt:
 class GrowPrompt:
     """GROW-PROMPT: the newest corrections as further examples, as many as fit (section 4).
 
-    The release counts words, 1,300 of them; here they are the LM's tokens, as the paper says.
+    The release counts 1,300 words; here the LM's tokens count, as in the paper.
 
     Attributes:
-        lm: Its prompt, its tokens and their budget.
-        max_added: Most corrections shown (the release: 20); None for no limit but the tokens. With
-            0 it is NO-MEM: the few-shot prompt and the question.
+        max_added: Most corrections shown (the release: 20); None for no limit but the tokens; 0 is
+            NO-MEM, the few-shot prompt and the question.
         added: The corrections, the newest last.
     """
 
@@ -421,7 +372,7 @@ class GrowPrompt:
     added: list[PromptExample] = field(default_factory=list)
 
     def ask(self, step: Step) -> BuiltPrompt:
-        """Build the prompt, the newest correction nearest the question."""
+        """Build the prompt, with the newest correction nearest the question."""
 
         def write(used: int) -> str:
             return self.lm.few_shot.write(step.question, more=self.added[len(self.added) - used :])
@@ -433,27 +384,21 @@ class GrowPrompt:
         return BuiltPrompt(write(bisect_right(range(1, most + 1), self.lm.budget, key=size)))
 
     def learn(self, step: Step) -> None:
-        """Keep a correction, with the answer that was expected."""
         feedback = "" if step.kind == QUESTION else step.feedback  # there it is the answer itself
         self.added.append(PromptExample(step.question, step.expected[0], feedback))
 
 
 @dataclass(frozen=True)
 class MemPrompt:
-    """MEM-PROMPT: what the memory has near a question stands in its prompt, if the gate passes it.
+    """MEM-PROMPT: the feedback nearest a question stands in its prompt, if it passes the gate.
 
-    Of most families the nearest clarification stands beside the question. Label feedback (App. D.3)
-    is the nearest questions that were answered wrongly, with their right answers: they stand behind
-    the first of the prompt's own examples, the nearest last, and in place of the others, so that a
-    prompt has as many whatever is in the memory.
+    For most families it is the nearest clarification, beside the question. For label feedback (App.
+    D.3) the nearest wrongly answered questions, with their right answers, replace as many of the
+    prompt's own examples and stand after the rest, the nearest last.
 
     Attributes:
-        family: Of the questions.
-        few_shot: The prompt.
-        log: The memory.
-        lookup: M(x), which follows the log.
-        threshold: The gate's; None lets all through, as the paper does with label feedback.
-        kinds: By key the type of its question, for the report.
+        threshold: The gate's; None lets all pass, as the paper does with label feedback.
+        kinds: Each key's type, for the report.
     """
 
     family: Family
@@ -464,7 +409,6 @@ class MemPrompt:
     kinds: dict[str, str] = field(default_factory=dict)
 
     def ask(self, step: Step) -> BuiltPrompt:
-        """Build the prompt."""
         question, is_of_answers = step.question, self.family.is_of_answers
         found = self.lookup.find(question, self.family.num_remembered if is_of_answers else 1)
         near = [match.entry for match in passing(found, self.threshold)]
@@ -479,7 +423,6 @@ class MemPrompt:
         return BuiltPrompt(text, found, len(near), kind)
 
     def learn(self, step: Step) -> None:
-        """Write it to the memory."""
         self.log.write(step.question, step.feedback, source="stream")
         self.kinds[step.question] = step.kind
 
@@ -492,21 +435,16 @@ class StepOutcome:
     """What happened at one step.
 
     Attributes:
-        step: Its place in the stream, from 1.
-        id: The question's.
-        kind: The type that was meant.
-        question: As it was asked.
+        step: Its number in the stream, from 1.
         generated: What the LM wrote, cut to its answer.
-        expected: The first of the right outputs.
         understood: Acc(u) of this step.
         answered: Acc(y) of this step.
         clarified: Whether the user then said what was meant.
         feedback: The stored clarification that was used; "" for none.
         neighbors: The questions whose feedback stood in the prompt, the nearest first.
-        matched_kind: The nearest one's type.
-        score: The look-up's, of what was used.
-        num_prompt_tokens: Of this step's prompt; None where an endpoint does not report them.
-        num_new_tokens: Written, the same.
+        matched_kind: The type of the nearest one.
+        score: The look-up's, of the used feedback.
+        num_prompt_tokens: None where an endpoint does not report them; `num_new_tokens` likewise.
     """
 
     step: int
@@ -538,14 +476,10 @@ class StepOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """A user who is simulated, and an LM that is asked.
+    """A simulated user, and the LM that is asked.
 
-    Attributes:
-        family: How the understanding is told.
-        lm: What answers.
-        num_ahead: Questions that are asked together, as the memory is at the first of them; those
-            whose prompt a correction changed meanwhile are asked again. It changes no outcome; 1
-            wastes no call of an endpoint that is paid.
+    At most `num_ahead` questions are asked together; those whose prompt a correction changes are
+    asked again. It changes no outcome; 1 wastes no call of a paid endpoint.
     """
 
     family: Family
@@ -555,13 +489,10 @@ class Simulation:
     def play(
         self, steps: Sequence[Step], system: System, *, probability: float, seed: int
     ) -> Iterator[StepOutcome]:
-        """Ask a stream's questions, in order.
+        """Ask a stream's questions, in order; the system must be fresh, and learns.
 
-        Args:
-            steps: The stream.
-            system: Fresh; it learns.
-            probability: That a user who was misunderstood says so.
-            seed: Of these draws; step t has the same in every system.
+        A user who was misunderstood says so with the probability; step t has the same draw in every
+        system.
 
         Raises:
             DataError: If a question does not fit the LM's window.

@@ -1,13 +1,12 @@
-"""Trains small models that look feedback up (Madaan et al. 2022).
+"""Trains small models for look-ups (Madaan et al. 2022).
 
 - GUD-IR's generator: questions to the feedback they got (App. A.3).
-- A layer on a sentence encoder, so that questions are as near as what is said of them: the mean
-  squared error of cos(f(x_i), f(x_j)) to a target. "feedback": cos(fb_i, fb_j), the paper's first
-  attempt (App. A.2); "type": 1 for questions of one type and 0 for others, as the release trains
-  its semantic memory. The encoder stays as it is and its vectors are made once, so that this takes
-  seconds on a CPU; the paper and the release train the encoder too.
+- A layer on a frozen sentence encoder: the mean squared error of cos(f(x_i), f(x_j)) to a target.
+  "feedback": cos(fb_i, fb_j), the paper's first attempt (App. A.2); "type": 1 for questions of one
+  type and 0 for others, as the release trains its semantic memory. The paper and the release train
+  the encoder too.
 
-The generator is trained by `pgra.reader.train.fit`: it can be stopped at any time, and resumed.
+The generator is trained by `pgra.reader.train.fit`: it can be interrupted at any time, and resumed.
 """
 
 import shutil
@@ -39,22 +38,20 @@ from pgra.reader.module import ReaderModule, Trainable
 from pgra.reader.train import TrainResult, fit
 from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
-ABOUT_FILE = "trained_on.json"
-"""In the folder of a trained model: what it was trained on, and how."""
+ABOUT_FILE = "trained_on.json"  # in a trained model's folder: its data and arguments
 _SHOWN_EVERY = 10  # steps, of a loss on the bar
 
 
 class FeedbackModule(ReaderModule):
-    """An encoder-decoder that writes feedback; a step is one batch, over which its loss is mean."""
+    """An encoder-decoder that writes feedback; its loss is the mean over the batch."""
 
     def forward(self, num_items_in_batch: Any = None, **batch: Tensor) -> Any:  # noqa: ARG002
-        """Return the model's output."""
         return self.model(**batch)
 
 
 @dataclass(frozen=True)
 class _Trainable(Trainable):
-    """What `fit` trains; `record` is written beside the weights, as (file, content)."""
+    """What `fit` trains; `record` (file, content) is written beside the weights."""
 
     collate: Callable[[Sequence[Any]], dict[str, Any]]
     record: tuple[str, Json]
@@ -87,7 +84,7 @@ def _about(pairs: Sequence[Step], arguments: Arguments, **model: str) -> dict[st
 
 @contextmanager
 def _making(folder: Path) -> Iterator[None]:
-    """Hold a folder that is to be new."""
+    """Lock a folder that must not exist."""
     is_there = f"{folder} is there already: name another --output_dir"
     if not folder.name:  # . and /
         raise ArtifactError(is_there)
@@ -100,19 +97,14 @@ def _making(folder: Path) -> Iterator[None]:
 def train_generator(
     pairs: Sequence[Step], folder: Path, arguments: GeneratorArguments, context: Context
 ) -> TrainResult:
-    """Train a model to write a question's feedback, and write its folder when it is done.
+    """Train a model to write a question's feedback, and write its folder at the end.
 
-    A training that was stopped goes on from its last checkpoint when the same one is asked for.
-
-    Args:
-        pairs: Questions and feedback, at least one.
-        folder: New; a plain model folder, with `trained_on.json` beside the weights.
-        arguments: How.
-        context: Where.
+    An interrupted training resumes from its last checkpoint when the same one is asked for. The new
+    folder is a plain model folder, with `trained_on.json` beside the weights.
 
     Raises:
-        ArtifactError: If the folder is there already, or another job makes it.
-        ModelError: If the model cannot be loaded, or its loss stops being a number.
+        ArtifactError: If the folder exists, or another job makes it.
+        ModelError: If the model cannot be loaded, or its loss is no longer finite.
         Stopped: If a signal asked for it.
     """
     with _making(folder):
@@ -158,22 +150,16 @@ def train_generator(
 def train_encoder(
     pairs: Sequence[Step], folder: Path, arguments: SimilarityArguments, context: Context
 ) -> TrainResult:
-    """Train the layer, and write the encoder with it.
+    """Train the layer, and write the encoder with it into a new folder, for any --encoder.
 
-    Args:
-        pairs: Questions with feedback; with a type for the target "type".
-        folder: New; any --encoder may name it.
-        arguments: How.
-        context: Where.
-
-    Returns:
-        The result; its loss is the mean over the last tenth of the steps.
+    The result's loss is the mean over the last tenth of the steps. The target "type" needs pairs
+    with types.
 
     Raises:
-        ArtifactError: If the folder is there already, or another job makes it.
+        ArtifactError: If the folder exists, or another job makes it.
         ConfigError: If the encoder's pooling cannot be written.
         DataError: If the pairs are too few, all the same, or lack their types.
-        ModelError: If the encoder cannot be loaded, or the loss stops being a number.
+        ModelError: If the encoder cannot be loaded, or the loss is no longer finite.
     """
     with _making(folder):
         kinds = [pair.kind for pair in pairs]
@@ -210,7 +196,7 @@ def train_encoder(
 
 
 def cosines(vectors: Tensor) -> Tensor:
-    """Return the cosine of every two of (n, D), (n, n)."""
+    """Return the cosines of all pairs of rows (n, D), (n, n)."""
     unit = normalize(vectors, dim=-1)
     return unit @ unit.T
 
@@ -218,18 +204,12 @@ def cosines(vectors: Tensor) -> Tensor:
 def fit_head(
     vectors: Tensor, wanted: Tensor, arguments: SimilarityArguments
 ) -> tuple[DenseLayer, float]:
-    """Fit a layer whose vectors' cosines are those wanted: mean squared error (App. A.2).
+    """Fit a tanh layer so that cosines of `vectors` (n, D) are as `wanted` (n, n) (App. A.2).
 
-    Args:
-        vectors: Of the questions (n, D).
-        wanted: Cosine of every two of them (n, n).
-        arguments: How.
-
-    Returns:
-        The layer, with tanh behind it, and the mean loss of the last tenth of the steps.
+    Returns the layer, and the mean squared error of the last tenth of the steps.
 
     Raises:
-        ModelError: If the loss stops being a number.
+        ModelError: If the loss is no longer finite.
     """
     draw = torch.Generator().manual_seed(arguments.seed)
     width = vectors.shape[1]
@@ -261,13 +241,7 @@ def fit_head(
 
 
 def save_with_head(encoder: Encoder, head: DenseLayer, folder: Path) -> None:
-    """Write an encoder whose vectors are a head's, at unit length: a sentence-transformers folder.
-
-    Args:
-        encoder: What it has behind its pooling comes before the head.
-        head: As wide as the encoder.
-        folder: Where.
-    """
+    """Write an encoder, then a head, with unit-length vectors as a sentence-transformers folder."""
     encoder.model.save_pretrained(folder)
     encoder.tokenizer.save_pretrained(folder)
     sentence, told = encoder.sentence, encoder.fingerprint

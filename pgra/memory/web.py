@@ -1,7 +1,7 @@
 """The conversation with a memory as a page: `pgra memory web`.
 
-One template of plain forms (Jinja2 escapes all that users or the LM wrote) without a script; a page
-is what a form gave. The server keeps no state but the memory, which is one for all who have it.
+One Jinja2 template of plain forms, escaped and without a script. The server keeps no state but the
+memory, which all visitors share.
 """
 
 import asyncio
@@ -36,18 +36,10 @@ _Form = Mapping[str, str]
 
 
 class MemoryPage:
-    """The page, and what its forms do.
-
-    The conversation has a thread of its own: the log and the LM serve one question at a time.
-    """
+    """The page, and what its forms do; the log and the LM have one thread."""
 
     def __init__(self, start: Callable[[], Conversation], about: str) -> None:
-        """Open the conversation in its thread.
-
-        Args:
-            start: Opens it; what it raises is raised here.
-            about: What stands before the conversation's own line of what is talked to.
-        """
+        """Open the conversation in its thread; what `start` raises is raised here."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversation")
         try:
             self.conversation = self._thread.submit(start).result()
@@ -61,23 +53,17 @@ class MemoryPage:
         self._template = pages.get_template("memory.html")
 
     def close(self) -> None:
-        """Finish what is under way, and let go of the memory."""
         self._thread.submit(self.conversation.system.log.close).result()
         self._thread.shutdown()
 
     def app(self, hosts: Sequence[str]) -> Starlette:
-        """Return the application.
-
-        Args:
-            hosts: Names under which it may be asked for; another page's script that has its own
-                name point to this machine is refused by it.
-        """
+        """Return the application; it refuses other host names, against DNS rebinding."""
         routes = [Route("/", self._show), Route("/", self._form, methods=["POST"])]
         named = Middleware(TrustedHostMiddleware, allowed_hosts=hosts)
         return Starlette(routes=routes, middleware=[named])
 
     async def _do(self, what: Callable[[Conversation], _T]) -> _T:
-        """Do something when all that came before is done."""
+        """Run a function after all earlier ones."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, what, self.conversation)
 
@@ -108,7 +94,6 @@ class MemoryPage:
 
 
 def _act(conversation: Conversation, typed: _Form) -> Turn | None:
-    """Do what a form asks for; return what was answered."""
     question, feedback = typed.get("question", ""), typed.get("feedback", "")
     entry, name = whole_number(typed.get("entry", "")), typed.get("do")
     if name == "ask":
@@ -125,7 +110,7 @@ def _act(conversation: Conversation, typed: _Form) -> Turn | None:
 
 
 def _check_origin(request: Request) -> None:
-    """Refuse a form of another page, as far as the browser says whose it is."""
+    """Refuse a form of another page, as far as the browser reports its origin."""
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
         raise HTTPException(403, "this form is of another page")

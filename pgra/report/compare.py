@@ -43,8 +43,7 @@ _LAST_DIGIT = 1e-12
 _USUAL_BASELINES = ("fid", "plain")
 _PAPERS = ("pgra", "kate")
 T = TypeVar("T")
-Column = tuple[str, str]
-"""A row, and a task or `AVERAGE`."""
+Column = tuple[str, str]  # a row, and a task or `AVERAGE`
 
 
 # The papers' own tables (`configs/reference/`), to print beside ours.
@@ -56,13 +55,11 @@ class ReferenceTable:
 
     Attributes:
         name: Such as "T2a".
-        title: What it is, and under which setting.
         columns: Tasks, and "average" where it is printed.
         rows: Values as printed (in hundredths), by row and column; some rows lack some.
-        match: Of a row, which run it stands beside: values by argument, and "method".
-        notes: Artifacts and settings: a "text", and the "task" that it concerns where it is one.
-        measure: What the values are: "metric", or another word where they are not the tasks'
-            metrics.
+        match: By row the run that it is compared with: values by argument, and "method".
+        notes: A "text" each, and the "task" that it concerns where it is one.
+        measure: "metric" where the values are the tasks' metrics, else another word.
     """
 
     name: str
@@ -74,12 +71,7 @@ class ReferenceTable:
     measure: str = METRIC
 
     def average(self, row: str, tasks: Sequence[str]) -> float | None:
-        """Return the mean over tasks: as printed for all of the table's, else of its cells.
-
-        Args:
-            row: Of the table.
-            tasks: Which; None is returned if the paper lacks one of them.
-        """
+        """Return the mean over tasks, as printed if for all of them; None if one is missing."""
         cells = self.rows[row]
         if {*tasks, AVERAGE} == {*self.columns}:
             return cells[AVERAGE]
@@ -87,16 +79,16 @@ class ReferenceTable:
         return sum(cells[task] for task in tasks) / len(tasks) if is_whole else None
 
     def find_row(self, run: Run) -> str | None:
-        """Return the row that stands beside a run: of those that match the one with most names."""
+        """Return the row that matches a run, by the most arguments; None if none does."""
         sections = [values for values in run.arguments.values() if isinstance(values, Mapping)]
         known = {name: value for section in sections for name, value in section.items()}
-        # What decided is told by the run: `--num_evidence 0` is plain, whatever --method says.
+        # The run knows its method: `--num_evidence 0` is plain, whatever --method says.
         known["method"] = run.method
         fits = [row for row, wanted in self.match.items() if wanted.items() <= known.items()]
         return max(fits, key=lambda row: len(self.match[row]), default=None)
 
     def beside(self, run: Run, tasks: Sequence[str], columns: Sequence[str]) -> dict[str, float]:
-        """Return by column what is printed beside a run: of tasks, or their `AVERAGE`."""
+        """Return the values printed for a run, by column: tasks, or their `AVERAGE`."""
         row = self.find_row(run)
         if row is None:
             return {}
@@ -105,13 +97,12 @@ class ReferenceTable:
         return {column: value for column, value in found.items() if value is not None}
 
     def notes_on(self, tasks: Sequence[str]) -> list[str]:
-        """Return the notes that concern some tasks."""
         return [note["text"] for note in self.notes if note.get("task") in (None, *tasks)]
 
 
 @cache
 def load_references() -> Mapping[str, ReferenceTable]:
-    """Read all tables, by name; a figure that shows a table's values is another name of it."""
+    """Read all tables, by name; a figure that shows a table's values is an alias of it."""
     tables: dict[str, ReferenceTable] = {}
     for paper in _PAPERS:
         values = read_yaml(config_root() / "reference" / f"{paper}.yaml")
@@ -132,11 +123,7 @@ def load_references() -> Mapping[str, ReferenceTable]:
 
 
 def load_reference(name: str) -> ReferenceTable:
-    """Read one of the papers' tables.
-
-    Raises:
-        ConfigError: If there is none of this name.
-    """
+    """Read one of the papers' tables; a ConfigError if there is none of this name."""
     tables = load_references()
     if name not in tables:
         raise ConfigError(unknown_name("reference", name, tables))
@@ -145,15 +132,14 @@ def load_reference(name: str) -> ReferenceTable:
 
 @dataclass(frozen=True)
 class Result:
-    """One row on one task (or on average).
+    """One row on one task, or on average (without runs).
 
     Attributes:
-        runs: By seed, rising; of an average none.
+        runs: By seed, rising.
         missing: Seeds that should be there and are not.
         spread: Of the metric over seeds.
         interval: 95 %: over seeds by Student's t; of one seed, or of equal ones, over examples by
             the bootstrap; None where there is neither.
-        is_over_seeds: Which of the two.
     """
 
     runs: Sequence[Run]
@@ -169,14 +155,12 @@ class Comparison:
 
     Attributes:
         gap: Difference of the means over seeds, over resamples of the examples.
-        mcnemar: Exact test of right against wrong; of several seeds combined by `combine_p`; None
-            of an average, or where no seed is shared and there are several.
+        mcnemar: p of the exact test; of several seeds combined by `combine_p`; None for an average,
+            or where no seed is shared and there are several.
         holm: The gap's p, adjusted over the row's tasks; of an average as it is.
-        better: In how many shared seeds the row is better.
-        shared: How many seeds both have.
-        welch: Welch's t-test over seeds; None where a side that is trained has one seed only.
-        has_noise: Whether a seed changes anything on either side; where none does, `welch` is 0 or
-            1 and tells no more than the difference.
+        better: In how many of the `shared` seeds the row is better.
+        welch: p of Welch's t-test over seeds; None where a trained side has one seed only.
+        has_noise: Whether seeds differ on either side; if not, `welch` is 0 or 1, without meaning.
     """
 
     gap: Difference
@@ -191,7 +175,7 @@ class Comparison:
     def is_win(self) -> bool:
         """Whether the row is better by more than the noise of examples and of seeds.
 
-        One seed tells nothing of the noise of training, so with one there is no win.
+        With one seed of a trained method there is no win: the noise of training is unknown.
         """
         return self.gap.difference > 0 and self.better == self.shared and self._is_beyond_noise
 
@@ -207,18 +191,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Study:
-    """All that a table of results says.
+    """All that a table of results shows.
 
     Attributes:
-        group: Its runs.
-        rows: Their names, in order.
-        tasks: In order.
-        columns: The tasks, and `AVERAGE` where a mean over them means anything.
-        results: By row and column; what is not there is missing.
+        columns: The tasks, and `AVERAGE` where a mean over them makes sense.
+        results: By row and column; absent where missing.
         baseline: The row to compare with; None if there is none.
         comparisons: By row and column.
-        reference: The paper's table beside it.
-        paper: What it prints, in hundredths, by row and column.
+        paper: Values of the paper's table, `reference`, in hundredths, by row and column.
     """
 
     group: Group
@@ -235,12 +215,9 @@ class Study:
 def compare_runs(
     group: Group, *, baseline: str | None = None, reference: ReferenceTable | None = None
 ) -> Study:
-    """Put runs that belong together side by side.
+    """Compare runs that belong together with a baseline, and with a paper's table (`reference`).
 
-    Args:
-        group: The runs, at least one.
-        baseline: The row to compare with; None takes the grid's, else fid, else plain.
-        reference: The paper's table to put beside them.
+    The baseline is a row; None takes the grid's, else fid, else plain.
 
     Raises:
         ArtifactError: If they cannot be compared.
@@ -298,10 +275,7 @@ def _result(
 
 
 def _average(results: Sequence[Result]) -> Result:
-    """Return the mean over tasks: of each seed if all tasks have the same, as the paper's Table 8.
-
-    Its bootstrap interval draws each task's examples on their own.
-    """
+    """Return the mean over tasks: by seed if all tasks have the same (the paper's Table 8)."""
     missing = sorted({seed for result in results for seed in result.missing})
     sides = [_by_seed(result.runs) for result in results]
     by_seed = _average_by_seed([{s: run.value for s, run in side.items()} for side in sides])
@@ -333,7 +307,7 @@ def _compare_row(
     *,
     has_average: bool,
 ) -> dict[Column, Comparison]:
-    """Compare a row with the baseline on each task that both have, and on all together."""
+    """Compare a row with the baseline on each task that both have, and on average."""
     both = [t for t in tasks if (row, t) in results and (baseline, t) in results]
     gaps, tests, seeds = [], [], []
     for task in both:
@@ -382,7 +356,7 @@ def _at(side: Mapping[int | None, T], seed: int | None) -> T:
 
 
 def _average_by_seed(tasks: Sequence[Mapping[int | None, float]]) -> dict[int | None, float]:
-    """Return the mean over tasks of each seed; nothing where tasks have other seeds."""
+    """Return the mean over tasks of each seed; nothing if their seeds differ."""
     if any(values.keys() != tasks[0].keys() for values in tasks):
         return {}
     return {seed: sum(values[seed] for values in tasks) / len(tasks) for seed in tasks[0]}
@@ -391,7 +365,7 @@ def _average_by_seed(tasks: Sequence[Mapping[int | None, float]]) -> dict[int | 
 def _compare_seeds(
     a: Mapping[int | None, float], b: Mapping[int | None, float]
 ) -> tuple[int, int, float | None, bool]:
-    """Return in how many seeds a is better, of how many; Welch's p; whether it has any spread."""
+    """Return in how many seeds a is better, of how many; Welch's p; whether seeds differ."""
     shared = _shared(a, b)
     better = sum(_at(a, seed) > _at(b, seed) for seed in shared)
     # What has no seeds would come out the same again.
@@ -409,7 +383,7 @@ def summarise(study: Study) -> list[Table]:
 
 
 def judge(study: Study, row: str, column: str) -> str:
-    """Return how a row stands to the baseline, in a word."""
+    """Return a verdict on a row against the baseline: "better", "worse", "within noise", ..."""
     if row == study.baseline:
         return "baseline"
     found = study.comparisons.get((row, column))
@@ -492,7 +466,6 @@ def detail_table(study: Study) -> Table:
 
 
 def _cell(numbers: Mapping[str, "_Number"], names: str, *, is_win: bool) -> Cell:
-    """Return the cell of one of `_numbers`, or of two as an interval."""
     values = [numbers[name] for name in names.split()]
     form = "+.1f" if names.startswith("difference") else ".1f"
     if len(values) == 2:
@@ -565,7 +538,6 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
 
 
 def _notes(study: Study) -> list[str]:
-    """Say what the numbers are, what stands out and why, and what a reader must know."""
     metrics = {run.task: run.metric for run in study.group.runs}
     named = ", ".join(
         task if task.endswith(metric) else f"{task} {metric}" for task, metric in metrics.items()

@@ -21,7 +21,7 @@ FIGURES = (".pdf", ".png", ".svg")
 
 @contextmanager
 def plain_text() -> Iterator[None]:
-    """Show names as they are: to matplotlib two dollar signs would be a formula."""
+    """Show names as they are: matplotlib would read text between dollar signs as a formula."""
     from matplotlib import rc_context
 
     with rc_context({"text.parse_math": False, "svg.hashsalt": "pgra"}):
@@ -29,7 +29,7 @@ def plain_text() -> Iterator[None]:
 
 
 def save_figure(figure: "Figure", *paths: Path) -> None:
-    """Write a picture, of the kinds that the files' names say, without a date."""
+    """Write a figure to files, in the formats of their suffixes, without a date."""
     undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,11 +39,7 @@ def save_figure(figure: "Figure", *paths: Path) -> None:
 
 
 def check_path(name: str, path: Path, suffixes: Sequence[str]) -> None:
-    """Refuse a file that does not look like what is written, before anything is read.
-
-    Raises:
-        ConfigError: If its name has another ending.
-    """
+    """Raise a ConfigError if a file has another suffix than these."""
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{name} is '{path}': give a file that ends in {', '.join(suffixes)}")
 
@@ -59,11 +55,7 @@ def number_axis(study: Study) -> str | None:
 
 
 def plot_study(study: Study, path: Path) -> None:
-    """Draw a study to a .png, .svg or .pdf; what is missing is not drawn, and is named above.
-
-    Raises:
-        ConfigError: If the file's name ends in nothing of these.
-    """
+    """Draw a study to a .png, .svg or .pdf; the title names missing runs."""
     check_path("figure", path, FIGURES)
     save_figure(draw_study(study), path)
 
@@ -99,11 +91,7 @@ def _height(study: Study) -> float:
 
 
 def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
-    """Draw means (discs), seeds (rings), 95 % intervals (bars) and the paper's values (diamonds).
-
-    Along a number, at even steps, from left to right, with a gap where a point is missing; else a
-    line for each row, the first on top.
-    """
+    """Draw means (discs), seeds (rings), 95 % intervals (bars), the paper's values (diamonds)."""
     along, points = number_axis(study), study.group.points
     rows = list(reversed(study.rows))
     if along is not None:

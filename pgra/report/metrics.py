@@ -1,9 +1,9 @@
 """Metrics of decided labels, their resampling over examples, and tests of a difference.
 
-Two kinds of chance are kept apart. Seeds: mean, sample standard deviation and t interval over runs,
-and Welch's t-test of two methods' runs. Examples: one paired bootstrap over the test examples,
-given the readers as they were trained, and an exact test of the examples that differ; the larger p
-decides. Metrics are fractions; MCC lies between -1 and 1.
+Seeds: mean, sample standard deviation and t interval over runs, and Welch's t-test of two methods'
+runs. Examples: one paired bootstrap over the test examples with the trained readers fixed, and an
+exact test of the examples that differ; the larger p decides. Metrics are fractions; MCC lies
+between -1 and 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from pgra.config import find_class
 from pgra.data.tasks import METRICS
 from pgra.report.text_metrics import bleu_of_counts
 
+# of true labels, predictions and the task's label names
 Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
-"""A number from true labels, predictions, and the names of the task's labels."""
 Values = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
 DRAWS = 2000
@@ -31,7 +31,7 @@ RIGHT, WRONG = "right", "wrong"
 
 @dataclass(frozen=True)
 class CountsMetric:
-    """A metric that follows from a confusion matrix, so that a resample needs no example.
+    """A metric of the confusion matrix alone, so that resampling needs no examples.
 
     Attributes:
         of_counts: Values (S,) of S matrices (S, C, C), row label and column prediction.
@@ -44,7 +44,6 @@ class CountsMetric:
     def __call__(
         self, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
     ) -> float:
-        """Measure predictions."""
         n, cells = len(names), confusion_cells(labels, predictions, names)
         return float(self.of_counts(np.bincount(cells, minlength=n * n).reshape(1, n, n))[0])
 
@@ -73,19 +72,13 @@ def _diagonal(counts: Any) -> Any:
 
 
 accuracy = CountsMetric(_accuracy, is_mean=True)
-macro_f1 = CountsMetric(_macro_f1)
-"""Mean of F1 over all names; a name that neither side uses counts 0."""
+macro_f1 = CountsMetric(_macro_f1)  # mean of F1 over all names; 0 for a name that neither side uses
+# Matthews' correlation for C labels (R_K of Gorodkin 2004); 0 where undefined (a constant side)
 mcc = CountsMetric(_mcc)
-"""Matthews' correlation for any number of labels (R_K of Gorodkin 2004); 0 where it is undefined:
-only one label, or only one prediction."""
 
 
 def find_metric(name: str) -> Metric:
-    """Return a metric of the table, of an installed package, or of the user's own module.
-
-    Raises:
-        ConfigError: If nothing has that name, or its module cannot be imported.
-    """
+    """Return a metric by name, or from a module ("module:NAME"); a ConfigError if there is none."""
     if name == "exact_match":  # of RIGHT or WRONG: all should be RIGHT
         return accuracy
     metric: Metric = find_class("metric", name, METRICS)
@@ -95,10 +88,9 @@ def find_metric(name: str) -> Metric:
 def measure(
     metric: str, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
-    """Return the task's metric first, then the others that labels have, by name.
+    """Return the task's metric first, then the others for labels, by name.
 
     Raises:
-        ConfigError: If the metric is unknown.
         ValueError: If the lengths differ, or there is nothing to measure.
     """
     others = METRICS if metric != "exact_match" else ()
@@ -109,15 +101,7 @@ def measure(
 def no_better_than_one_label(
     split: str, metric: str, value: float, labels: Sequence[str], names: Sequence[str]
 ) -> str | None:
-    """Return a note where a metric is not above what the commonest label alone gives; else None.
-
-    Args:
-        split: Where it was measured.
-        metric: Its name.
-        value: What was measured.
-        labels: The true ones.
-        names: All labels of the task.
-    """
+    """Return a note if a value on a split is not above the commonest label's metric; else None."""
     common = max(names, key=labels.count)
     alone = measure(metric, labels, [common] * len(labels), names)[metric]
     if len(set(labels)) < 2 or value > alone:
@@ -154,14 +138,7 @@ def confusion_cells(
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decided labels.
-
-    Attributes:
-        metric: Name of the metric.
-        labels: The true label of each example.
-        predicted: The decided one, in the same order.
-        names: The task's labels.
-    """
+    """The true and the predicted label of each example; `names` are the task's labels."""
 
     metric: str
     labels: Sequence[str]
@@ -170,12 +147,10 @@ class Decisions:
 
     @property
     def value(self) -> float:
-        """The metric."""
         return float(find_metric(self.metric)(self.labels, self.predicted, self.names))
 
     @property
     def correct(self) -> list[bool]:
-        """Whether each example was decided rightly."""
         return [a == b for a, b in zip(self.labels, self.predicted, strict=True)]
 
     @property
@@ -213,15 +188,11 @@ class Decisions:
 
 @dataclass(frozen=True, eq=False)
 class TextOutcomes:
-    """What was written, as rows of numbers; has what `Decisions` has.
+    """Measures of written texts, as rows of numbers; a duck type of `Decisions`.
 
-    BLEU (Papineni et al. 2002) is of all texts together and follows from the sum of each text's
-    counts; PARENT's F (Dhingra et al. 2019) is the mean of each text's. So a resample of the
-    queries is a resample of rows: the paired bootstrap of Koehn 2004, which sacrebleu has for BLEU.
-
-    Attributes:
-        metric: "bleu" or "parent".
-        traits: BLEU's counts (B, 10), or PARENT's F (B, 1).
+    BLEU (Papineni et al. 2002) follows from the sum of the texts' counts (B, 10), PARENT's F
+    (Dhingra et al. 2019) is the mean over texts (B, 1): such are `traits`. So a resample of the
+    queries is a resample of rows: the paired bootstrap of Koehn 2004.
     """
 
     metric: str
@@ -229,21 +200,17 @@ class TextOutcomes:
 
     @property
     def value(self) -> float:
-        """The metric."""
         return float(self._of_sums(self.traits.sum(axis=0)[None])[0])
 
     @property
     def kinds(self) -> _Counts:
-        """A number for each text: none counts like another."""
         return np.arange(len(self.traits))
 
     @property
     def parts(self) -> Values | None:
-        """See `Decisions`."""
         return None if self.metric == "bleu" else self.traits[:, 0]
 
     def resample(self, kinds: _Counts, counts: Values) -> Values:
-        """See `Decisions`."""
         return self._of_sums(counts @ self.traits[kinds])
 
     def _of_sums(self, sums: Values) -> Values:
@@ -260,13 +227,7 @@ def draw_counts(
 ) -> tuple[npt.NDArray[Any], Values]:
     """Resample B examples (Efron 1979), as counts of those that all S runs decide alike.
 
-    Args:
-        kinds: What each run made of each example, (S, B).
-        seed: Of the resampling.
-        draws: How many resamples.
-
-    Returns:
-        The distinct kinds (S, U), and how often each was drawn, (draws, U).
+    Returns the distinct columns (S, U) of `kinds` (S, B), and how often each was drawn, (draws, U).
     """
     distinct, counts = np.unique(kinds, axis=1, return_counts=True)
     shares = counts / kinds.shape[1]
@@ -294,8 +255,7 @@ class Difference:
         difference: Metric of a minus metric of b, each the mean over its seeds.
         draws: The same in each resample of the examples, (draws,).
         differing: How many of the examples the methods decide differently.
-        parts: What each example adds to the difference, (B,), where the metric is a mean over
-            examples; else None.
+        parts: What each example adds to the difference, (B,); None if the metric is no mean.
     """
 
     difference: float
@@ -315,7 +275,7 @@ class Difference:
 
     @cached_property
     def p(self) -> float:
-        """Two-sided p-value of no difference: the larger of the bootstrap's and the exact one.
+        """Two-sided p-value of no difference: the larger of the bootstrap's and `exact_p`.
 
         The bootstrap's is twice the share of resamples on the other side of 0, where 0 itself
         counts, at least 2 / (draws + 1); where few examples differ it is too small.
@@ -325,11 +285,11 @@ class Difference:
 
     @cached_property
     def exact_p(self) -> float:
-        """Two-sided p-value by swapping sides: exact for a mean, else the least that there is.
+        """Two-sided p-value by swapping sides: exact for a mean, else its lower bound.
 
-        Were the methods alike, each example could as well stand with its sides swapped. Of k
-        examples that differ there are 2 ** k ways, and at least the observed one and its mirror
-        image are as extreme, whatever the metric (Noreen 1989; Yeh 2000).
+        If the methods are alike, each example's sides can be swapped. Of the 2 ** k ways for k
+        examples that differ, at least the observed one and its mirror image are as extreme,
+        whatever the metric (Noreen 1989; Yeh 2000).
         """
         if self.parts is None:
             return min(1.0, 2.0 ** (1 - self.differing))
@@ -337,13 +297,7 @@ class Difference:
 
 
 def compare_methods(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) -> Difference:
-    """Compare two methods of one or several seeds on the same examples, resampled together.
-
-    What is compared is the mean of the metric over a method's seeds.
-
-    Raises:
-        ValueError: If a method has no seed.
-    """
+    """Compare two methods' mean metric over seeds on the same examples, resampled together."""
     if not a or not b:
         raise ValueError("a method has no predictions")
     values = bootstrap([*a, *b], seed=seed)
@@ -377,7 +331,7 @@ def compare_means(a: Values, b: Values, *, seed: int) -> Difference:
 
 
 def average_differences(differences: Sequence[Difference]) -> Difference:
-    """Return the mean over tasks, whose examples are drawn independently of each other."""
+    """Return the mean over tasks, whose examples are resampled independently."""
     count = len(differences)
     known = [one.parts / count for one in differences if one.parts is not None]
     return Difference(
@@ -389,10 +343,10 @@ def average_differences(differences: Sequence[Difference]) -> Difference:
 
 
 def sign_flip(parts: Sequence[float] | Values) -> float:
-    """Return the two-sided p of a sum whose parts could each have the other sign (Fisher 1935).
+    """Return the two-sided p of a sum under random signs of its parts (Fisher 1935).
 
-    Of parts of one size it is the binomial test, so of right and wrong it is McNemar's exact test
-    (McNemar 1947). It is exact for these and for up to 16 parts other than 0; else by 9,999 draws.
+    For parts of one size it is the binomial test, so for right and wrong McNemar's exact test
+    (McNemar 1947). Exact for these and for up to 16 parts other than 0; else by 9,999 draws.
     """
     signed = np.asarray(parts, np.float64)
     if not signed.any():
@@ -418,12 +372,9 @@ def sign_flip(parts: Sequence[float] | Values) -> float:
 
 
 def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
-    """Return the two-sided p-value of McNemar's test, exact by the binomial (McNemar 1947).
+    """Return the two-sided p of McNemar's test, exact by the binomial (McNemar 1947).
 
-    Only examples that one method decides rightly and the other wrongly count; without any p is 1.
-
-    Raises:
-        ValueError: If the lengths differ.
+    It is 1 if no example is right for one method only.
     """
     if len(correct_a) != len(correct_b):
         raise ValueError(f"{len(correct_a)} decisions and {len(correct_b)}")
@@ -431,20 +382,17 @@ def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
 
 
 def combine_p(p_values: Sequence[float]) -> float:
-    """Return one p-value of several tests of one claim, however they depend on each other.
+    """Return one p-value of several tests of one claim, under any dependence (Rueger 1978).
 
-    Rueger 1978: the k-th smallest of n, times n / k, is a p-value; here k is the lower middle. It
-    is what McNemar's tests of several seeds become, since their examples are the same.
+    The k-th smallest of n, times n / k, is a p-value; here k is the lower middle. It combines
+    McNemar's tests of several seeds, whose examples are the same.
     """
     n, k = len(p_values), (len(p_values) + 1) // 2
     return min(1.0, sorted(p_values)[k - 1] * n / k)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values that hold for all tests together (Holm 1979), in the order given.
-
-    The i-th smallest of n, from 0, times n - i; none below the one before it, none above 1.
-    """
+    """Return p-values adjusted for all tests together (Holm 1979), in the order given."""
     n, adjusted, before = len(p_values), [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(n), key=lambda i: p_values[i])):
         before = max(before, min(1.0, p_values[index] * (n - rank)))
@@ -454,14 +402,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Spread:
-    """Values of several runs.
+    """Mean of several runs' values, sample sd (n - 1), and the mean's 95 % interval by Student's t.
 
-    Attributes:
-        mean: Of the values.
-        sd: Sample standard deviation (n - 1); None for one value.
-        low: Lower end of the mean's 95 % interval by Student's t; None for one value.
-        high: Upper end.
-        n: How many values.
+    All but mean and n are None for one value.
     """
 
     mean: float
@@ -472,11 +415,7 @@ class Spread:
 
 
 def mean_sd_interval(values: Sequence[float]) -> Spread:
-    """Return mean, standard deviation and the mean's 95 % interval by Student's t.
-
-    Raises:
-        ValueError: If there are no values.
-    """
+    """Return mean, standard deviation and the mean's 95 % interval by Student's t."""
     n = len(values)
     if not n:
         raise ValueError("there are no values to take the mean of")
@@ -493,8 +432,7 @@ def mean_sd_interval(values: Sequence[float]) -> Spread:
 def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return the two-sided p-value that two methods' seeds have one mean (Welch 1947).
 
-    Returns:
-        None where there are too few seeds to say; seeds that all agree decide by themselves.
+    None where a side has one seed; 0 or 1 where all seeds of each side agree.
     """
     if len(a) < 2 or len(b) < 2:
         return None

@@ -1,7 +1,6 @@
-"""A report to look at: one HTML page with the tables, a figure of each, and some examples.
+"""A report as one HTML page with the tables, a figure of each, and some examples.
 
-One template without a script, which asks for nothing outside: the figures stand in it, and its
-Content-Security-Policy allows no request. Jinja2 escapes all text of runs.
+The page has no script and loads nothing: the figures are inline. Jinja2 escapes all text of runs.
 """
 
 import base64
@@ -26,14 +25,7 @@ def page_title(studies: Sequence[Study]) -> str:
 def render_page(
     title: str, studies: Sequence[Study], samples: Sequence[str] = (), *, lead: str = ""
 ) -> str:
-    """Return the page's text.
-
-    Args:
-        title: Of the page.
-        studies: Their tables and figures, in order.
-        samples: Queries with what each run read and said, a text each.
-        lead: What stands above the tables, its line breaks kept.
-    """
+    """Return the page: title, `lead` with its line breaks, studies, then the texts of `samples`."""
     from jinja2 import Environment, FileSystemLoader
 
     parts = [

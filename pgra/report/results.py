@@ -1,8 +1,7 @@
 """Finished runs: what a run leaves, reading it back with checks, what may stand in one table.
 
-A folder counts as a run when it holds `metrics.json`, and as a grid when it holds `grid.json`
-(`pgra ablate` writes it before anything runs, so that what is missing is known). Below either no
-other runs are looked for.
+A folder is a run if it holds `metrics.json`, and a grid if it holds `grid.json` (which `pgra
+ablate` writes first, so that missing runs are known). Neither is searched for other runs.
 """
 
 import datetime
@@ -53,25 +52,21 @@ CONSISTENCY_FILE = "consistency.json"
 TASK_AXIS = "data.task"
 _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
+# of a run: what was decided before its predictions
 DECIDING_FILES = (
     *(_IDENTITY_FILE, _ARGUMENTS_FILE, "training.json", LOSSES_FILE),
     "reader/pgra.json",  # which has the checksums of the reader's files
 )
-"""Of a run: what was decided before its predictions."""
 _SEED = 0
 _TEXT_KEYS = {"bleu": "bleu_counts", "parent": "parent"}
 
 
 @dataclass(frozen=True)
 class EvidenceLine:
-    """One evidence as `predictions.jsonl` has it.
+    """One evidence in `predictions.jsonl`: its row of the corpus, text, and ranking.
 
-    Attributes:
-        row: Of the corpus.
-        text: The passage.
-        stage1_rank: Its rank among the first stage's candidates, from 1.
-        stage1_score: The first stage's score.
-        score: The second stage's; the first stage's where nothing was reranked.
+    `stage1_rank` counts from 1. `score` is the second stage's; the first's where nothing was
+    reranked.
     """
 
     row: int
@@ -81,7 +76,6 @@ class EvidenceLine:
     score: float
 
     def as_json(self) -> dict[str, Json]:
-        """Return what `predictions.jsonl` holds of it."""
         return asdict(self)
 
 
@@ -101,7 +95,7 @@ def write_results(
 
     Args:
         folder: The run.
-        about: What `metrics.json` says beside its numbers: "method", "task", "split", "metric",
+        about: Entries of `metrics.json` beside its numbers: "method", "task", "split", "metric",
             "seed", "uses_seed" (whether another seed could give another run), "seconds" by stage,
             "fingerprints" of all inputs, "notes", and more.
         labels: The task's, in order.
@@ -151,7 +145,7 @@ def write_results(
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str]) -> None:
-    """Write `metrics.json`, which is written last, with the checksums of those of these files."""
+    """Write `metrics.json`, always last, with the checksums of these files, if they exist."""
     files = record_files(folder, [name for name in names if (folder / name).is_file()])
     write_json(folder / METRICS_FILE, {**metrics, "files": files}, sync=True)
 
@@ -171,11 +165,7 @@ def git_commit() -> str | None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read an object a line.
-
-    Raises:
-        DamageError: If a line is no object.
-    """
+    """Read an object a line; a DamageError if a line is no object."""
     with path.open(encoding="utf-8") as file, reading(path, DamageError):
         for number, text in enumerate(file, 1):
             line = json.loads(text)
@@ -185,7 +175,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class _Record(dict[str, Any]):
-    """A record of which a field that is asked for and missing is damage: it may be another one."""
+    """A record in which a missing field is damage."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -200,7 +190,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         ArtifactError: If it is missing.
-        DamageError: If it cannot be read; later, where a field is asked for that it does not have.
+        DamageError: If it cannot be read; later, if a missing field is asked for.
     """
     if not path.is_file():
         raise ArtifactError(f"{path} is missing: give its run's command again, or another folder")
@@ -212,11 +202,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str, Any]:
-    """Read `metrics.json`, and compare the files beside it with what it says of them.
-
-    Args:
-        folder: A finished run.
-        names: Files to compare; None for all it tells of.
+    """Read `metrics.json`, and check its checksums of the files beside it (`names`; None: all).
 
     Raises:
         ArtifactError: If one is damaged, missing, or of another run; it is named.
@@ -231,7 +217,6 @@ def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str,
 
 
 def damaged(path: Path, why: object) -> DamageError:
-    """Return the error that a run's file is not what it should be."""
     reason = f"no {why}" if isinstance(why, KeyError) else why
     return DamageError(f"{path} is damaged ({reason})")
 
@@ -244,11 +229,8 @@ class Run:
         method: As `--method` names it, such as "pgra" or "fid".
         name: The folder's name; of a grid, the point's.
         task: The task's name; with the measure where texts were written: "totto bleu".
-        seed: Of the run.
-        folder: Where it is.
         arguments: Content of `arguments.json`: values by section; empty where there is none.
         metrics: Content of `metrics.json`.
-        outcomes: What its metric is made of, for each example.
         examples: Digest of ids, texts and true labels, in order: equal for one test set only.
     """
 
@@ -264,22 +246,21 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """Name of the headline metric."""
         return str(self.metrics["metric"])
 
     @property
     def value(self) -> float:
-        """The headline metric, a fraction, by its predictions."""
+        """The headline metric, a fraction, recomputed from the predictions."""
         return self.outcomes.value
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of that, by its predictions."""
+        """Its 95 % interval, from the predictions."""
         return interval_95(bootstrap([self.outcomes], seed=_SEED)[0])
 
     @property
     def decisions(self) -> Decisions | None:
-        """Decided labels; None where texts are measured, of which none is right or wrong."""
+        """Decided labels; None where texts are measured."""
         return self.outcomes if isinstance(self.outcomes, Decisions) else None
 
     @property
@@ -289,7 +270,7 @@ class Run:
 
     @cached_property
     def predictions(self) -> list[dict[str, Any]]:
-        """The lines of `predictions.jsonl`: read when asked for, evidence is long."""
+        """The lines of `predictions.jsonl`, read on first use."""
         return list(read_lines(self.folder / PREDICTIONS_FILE))
 
     def setting(self, name: str) -> Json:
@@ -300,7 +281,7 @@ class Run:
 
     @property
     def sets_aside(self) -> bool:
-        """Whether it does not train on the examples of an LM's prompt: its own, or as a control."""
+        """Whether examples of an LM's prompt, its own or a control's, are left out of training."""
         is_without = self.setting("rerank.reranker") in ("none", "cross-encoder")
         reads_prompt = self.setting("rerank.num_evidence") != 0 and not is_without
         return reads_prompt or self.setting("reader.same_train") is True
@@ -343,9 +324,7 @@ def load_run(folder: Path, *, name: str | None = None) -> Run:
 def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
     """Read a finished run: one, or one for each measure of the texts it wrote.
 
-    Args:
-        folder: The run.
-        name: Instead of the folder's.
+    `name` replaces the folder's.
 
     Raises:
         ArtifactError: If a file is missing or damaged.
@@ -410,14 +389,7 @@ def _measures_of_texts(run: Run, lines: Sequence[Mapping[str, Any]]) -> list[Run
 
 @dataclass(frozen=True)
 class Missing:
-    """A run of a grid that is not there (yet).
-
-    Attributes:
-        name: The point's.
-        task: Its task; None if the grid does not say it.
-        seed: Its seed.
-        folder: Where it would be.
-    """
+    """A run of a grid that does not exist yet; `task` is None if the grid does not record it."""
 
     name: str
     task: str | None
@@ -430,12 +402,9 @@ class Group:
     """Runs that belong in one table.
 
     Attributes:
-        title: Of the table.
-        runs: What is there.
-        missing: What should be.
         axes: Of a grid: the arguments it varies, as "section.name"; else empty.
-        labels: An axis' short name.
-        reference: The paper's table that it stands beside; None if none is named.
+        labels: Short names of axes.
+        reference: The paper's table to compare with; None if none is named.
         baseline: Values by axis of the point to compare with; None if none is named.
         points: Of a grid: values by axis of each of its points, by name, in order.
     """
@@ -452,12 +421,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Collection:
-    """All that was found.
+    """All that was found: the grids, in order, then all other runs as one group.
 
     Attributes:
-        groups: The grids, in order, then all other runs as one group.
-        unfinished: Folders of runs that were begun and not measured, outside of grids, and paths
-            that hold nothing.
+        unfinished: Folders of unfinished runs outside of grids, and paths without any run.
         loose: Folders of runs by seed that neither a grid nor a finished series of seeds holds.
     """
 
@@ -467,13 +434,10 @@ class Collection:
 
 
 def load_collection(paths: Sequence[Path]) -> Collection:
-    """Read all runs and grids that are found under some paths; each folder counts once.
-
-    Args:
-        paths: Runs, folders of runs, folders of several seeds, grids.
+    """Read all runs and grids below some paths; each folder counts once.
 
     Raises:
-        ArtifactError: If a path is not there, a file is damaged, or there is no finished run.
+        ArtifactError: If a path is no folder, a file is damaged, or there is no finished run.
     """
     folders: dict[Path, Path] = {}
     for path in paths:
@@ -500,7 +464,7 @@ def load_collection(paths: Sequence[Path]) -> Collection:
 
 
 def _find(folder: Path) -> Iterator[Path]:
-    """Return grids and runs, in the order of names; nothing inside of either."""
+    """Return grids and runs in the order of names, without searching inside of either."""
     if any((folder / name).is_file() for name in (GRID_FILE, METRICS_FILE, _IDENTITY_FILE)):
         yield folder
     elif not (folder / MANIFEST).is_file():  # an artifact holds no runs, and may be large
@@ -510,13 +474,7 @@ def _find(folder: Path) -> Iterator[Path]:
 
 
 def load_grid(folder: Path) -> Group:
-    """Read a grid: what is there of its points, and what is missing.
-
-    A point stands once for each task, under one name.
-
-    Raises:
-        ArtifactError: If `grid.json` or a point is damaged.
-    """
+    """Read a grid's finished and missing runs. A point has one run for each task and seed."""
     grid = read_object(folder / GRID_FILE)
     runs: list[Run] = []
     gone: list[Missing] = []
@@ -551,12 +509,12 @@ def load_grid(folder: Path) -> Group:
 # Which runs may stand in one table, and in which row.
 
 
+# in the order of the paper's Table 2, then our own; others come after, by name
 METHOD_ORDER = (
     *("icl", "ralm", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exhaustive"),
 )
-"""In the order of the paper's Table 2, then our own; others come after, by name."""
+# in the paper's order; others come after, by name
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
-"""In the paper's order; others come after, by name."""
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("rerank.num_exemplars", "rerank.exemplars", "rerank.exemplar_seed")
 _OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, and at no evidence
@@ -567,7 +525,7 @@ _FREE = {
     if not rule.decides
 }
 _FREE_IN_TRAINING = NOT_DECIDING | {"seed", "data_seed"}  # of one row's runs
-# Where content is, which may have been moved meanwhile; runs go on by content, not by name.
+# Paths of content that may have moved since; runs are compared by content, not by name.
 _PATHS = {
     *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
     *("reader.model_name_or_path", "reader.reader_lm"),
@@ -578,8 +536,8 @@ def check_comparable(group: Group) -> None:
     """Refuse runs that cannot stand in one table.
 
     Raises:
-        ArtifactError: If two runs of a task have another metric, test set, or split rule, are the
-            same method, setting and seed, or are seeds of one row with another setting or corpus;
+        ArtifactError: If two runs of a task differ in metric, test set or split rule, are the same
+            method, setting and seed, or are seeds of one row with different settings or corpora;
             both are named.
     """
     first: dict[str, Run] = {}
@@ -625,11 +583,7 @@ def _other_test(a: Run, b: Run) -> str | None:
 
 
 def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
-    """Return why two methods do not stand on one division of the data; None if they do.
-
-    What a grid varies may differ. The examples that stand in the prompt are left out of train, so
-    training examples are compared only where the prompt's examples are chosen alike.
-    """
+    """Return why two methods' data are not split alike; None if they are, or the grid varies it."""
     if any(axis.startswith("data.") and axis != TASK_AXIS for axis in axes):
         return None
     for name in _RULES if a.arguments and b.arguments else ():
@@ -660,8 +614,8 @@ def _other_fingerprint(a: Run, b: Run, stage: str) -> str | None:
 def row_names(group: Group) -> list[str]:
     """Return the name of each run's row, in the order of the runs.
 
-    Of a grid it is the point's name; else the method's, with the settings in which runs of this
-    method differ on one task. A path is told by its last part, whole where two would be alike.
+    Of a grid it is the point's name; else the method's, with the settings in which its runs differ
+    on one task. Paths are shortened to their last part where that is unique.
     """
     if group.points:
         return [run.name for run in group.runs]

@@ -25,13 +25,7 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]|~])")
 
 @dataclass(frozen=True)
 class Cell:
-    """One field of a table.
-
-    Attributes:
-        text: As people read it.
-        is_bold: Whether it stands out.
-        value: The number behind it, which CSV holds unrounded; None where there is none.
-    """
+    """One field of a table; `value` is its number, which CSV holds unrounded."""
 
     text: str
     is_bold: bool = False
@@ -39,20 +33,18 @@ class Cell:
 
     @classmethod
     def of(cls, value: float | str | None, form: str = "", *, is_bold: bool = False) -> Self:
-        """Return a number's cell, formatted; a text stands as it is, and None as nothing."""
+        """Return a number's cell, formatted; a text stands as it is, None is empty."""
         if value is None or isinstance(value, str):
             return cls(value or "")
         return cls(f"{value:{form}}", is_bold, value)
 
     @classmethod
     def interval(cls, ends: Sequence[float | str | None] | None, form: str) -> Self:
-        """Return the cell of an interval; of none it is empty."""
         low, high = ends or (None, None)
         return cls("" if low is None else f"{low:{form}} to {high:{form}}")
 
     @classmethod
     def of_p(cls, p: float | str | None) -> Self:
-        """Return a p-value's cell."""
         return cls("< 0.001", value=p) if isinstance(p, float) and p < 0.001 else cls.of(p, ".3f")
 
 
@@ -60,14 +52,7 @@ class Cell:
 class Table:
     """A table; its first column names the rows.
 
-    Attributes:
-        title: Above it; may be empty for Markdown.
-        columns: Their names.
-        rows: A cell for each column.
-        notes: Below it, a line each.
-
-    Raises:
-        ValueError: If a row has another number of cells than there are columns.
+    `title` stands above it and may be empty for Markdown, `notes` below it, a line each.
     """
 
     title: str
@@ -81,7 +66,7 @@ class Table:
                 raise ValueError(f"{len(row)} cells in a row, {len(self.columns)} columns")
 
     def to_text(self) -> str:
-        """Write it for a terminal: columns aligned, bold cells with a star."""
+        """Render for a terminal: columns aligned, bold cells with a star."""
         # Room for the star is kept beside the others, so that digits stay in line.
         free = " " if any(cell.is_bold for row in self.rows for cell in row) else ""
         rows = [[self.columns[0], *(name + free for name in self.columns[1:])]]
@@ -95,7 +80,7 @@ class Table:
         return "\n".join([self.title, "", *lines, *([""] if notes else []), *notes])
 
     def to_markdown(self) -> str:
-        """Write it for GitHub's Markdown; cells are padded, so that it reads well as text too."""
+        """Render as GitHub's Markdown, padded so that it reads well as text too."""
         rows = [[_markdown(name) for name in self.columns]]
         rows += [[_bold(_markdown(c.text), c, "**{}**") for c in row] for row in self.rows]
         widths = [max(3, width) for width in _widths(rows)]
@@ -107,7 +92,7 @@ class Table:
         return "\n".join([*title, *lines, *([""] if notes else []), *notes])
 
     def to_latex(self) -> str:
-        """Write it for LaTeX with `booktabs`."""
+        """Render for LaTeX with `booktabs`."""
         rows = [
             " & ".join(_bold(_latex(c.text), c, r"\textbf{{{}}}") for c in row) for row in self.rows
         ]
@@ -128,7 +113,7 @@ class Table:
         return "\n".join(lines)
 
     def to_csv(self) -> str:
-        """Write its cells as CSV with a header: numbers unrounded, neither title nor notes."""
+        """Render the cells as CSV with a header: numbers unrounded, neither title nor notes."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)

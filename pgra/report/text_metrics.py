@@ -1,9 +1,9 @@
 """Metrics of written answers: exact match, BLEU, PARENT.
 
 Exact match is that of open-domain question answering (SQuAD's official evaluation). PARENT is that
-of Dhingra et al. 2019, section 4, with the word overlap model, as ToTTo's evaluation uses it
-(Parikh et al. 2020): precision against the whole table, recall against the highlighted cells. Text
-is lower-cased and cut by sacrebleu's tokenizer 13a.
+of Dhingra et al. 2019, section 4, with the word overlap model, as in ToTTo's evaluation (Parikh et
+al. 2020): precision against the whole table, recall against the highlighted cells, of text that is
+lower-cased and split by sacrebleu's tokenizer 13a.
 """
 
 import math
@@ -30,10 +30,9 @@ Tokens = tuple[str, ...]
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case, then drop ASCII punctuation, English articles and spare spaces.
+    """Lower-case, then drop ASCII punctuation, English articles and extra spaces.
 
-    SQuAD's official evaluation (Rajpurkar et al. 2016, section 6.1: "ignore punctuations and
-    articles"), which DPR takes over; KATE (Liu et al. 2022, section 3.1) says the same.
+    As SQuAD (Rajpurkar et al. 2016, section 6.1), DPR and KATE (Liu et al. 2022, section 3.1).
     """
     plain = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
@@ -42,8 +41,7 @@ def normalize_answer(text: str) -> str:
 def is_exact_match(prediction: str, answers: Sequence[str]) -> bool:
     """Whether a prediction is one of the right answers, both normalised.
 
-    As in the official evaluation nothing may be left of either: an empty prediction matches the
-    answer "A".
+    As in the official evaluation, an empty prediction matches the answer "A".
     """
     return normalize_answer(prediction) in {normalize_answer(answer) for answer in answers}
 
@@ -51,16 +49,10 @@ def is_exact_match(prediction: str, answers: Sequence[str]) -> bool:
 def bleu_counts(
     predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
 ) -> list[list[int]]:
-    """Return what BLEU is made of, for each sentence.
+    """Return what BLEU is made of, for each of B sentences with at least one reference each.
 
-    Args:
-        predictions: What was written, (B,).
-        references: What is right for each, at least one.
-        lowercase: As ToTTo's evaluation does, which lower-cases both sides.
-
-    Returns:
-        Rows of 10 numbers: its words, those of the reference of the nearest length, how many of its
-        1- to 4-grams stand in a reference, and how many it has.
+    Rows of 10 numbers: its words, those of the reference of the nearest length, how many of its 1-
+    to 4-grams stand in a reference, and how many it has. ToTTo's evaluation sets `lowercase`.
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -88,12 +80,10 @@ def bleu_of_counts(counts: Sequence[int]) -> float:
 
 
 class Parent(NamedTuple):
-    """PARENT of one sentence, fractions.
+    """PARENT of one sentence, fractions; `f` is the harmonic mean.
 
-    Attributes:
-        precision: How much of it stands in the reference, or follows from the table.
-        recall: How much of the reference and of the chosen cells it tells.
-        f: Their harmonic mean.
+    `precision` is how much of it stands in the reference, or follows from the table; `recall` how
+    much of the reference and of the chosen cells it states.
     """
 
     precision: float
@@ -106,11 +96,7 @@ def parent(
 ) -> Parent:
     """Return PARENT of a sentence, by the reference that gives it the best F.
 
-    Args:
-        text: What was written.
-        references: Sentences that are right, at least one.
-        values: All that the table says, titles included.
-        chosen: What of it is to be told.
+    `values` are all of the table's cells, titles included, `chosen` the highlighted ones.
     """
     tokens = tokenize(text)
     known = frozenset(word for value in values for word in tokenize(value))
@@ -128,22 +114,14 @@ def _cutter() -> Callable[[str], str]:
 
 
 def tokenize(text: str) -> Tokens:
-    """Cut a text into words, lower-cased, punctuation apart."""
+    """Split a text into lower-case words and punctuation."""
     return tuple(_cutter()(text.strip().lower()).split())
 
 
 def _against(
     text: Tokens, reference: Tokens, known: frozenset[str], chosen: Sequence[Tokens]
 ) -> Parent:
-    """Compare a sentence with one reference.
-
-    Args:
-        text: The sentence.
-        reference: What is right.
-        known: Words that the table's values hold (not the names of columns: so does the released
-            evaluation); the share of an n-gram's words among them is the chance that it follows.
-        chosen: What is to be told.
-    """
+    """Compare with one reference; `known`: the table's words, without column names as released."""
     precisions, recalls = [], []
     for n in _ORDERS:
         grams, right = _grams(text, n), _grams(reference, n)
@@ -153,7 +131,7 @@ def _against(
             both = min(count, right[gram])
             told += both + (count - both) * _follows(gram, known)
         precisions.append(told / sum(grams.values()) if grams else 0.0)
-        # The share of the reference's n-grams that are told, each as far as it follows.
+        # The share of the reference's n-grams in the text, each weighted by how far it follows.
         weights = {gram: _follows(gram, known) for gram in right}
         total = sum(count * weights[gram] for gram, count in right.items())
         told = sum(min(count, grams[gram]) * weights[gram] for gram, count in right.items())
@@ -176,7 +154,7 @@ def _grams(tokens: Tokens, n: int) -> Counter[Tokens]:
 
 
 def _mean_over_orders(values: Iterable[float]) -> float:
-    """Return the geometric mean; 0 if no word is right, else a longer n-gram's 0 is small."""
+    """Return the geometric mean: 0 without a right word; a longer n-gram's 0 is `_SMALL`."""
     first, *others = values
     if not first:
         return 0.0
@@ -203,15 +181,13 @@ def _common(a: Tokens, b: Tokens) -> int:
 
 @dataclass(frozen=True)
 class Written:
-    """How good what was written is.
+    """Metrics of written answers.
 
     Attributes:
         values: By name, fractions, the task's headline first. "bleu" and "parent" (its F, with
-            "parent_precision" and "parent_recall") of ToTTo stand there for its two subsets too:
-            "overlap/bleu".
-        each: By name a fraction a query, for paired tests: "exact_match" and "parent" have such,
-            BLEU has none.
-        counts: What BLEU is made of, a row a query; none without it.
+            "parent_precision" and "parent_recall") of ToTTo also by subset: "overlap/bleu".
+        each: By name a fraction a query, for paired tests: of "exact_match" and "parent".
+        counts: Of BLEU, a row a query; empty without it.
     """
 
     values: Mapping[str, float]
@@ -222,12 +198,7 @@ class Written:
 def measure_written(
     task: GenerationTask, predictions: Sequence[str], references: Sequence[Reference]
 ) -> Written:
-    """Measure what an LM wrote.
-
-    Args:
-        task: Says which metrics.
-        predictions: Texts, (B,); spaces around them do not count.
-        references: What is right for each.
+    """Measure what an LM wrote, (B,), by the task's metrics; spaces around a text do not count.
 
     Raises:
         ValueError: If the lengths differ, or there is nothing to measure.
