@@ -1,7 +1,6 @@
 """Prompt-guided retrieval augmentation: let a language model read the right sentences first.
 
-The names of the Python API stand in `__init__.pyi`, where type checkers read them too. They are
-imported when first used, so that `import pgra` costs nothing.
+The API's names stand in `__init__.pyi`, and are imported when they are first used.
 """
 
 import ast

@@ -1,8 +1,4 @@
-"""The first stage's index and its search: `pgra index build|info|search|add`.
-
-`pgra index build` is `pgra index build`, and `pgra search` builds what it searches. A stopped
-build run again goes on where it stopped; a finished index is found and reused.
-"""
+"""The first stage's index and its search: `pgra index build|info|search|add`, `pgra search`."""
 
 import logging
 import sys
@@ -65,7 +61,6 @@ class TextArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse a text with nothing in it, or that is no text."""
         if not all(text.strip() for text in self.text):
             raise ConfigError("--text holds an empty text: give words to search with")
         for text in self.text:
@@ -221,7 +216,6 @@ def _search_index(
     corpus_args: CorpusArguments,
     args: SearchArguments,
 ) -> int:
-    """Look up the passages near a text."""
     queries = QueryFile.read(own, texts.text)
     if not texts.text and queries is None:
         raise ConfigError('there is nothing to search with: pgra index search DIR "a text"')
@@ -247,7 +241,7 @@ def _search_index(
 def _deepen(
     request: "IndexRequest", own: QueryFileArguments, words: Sequence[str]
 ) -> "IndexRequest":
-    """Look deeper where a run is made and neither words nor a YAML say how deep."""
+    """Search deeper where a run is made and neither words nor a YAML say how deep."""
     usual = SearchArguments().num_candidates
     is_said = "num_candidates" in given_names(words) or request.args.num_candidates != usual
     if is_said or not own.is_run:
@@ -279,7 +273,7 @@ def _show(texts: Sequence[str], queries: QueryFile | None, request: "IndexReques
 
 
 def _info(*found_by: Any) -> int:
-    """Say what an index is: what it was made of, its rows, type, recall, bytes, versions."""
+    """Show what an index was made of, its rows, type, recall, bytes and versions."""
     from pgra.artifacts import load_manifest
 
     for folder in _find(*found_by):
@@ -321,12 +315,12 @@ def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
     return 0
 
 
+# Each word's function, its classes of arguments, and which of these it does not use.
 _WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], Sequence[str]]] = {
     "info": (_info, _FIND, (*_UNUSED, *_FOR_BUILDING)),
     "search": (_search_index, _SEARCH, _UNUSED),
     "add": (_add, (RuntimeArguments, AddArguments), ["method"]),
 }
-"""A word's function, its classes of arguments, and which of these arguments it does not use."""
 
 
 def name_leading_texts(argv: Sequence[str] | None) -> list[str]:
@@ -342,7 +336,7 @@ def _context(runtime: RuntimeArguments) -> Context:
 def _request(
     corpus_args: CorpusArguments, args: RetrieverArguments, context: Context
 ) -> "IndexRequest":
-    """Open the corpus of an index, of a retriever that there is."""
+    """Open the corpus of an index; refuse an unknown retriever."""
     from pgra.data.corpus import open_corpus
     from pgra.retrieval import IndexRequest, find_retriever
 

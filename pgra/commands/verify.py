@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(path: Path) -> list[str] | None:
-    """Return what is wrong with the files that a record names; None where it is no such record."""
+    """Return what is wrong with the files that a record names; None if it is no such record."""
     from pgra.artifacts import CHECKSUMS_FILE, MANIFEST, find_damage
 
     try:
