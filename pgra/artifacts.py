@@ -175,7 +175,7 @@ def write_aside(path: Path, *, sync: bool = False) -> Iterator[Path]:
         if sync:
             sync_folder(path.parent)
     except OSError as error:
-        if error.filename in (None, str(aside)):  # a failed write does not say of which file
+        if error.filename in (None, str(aside)):  # a failed write does not name its file
             error.filename = str(path)
         raise
     finally:

@@ -129,8 +129,8 @@ def _os_error_code(error: Exception) -> int | None:
 
 
 def _fail(message: str, *, code: int = 2) -> int:
-    message = " ".join(message.split())  # of a YAML parser, say, in several lines
-    message = visible(message)  # of a path that is no UTF-8, or what another program said
+    message = " ".join(message.split())  # such as a YAML parser's, in several lines
+    message = visible(message)  # of a path that is no UTF-8, or from another program
     sys.stdout.flush()
     _close_bars()
     head = "error: " if code == 2 else ""

@@ -290,8 +290,8 @@ class Arguments:
 KERNEL_SWITCH = "PGRA_FAST_KERNELS"  # the environment variable that `pgra.lm.kernels` reads
 
 
-# One YAML may serve several programs: a key that belongs to another program of ours is passed over,
-# one that belongs to none is refused.
+# One YAML may serve several programs: a key of another program of ours is ignored, an unknown key
+# is refused.
 
 
 _T = TypeVar("_T")

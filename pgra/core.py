@@ -296,8 +296,8 @@ def gather(items: list[Unit], worker: Worker) -> list[Unit]:
 
 # Three steps of one job at once: the next unit is read while this one runs and the last is kept.
 #
-# Reading and keeping wait for tokeniser and disk, and let go of Python's lock while they do; so two
-# threads beside the caller's are enough to hide them behind a model.
+# Reading and keeping wait for tokenizer and disk, and release Python's lock while they do; so two
+# threads beside the caller's are enough to hide their time.
 
 
 def run_overlapped(

@@ -100,7 +100,7 @@ def _public_copy(reader: Path) -> TemporaryFolder:
 
 
 def _without_folders(value: Json) -> Json:
-    """Leave the folders of whole paths out, wherever they stand in a record."""
+    """Drop the folders of absolute paths, wherever they are in a record."""
     if isinstance(value, Mapping):
         return {name: _without_folders(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -154,7 +154,7 @@ def _training(arguments: Mapping[str, Any], num_processes: int) -> dict[str, obj
         return {"max_steps": 0}
     values: dict[str, object] = {n: given[n] for n in _SHOWN if given.get(n) is not None}
     if int(given.get("max_steps") or -1) > 0:
-        values.pop("num_train_epochs", None)  # which they stand over
+        values.pop("num_train_epochs", None)  # max_steps wins
     values["processes"] = num_processes
     return values
 

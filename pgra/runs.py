@@ -149,7 +149,7 @@ class Prepared:
                 lacks = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
                 has_reader = args.trains and not (may_lack_reader and lacks)
                 outcome = _reuse(folder, has_reader=has_reader)
-                if self.context.is_main:  # what a kill behind the last measurement left undone
+                if self.context.is_main:  # what a kill after the last measurement left undone
                     if has_reader and not (folder / READER_FOLDER / CARD_FILE).is_file():
                         method.finish(folder)
                     drop_checkpoints(args)

@@ -179,7 +179,7 @@ def describe_runs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
 
 
 def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:
-    """Show the help, or say that the grid is missing."""
+    """Show the help, or report that the grid is missing."""
     names = ", ".join(list_grids())
     if not wants_help(words):
         raise ConfigError(f"name a grid first, such as pgra ablate k --demo; there are: {names}")

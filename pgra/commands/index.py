@@ -216,6 +216,7 @@ def _search_index(
     corpus_args: CorpusArguments,
     args: SearchArguments,
 ) -> int:
+    """Look up the passages near a text."""
     queries = QueryFile.read(own, texts.text)
     if not texts.text and queries is None:
         raise ConfigError('there is nothing to search with: pgra index search DIR "a text"')
@@ -273,7 +274,7 @@ def _show(texts: Sequence[str], queries: QueryFile | None, request: "IndexReques
 
 
 def _info(*found_by: Any) -> int:
-    """Show what an index was made of, its rows, type, recall, bytes and versions."""
+    """Say what an index is: what it was made of, its rows, type, recall, bytes, versions."""
     from pgra.artifacts import load_manifest
 
     for folder in _find(*found_by):
@@ -324,7 +325,7 @@ _WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], Sequence[str]]] =
 
 
 def name_leading_texts(argv: Sequence[str] | None) -> list[str]:
-    """Put --text before texts that stand first, so that `pgra search "a sentence"` works."""
+    """Put --text before leading texts, so that `pgra search "a sentence"` works."""
     words = list(sys.argv[1:] if argv is None else argv)
     return ["--text", *words] if words and not words[0].startswith("-") else words
 

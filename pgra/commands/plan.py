@@ -32,7 +32,7 @@ class Plan:
 
     Attributes:
         queries: Their number by split.
-        pairs: The number of queries' candidates.
+        pairs: Pairs of a query and a candidate.
         to_read: Texts, or pairs where each is read with its query; None where that is not known.
         texts_per_second: Of the second of two batches; None where nothing was timed.
     """

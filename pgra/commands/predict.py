@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def answer_lines(predictor: "Predictor", args: PredictArguments) -> int:
     """Decide each line that comes in; report one that cannot be, and wait for the next."""
     logger = logging.getLogger("pgra")
-    if logger.level == logging.INFO:  # what a run tells once would stand between the answers
+    if logger.level == logging.INFO:  # its lines would come between the answers
         logger.setLevel(logging.WARNING)
     inputs = predictor.decider.data.task.inputs
     for line in typed_lines():

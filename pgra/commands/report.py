@@ -173,7 +173,7 @@ def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:
     """
     folders: dict[str, dict[Path, Run]] = {}
     for run in (run for group in groups for run in group.runs):
-        # What texts are measured by is behind the task's name, a run for each.
+        # The metric of written answers follows the task's name, a run for each.
         folders.setdefault(run.task.partition(" ")[0], {}).setdefault(run.folder, run)
     shown = []
     for task, runs in folders.items():

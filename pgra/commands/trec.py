@@ -83,7 +83,7 @@ class QueryFile:
         return cls(args, queries, qrels)
 
     def finish(self, candidates: "Candidates", corpus: "Corpus", tag: str, *, depth: int) -> str:
-        """Write the run, measure it, and describe both; `tag` names what found the passages.
+        """Write the run with `depth` passages a query, measure it, and describe both.
 
         Raises:
             DataError: If passages have no names, or no query is judged.
@@ -101,7 +101,7 @@ class QueryFile:
             candidates = drop_self(queries, candidates, docnos)
         candidates = candidates.top(depth)
         lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
-        # What is wrong with the judgements is told before a run is left behind.
+        # A fault in the judgements is reported before a run is written.
         means = measure_run(self.qrels, queries, candidates, docnos) if self.qrels else {}
         if self.qrels:
             warn_of_unknown(corpus, [self.qrels.get(query, {}) for query in queries])

@@ -103,7 +103,7 @@ class Claim:
     written: str
 
 
-# Facts: words of a kind that stand in a sentence once.
+# Facts: words of a kind that occur once in a sentence.
 
 
 _YEAR = "(?:1[0-9]{3}|20[0-2][0-9])"
@@ -174,7 +174,7 @@ class _Found:
         return alike
 
     def _shape(self, text: str) -> str:
-        """Return what two facts must have in common for one to stand for the other."""
+        """Return what two facts must have in common for one to replace the other."""
         return re.sub("[0-9]", "0", text) if self.kind != "entity" else str(len(text.split()))
 
     def draw_other(self, text: str, draw: Random) -> str | None:
@@ -202,7 +202,7 @@ def _passages(corpus: Corpus) -> Iterator[str]:
 
 
 class _Copies:
-    """Finds passages that say what one of some sentences says, in nearly its words."""
+    """Finds passages that have a fact of one of some sentences, in nearly its words."""
 
     def __init__(self) -> None:
         self._by_word: defaultdict[str, list[tuple[frozenset[str], ...]]] = defaultdict(list)

@@ -464,7 +464,7 @@ def open_named(
         return open_file(task, at_home(file))
     if split == "test" and args.test_fraction is not None and named is None:
         return None
-    # With files given and no data set, nothing is fetched behind the user's back.
+    # With files given and no data set, nothing is fetched.
     if source is not None or not any(files.values()):
         raw = open_split(task, source or own_data_set(task), split)
     if raw is None and split != "validation":
@@ -572,8 +572,8 @@ def _notes(
 #
 # Gao et al. 2021, "Making Pre-trained Language Models Better Few-shot Learners", section 3: K
 # examples a class to train on, and a development set of the same size. Their released draw is made
-# again: in the files' order the same seed gives the same examples (seen for SST-2, CR and TREC; of
-# CoLA only for seed 100, their first, since they go on shuffling what the seed before left).
+# again: in the files' order the same seed gives the same examples (seen for SST-2, CR and TREC; for
+# CoLA only with seed 100, their first, since they shuffle what the seed before left).
 
 
 def draw_shots(

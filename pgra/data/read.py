@@ -309,7 +309,7 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record
                 )
             values = dict(zip(header, cells, strict=True))
             for name, value in values.items():
-                cell = value.strip()  # refused where it says another thing with quoting
+                cell = value.strip()  # refused where quoting would change it
                 is_quoted = '""' in cell and cell.startswith('"') and cell.endswith('"')
                 if kind == "tsv" and is_quoted and name in columns:
                     raise DataError(

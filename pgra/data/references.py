@@ -17,7 +17,7 @@ from pgra.errors import DataError
 # Tables with highlighted cells, as ToTTo and FeTaQA have them, written as one line of text.
 #
 # Parikh et al. 2020 (ToTTo), section 7: the highlighted cells with the headers that are found for
-# them, behind the titles of page and section. KATE (Liu et al. 2022, section 3.1 and Table 11)
+# them, after the titles of page and section. KATE (Liu et al. 2022, section 3.1 and Table 11)
 # deletes the closing tags, so that more exemplars fit.
 
 
