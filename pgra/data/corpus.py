@@ -374,9 +374,11 @@ class Corpus:
     keeper: Any = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
+        """Count the passages."""
         return self.counts["rows"]
 
     def __getitem__(self, row: int) -> str:
+        """Return one passage; an IndexError if there is no such row."""
         return self.texts([row])[0]
 
     def texts(self, rows: Sequence[int] | Rows) -> list[str]:
@@ -384,6 +386,7 @@ class Corpus:
 
         Raises:
             IndexError: If a row is outside the corpus, such as `MISSING_ROW`.
+            DamageError: If the text there cannot be read.
         """
         wanted = np.asarray(rows, dtype=np.int64).reshape(-1)
         if not len(wanted):
