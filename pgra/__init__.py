@@ -1,7 +1,6 @@
 """Prompt-guided retrieval augmentation: let a language model read the right sentences first.
 
-The names of the Python API stand in `__init__.pyi`, where type checkers read them too. They are
-imported when first used, so that `import pgra` costs nothing.
+The API's names stand in `__init__.pyi`, and are imported when they are first used.
 """
 
 import ast
@@ -20,9 +19,8 @@ _HOME_OF = {
 }
 __all__ = sorted(_HOME_OF)
 
-# What libraries say when they are imported is left unsaid. Transformers imports torchao wherever it
-# is installed, whatever is asked for: it says what it lacks on a CPU and makes torch say what it
-# deprecates.
+# Transformers imports torchao wherever it is installed. It warns of what it lacks on a CPU, and
+# makes torch warn of what it deprecates.
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 

@@ -1,11 +1,9 @@
-"""The store: what is computed once lies in a folder that is named by what it was made from.
+"""The store: what is computed once lies in a folder that is named after what it was made from.
 
-`KIND-<12 digits>`, a digest of the store's format, the kind and the fields that decide the content.
-So what other inputs or another version gave lies beside it, and damages nothing. One job builds,
-under a lock, into `.NAME.partial`; then the inputs are looked at once more; `manifest.json` is
-written last, with the size and checksum of each file; then the folder gets its name. A folder with
-a manifest is finished. What is damaged and can be made again is moved to `NAME.damaged`, with a
-warning, and made again. An error of the system (`OSError`) is never taken for damage.
+`KIND-<12 digits>` is a digest of the store's format, the kind and the fields that decide the
+content. One job builds, under a lock, in `.NAME.partial`; `manifest.json` is written last, with the
+size and checksum of each file; then the folder gets its name. A folder with a manifest is finished.
+A damaged one is moved to `NAME.damaged` and made again; an `OSError` never counts as damage.
 """
 
 import contextlib
@@ -45,23 +43,20 @@ _COMPARED = 1 << 30  # bytes of an artifact that each opening compares; `pgra ve
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _PACKAGES = ("pgra", "torch", "transformers", "accelerate", "faiss-cpu", "bm25s", "numpy")
 
-FileRecords = Mapping[str, Mapping[str, Any]]
-"""By name, relative to the record's folder: {"bytes": int, "xxh3": str}."""
+FileRecords = Mapping[str, Mapping[str, Any]]  # relative path: {"bytes": int, "xxh3": str}
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a finished artifact says of itself.
+    """What a finished artifact records of itself.
 
     Attributes:
-        stage: Which stage made it, such as "index".
-        fingerprint: The fields that determine the content.
+        stage: What made it, such as "index".
+        fingerprint: The fields that decide the content.
         counts: Sizes worth knowing, such as {"rows": 10000}.
-        files: The files that were written.
-        versions: Package versions it was made with (for people; not checked).
-        created: UTC time, ISO 8601.
-        seconds: Wall-clock time the stage took.
-        format: Version of this layout.
+        versions: Of packages; for people, not compared.
+        created: UTC, ISO 8601.
+        seconds: Wall-clock time it took.
     """
 
     stage: str
@@ -93,33 +88,25 @@ def artifact_dir(root: Path, kind: str, fields: Mapping[str, Json]) -> Path:
 
 
 def file_checksum(path: Path) -> str:
-    """Return a file's xxh3-128: as fast as the disk, against damage only."""
+    """Return a file's xxh3-128, which detects damage, not tampering."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Files that something is made from, as they were before they were read.
-
-    Attributes:
-        stamps: Path, bytes, time of the last change and inode of each.
-    """
+    """Files that something is made from: path, bytes, mtime in ns and inode of each."""
 
     stamps: tuple[tuple[str, int, int, int], ...] = ()
 
     @classmethod
     def of(cls, paths: Iterable[Path]) -> Self:
-        """Note how files are now, before their content or checksum is read."""
+        """Note how files are now, before their content is read."""
         found = ((str(path), path.stat()) for path in paths)
         return cls(tuple((path, s.st_size, s.st_mtime_ns, s.st_ino) for path, s in found))
 
     def check(self) -> None:
-        """Refuse files that changed since, so that nothing made of them is kept.
-
-        Raises:
-            ArtifactError: If one did; it is named.
-        """
+        """Raise an ArtifactError that names a file that has changed since."""
         for stamp in self.stamps:
             path = Path(stamp[0])
             if not path.exists() or self.of([path]).stamps != (stamp,):
@@ -136,29 +123,25 @@ NO_INPUTS = Inputs()
 
 
 def user_cache() -> Path:
-    """Return where artifacts are kept of a user who names no folder."""
+    """Return the folder of artifacts where the user names none."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else at_home("~/.cache")) / "pgra"
 
 
 def at_home(path: str | Path) -> Path:
-    """Return a path with the home folder for a leading ~; without one of that user as it is."""
+    """Expand a leading ~; the path of an unknown user stays as it is."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path's own raises where there is no such user)
 
 
 def without_home(path: str) -> str:
-    """Return a path with ~ for the home folder; anything else, such as a hub's name, as it is."""
+    """Return a path with ~ for the home folder; anything else, such as a hub id, as it is."""
     with contextlib.suppress(RuntimeError, ValueError):  # a user without a home; not below it
         return f"~/{Path(path).relative_to(Path.home().resolve())}"
     return path
 
 
 class TemporaryFolder:
-    """A temporary folder, deleted with this object or at exit.
-
-    Attributes:
-        path: Where it is.
-    """
+    """A temporary folder at `path`, deleted with this object or at exit."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="pgra-"))
@@ -169,15 +152,7 @@ class TemporaryFolder:
 
 
 def check_replaceable(path: Path, flag: str = "") -> None:
-    """Refuse to write a file where a folder, link, pipe or device is.
-
-    Args:
-        path: Where a file would be written.
-        flag: The option that named it, for the message.
-
-    Raises:
-        ArtifactError: If something is there that is no plain file.
-    """
+    """Raise an ArtifactError if `path` is there and no plain file; `flag` is what named it."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         what = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "no plain file"
         raise ArtifactError(f"{flag} {path} is {what}: name a plain file or a new one".lstrip())
@@ -187,12 +162,7 @@ def check_replaceable(path: Path, flag: str = "") -> None:
 def write_aside(path: Path, *, sync: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success rename it there, else remove it.
 
-    Args:
-        path: The file.
-        sync: Whether it must outlast a power cut: for what cannot be made again.
-
-    Raises:
-        ArtifactError: If something is there that is no plain file.
+    With `sync` the file outlasts a power cut. An ArtifactError if `path` is no plain file.
     """
     check_replaceable(path)
     aside = name_aside(path)
@@ -205,7 +175,7 @@ def write_aside(path: Path, *, sync: bool = False) -> Iterator[Path]:
         if sync:
             sync_folder(path.parent)
     except OSError as error:
-        if error.filename in (None, str(aside)):  # a failed write does not say of which file
+        if error.filename in (None, str(aside)):  # a failed write does not name its file
             error.filename = str(path)
         raise
     finally:
@@ -214,7 +184,7 @@ def write_aside(path: Path, *, sync: bool = False) -> Iterator[Path]:
 
 
 def name_aside(path: Path) -> Path:
-    """Return a hidden name beside `path` for what will replace it; its folder is made.
+    """Return a hidden name beside `path`, in a folder that is made.
 
     What a killed process left there for the same file is removed.
     """
@@ -228,7 +198,7 @@ def name_aside(path: Path) -> Path:
 
 
 def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
-    """Write a folder aside and rename it; an older one is replaced."""
+    """Write a folder aside, then put it in the place of an older one."""
     aside = name_aside(folder)
     try:
         save(aside)
@@ -257,19 +227,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str, *, sync: bool = False) -> None:
-    """Write a text as UTF-8, aside and renamed."""
     with write_aside(path, sync=sync) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Json, *, sync: bool = False) -> None:
-    """Write a value as indented JSON, aside and renamed."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(path, f"{text}\n", sync=sync)
 
 
 def write_lines(path: Path, values: Sequence[Json], *, sync: bool = False) -> None:
-    """Write one JSON value a line, aside and renamed."""
+    """Write one JSON value a line."""
     with write_aside(path, sync=sync) as aside, aside.open("w", encoding="utf-8") as file:
         file.writelines(
             json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values
@@ -277,7 +245,6 @@ def write_lines(path: Path, values: Sequence[Json], *, sync: bool = False) -> No
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write an array as `.npy`, aside and renamed."""
     # numpy writes to a real file past Python, and a full disk then goes unseen.
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
@@ -286,15 +253,9 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def read_array(path: Path, *, is_private: bool = False) -> npt.NDArray[Any]:
-    """Memory-map an `.npy` file, read-only.
+    """Memory-map an `.npy` file; a DamageError if it is not whole.
 
-    Args:
-        path: The file.
-        is_private: Whether what is written into the array stays in memory, instead of being
-            refused: torch warns of arrays that cannot be written.
-
-    Raises:
-        DamageError: If it is not a whole `.npy` file.
+    It is read-only or, with `is_private`, copy-on-write: torch warns of read-only arrays.
     """
     mode: Literal["c", "r"] = "c" if is_private else "r"
     with reading(path, DamageError):
@@ -317,12 +278,7 @@ def package_versions() -> Mapping[str, str]:
 
 
 def record_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return the records of a folder's files, by name.
-
-    Args:
-        folder: Where they are.
-        names: Which; None: all but hidden ones and the two files that hold such records.
-    """
+    """Return records of files; `names` None: all but hidden files, the manifest and checksums."""
     if names is None:
         paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
         own = (path.relative_to(folder) for path in paths if not path.name.startswith("."))
@@ -337,15 +293,9 @@ def record_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, 
 def find_damage(
     folder: Path, files: FileRecords, *, most_bytes: float = float("inf")
 ) -> Iterator[tuple[str, str]]:
-    """Compare files with their records.
+    """Yield the name of each file that differs from its record, and what is wrong with it.
 
-    Args:
-        folder: Where they are.
-        files: Their records.
-        most_bytes: Where they are larger together, only sizes are compared.
-
-    Yields:
-        The name of a file that is not what was written, and what is wrong with it.
+    If the files together are larger than `most_bytes`, only their sizes are compared.
     """
     is_compared = sum(int(record["bytes"]) for record in files.values()) <= most_bytes
     for name, record in files.items():
@@ -359,12 +309,12 @@ def find_damage(
 
 
 def write_checksums(folder: Path) -> None:
-    """Finish a folder that others read too, such as a model's: its checksums are written last."""
+    """Write the checksums of a folder that others read too, such as a model's."""
     write_json(folder / CHECKSUMS_FILE, {"files": record_files(folder)})
 
 
 def find_changes(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield what is not as a folder's checksums say, as `find_damage` does; nothing without any."""
+    """Yield what differs from a folder's checksums, as `find_damage`; nothing if it has none."""
     path = folder / CHECKSUMS_FILE
     if path.is_file():
         try:
@@ -386,16 +336,7 @@ def write_manifest(
     seconds: float,
     files: FileRecords | None = None,
 ) -> Manifest:
-    """Finish an artifact: record its files, then write the manifest.
-
-    Args:
-        folder: The artifact.
-        stage: The stage that made it.
-        fingerprint: The fields that determine the content.
-        counts: Sizes worth knowing.
-        seconds: Wall-clock time it took.
-        files: Records of its files; None records every file in the folder.
-    """
+    """Finish an artifact: write its manifest, with records of all its files if `files` is None."""
     files = record_files(folder) if files is None else files
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(
@@ -406,16 +347,11 @@ def write_manifest(
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether a folder holds a finished artifact."""
     return (folder / MANIFEST).is_file()
 
 
 def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
-    """Read a finished artifact's manifest, and leave its files unchecked.
-
-    Args:
-        folder: The artifact.
-        stage: The stage that must have made it; None accepts any.
+    """Read a finished artifact's manifest without checking its files; `stage` None accepts any.
 
     Raises:
         ArtifactError: If it is missing, unfinished, or of another stage or version.
@@ -441,18 +377,10 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
 def read_manifest(
     folder: Path, *, stage: str, fingerprint: Mapping[str, Json] | None = None
 ) -> Manifest:
-    """Read a finished artifact's manifest and compare the folder with it.
-
-    Sizes are always compared; of an artifact of up to 1 GB also the files' content.
-
-    Args:
-        folder: The artifact.
-        stage: The stage that must have made it.
-        fingerprint: Fields it must have been made with; None accepts any.
+    """Read a manifest, and compare the folder with it: sizes and, up to 1 GB, the content.
 
     Raises:
-        ArtifactError: If it is missing, unfinished, of another stage or version, or made from
-            something else (the field and both values are named).
+        ArtifactError: As `load_manifest`, or if it has another fingerprint.
         DamageError: If a file is not what was written; it is named.
     """
     manifest = load_manifest(folder, stage=stage)
@@ -472,11 +400,7 @@ def check_fingerprint(
     now: str = "this run asks for",
     way_out: str = "use another folder or build it again",
 ) -> None:
-    """Refuse an artifact made from something else, naming the first field that differs.
-
-    Raises:
-        ArtifactError: If any field differs or is missing on one side.
-    """
+    """Raise an ArtifactError that names the first field in which two fingerprints differ."""
     for name in sorted({*made, *asked}):
         one, other = (canonical_json(fields.get(name)) for fields in (made, asked))
         if one != other:
@@ -486,7 +410,7 @@ def check_fingerprint(
 
 
 def set_aside(path: Path, why: object) -> None:
-    """Move what is damaged to NAME.damaged, with a warning: the caller makes it again."""
+    """Move what is damaged to NAME.damaged, with a warning; the caller makes it again."""
     place = path.with_name(f"{path.name}.damaged")
     _remove(place)
     path.rename(place)
@@ -495,19 +419,14 @@ def set_aside(path: Path, why: object) -> None:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> Iterator[None]:
-    """Hold a folder for one job; the system lets go of it when the process ends, however it ends.
+    """Hold a folder for one job, in its main process, until it ends, however it ends.
 
-    Of a job of several processes the main one holds it. Where a disk has no locks, there is a
-    warning, and the job goes on alone.
-
-    Args:
-        folder: Made if it is not there, unless `is_new`.
-        wait: Whether to wait for another job that holds it, instead of refusing.
-        is_new: Whether it comes whole or not at all; what is held lies beside it then.
+    With `wait`, another job's end is waited for. With `is_new` the folder
+    must not exist before it is whole, so the lock lies beside it. On a disk without locks there is
+    a warning, and no lock.
 
     Raises:
         ArtifactError: If another job holds it.
-        OSError: If it cannot be written.
     """
     path = folder.with_name(f".{folder.name}.lock") if is_new else folder / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -550,19 +469,13 @@ def _warn_of_no_locks(why: str) -> None:
     logger.warning("this disk has no locks (%s): run one job at a time there", why)
 
 
+# Writes files into the folder that it is given, and returns the manifest's counts.
 Build = Callable[[Path], Mapping[str, Json]]
-"""Writes files into the folder it is given, and returns the counts for the manifest."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished artifact.
-
-    Attributes:
-        folder: Where it is.
-        manifest: What it says of itself.
-        reused: Whether it was there already.
-    """
+    """A finished artifact; `reused` if it was there already."""
 
     folder: Path
     manifest: Manifest
@@ -578,21 +491,13 @@ def build_once(
     context: Context = ALONE,
     inputs: Sequence[Inputs] = (),
 ) -> Artifact:
-    """Return a finished artifact, building it first if nobody has, or if it is damaged.
+    """Return a finished artifact; build it first if it is missing or damaged.
 
-    The first job to ask builds, others wait for it.
-
-    Args:
-        folder: Where it is when finished: see `artifact_dir`.
-        stage: The stage, as the manifest names it.
-        fingerprint: The fields that determine the content.
-        build: Makes the files; called in the context's main process only.
-        context: Who waits while the main process builds.
-        inputs: The files it is made from; if one changes meanwhile, nothing is kept.
+    The first job to ask builds, others wait for it. `build` is called in the main process. If it
+    fails, or one of `inputs` changes meanwhile, nothing is kept.
 
     Raises:
         ArtifactError: If the folder is foreign, or an input changed.
-        PgraError: Whatever `build` raises; nothing half-written stays then.
     """
     is_there = is_finished(folder)
     context.barrier()  # all have looked before the main process writes

@@ -31,6 +31,8 @@ _MALLOC_NAMES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNA
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 
 
+# By command: its module in `pgra.commands`, and its function if that is not `main`, imported when
+# it is called; and its help.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "index": ("index", "build, grow or look into an index"),
     "search": ("index:search", "look up passages near a text"),
@@ -51,19 +53,16 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "verify": ("verify", "compare artifacts and runs with their checksums"),
     "data": ("lists:data", "list tasks and bundled data; make claims of a corpus"),
 }
-"""By the word after `pgra`: its module in `pgra.commands`, with its function where that is not
-`main`, imported only when it is called; and what it does."""
+# Commands that several processes share; of `index`, only building.
 _SHARED = ("ablate", "demo", "evaluate", "icl", "index", "rerank", "train")
-"""Commands whose work several processes share; of `index`, building alone."""
 
 
 def run(main: Main, argv: Sequence[str] | None = None) -> int:
-    """Call a script's main; word a user's error in one line.
+    """Call a script's main; report a user's error in one line.
 
     Returns:
-        What `main` returns; 2 for an error that the user can mend, 130 when interrupted, 141 when
-        the reader of a pipe left; for a training that was stopped 128 + the signal's number, or 124
-        when its time was up.
+        What `main` returns; 2 for a user's error, 130 when interrupted, 141 for a broken pipe; for
+        a stopped training 128 + the signal's number, or 124 when its time was up.
     """
     _open_streams()
     _bound_kernels()
@@ -78,10 +77,7 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Have all three streams, and a sign for each character that standard output has not.
-
-    One that is closed is nowhere: else the next file that is opened would take its number.
-    """
+    """Open closed streams on the null device; let stdout escape characters that it lacks."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
@@ -117,14 +113,7 @@ def _call(main: Main, argv: Sequence[str]) -> int:
 
 
 def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
-    """Take -q, -v and --log_level off a command line, where they stand.
-
-    Returns:
-        The other words, and the level that was named last, "info" if none was.
-
-    Raises:
-        ConfigError: If the level is none.
-    """
+    """Take -q, -v and --log_level off; return the other words, and the last level or "info"."""
     parser = HelpParser()
     add_general(parser)
     given, words = parser.parse_known_args(same_spelling(argv))
@@ -132,7 +121,7 @@ def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _os_error_code(error: Exception) -> int | None:
-    """Find what the system said: safetensors and tokenizers raise errors of their own."""
+    """Find the system's error number, in errors of safetensors and tokenizers too."""
     if isinstance(error, OSError):
         return error.errno
     told = re.search(r"\(os error (\d+)\)", str(error))
@@ -140,8 +129,8 @@ def _os_error_code(error: Exception) -> int | None:
 
 
 def _fail(message: str, *, code: int = 2) -> int:
-    message = " ".join(message.split())  # of a YAML parser, say, in several lines
-    message = visible(message)  # of a path that is no UTF-8, or what another program said
+    message = " ".join(message.split())  # such as a YAML parser's, in several lines
+    message = visible(message)  # of a path that is no UTF-8, or from another program
     sys.stdout.flush()
     _close_bars()
     head = "error: " if code == 2 else ""
@@ -150,7 +139,7 @@ def _fail(message: str, *, code: int = 2) -> int:
 
 
 def _close_bars() -> None:
-    """End the bars that an error left open: they would write themselves once more at the exit."""
+    """Close the bars that an error left open, which would print once more at exit."""
     if "tqdm" in sys.modules:
         from tqdm import tqdm
 
@@ -159,21 +148,13 @@ def _close_bars() -> None:
 
 
 def _bound_kernels() -> None:
-    """Let oneDNN keep fewer kernels, and torch fewer of oneDNN's; read when torch is loaded.
-
-    Each keeps 1,024, one for every number of tokens that a layer was given, near a megabyte each:
-    after half an hour of texts of all lengths a small LM in bfloat16 took 8 GB.
-    """
+    """Let oneDNN and torch keep fewer kernels, one a shape: by default these may take 8 GB."""
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, _NUM_KERNELS)
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep up to a gigabyte that was freed, unless the user tells it what to do.
-
-    As it comes, it gives back what two tensors leave, and the next layer's are new pages again,
-    which the system must clear.
-    """
+    """Let glibc keep up to 1 GB of freed memory, unless the user configured it: reuse is faster."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's alone
     if mallopt is not None and not any(name in os.environ for name in _MALLOC_NAMES):
         mallopt(_TRIM_THRESHOLD, 1 << 30)
@@ -191,7 +172,6 @@ def _is_main() -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command."""
     return run(dispatch, list(sys.argv[1:] if argv is None else argv))
 
 

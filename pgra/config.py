@@ -1,7 +1,7 @@
 """Arguments: dataclasses with Hugging Face's flat names, and how they are read.
 
-A value comes from, in rising order: the dataclass, `--profile`, `--config FILE.yaml`, the command
-line. Light: no torch, no transformers until a command line is read.
+A value comes from, lowest first: the dataclass, `--profile`, `--config FILE.yaml`, the command
+line.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def list_yamls(folder: str) -> list[str]:
 
 
 def find_yaml(kind: str, folder: str, name: str) -> Path:
-    """Find a YAML of a folder of configs/ by its name; a path, which ends in .yaml, is itself.
+    """Find a YAML of a folder of configs/ by its name; a path that ends in .yaml is itself.
 
     Raises:
         ConfigError: If none has that name; `kind` is what it would hold.
@@ -54,21 +54,13 @@ def find_yaml(kind: str, folder: str, name: str) -> Path:
 
 
 def choose(kind: str, name: str, known: Collection[str]) -> None:
-    """Refuse a name that is not in a table.
-
-    Raises:
-        ConfigError: If it is not, with the nearest that is.
-    """
+    """Raise a ConfigError, with the nearest known name, if a name is unknown."""
     if name not in known:
         raise ConfigError(unknown_name(kind, name, known))
 
 
 def at_least(name: str, value: int | None, least: int) -> None:
-    """Refuse a number that is too small; None passes.
-
-    Raises:
-        ConfigError: If it is.
-    """
+    """Raise a ConfigError if a number is too small; None passes."""
     if value is not None and value < least:
         raise ConfigError(f"{name} is {value}: it must be at least {least}")
 
@@ -77,7 +69,7 @@ _MOST_YAML_BYTES = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice: the first value would be lost."""
+    """Refuses a duplicate key, whose first value would be lost."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 (PyYAML's)
         seen = set()
@@ -90,11 +82,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML that must be a mapping.
-
-    Raises:
-        ConfigError: If it is missing, larger than 1 MB, no mapping, or has a key twice.
-    """
+    """Read a YAML mapping; a ConfigError if it is missing, over 1 MB or has a duplicate key."""
     if not path.exists():
         raise ConfigError(f"{path} does not exist.{near_files(path)}")
     with reading(path, ConfigError):
@@ -107,31 +95,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Read YAML, which must have no key twice; PyYAML's errors pass."""
+    """Read YAML; a duplicate key is an error, as PyYAML raises them."""
     return yaml.load(text, Loader=_Loader)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What an argument says of itself besides its default and its help.
+    """What an argument declares besides its default.
+
+    `least` and `most` are allowed values, `above` and `below` are not.
 
     Attributes:
         choices: The names it may have; with `is_open` also `module:Class` of the user's own.
-        least: The smallest number.
-        most: The largest number.
-        above: A number that it must exceed.
-        below: A number that it must stay under.
         needs: Other arguments without which it means nothing: by name the value that is needed, a
             tuple of such values, or True for any value but None and False.
-        decides: Whether what comes out depends on it; not of where, how fast and how loud.
-        is_open: Whether a class of the user's own may be named; a text says its kind, as
-            `find_class` knows it, where that is not the argument's name.
-        must_be_given: Whether nothing can be done without it.
-        is_common: Whether the short help shows it; all that only one command has are shown.
-        group: Where the help shows it, instead of with its class's.
-        off: What `--no_NAME` does, of a switch that is on by default.
-        writes: Whether it names a file that is written, which no other argument's may be.
-        help: What it does.
+        decides: Whether results depend on it.
+        is_open: Whether the user's own class may be named; a text is its kind for `find_class`,
+            where that is not the argument's name.
+        is_common: Whether the short help shows it; flags of one command are always shown.
+        group: Its group in the help, if not its class's.
+        off: What `--no_NAME` does, for a switch that is on by default.
+        writes: Whether it names a file to write, which no other argument may name.
     """
 
     choices: Collection[str] | None = None
@@ -150,12 +134,7 @@ class Rule:
     help: str = ""
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value, or one of a list; None passes where it may be left out.
-
-        Raises:
-            ConfigError: If it is missing, not one of the names, out of range, no finite number,
-                beyond 64 bits, an empty path, or not UTF-8.
-        """
+        """Raise a ConfigError if a value, or an item of a list, breaks the rule."""
         if self.must_be_given and not value:
             raise ConfigError(f"--{name} is missing: give it ({self.help.rstrip('.')})")
         if isinstance(value, list):
@@ -196,22 +175,16 @@ class Rule:
 
 
 class _Help(str):
-    """A help text with the argument's rule: argparse refuses all metadata that it does not know."""
+    """A help text with the argument's rule."""
 
     rule: Rule
 
 
 def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
-    """Import what a name stands for.
+    """Import what a name stands for; a ConfigError if it is unknown or cannot be imported.
 
-    Args:
-        kind: What it names, such as "retriever".
-        name: Of the table, of an installed package's entry point in the group of its kind
-            (`pgra.retrievers`, `pgra.similarities`), or `module:Class`.
-        table: "module:Class" by name.
-
-    Raises:
-        ConfigError: If nothing has that name, or its module cannot be imported.
+    Known are the names of `table` ("module:Class" by name), the entry points that packages have in
+    the group of the kind (`pgra.retrievers`, `pgra.similarities`), and any `module:Class`.
     """
     path = table.get(name)
     if path is None and ":" in name:
@@ -242,13 +215,7 @@ def arg(
     help: str,
     **rule: Any,
 ) -> Any:
-    """Declare an argument: a field of an `Arguments` class.
-
-    Args:
-        default: Its value when nobody gives one; a list is copied.
-        help: What it does, as `--help` shows it.
-        rule: What else it says of itself: see `Rule`.
-    """
+    """Declare a field of an `Arguments` class; `rule` holds the fields of its `Rule`."""
     text = _Help(help)
     text.rule = Rule(help=help, **rule)
     metadata = {"help": text}
@@ -258,19 +225,18 @@ def arg(
 
 
 def _is_declared(cls: type, f: Any) -> bool:
-    """Whether a field is declared by us, and not by transformers."""
+    """Whether a field is ours, and not transformers'."""
     return not hasattr(cls, "WHOLE") or isinstance(f.metadata.get("help"), _Help)
 
 
 def rules(cls: type) -> dict[str, Rule]:
-    """Return what each argument of a class says of itself, by name."""
     return {
         f.name: getattr(f.metadata.get("help"), "rule", Rule()) for f in dataclasses.fields(cls)
     }
 
 
 def whole(cls: type) -> type:
-    """Return what is made of a class of arguments: itself, or what it names as its `WHOLE`."""
+    """Return the class that a class of arguments names as its `WHOLE`, else the class itself."""
     path = getattr(cls, "WHOLE", None)
     if path is None:
         return cls
@@ -281,19 +247,12 @@ def whole(cls: type) -> type:
 
 @dataclass(kw_only=True)
 class Arguments:
-    """A group of arguments, each checked by what it says of itself.
-
-    Attributes:
-        GROUP: Where the help shows them: one of `pgra.help.GROUPS`.
-    """
+    """A group of arguments, checked when it is made; `GROUP` is its place in the help."""
 
     GROUP: ClassVar[str] = "Options"
 
     def __post_init__(self) -> None:
-        """Refuse values of another type or out of range, what lacks what it needs, contradictions.
-
-        A `Path` becomes text, as on the command line.
-        """
+        """Check types, rules, `needs` and contradictions; a `Path` becomes text."""
         kinds = typing.get_type_hints(type(self))
         for name, rule in rules(type(self)).items():
             value = getattr(self, name)
@@ -305,14 +264,10 @@ class Arguments:
         self.check()
 
     def check(self) -> None:
-        """Refuse contradictions between values; for subclasses.
-
-        Raises:
-            ConfigError: If there is one.
-        """
+        """Raise a ConfigError if values contradict each other; for subclasses."""
 
     def deciding(self) -> dict[str, Any]:
-        """Return the values that decide what comes out, by name."""
+        """Return the values that results depend on, by name."""
         values = dataclasses.asdict(self)
         return {name: values[name] for name, rule in rules(type(self)).items() if rule.decides}
 
@@ -332,12 +287,11 @@ class Arguments:
                 )
 
 
-KERNEL_SWITCH = "PGRA_FAST_KERNELS"
-"""The environment's word for `--fast_kernels`, which `pgra.lm.kernels` reads."""
+KERNEL_SWITCH = "PGRA_FAST_KERNELS"  # the environment variable that `pgra.lm.kernels` reads
 
 
-# One YAML may serve several programs: a key that belongs to another program of ours is passed over,
-# one that belongs to none is refused.
+# One YAML may serve several programs: a key of another program of ours is ignored, an unknown key
+# is refused.
 
 
 _T = TypeVar("_T")
@@ -345,12 +299,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Defaults:
-    """Values that stand beneath the command line.
-
-    Attributes:
-        origin: Where they were written, for messages.
-        values: By argument name.
-    """
+    """Values beneath the command line's; `origin` says in messages where they were written."""
 
     origin: str
     values: Mapping[str, Any]
@@ -372,27 +321,15 @@ def parse_arguments(
     is_shared: bool = False,
     unused: Collection[str] = (),
 ) -> tuple[Any, ...]:
-    """Read dataclasses from a command line, with `--profile` and `--config` underneath.
+    """Read dataclasses from a command line, None for the process's own; return one of each.
 
-    Args:
-        classes: Dataclasses whose fields do not overlap; or what gives them, once the names that
-            are chosen (`CHOOSING`) are known.
-        argv: Arguments without the program's name; None reads the process's own.
-        prog: Name shown in the help.
-        description: What the program does.
-        epilog: An example, shown as it is.
-        under: Values beneath `--profile` and `--config`, the later over the earlier.
-        over: Values above these, still beneath the command line.
-        others: Arguments of other methods, which are passed over with a warning.
-        is_shared: Whether the words are for several methods: then there is no warning.
-        unused: Arguments of the classes that the program does not use, and therefore has not.
-
-    Returns:
-        One instance a class, in their order.
+    `classes` may be a function that returns them, given the values of `CHOOSING`. Values in `under`
+    are beneath `--profile` and `--config`, those in `over` above; in each the last wins. `others`
+    are arguments of other methods: they are ignored, with a warning unless `is_shared`. The
+    arguments in `unused` are left out.
 
     Raises:
-        ConfigError: On an unknown name, a wrong type or a contradiction, on the command line or in
-            a YAML.
+        ConfigError: On an unknown name, a wrong type or a contradiction.
         ModelError: If a device is named that is not there.
     """
     words = same_spelling(sys.argv[1:] if argv is None else argv)
@@ -443,7 +380,7 @@ def parse_arguments(
 
 
 def _first_values(words: Sequence[str]) -> dict[str, Any]:
-    """Return what is named for `--config`, `--profile` and `CHOOSING`."""
+    """Return the values of `--config`, `--profile` and `CHOOSING`."""
     parser = HelpParser()
     for name in ("config", "profile", *CHOOSING):
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
@@ -451,7 +388,7 @@ def _first_values(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of a command line, each of its argument's type."""
+    """Convert a command line's values to their arguments' types."""
     return {name: typed_value(name, given[name], kinds[name]) for name in given if name in kinds}
 
 
@@ -461,12 +398,7 @@ def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
 
 
 def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
-    """Refuse to write where no plain file stands, or a file that another argument names.
-
-    Raises:
-        ArtifactError: If a folder, a link, a pipe, a socket or a device is there.
-        ConfigError: If it would replace what is read.
-    """
+    """Refuse to write to a folder, link or device, or to what another argument names."""
     from pgra.artifacts import check_replaceable
 
     named = [("config", str(path)) for path in configs]
@@ -489,11 +421,11 @@ def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
                 raise ConfigError(f"--output_dir {folder} is the folder of --{name}: name another")
 
 
+# Arguments that may name a model's folder: a run in it would change the model.
 _MODELS = (
     *("cross_encoder", "encoder", "lm", "model", "model_name_or_path"),
     "reader_lm",
 )
-"""Arguments that may name a model's folder, which a run in it would change."""
 
 
 def _is_one_file(one: str | Path, other: str) -> bool:
@@ -505,16 +437,11 @@ def _is_one_file(one: str | Path, other: str) -> bool:
         return False
 
 
-CHOOSING = ("method", "reranker", "retriever")
-"""Arguments that choose which others there are."""
+CHOOSING = ("method", "reranker", "retriever")  # they choose which other arguments there are
 
 
 def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
-    """Read one dataclass from a command line, and return the rest of it.
-
-    Raises:
-        ConfigError: On a wrong value.
-    """
+    """Read one dataclass from a command line; return it, and the words that are left."""
     parser = HelpParser()
     _add_flags(parser, [cls], {}, ())
     given, rest = parser.parse_known_args(same_spelling(argv))
@@ -530,16 +457,7 @@ def _add_flags(
     is_help: bool = False,
     is_whole: bool = True,
 ) -> None:
-    """Add the flags of dataclasses of arguments, each to the group where the help shows it.
-
-    Args:
-        parser: Where to.
-        classes: The dataclasses.
-        values: What stands over their defaults.
-        unused: Arguments that are left out.
-        is_help: Whether the help is shown, rather than a command line read.
-        is_whole: Whether the help shows all of them, or the usual ones.
-    """
+    """Add the dataclasses' flags to the help's groups; `values` replace their defaults."""
     for cls in classes:
         kinds, declared = _field_kinds([cls]), rules(cls)
         for f in dataclasses.fields(cls):
@@ -577,7 +495,7 @@ def _group(cls: type, name: str) -> str:
 
 
 def _add_file_flags(parser: HelpParser, *, has_profile: bool) -> None:
-    """Add what `parse_arguments` itself takes."""
+    """Add the flags of `parse_arguments` itself."""
     add = parser.flag_adder("General", is_shown=has_profile)
     about = "YAML of defaults, or the name of one in configs/experiments; the command line wins."
     add("--config", about, metavar="NAME")
@@ -587,7 +505,7 @@ def _add_file_flags(parser: HelpParser, *, has_profile: bool) -> None:
 
 
 def _field_kinds(classes: Iterable[type]) -> dict[str, Any]:
-    """Return types by field name; of transformers' own, which read texts, that of a number only."""
+    """Return types by field name; of transformers' fields only those of numbers and switches."""
     return {
         f.name: hints[f.name] if _is_declared(cls, f) else _simple(hints[f.name])
         for cls in classes
@@ -610,25 +528,17 @@ def _simple(kind: Any) -> Any:
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Word it without the list of two hundred names."""
+    """Return the message without its list of two hundred names."""
     return unknown_name(kind, name, known).split(" Known:")[0] + " See --help."
 
 
 def check_defaults(
     layer: Defaults, fields: Mapping[str, Any], others: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Check names and types of defaults.
-
-    Args:
-        layer: The defaults.
-        fields: Type by field name, of the program that asks.
-        others: Names of other methods' arguments.
-
-    Returns:
-        The values of that program's fields. Keys of other programs of ours are left out.
+    """Return a layer's values of `fields`, whose types are given by name.
 
     Raises:
-        ConfigError: On an unknown key or a wrong type, with the value and the way out.
+        ConfigError: On a wrong type, or a key that is in no program of ours and not in `others`.
     """
     path = layer.origin
     if set(layer.values) - {*fields, *others}:
@@ -651,21 +561,15 @@ def _all_fields() -> frozenset[str]:
     return found
 
 
+# Returns the names of all arguments of a YAML; imported only for an unknown key.
 _EVERY = "pgra.commands.common:all_arguments"
-"""What returns the names of all arguments that a YAML may hold; imported where one is unknown."""
 
 
 def from_yaml(cls: type[_T], path: Path, **given: Any) -> _T:
-    """Build a dataclass from a YAML, whose keys are its fields, of the types of its hints.
-
-    Args:
-        cls: The dataclass; what its `__post_init__` refuses is said with the file's name.
-        path: The YAML.
-        given: Fields that are not read from the file.
+    """Build a dataclass from a YAML whose keys are its fields; `given` are fields not in the file.
 
     Raises:
-        ConfigError: If the file cannot be read, has an unknown key, lacks one, or has a value of
-            another type, with the file, the key and the nearest known one.
+        ConfigError: On an unreadable file, an unknown or missing key, or a wrong type.
     """
     values = read_yaml(path)
     try:
@@ -675,7 +579,7 @@ def from_yaml(cls: type[_T], path: Path, **given: Any) -> _T:
 
 
 def from_values(cls: type[_T], values: Mapping[Any, Any], **given: Any) -> _T:
-    """Build a dataclass from a mapping, as a YAML has it, and of fields given; see `from_yaml`."""
+    """Build a dataclass from a mapping; see `from_yaml`."""
     hints = typing.get_type_hints(cls)
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     known = {f.name: f for f in fields if f.init and f.name not in given}
@@ -696,11 +600,7 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], **given: Any) -> _T:
 
 
 def typed_value(name: str, value: Any, kind: Any, *, is_exact: bool = False) -> Any:
-    """Return a value as a type hint has it; a text that is a number is one, unless `is_exact`.
-
-    Raises:
-        ConfigError: If it is of another type, with its name.
-    """
+    """Convert a value to a type, else raise a ConfigError; `is_exact` takes no number from text."""
     try:
         return msgspec.convert(value, kind, strict=is_exact, dec_hook=_as_kind)
     except msgspec.ValidationError as error:
@@ -709,12 +609,12 @@ def typed_value(name: str, value: Any, kind: Any, *, is_exact: bool = False) -> 
 
 
 def _as_kind(kind: type, value: Any) -> Any:
-    """Return a value as a class that msgspec does not know, such as `Path`."""
+    """Convert to a class that msgspec does not know, such as `Path`."""
     return value if isinstance(value, kind) else kind(value)
 
 
 def check_parts(name: str, value: Any, kind: Any) -> None:
-    """Refuse what msgspec passes: an unknown key of a dataclass within a value."""
+    """Refuse unknown keys of dataclasses within a value, which msgspec ignores."""
     own = [part for part in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(part)]
     if isinstance(value, dict) and own:
         hints = typing.get_type_hints(own[0])

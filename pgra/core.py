@@ -1,7 +1,6 @@
 """What everything else is made of: examples, candidates, predictions, a job's context.
 
-Imports nothing of ours but errors, and no torch until processes join or a GPU is named. Axes: B
-queries, K candidates a query, N evidence read, P corpus passages.
+Axes: B queries, K candidates a query, N evidence read, P corpus passages.
 """
 
 import atexit
@@ -27,12 +26,10 @@ Scores = npt.NDArray[np.float32]
 Unit = TypeVar("Unit")
 T = TypeVar("T")
 V = TypeVar("V")
-Json = object
-"""Anything that `json.dumps` takes; spelled `object` because mypy has no finite JSON type."""
+Json = object  # anything that `json.dumps` takes; mypy has no finite JSON type
 
 MISSING_ROW = -1
-UNDECIDED = "(no label)"
-"""Stands for a decision where an LM that writes freely wrote no label's word: always wrong."""
+UNDECIDED = "(no label)"  # an LM that writes freely wrote no label's word: always wrong
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Example:
     Attributes:
         id: Unique within its split, such as "test-17".
         fields: The task's inputs by name.
-        label: The label's name, or None where it is unknown.
+        label: Its name; None where it is unknown.
     """
 
     id: str
@@ -57,14 +54,11 @@ class Example:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What any retrieval or reranking gives: corpus rows, best first.
+    """What a retriever or reranker returns: corpus rows, best first.
 
     Attributes:
         rows: (B, K) int64, ties by row, `MISSING_ROW` where there are fewer than K.
         scores: (B, K) float32, higher is better, -inf where a row is missing.
-
-    Raises:
-        ValueError: If the two shapes differ or are not two-dimensional.
     """
 
     rows: Rows
@@ -76,15 +70,12 @@ class Candidates:
 
     @classmethod
     def best(cls, rows: Rows, scores: Scores, k: int) -> Self:
-        """Sort each line best first (ties by row, missing last) and keep the first k.
+        """Sort each query's rows best first (ties by row, missing last), and keep the first k.
 
-        Args:
-            rows: (B, K') int64 in any order, `MISSING_ROW` where missing.
-            scores: (B, K') float32; NaN is refused, missing entries become -inf.
-            k: How many to keep; short lines are filled with missing entries.
+        `rows` and `scores` are (B, K') in any order; where K' < k, missing rows are added.
 
         Raises:
-            ValueError: If a score of a present row is NaN.
+            ValueError: If the score of a row is NaN.
         """
         rows = np.asarray(rows, dtype=np.int64)
         is_sorted = _are_best_first(rows, scores)
@@ -112,12 +103,11 @@ class Candidates:
         return Candidates(self.rows[:, :n], self.scores[:, :n])
 
     def __len__(self) -> int:
-        """Count the queries."""
         return len(self.rows)
 
 
 def _are_best_first(rows: Rows, scores: Scores) -> npt.NDArray[np.bool_]:
-    """Return which lines are whole and strictly falling, as a search mostly gives them: (B,)."""
+    """Return which lines are complete and strictly falling, (B,)."""
     falls = (scores[:, :-1] > scores[:, 1:]).all(axis=1)
     is_whole = (rows != MISSING_ROW).all(axis=1) & np.isfinite(scores).all(axis=1)
     both: npt.NDArray[np.bool_] = falls & is_whole
@@ -126,12 +116,11 @@ def _are_best_first(rows: Rows, scores: Scores) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Hit:
-    """One text that was found or ranked, as Python's `Index` and `Reranker` give it.
+    """A text that was found or ranked.
 
     Attributes:
-        index: Its place in what was given, from 0.
+        index: Its place among the given texts, from 0.
         score: Higher is better.
-        text: The text.
     """
 
     index: int
@@ -141,14 +130,11 @@ class Hit:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A reader's decision on one example.
+    """A decision on one example.
 
     Attributes:
-        example_id: The example decided.
-        label: The label's name with the highest score, ties by the task's order of labels; or
-            `UNDECIDED`.
-        scores: Probability by label name, over the task's labels; they sum to 1, or all are 0
-            where nothing was decided.
+        label: The one with the highest score, ties by the task's order of labels; or `UNDECIDED`.
+        scores: Probability by label; they sum to 1, or are all 0 where nothing was decided.
     """
 
     example_id: str
@@ -158,40 +144,29 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Worker:
-    """Which share of the units of work this process does.
-
-    Attributes:
-        rank: This process, from 0.
-        world: How many processes there are.
-    """
+    """This process's share of the work: its `rank`, from 0, of `world` processes."""
 
     rank: int = 0
     world: int = 1
 
     @property
     def is_main(self) -> bool:
-        """Return whether this process writes manifests and speaks."""
+        """Whether this process writes manifests and reports."""
         return self.rank == 0
 
     def share(self, units: Sequence[Unit]) -> list[Unit]:
-        """Return this process's units: every `world`-th, from `rank`."""
+        """Return every `world`-th unit, from `rank`."""
         return list(units[self.rank :: self.world])
 
 
+# How long processes wait for each other: one may read long after the others are done.
 LONGEST_WAIT = timedelta(days=7)
-"""How long processes wait for each other: one may encode or read long after the others are done."""
 
 
 def check_device(name: object, *, is_used: bool = True) -> None:
-    """Refuse a device that is not there, or cannot be used.
+    """Raise a ModelError, which names the GPUs there are, if a device is not there.
 
-    Args:
-        name: As torch names it, or "auto".
-        is_used: Whether it is tried; if not, no memory of a GPU that is there is taken yet.
-
-    Raises:
-        ModelError: If so; the GPUs that there are are named.
-        ValueError: If it is no text.
+    `name` is torch's, or "auto". Unless `is_used`, no memory of a GPU is taken.
     """
     if not isinstance(name, str):
         raise ValueError(f"device is {name!r:.80}: give its name, such as cpu")
@@ -217,18 +192,13 @@ def no_wait() -> None:
 
 @dataclass(frozen=True)
 class Context:
-    """Where a job runs, with whom, and how loudly. It decides nothing of what comes out.
+    """Where a job runs, with whom, and how loudly; results do not depend on it.
 
     Attributes:
-        worker: This process's share of the units of work.
         barrier: Waits until all processes are there.
-        artifacts: Root of everything that is computed once and shared by runs.
-        device: As asked for: "auto", "cpu", "cuda:1", ...
-        progress: Whether to show progress bars.
-        shared: What the runs of one command share in memory: the LM of the run before.
-
-    Raises:
-        ModelError: If the device is not there.
+        artifacts: Root of what is computed once and shared by runs.
+        device: "auto", "cpu", "cuda:1", ...; a ModelError if it is not there.
+        shared: What the runs of one command keep in memory: the LM of the run before.
     """
 
     worker: Worker = Worker()
@@ -244,17 +214,15 @@ class Context:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes manifests and speaks."""
+        """Whether this process writes manifests and reports."""
         return self.worker.is_main
 
     @property
     def shows_progress(self) -> bool:
-        """Whether this process shows progress bars."""
         return self.progress and self.worker.is_main
 
 
-ALONE = Context()
-"""A job in one process, with the default folder and device."""
+ALONE = Context()  # one process, the default folder and device
 
 
 def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
@@ -273,7 +241,6 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of this machine runs."""
     try:
         os.kill(pid, 0)
         # One that was killed keeps its number until the launcher has seen it.
@@ -285,11 +252,7 @@ def is_alive(pid: int) -> bool:
 
 
 def cpu_group() -> "ProcessGroup":
-    """Return the group in which these processes exchange what lies on the CPU.
-
-    The default group cannot be counted on for that: on GPUs accelerate makes it with NCCL alone,
-    which refuses such tensors. The first call makes the group, so all processes must make it.
-    """
+    """Return the group for tensors on the CPU, which NCCL refuses; the first call is collective."""
     import torch.distributed as dist
 
     return _cpu_group_beside(dist.group.WORLD)
@@ -305,7 +268,7 @@ def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG00
 
 
 def _leave_groups() -> None:
-    """End the groups and their threads: one that Python's end meets at work aborts the process."""
+    """End the groups and their threads, which could abort the process at Python's exit."""
     import torch.distributed as dist
 
     _cpu_group_beside.cache_clear()
@@ -314,14 +277,14 @@ def _leave_groups() -> None:
 
 
 def wait_for_all() -> None:
-    """Wait until all processes are there; no GPU is kept busy meanwhile, as NCCL's barrier does."""
+    """Wait until all processes are there; unlike NCCL's barrier it keeps no GPU busy."""
     import torch.distributed as dist
 
     dist.barrier(group=cpu_group())
 
 
 def gather(items: list[Unit], worker: Worker) -> list[Unit]:
-    """Return the items of all processes, those of the first process first; they are pickled."""
+    """Return the items of all processes, by rank; they are pickled."""
     if worker.world == 1:
         return items
     import torch.distributed as dist
@@ -333,8 +296,8 @@ def gather(items: list[Unit], worker: Worker) -> list[Unit]:
 
 # Three steps of one job at once: the next unit is read while this one runs and the last is kept.
 #
-# Reading and keeping wait for tokeniser and disk, and let go of Python's lock while they do; so two
-# threads beside the caller's are enough to hide them behind a model.
+# Reading and keeping wait for tokenizer and disk, and release Python's lock while they do; so two
+# threads beside the caller's are enough to hide their time.
 
 
 def run_overlapped(
@@ -344,18 +307,11 @@ def run_overlapped(
     *,
     keep: Callable[[Unit, V], object],
 ) -> None:
-    """Take units in order through three steps that run side by side.
+    """Prepare, compute and keep units in order, the three steps side by side.
 
-    At most one unit is prepared ahead and one waits to be kept. An error in any step, or Ctrl-C,
-    ends all three: what is being kept then is kept whole, later units are not begun. The first
-    unit runs through all alone: a model sets itself up with it, and may need the tokenizer for
-    that, which must not serve two threads at once.
-
-    Args:
-        units: What to do, in this order.
-        prepare: Reads a unit, in a thread of its own; never two at once.
-        compute: Runs in the caller's thread.
-        keep: Writes a unit's result, in a thread of its own; in order, never two at once.
+    `prepare` and `keep` each have a thread, and never run twice at once; `compute` runs in the
+    caller's. At most one unit is prepared ahead. An error, or Ctrl-C, ends all three; what is being
+    kept is kept whole. The first unit runs alone, since a model sets itself up with it.
     """
     ahead: Future[T] | None = None
     behind: Future[object] | None = None

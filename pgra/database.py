@@ -1,7 +1,7 @@
-"""SQLite files of ours: marked as such, made whole or not at all, with SQLite's errors in a line.
+"""SQLite files of ours: marked as such, with a write-ahead log where the disk allows one.
 
-Each has a write-ahead log, where its disk allows one, and `synchronous=FULL`: a write is on the
-disk when it returns. SQLite sees no flipped letter, so what is kept has checksums of its owner's.
+`synchronous=FULL`: a write is on the disk when it returns. SQLite detects no flipped bit, so each
+owner keeps checksums.
 """
 
 import contextlib
@@ -21,16 +21,15 @@ _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseKind:
-    """What a kind of SQLite file is.
+    """A kind of SQLite file.
 
     Attributes:
         name: As messages call it, such as "memory".
-        application_id: Tells our file from any other SQLite file.
-        schema: Statements that make the tables.
+        application_id: Marks our file among other SQLite files.
+        schema: Statements that make the tables, separated by semicolons.
         version: Of the tables; another one is refused.
-        page_bytes: Of one page.
         timeout: Seconds to wait for another process that writes.
-        if_damaged: What to do where it is damaged; {path} stands for the file.
+        if_damaged: What to do with a damaged file; {path} stands for it.
     """
 
     name: str
@@ -42,12 +41,11 @@ class DatabaseKind:
     if_damaged: str = "move it away"
 
     def damaged(self, path: Path, why: object) -> ArtifactError:
-        """Return the error of a damaged file, with the way out."""
         return ArtifactError(f"{path} is damaged ({why}): {self.if_damaged.format(path=path)}")
 
     @contextlib.contextmanager
     def errors_of(self, path: Path) -> Iterator[None]:
-        """Turn SQLite's errors into an `ArtifactError` with a way out, while a file is used."""
+        """Turn SQLite's errors in the block into an `ArtifactError`."""
         try:
             yield
         except UnicodeDecodeError as error:  # in a message of SQLite's, such as a table's name
@@ -67,18 +65,13 @@ class DatabaseKind:
 def open_database(
     path: Path, kind: DatabaseKind, *, writable: bool = True, create: bool = True
 ) -> sqlite3.Connection:
-    """Open a SQLite file of ours; transactions are begun and ended by the caller.
+    """Open a SQLite file of ours in autocommit mode: the caller begins and ends transactions.
 
-    Args:
-        path: The file.
-        kind: What it must be.
-        writable: Whether it will be written. One that will not is also opened where nothing can be
-            written.
-        create: Whether one that will be written is made where it is missing, with its folder.
+    With `writable` and `create`, a missing file is made, with its folder. One that is not
+    `writable` may lie in a read-only folder.
 
     Raises:
-        ArtifactError: If it is missing, of another kind or version, damaged, held by another
-            process for too long, or its folder cannot be written.
+        ArtifactError: If it is missing, foreign, damaged, locked for too long or not writable.
     """
     if not (writable and create) and not path.is_file():
         raise ArtifactError(f"there is no {kind.name} {path}: name another file")
@@ -112,7 +105,7 @@ def open_database(
 
 
 def _make_tables(db: sqlite3.Connection, kind: DatabaseKind) -> None:
-    """Make an empty file one of a kind in one transaction, unless another process was first."""
+    """Make the tables in one transaction, unless another process was first."""
     db.execute(f"PRAGMA page_size = {kind.page_bytes}")
     with db:  # which commits, or rolls back
         db.execute("BEGIN EXCLUSIVE")

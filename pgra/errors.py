@@ -1,7 +1,7 @@
-"""Errors that a user can mend: each says what is wrong, with which value, and the way out.
+"""Errors that a user can fix: each says what is wrong, with which value, and what to do.
 
-Scripts turn a `PgraError` into one line and exit code 2 (`pgra.cli.run`). Misuse by a caller is a
-`ValueError`; `assert` is only for what our own code guarantees.
+`pgra.cli.run` turns a `PgraError` into one line and exit code 2. A caller's misuse is a
+`ValueError`.
 """
 
 import difflib
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+# Characters of an error about what a user gave: a file may hold a text of any length.
 LONGEST_MESSAGE = 300
-"""Characters of an error of what a user gave: what stands in a file may be of any length."""
 _LONGEST_NAME = 80
 LONGEST_REASON = 160
 _MOST_COMPARED = 1000
@@ -31,7 +31,7 @@ def show(value: object) -> str:
 
 
 def cut(text: str, most: int = _LONGEST_NAME) -> str:
-    """Return a text of at most so many characters: the middle of a longer one is left out."""
+    """Cut a text to at most so many characters by leaving out its middle."""
     if len(text) <= most:
         return text
     end = (most - 5) // 3
@@ -43,7 +43,7 @@ _JOINERS = "\u200c\u200d"  # Hindi and Punjabi are written with them
 
 
 def visible(text: str) -> str:
-    """Return a text with a number for each character that is not seen; line breaks, tabs stay."""
+    """Replace each character that cannot be seen by its number; line breaks and tabs stay."""
 
     def show(char: str) -> str:
         if char in "\n\t" or char in _JOINERS or unicodedata.category(char) not in _UNSEEN:
@@ -55,7 +55,7 @@ def visible(text: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.5) -> list[str]:
-    """Return the names that are most like one; none for a long one, which would take long."""
+    """Return the most similar names; none for a long one, which would take too long."""
     if len(name) > _LONGEST_NAME:
         return []
     names = [other for other in known if len(other) <= 2 * _LONGEST_NAME]
@@ -63,11 +63,7 @@ def nearest(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.5
 
 
 class PgraError(Exception):
-    """Base of all errors a user can mend.
-
-    Attributes:
-        longest: Characters of its message; the middle of a longer one is left out.
-    """
+    """Base of all errors that a user can fix; a message is cut to `longest` characters."""
 
     longest: ClassVar[int] = 1000  # several paths, and a command to copy
 
@@ -92,11 +88,7 @@ class ArtifactError(PgraError):
 
 
 class DamageError(ArtifactError):
-    """Files that are not what was written.
-
-    Attributes:
-        what: Which file, and what is wrong with it.
-    """
+    """Files that are not what was written; `what` says which, and what is wrong."""
 
     def __init__(self, what: str, way_out: str = "make it again in another folder") -> None:
         super().__init__(f"{what}: {way_out}")
@@ -108,7 +100,7 @@ class ModelError(PgraError):
 
 
 def device_fault(error: Exception) -> str | None:
-    """Word what ends the work of a GPU, or what the memory does not hold; None for other errors."""
+    """Describe a failed GPU or a lack of memory; None for other errors."""
     said = str(error).strip().partition("\n")[0].rstrip(".")
     kinds = {kind.__name__ for kind in type(error).__mro__}  # torch may not be loaded here
     kept = "what was finished is kept, and the same command goes on"
@@ -138,12 +130,9 @@ _OF_A_GPU = re.compile("CUDA|CUBLAS|cuDNN|CUSPARSE|CUSOLVER|CUFFT")  # and not o
 
 @contextmanager
 def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
-    """Turn whatever a library raises at a file that it cannot read into one line.
+    """Turn a library's error about a file that it cannot read into a one-line error of `kind`.
 
-    What is not the file's fault passes: an error of the system, a lack of memory, one of ours.
-
-    Raises:
-        PgraError: Of the given kind.
+    Errors of the system, a lack of memory and our own errors pass.
     """
     try:
         yield
@@ -158,11 +147,7 @@ def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
 
 @contextmanager
 def device_failures(what: str) -> Iterator[None]:
-    """Name what ran where a GPU failed: lost, out of memory, or without a kernel for it.
-
-    Raises:
-        ModelError: In place of torch's error.
-    """
+    """Turn a GPU's failure or a lack of memory into a ModelError that says what ran."""
     try:
         yield
     except Exception as error:
@@ -172,11 +157,7 @@ def device_failures(what: str) -> Iterator[None]:
 
 
 class Stopped(Exception):
-    """A training that was asked to stop, did so with a whole checkpoint, and can go on.
-
-    Attributes:
-        code: The exit code that tells why.
-    """
+    """A training that was asked to stop, and can be resumed; `code` is the exit code."""
 
     def __init__(self, message: str, *, code: int) -> None:
         super().__init__(message)
@@ -184,7 +165,7 @@ class Stopped(Exception):
 
 
 def near_files(path: Path) -> str:
-    """Word what is near a file that is not there; "" if nothing is."""
+    """Describe what is near a missing file; "" if nothing is."""
     if not path.parent.is_dir():
         return f" Neither does the folder {path.parent}."
     names = [p.name for p in path.parent.iterdir() if p.is_file()]
@@ -193,13 +174,7 @@ def near_files(path: Path) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """Word the message for a name that is not in a table, with the nearest one that is.
-
-    Args:
-        kind: What the name stands for, such as "retriever".
-        name: What was asked for.
-        known: The names there are.
-    """
+    """Return the message for an unknown name of a kind ("retriever"), with the nearest known."""
     names = sorted(known)
     bare = {each.lstrip("-"): each for each in names}  # dashes are alike in all flags
     near = nearest(name.lower().lstrip("-"), bare, cutoff=0.6)
@@ -209,11 +184,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_alone(command: str) -> None:
-    """Refuse to be one of several processes: each would do all of the command's work.
-
-    Raises:
-        ConfigError: If there are several.
-    """
+    """Raise a ConfigError in one of several processes: each would do all of the work."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count > 1:
         raise ConfigError(

@@ -1,7 +1,4 @@
-"""What `--help` shows: a command's flags in argparse's groups, the usual ones or all.
-
-Knows nothing of dataclasses: `pgra.config` says which flags there are.
-"""
+"""What `--help` shows: a command's flags in argparse's groups, the usual ones or all."""
 
 import argparse
 import re
@@ -12,20 +9,19 @@ from typing import Any, NoReturn
 
 from pgra.errors import ConfigError
 
+# Groups in the help's order; "Options" are flags that only one command has.
 GROUPS = (
     *("Options", "Task", "Method", "Corpus", "Retriever", "Reranker", "LM", "Exemplars", "Reader"),
     *("Memory", "Training", "Output", "General"),
 )
-"""Groups of flags in the order of the help; "Options" are those that only one command has."""
 HELP = ("-h", "--help", "--help-all", "--help_all")
-_FEW = 12
-"""A command of so many flags shows them all."""
+_FEW = 12  # a command of so many flags shows them all
 _MOST_COLUMNS = 100
 LEVELS = ("debug", "info", "warning", "error")
 
 
 def same_spelling(words: Sequence[str]) -> list[str]:
-    """Write the names of flags with underscores, as the arguments have them: `--dry-run`."""
+    """Write the names of flags with underscores, as arguments have them: `--dry-run`."""
     parts = [word.partition("=") if word.startswith("--") else (word, "", "") for word in words]
     return [
         f"--{name[2:].replace('-', '_')}{sign}{value}" if name.startswith("--") else name
@@ -34,17 +30,15 @@ def same_spelling(words: Sequence[str]) -> list[str]:
 
 
 def wants_help(words: Sequence[str]) -> bool:
-    """Whether a command line asks for help."""
     return any(word in HELP for word in words)
 
 
 def wants_all(words: Sequence[str]) -> bool:
-    """Whether it asks for all flags."""
     return any(word in HELP[2:] for word in words)
 
 
 def add_general(parser: "argparse._ActionsContainer") -> None:
-    """Add the flags of every command that are taken off the command line before it reads it."""
+    """Add the flags of every command, which are taken off before it reads its own."""
     level: Any = {"dest": "log_level", "action": "store_const"}
     parser.add_argument(
         "-q", "--quiet", **level, const="error", help="Say errors and results only."
@@ -56,7 +50,7 @@ def add_general(parser: "argparse._ActionsContainer") -> None:
 
 
 def with_default(text: str, value: object) -> str:
-    """Return a flag's help with its default, unless it has none or the help tells that itself."""
+    """Return a flag's help with its default, unless it has none or the help mentions it."""
     value = getattr(value, "value", value)
     if value in (None, "", (), []) or re.search(r"\bdefault\b", text):
         return text
@@ -72,7 +66,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 class HelpParser(argparse.ArgumentParser):
-    """A parser whose flags stand in `GROUPS`, and whose help shows the usual ones first."""
+    """A parser with flags in `GROUPS`, whose help shows the usual ones first."""
 
     def __init__(
         self,
@@ -81,7 +75,7 @@ class HelpParser(argparse.ArgumentParser):
         epilog: str = "",
         words: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a parser; `words` may follow the command, each with what it does."""
+        """Make a parser; `words` are subcommands, each with what it does."""
         super().__init__(
             prog,
             f"{prog}{' COMMAND' if words else ''} [FLAGS]",
@@ -100,11 +94,11 @@ class HelpParser(argparse.ArgumentParser):
         self._count = 0
 
     def error(self, message: str) -> NoReturn:
-        """Report a mistake in one line, without the usage of two hundred arguments."""
+        """Raise a one-line error, without the usage of two hundred arguments."""
         raise ConfigError(f"{message}. See --help.")
 
     def flag_adder(self, title: str, *, is_shown: bool) -> Callable[..., None]:
-        """Return what adds a flag to a group; without a help text it is never shown."""
+        """Return a function that adds flags to a group; one without a help text is never shown."""
 
         def add(flag: str, text: str, **how: Any) -> None:
             about = text.replace("%", "%%") or argparse.SUPPRESS
@@ -117,7 +111,7 @@ class HelpParser(argparse.ArgumentParser):
         return add
 
     def show(self, *more: str) -> None:
-        """Write the help, with what else stands below the flags."""
+        """Write the help, with `more` below the flags."""
         general = self._groups["General"]
         add_general(general)
         general.add_argument("-h", "--help", action="store_true", help="Show the usual flags.")

@@ -1,7 +1,6 @@
-"""Bars of work that takes more than two seconds, from Python as on the command line.
+"""Bars of work that takes more than two seconds; in a log file, a line every half minute.
 
-On a terminal they are drawn over, elsewhere (a log file) they are a line every half minute. One
-switch hides them: the level of the logger `pgra` at ERROR, which `-q` sets.
+The level ERROR of the logger `pgra`, which `-q` sets, hides them.
 """
 
 import logging
@@ -17,15 +16,10 @@ _LINE_WITHOUT_END = "{desc}: {n_fmt} in {elapsed}, {rate_fmt}{postfix}"
 
 
 class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
-    """A bar with a name and a rate on stderr.
+    """A bar with a name and a rate on stderr."""
 
-    Attributes:
-        seconds: Between two lines in a log, and before the first.
-        delay: Seconds before it is drawn on a terminal.
-    """
-
-    seconds = 30.0
-    delay = 2.0
+    seconds = 30.0  # before and between the lines of a log
+    delay = 2.0  # seconds before a terminal shows it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what tqdm takes; `desc` is the name, `unit` what the rate counts."""
@@ -44,7 +38,6 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
         super().__init__(*args, **kwargs)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        """Draw it, or write a line."""
         if not self.is_log:
             shown: bool = super().display(msg, pos)
             return shown
@@ -61,7 +54,7 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
             self.write(line, file=self.fp)
 
     def close(self) -> None:
-        """End it, in a log with a last line if there was any."""
+        """Close it; a log gets a last line if it had any."""
         if "last_print_t" not in vars(self):  # it is disabled, or Ctrl-C came while it was made
             self.disable = True
         elif self.is_log and not self.disable and self.last_print_t > self.start_t:
@@ -75,7 +68,7 @@ def _is_quiet() -> bool:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide transformers' bars and warnings meanwhile; see `hide_transformers`."""
+    """Hide transformers' bars and warnings in the block; see `hide_transformers`."""
     show = hide_transformers()
     try:
         yield
@@ -84,10 +77,9 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def hide_transformers() -> Callable[[], None]:
-    """Hide transformers' bars and warnings, unless pgra's log is at DEBUG; downloads keep theirs.
+    """Hide transformers' bars and warnings, not downloads'; return what shows them again.
 
-    Returns:
-        What has the library speak as it did before.
+    Does nothing if the logger `pgra` is at DEBUG.
     """
     if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
         return lambda: None

@@ -1,8 +1,7 @@
 """A finished reader for others: its model card, and its way to the hub.
 
-The card (`README.md` beside the reader, by the template in `configs/cards/`) is written from the
-run's own files alone, so that it can be written again at any time. Paths of this machine stay out
-of it: a file is named, its folder is not.
+The card (`README.md`, by the template in `configs/cards/`) is written from the run's files alone,
+and names no folder of this machine.
 """
 
 import logging
@@ -41,13 +40,7 @@ _SHOWN = (  # of the Trainer's arguments
 
 
 def write_card(run: Path) -> Path:
-    """Write a finished run's model card into its reader's folder.
-
-    Args:
-        run: A folder that `train_run` left.
-
-    Returns:
-        The card.
+    """Write a finished run's model card into its reader's folder, and return its path.
 
     Raises:
         ArtifactError: If the run is not finished, or damaged.
@@ -107,7 +100,7 @@ def _public_copy(reader: Path) -> TemporaryFolder:
 
 
 def _without_folders(value: Json) -> Json:
-    """Leave the folders of whole paths out, wherever they stand in a record."""
+    """Drop the folders of absolute paths, wherever they are in a record."""
     if isinstance(value, Mapping):
         return {name: _without_folders(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -129,7 +122,7 @@ def _public_name(name: str | None) -> str:
 def _metadata(
     metrics: Mapping[str, Any], arguments: Mapping[str, Any], method: str, base: str | None
 ) -> str:
-    """Return the YAML that the hub reads. The licence is the base model's: it is left to it."""
+    """Return the YAML that the hub reads; the licence is left to the base model's."""
     from huggingface_hub import EvalResult, ModelCardData
 
     task, metric = str(metrics["task"]), str(metrics["metric"])
@@ -161,7 +154,7 @@ def _training(arguments: Mapping[str, Any], num_processes: int) -> dict[str, obj
         return {"max_steps": 0}
     values: dict[str, object] = {n: given[n] for n in _SHOWN if given.get(n) is not None}
     if int(given.get("max_steps") or -1) > 0:
-        values.pop("num_train_epochs", None)  # which they stand over
+        values.pop("num_train_epochs", None)  # max_steps wins
     values["processes"] = num_processes
     return values
 
@@ -174,20 +167,12 @@ def push_run(
     private: bool | None = None,
     revision: str | None = None,
 ) -> str:
-    """Upload a finished run's reader with its model card.
+    """Upload a finished run's reader with its model card; return the address of the commit.
 
-    Args:
-        run: A finished run; it is not changed but for the card, written again.
-        repo: Hub id; without a namespace it is the user's own.
-        token: What to sign with; None takes HF_TOKEN, or the login's.
-        private: Of a repository that is made; None leaves it to the hub.
-        revision: A branch; None is main.
-
-    Returns:
-        The address of the commit.
+    `repo` without a namespace is the user's own. `token` None takes HF_TOKEN, or the login's.
+    `private` is for a new repository. `revision` is a branch. The card is written again.
 
     Raises:
-        ArtifactError: If the run is not finished.
         ConfigError: If there is no token, or the hub refuses it, the id or the upload.
     """
     from huggingface_hub import HfApi, get_token

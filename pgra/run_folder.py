@@ -1,7 +1,4 @@
-"""What a run's folder holds, and whose it is: the same run goes on, another is refused.
-
-Light: no torch. `pgra.runs` says what each file is.
-"""
+"""What a run's folder holds, and whose it is; `pgra.runs` says what each file is."""
 
 import errno
 import os
@@ -22,16 +19,12 @@ READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
 CARD_FILE = "README.md"
 WEIGHTS_FILE = "model.safetensors"
-# Others follow from these, so a difference is told of these first.
+# Others follow from these, so a difference in these is reported first.
 _LEADING = ("task", "method", "num_evidence", "max_steps")
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that could not be made or written, without making it.
-
-    Raises:
-        OSError: If a part of its path is no folder, or may not be written.
-    """
+    """Raise an OSError if a folder could not be made or written, without making it."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -42,16 +35,9 @@ def check_writable(folder: Path) -> None:
 
 
 def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = True) -> None:
-    """Let the same run go on; refuse another one, unless it ended before its first checkpoint.
+    """Raise an ArtifactError if a folder holds another run, or one that lost its record.
 
-    Args:
-        folder: The run.
-        asked: What decides it.
-        is_whole: Whether all of it is known yet; if not, only what is known is compared.
-
-    Raises:
-        ArtifactError: If the folder holds another run, whose first difference is named, or one that
-            lost its record.
+    A run without a checkpoint may be replaced. Unless `is_whole`, only known fields are compared.
     """
     path = folder / IDENTITY_FILE
     begun = [folder / READER_FOLDER, folder / METRICS_FILE, *folder.glob("checkpoint-*")]
@@ -66,17 +52,9 @@ def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = 
 def check_same_inputs(
     folder: Path, asked: Mapping[str, Json], *, free: Collection[str] = ()
 ) -> None:
-    """Refuse to use a run with other inputs than it was made with.
+    """Raise an ArtifactError if a run's inputs changed.
 
-    How many processes trained it may differ: that is in its weights, which are there.
-
-    Args:
-        folder: The run.
-        asked: What of its identity is known now.
-        free: Fields that may differ.
-
-    Raises:
-        ArtifactError: If another field differs; it is named.
+    Fields in `free` may differ, and how many processes trained it.
     """
     made = read_object(folder / IDENTITY_FILE)
     free = {*free, "num_processes"}
@@ -115,19 +93,14 @@ def reader_checksum(folder: Path) -> str:
 
 
 def read_training(folder: Path) -> dict[str, Any] | None:
-    """Read what a finished training gave; None if it is not finished."""
+    """Return the record of a finished training; None if it is not finished."""
     names = (TRAINING_FILE, f"{READER_FOLDER}/{RECORD_FILE}")
     is_whole = all((folder / name).is_file() for name in names)
     return read_object(folder / TRAINING_FILE) if is_whole else None
 
 
 def check_reader(folder: Path) -> None:
-    """Compare a finished run's reader with its records.
-
-    Raises:
-        ArtifactError: If it has none.
-        DamageError: If a file is not what was written; it is named.
-    """
+    """Compare a run's reader with its records; a DamageError names a file that differs."""
     home = folder / READER_FOLDER
     path = home / RECORD_FILE
     with reading(path, DamageError):

@@ -1,18 +1,15 @@
 """A run: a method on a task with a seed, in a folder that can be resumed, measured and asked again.
 
-runs/NAME/run.json           what decides the run; the same command goes on, another is refused
-runs/NAME/arguments.json     all arguments
-runs/NAME/prompt.txt         a prompt as the LM sees it
-runs/NAME/losses.jsonl       the loss and the learning rate of every step
-runs/NAME/checkpoint-N/      the Trainer's, until the run is finished
-runs/NAME/training.json      what was decided on the dev set
-runs/NAME/reader/            the best reader: a plain model folder with pgra.json and its model card
-runs/NAME/predictions.jsonl, metrics.json
+run.json              what decides the run; the same command continues, another is refused
+arguments.json        all arguments
+prompt.txt            a prompt as the LM sees it
+losses.jsonl          the loss and the learning rate of every step
+checkpoint-N/         the Trainer's, until the run is finished
+training.json         what was decided on the dev set
+reader/               the best reader: a plain model folder with pgra.json and its model card
+predictions.jsonl, metrics.json
 
-Several runs that differ in their seed:
-
-runs/NAME/seed-N/            a run each, where the folder's name holds no {seed}
-runs/NAME/summary.json       mean and spread
+Several seeds: seed-N/ is a run each, unless the folder's name holds {seed}; and summary.json.
 """
 
 import logging
@@ -81,10 +78,9 @@ class Outcome:
     """A finished run.
 
     Attributes:
-        folder: Where it is.
-        metrics: The content of its `metrics.json`; empty if it was not measured on the test set.
+        metrics: The content of `metrics.json`; empty if it was not measured on the test set.
         reused: Whether it was there already.
-        training: The content of its `training.json`: the dev set's value, and when.
+        training: The content of `training.json`: the dev set's value, and when.
     """
 
     folder: Path
@@ -94,15 +90,10 @@ class Outcome:
 
 
 def run(args: RunArguments, context: Context = ALONE) -> Outcome:
-    """Run a method, or take up its finished run.
-
-    Args:
-        args: All arguments: the method, its sections, folder and seed.
-        context: Who shares the work.
+    """Run a method, or return its finished run.
 
     Raises:
         ArtifactError: If the folder holds another run.
-        PgraError: As the method says.
     """
     return run_all({args.seed: args}, context)[args.seed]
 
@@ -110,16 +101,10 @@ def run(args: RunArguments, context: Context = ALONE) -> Outcome:
 def run_all(
     runs: Mapping[int, RunArguments], context: Context, *, may_lack_reader: bool = False
 ) -> dict[int, Outcome]:
-    """Run a method with several seeds or settings; what they share is prepared once.
+    """Run a method once for each seed; what the runs share is prepared once.
 
-    Args:
-        runs: Arguments of each run by its seed, alike but for folder, seed and training.
-        context: Who shares the work.
-        may_lack_reader: Whether the weights of a finished run may have been deleted.
-
-    Raises:
-        ArtifactError: If a folder holds another run.
-        PgraError: As the method says.
+    They differ in folder, seed and training. With `may_lack_reader` the weights of a finished run
+    may have been deleted.
     """
     outcomes: dict[int, Outcome] = {}
     prepared = Prepared(next(iter(runs.values())), context, list(runs.values()))
@@ -131,22 +116,12 @@ def run_all(
 
 
 class Prepared:
-    """A method on a task, opened once for all runs that share what comes before their training."""
+    """A method on a task, opened once for all runs that share what precedes their training."""
 
     def __init__(
         self, args: RunArguments, context: Context, runs: Sequence[RunArguments] = ()
     ) -> None:
-        """Open the method, and refuse what can be refused, before anything long.
-
-        Args:
-            args: What the runs share.
-            context: Who shares the work.
-            runs: Arguments of all runs that will follow, as far as they are known.
-
-        Raises:
-            ArtifactError: If a run's folder holds another run.
-            PgraError: As the method says.
-        """
+        """Open the method; refuse what would fail in `runs`, those that will follow."""
         self.context = _context_of(args, context)
         for one in runs:
             check_writable(one.folder)
@@ -160,17 +135,7 @@ class Prepared:
     def run(
         self, args: RunArguments, *, is_measured: bool = True, may_lack_reader: bool = False
     ) -> Outcome:
-        """Make a run, or take up what is there.
-
-        Args:
-            args: Its arguments.
-            is_measured: Whether it is measured on the test set too.
-            may_lack_reader: Whether the weights of a finished run may have been deleted.
-
-        Raises:
-            ArtifactError: If the folder holds another run, or another job makes it.
-            PgraError: As the method says.
-        """
+        """Make a run, or return what is there; see `run_all`."""
         if not self._is_prepared:
             self._method.prepare()
             self._is_prepared = True
@@ -184,7 +149,7 @@ class Prepared:
                 lacks = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
                 has_reader = args.trains and not (may_lack_reader and lacks)
                 outcome = _reuse(folder, has_reader=has_reader)
-                if self.context.is_main:  # what a kill behind the last measurement left undone
+                if self.context.is_main:  # what a kill after the last measurement left undone
                     if has_reader and not (folder / READER_FOLDER / CARD_FILE).is_file():
                         method.finish(folder)
                     drop_checkpoints(args)
@@ -204,7 +169,7 @@ class Prepared:
     def _fit(
         self, method: Method, folder: Path, named: Mapping[str, Json]
     ) -> tuple[Mapping[str, Any], bool]:
-        """Train, unless that is done already; give what the dev set said, and whether it was."""
+        """Train unless that is done; return the dev set's record, and whether it was done."""
         trains = method.args.trains
         record = read_training(folder) if trains else None
         is_done = record is not None
@@ -231,10 +196,7 @@ class Prepared:
 
 
 def drop_checkpoints(args: RunArguments) -> None:
-    """Delete the checkpoints of a finished run, unless more than one was asked for.
-
-    Nothing goes on from them: what decides a run, its number of steps too, may not change later.
-    """
+    """Delete a finished run's checkpoints, unless more than one was asked for."""
     if args.trains and args["training"].save_total_limit == 1:
         for checkpoint in args.folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
@@ -254,18 +216,12 @@ def identity(method: Method) -> dict[str, Json]:
 
 
 def _check_run(method: Method, *, is_whole: bool = True) -> None:
-    """Refuse another run's folder."""
     check_same_run(method.args.folder, identity(method), is_whole=is_whole)
 
 
 @contextmanager
 def lock_run(folder: Path, context: Context) -> Iterator[None]:
-    """Hold the folder of a run, or of several, for the job whose main process this may be.
-
-    Raises:
-        ArtifactError: If another job holds it.
-        OSError: If it cannot be written.
-    """
+    """Hold the folder of a run, or of several, in the main process; an ArtifactError if in use."""
     check_writable(folder)
     if not context.is_main:
         yield
@@ -277,14 +233,7 @@ def lock_run(folder: Path, context: Context) -> Iterator[None]:
 def measure_run(
     method: Method, folder: Path, split: str, training: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Decide a split's examples and write what came out.
-
-    Args:
-        method: Trained, or loaded.
-        folder: Where results go.
-        split: Which examples.
-        training: What the training said of the dev set.
-    """
+    """Decide a split's examples, write the results, and return what `metrics.json` holds."""
     with method.timed("evaluation"):
         decided = method.decide(method.data.examples(split))
     about: dict[str, Json] = {
@@ -353,7 +302,6 @@ def is_finished(folder: Path, *, trains: bool) -> bool:
 
 
 def _reuse(folder: Path, *, has_reader: bool) -> Outcome:
-    """Take up a finished run."""
     if has_reader:
         check_reader(folder)
     logger.info("run: %s is finished (reused)", folder)
@@ -370,19 +318,14 @@ def evaluate_run(
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     output_dir: str | Path | None = None,
 ) -> Outcome:
-    """Measure a finished run again, on its own split or on another file.
+    """Measure a finished run again, on its split "test" or "dev", or on another file.
 
-    Args:
-        folder: The run.
-        context: Who shares the work.
-        split: "test" or "dev".
-        changes: Arguments to change, by section, such as {"data": {"test_file": ...}}.
-        output_dir: Where results go; default: the run.
+    `changes` are arguments by section, such as {"data": {"test_file": ...}}. Results go to
+    `output_dir`, by default the run.
 
     Raises:
-        ArtifactError: If the folder holds no finished run, a damaged reader, or `output_dir` is
-            another run's.
-        PgraError: As each stage says.
+        ArtifactError: If there is no finished run, its reader is damaged, or `output_dir` is
+            another run.
     """
     folder = Path(folder)
     target = Path(output_dir or folder)
@@ -427,16 +370,12 @@ def open_run(
     context: Context = ALONE,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Method:
-    """Open a finished run, to decide new examples with it.
+    """Open a finished run, or the `reader/` of one wherever it was moved, to decide new examples.
 
-    Args:
-        folder: The run; of one with a trained reader also its `reader/`, wherever that was moved.
-        context: Where it runs; the run's own artifacts are used unless `changes` say otherwise.
-        changes: Arguments to change, by section.
+    `changes` are arguments by section.
 
     Raises:
-        ArtifactError: If there is no finished run, or what it was made with is not there any more.
-        PgraError: As the method says.
+        ArtifactError: If there is no finished run, or what it was made with is gone.
     """
     args = read_arguments(folder, changes or {})
     restored = find_method(args.runtime.method).restore(folder, args, context)
@@ -455,10 +394,9 @@ class Answer:
     """What a run says of a new query.
 
     Attributes:
-        query: The query.
-        prediction: The label, or the text that was written, and the probability of each label.
+        prediction: The label or the text that was written, and the probability of each label.
         evidence: What was read beside it, best first.
-        exemplars: What stood before it in a prompt, in the prompt's order.
+        exemplars: The examples before it in a prompt, in the prompt's order.
         details: What else the method says of it, as in `predictions.jsonl`.
     """
 
@@ -486,11 +424,7 @@ class Answer:
 
 @dataclass
 class Predictor:
-    """A finished run, loaded once for any number of queries.
-
-    Attributes:
-        decider: The run's method, opened.
-    """
+    """A finished run, loaded once for any number of queries."""
 
     decider: Method
 
@@ -505,15 +439,13 @@ class Predictor:
         """Load a run.
 
         Args:
-            folder: The run; of one with a trained reader also its `reader/`, wherever it was moved,
-                or the hub id that it was pushed to.
-            artifacts_dir: Folder of its index and bank; None is where they were. Those of a reader
-                from the hub are made again; None is then the user's cache.
+            folder: The run, the `reader/` of a trained one, or the hub id that it was pushed to.
+            artifacts_dir: Folder of its index and bank; None is where they were. For a reader from
+                the hub they are made again, by default in the user's cache.
             device: What computes, whatever the run's was.
 
         Raises:
-            ArtifactError: If the run is not whole, or what it was made with is not there any more.
-            PgraError: As each stage says.
+            ArtifactError: If the run is not whole, or what it was made with is gone.
         """
         context = Context(device=device)  # refuses a device that is not there
         name, is_fetched = str(folder), is_on_hub(folder)
@@ -538,14 +470,10 @@ class Predictor:
         return cls(decider)
 
     def answer(self, queries: Sequence[Query]) -> list[Answer]:
-        """Decide queries.
-
-        Args:
-            queries: Texts, or mappings of the task's inputs to texts.
+        """Decide queries: texts, or mappings of the task's inputs to texts.
 
         Raises:
             ConfigError: If one is not what the task takes.
-            PgraError: As each stage says.
         """
         task = self.decider.data.task
         examples = read_queries(queries, task=task.name, inputs=task.inputs)
@@ -565,12 +493,11 @@ class Predictor:
 
 
 def _context_of(args: RunArguments, context: Context) -> Context:
-    """Return where a run's own artifacts are."""
     return replace(context, artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device)
 
 
 def read_arguments(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> RunArguments:
-    """Read a run's arguments, with changes.
+    """Read a run's arguments, with changes by section.
 
     Raises:
         ArtifactError: If there are none, or they are damaged or of another version.
@@ -601,13 +528,7 @@ def read_arguments(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> Ru
 
 @dataclass(frozen=True)
 class Summary:
-    """Runs that differ in their seed only.
-
-    Attributes:
-        folder: Where `summary.json` is.
-        outcomes: By seed, in the order asked for.
-        values: The content of `summary.json`.
-    """
+    """Runs that differ in their seed only; `values` is the content of `summary.json`."""
 
     folder: Path
     outcomes: Mapping[int, Outcome]
@@ -615,16 +536,12 @@ class Summary:
 
 
 def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE) -> Summary:
-    """Run once with each seed; what is finished is taken up.
+    """Run once with each of different seeds; finished runs are reused.
 
-    Args:
-        args: What the runs share; the folder may hold `{seed}`.
-        seeds: Different ones.
-        context: Who shares the work.
+    The folder's name may hold `{seed}`.
 
     Raises:
         ArtifactError: If a folder holds another run, or that of them all is a run itself.
-        PgraError: As `run`.
     """
     pattern = str(args.folder)
     root = series_folder(pattern, seeds)
@@ -636,13 +553,7 @@ def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE
 
 
 def variant(args: RunArguments, folder: Path, **changes: float) -> RunArguments:
-    """Return the arguments of one of several runs.
-
-    Args:
-        args: What they share.
-        folder: The run's.
-        changes: Values of the section with its folder, such as its seed.
-    """
+    """Return the arguments of one of several runs; `changes` are of the section with its folder."""
     own: dict[str, Any] = {"output_dir": str(folder), **changes}
     if args.home == "training":
         name = args["training"].run_name
@@ -651,11 +562,7 @@ def variant(args: RunArguments, folder: Path, **changes: float) -> RunArguments:
 
 
 def check_series(root: Path) -> None:
-    """Refuse a folder of several runs that is a run itself.
-
-    Raises:
-        ArtifactError: If it is one.
-    """
+    """Raise an ArtifactError if the folder of several runs is a run itself."""
     if (root / IDENTITY_FILE).is_file():
         raise ArtifactError(
             f"{root} is a run itself, and several runs are asked for: choose another --output_dir"
@@ -663,7 +570,7 @@ def check_series(root: Path) -> None:
 
 
 def series_folder(pattern: str, seeds: Sequence[int]) -> Path:
-    """Return the folder of what several seeds share: their pattern with all of them, 0+1+2."""
+    """Return the folder that several seeds share: the pattern with all of them, 0+1+2."""
     return Path(pattern.replace(SEED_FIELD, "+".join(str(seed) for seed in seeds)))
 
 
@@ -677,14 +584,7 @@ def seed_folder(pattern: str, seed: int) -> Path:
 def sum_up(
     outcomes: Mapping[int, Outcome], root: Path, args: RunArguments, context: Context
 ) -> Summary:
-    """Write what runs by seed have in common.
-
-    Args:
-        outcomes: By seed, in the order asked for.
-        root: Where `summary.json` goes.
-        args: Theirs.
-        context: The main process writes.
-    """
+    """Summarize runs by seed; the main process writes `summary.json` into `root`."""
     first = next(iter(outcomes.values())).metrics
     dev = [outcome.training.get("value") for outcome in outcomes.values()]
     values = {
@@ -711,7 +611,7 @@ def sum_up(
 
 
 def spread(values: Sequence[float]) -> dict[str, Json]:
-    """Return mean, sample standard deviation (None for one value), count and ends."""
+    """Return mean, sample standard deviation (None for one value), count, minimum and maximum."""
     return {
         "mean": statistics.fmean(values),
         "sd": statistics.stdev(values) if len(values) > 1 else None,

@@ -99,17 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show_results(
     grid: "Grid", runs: "Sequence[GridRun]", failures: Mapping[str, str], root: Path
 ) -> int:
-    """Show what came out, and what did not.
-
-    Args:
-        grid: The grid.
-        runs: All of its runs.
-        failures: Why, by name, for those that could not be made.
-        root: Folder of all of them.
-
-    Returns:
-        The exit code: 1 where a run or the table failed.
-    """
+    """Show results and failures (reasons by run); return 1 if a run or the table failed."""
     from pgra.commands.consistency import main as consistency
     from pgra.commands.report import main as report
 
@@ -137,7 +127,6 @@ def show_results(
 
 
 def _describe_seconds(runs: "Sequence[GridRun]") -> str:
-    """List what each stage of each finished run took."""
     from pgra.report.results import METRICS_FILE, read_object
     from pgra.report.tables import Cell, Table
 
@@ -172,7 +161,6 @@ def _describe_best(runs: "Sequence[GridRun]") -> str:
 
 
 def describe_runs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
-    """List points in the order they run."""
     from pgra.experiments.grid import in_order
     from pgra.report.tables import Cell, Table
 
@@ -191,7 +179,7 @@ def describe_runs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
 
 
 def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:
-    """Show the help, or say that the grid is missing."""
+    """Show the help, or report that the grid is missing."""
     names = ", ".join(list_grids())
     if not wants_help(words):
         raise ConfigError(f"name a grid first, such as pgra ablate k --demo; there are: {names}")
@@ -206,7 +194,7 @@ def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:
 
 
 def _read(name: str, how: GridArguments, rest: Sequence[str]) -> "Grid":
-    """Read the grid; refuse an axis that is an argument too."""
+    """Read the grid; refuse axes that are also given as arguments."""
     from pgra.experiments.grid import read_axes, read_grid
 
     grid = read_grid(name, demo=how.demo, axes=read_axes(how.axis or ()))
@@ -224,7 +212,7 @@ def _read(name: str, how: GridArguments, rest: Sequence[str]) -> "Grid":
 
 
 def _root(grid: "Grid", how: GridArguments, rest: Sequence[str]) -> Path:
-    """Return the grid's folder: as the command line names it last, in either spelling."""
+    """Return the grid's folder: the last one on the command line, in either spelling."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     default = f"runs/ablate-{grid.name}{'-demo' if how.demo else ''}"
     parser.add_argument("--output_dir", "--output-dir", default=default)
@@ -234,17 +222,9 @@ def _root(grid: "Grid", how: GridArguments, rest: Sequence[str]) -> Path:
 def resolve_point(
     grid: "Grid", task: str | None, point: "Point", words: Sequence[str], root: Path
 ) -> "RunArguments":
-    """Read a point's arguments, in rising order: grid, --profile, --config, point, command line.
+    """Read a point's arguments, lowest first: grid, --profile, --config, point, command line.
 
-    Args:
-        grid: The grid.
-        task: One of its tasks; None where the arguments name one.
-        point: One of its points.
-        words: Arguments of the command line.
-        root: Folder of the grid's runs.
-
-    Raises:
-        ConfigError: As `parse_run`, or if the values contradict each other.
+    `task` is None where the arguments name one; `root` is the folder of the grid's runs.
     """
     from pgra.experiments.grid import argument_names
     from pgra.methods.base import fill_folder

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pgra.core import Context
     from pgra.runs import Outcome, Summary
 
+# The argument classes of PGRA's stages and readers, by their names in `PgraArguments`.
 SECTIONS: dict[str, Any] = {
     section.name: section.type
     for section in fields(PgraArguments)
     if isinstance(section.type, type)
 }
-"""The argument dataclasses of PGRA's stages and readers by their name in `PgraArguments`."""
 
 
 def all_arguments() -> frozenset[str]:
@@ -36,13 +36,13 @@ def all_arguments() -> frozenset[str]:
 
 
 def about(command: Callable[..., object]) -> dict[str, Any]:
-    """Return what a command's help says above and below its flags: its function's docstring."""
+    """Return a command's help above and below its flags: its function's docstring."""
     first, _, rest = (getdoc(command) or "").partition("\n\n")
     return {"description": first, "epilog": rest}
 
 
 def say_words(prog: str, command: Callable[..., object], words: Mapping[str, Any]) -> None:
-    """Show the help of a command that has others: the function of each by the word after it."""
+    """Show the help of a command with subcommands, each with its function."""
     below = {name: about(function)["description"] for name, function in words.items()}
     HelpParser(prog, **about(command), words=below).show()
 
@@ -58,25 +58,11 @@ def parse_run(
     over: Sequence[Defaults] = (),
     others: Collection[str] = (),
 ) -> tuple[RunArguments, list[Any]]:
-    """Read the arguments of a run: those of every run, and those of its method.
+    """Read the arguments of a run and of its method, and one instance of each of `more`.
 
-    Args:
-        argv: As `parse_arguments` takes it; `--device cpu` keeps the Trainer on the CPU too.
-        more: Further dataclasses, of the command.
-        prog: Name shown in the help.
-        description: What the program does.
-        epilog: An example.
-        under: As of `parse_arguments`.
-        over: As of `parse_arguments`.
-        others: Where the words are for several runs, such as a grid's: all arguments that they may
-            have. What this run has not is then passed over in silence, and what its method decides
-            otherwise gives way.
-
-    Returns:
-        The run's arguments, and one instance of each of `more`.
-
-    Raises:
-        ConfigError: As `parse_arguments`.
+    `others` is for words of several runs, such as a grid's: all arguments that they may have. What
+    this run does not have is then ignored, and what its method decides otherwise gives way.
+    `--device cpu` keeps the Trainer on the CPU too. The rest is as in `parse_arguments`.
     """
     from pgra.methods.arguments import SECTIONS as OWN
     from pgra.methods.base import find_sections, refuse_contradictions
@@ -110,19 +96,10 @@ def parse_run(
 def parse_stages(
     argv: Sequence[str] | None, more: Sequence[type], *, without: Sequence[str] = (), **texts: Any
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Read the arguments of PGRA's stages and reader, without the reader's training.
+    """Read the sections of `PgraArguments` by name, and one instance of each of `more`.
 
-    Args:
-        argv: As `parse_arguments` takes it.
-        more: Further dataclasses, of the command.
-        without: Sections that are left out.
-        texts: `prog`, `description` and `epilog`, as of `parse_run`.
-
-    Returns:
-        The sections of `PgraArguments` by name, and one instance of each of `more`.
-
-    Raises:
-        ConfigError: As `parse_arguments`.
+    The reader's training and the sections in `without` are left out; `texts` are `prog`,
+    `description` and `epilog`.
     """
     from pgra.methods.base import find_options
 
@@ -164,12 +141,10 @@ def _parse(
 
 
 def given_names(words: Sequence[str]) -> set[str]:
-    """Return the names of the arguments on a command line."""
     return {w[2:].partition("=")[0] for w in same_spelling(words) if w.startswith("--")}
 
 
 def is_on_cpu(words: Sequence[str]) -> bool:
-    """Whether a command line names the CPU."""
     return "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
 
 
@@ -181,12 +156,11 @@ def join_run(words: Sequence[str]) -> "Context":
 
 
 def say(text: str) -> None:
-    """Print to standard output."""
     print(text, flush=True)  # noqa: T201 (the one place that prints)
 
 
 def typed_lines() -> Iterator[str]:
-    """Return what is typed, after a prompt, until Ctrl-D; or what stands in a pipe."""
+    """Yield what is typed after a prompt, until Ctrl-D, or what comes through a pipe."""
     if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     if not sys.stdin.isatty():
@@ -202,10 +176,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def quiet_libraries() -> None:
-    """Leave progress and warnings to us: one bar for each long stage, none for reading a file.
-
-    The bars of the hub's downloads stay: a model may be 26 GB. With -v all libraries speak.
-    """
+    """Silence libraries' progress and warnings, but for the hub's downloads; with -v all report."""
     if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
         return
     from pgra.progress import hide_transformers
@@ -219,7 +190,6 @@ def quiet_libraries() -> None:
 
 
 def show_metrics(outcome: "Outcome") -> str:
-    """Word a run's result."""
     values = outcome.metrics
     between = values["interval_95"]
     interval = f"95 % interval {between[0]:.4f} to {between[1]:.4f}, " if between else ""
@@ -233,7 +203,6 @@ def show_metrics(outcome: "Outcome") -> str:
 
 
 def show_summary(summary: "Summary") -> str:
-    """Word the results of several seeds."""
     values = summary.values
     lines = [show_metrics(outcome) for outcome in summary.outcomes.values()]
     notes = dict.fromkeys(line for text in lines for line in text.splitlines()[1:])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pgra.report.metrics import Difference
     from pgra.report.results import Run
 
-READERS = {  # by its name its folder, and what tells it apart
+READERS = {  # by name: the folder, and the arguments that differ
     "T5 alone": ("t5", ["--num_evidence", "0"]),
     "T5 + LM's evidence (PGRA)": ("pgra", []),
 }
@@ -76,7 +76,7 @@ def _parse(words: Sequence[str]) -> "RunArguments":
 
 
 def _introduce(args: "PgraArguments") -> str:
-    """Say what will be done."""
+    """Describe what will be done."""
     count = f"{args.corpus.max_passages:,}" if args.corpus.max_passages else "all"
     return "\n".join(
         [
@@ -137,7 +137,7 @@ def _report(
 
 
 def _verdict(gap: "Difference", n: int) -> str:
-    """Word a difference, in points, and whether it is beyond noise."""
+    """Describe a difference, in points, and whether it is beyond noise."""
     told = (
         f"{100 * gap.difference:+.1f} points (95 % interval {100 * gap.low:+.1f} to "
         f"{100 * gap.high:+.1f}, p {gap.p:.3f}, {n} reviews)"

@@ -1,8 +1,4 @@
-"""The first stage's index and its search: `pgra index build|info|search|add`.
-
-`pgra index build` is `pgra index build`, and `pgra search` builds what it searches. A stopped
-build run again goes on where it stopped; a finished index is found and reused.
-"""
+"""The first stage's index and its search: `pgra index build|info|search|add`, `pgra search`."""
 
 import logging
 import sys
@@ -65,7 +61,6 @@ class TextArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse a text with nothing in it, or that is no text."""
         if not all(text.strip() for text in self.text):
             raise ConfigError("--text holds an empty text: give words to search with")
         for text in self.text:
@@ -247,7 +242,7 @@ def _search_index(
 def _deepen(
     request: "IndexRequest", own: QueryFileArguments, words: Sequence[str]
 ) -> "IndexRequest":
-    """Look deeper where a run is made and neither words nor a YAML say how deep."""
+    """Search deeper where a run is made and neither words nor a YAML say how deep."""
     usual = SearchArguments().num_candidates
     is_said = "num_candidates" in given_names(words) or request.args.num_candidates != usual
     if is_said or not own.is_run:
@@ -321,16 +316,16 @@ def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
     return 0
 
 
+# Each word's function, its classes of arguments, and which of these it does not use.
 _WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], Sequence[str]]] = {
     "info": (_info, _FIND, (*_UNUSED, *_FOR_BUILDING)),
     "search": (_search_index, _SEARCH, _UNUSED),
     "add": (_add, (RuntimeArguments, AddArguments), ["method"]),
 }
-"""A word's function, its classes of arguments, and which of these arguments it does not use."""
 
 
 def name_leading_texts(argv: Sequence[str] | None) -> list[str]:
-    """Put --text before texts that stand first, so that `pgra search "a sentence"` works."""
+    """Put --text before leading texts, so that `pgra search "a sentence"` works."""
     words = list(sys.argv[1:] if argv is None else argv)
     return ["--text", *words] if words and not words[0].startswith("-") else words
 
@@ -342,7 +337,7 @@ def _context(runtime: RuntimeArguments) -> Context:
 def _request(
     corpus_args: CorpusArguments, args: RetrieverArguments, context: Context
 ) -> "IndexRequest":
-    """Open the corpus of an index, of a retriever that there is."""
+    """Open the corpus of an index; refuse an unknown retriever."""
     from pgra.data.corpus import open_corpus
     from pgra.retrieval import IndexRequest, find_retriever
 

@@ -1,7 +1,4 @@
-"""Lists to look things up in, `pgra data` and `pgra models`; and `pgra data claims`.
-
-Imports nothing heavy.
-"""
+"""Lists of tasks, data and models, and claims of a corpus: `pgra data` and `pgra models`."""
 
 import importlib.util
 import sys
@@ -136,7 +133,7 @@ def _bundled_lines(entry: Bundled) -> list[str]:
 
 
 def _show(title: str, entries: Iterable[list[str]], closing: str) -> None:
-    """Print a list; an entry is its first line and its details, which are folded."""
+    """Print a list: of each entry its first line, and its details, folded."""
     lines = [title, ""]
     for first, *details in entries:
         lines.append(f"  {first}")

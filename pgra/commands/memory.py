@@ -1,7 +1,6 @@
 """A memory of what users corrected: `pgra memory add|list|lookup|correct|forget|...|stream`.
 
-A word's docstring is its help. What needs torch is imported when it is called: listing a memory
-loads none.
+A word's docstring is its help. torch is imported where it is needed: listing loads none.
 """
 
 import contextlib
@@ -41,8 +40,7 @@ _PATIENCE = 10  # seconds that a question which is under way has after Ctrl-C
 _FAMILY = "Name of a YAML in configs/memory, or the path of one."
 
 
-Parse = Callable[..., Any]
-"""Reads a word's argument classes; see `_parse`."""
+Parse = Callable[..., Any]  # reads a word's argument classes; see `_parse`
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,16 +70,7 @@ def _parse(
     needs: Sequence[str] = (),
     may_lack: Sequence[str] = (),
 ) -> Any:
-    """Read a word's arguments.
-
-    Args:
-        word: After `pgra memory`.
-        words: What stands behind it.
-        classes: Of the arguments.
-        bare: Arguments that may stand first without their names, in this order; each is needed.
-        needs: Others that are needed.
-        may_lack: Those of `bare` that are not.
-    """
+    """Read a word's arguments; those in `bare` may come first without names, and are needed."""
     count = next((i for i, text in enumerate(words) if text.startswith("--")), len(words))
     if bare == ("ids",):  # any number of them
         words, count = (["--ids", *words] if count else list(words)), 0
@@ -120,7 +109,6 @@ class FamilyArguments(Arguments):
     )
 
     def load_family(self) -> Family | None:
-        """Return the family, if one is named."""
         return None if self.family is None else load_family(self.family)
 
 
@@ -411,7 +399,7 @@ def _train_similarity(parse: Parse) -> None:
 
 
 def _train_on_pairs(parse: Parse, arguments: type, function: str, flags: str) -> None:
-    """Train a model for a look-up; `flags` are those that take it."""
+    """Train a model for a look-up; `flags` are those that use it."""
     args, how = parse(PairsArguments, arguments, bare=("pairs",), needs=("output_dir",))
     quiet_libraries()
     from pgra.memory import train as training
@@ -457,7 +445,7 @@ def _chat(parse: Parse) -> None:
 
 
 def read_lines() -> Iterator[str]:
-    """Read what is typed, or what stands in a pipe, which is shown as if it were typed."""
+    """Yield what is typed or piped; piped lines are shown."""
     for line in typed_lines():
         if not sys.stdin.isatty():
             say(f"> {visible(line)}")

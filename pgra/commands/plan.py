@@ -31,9 +31,8 @@ class Plan:
     """What a task's second stage has yet to read.
 
     Attributes:
-        task: Its name.
-        queries: How many, by split.
-        pairs: Queries and their candidates.
+        queries: Their number by split.
+        pairs: Pairs of a query and a candidate.
         to_read: Texts, or pairs where each is read with its query; None where that is not known.
         texts_per_second: Of the second of two batches; None where nothing was timed.
     """
@@ -46,7 +45,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """How long reading takes on one device like this one."""
+        """Reading time on one device like this one; None where it is not known."""
         if self.to_read is None or (self.to_read and self.texts_per_second is None):
             return None
         return self.to_read / self.texts_per_second if self.texts_per_second else 0.0
@@ -84,11 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_plan(stages: "Stages", *, timed: bool) -> Plan:
-    """Run the first stage, and count what the second has yet to read.
-
-    Raises:
-        PgraError: As the stages themselves would.
-    """
+    """Run the first stage, and count what the second has yet to read."""
     from pgra.core import MISSING_ROW
     from pgra.methods.base import SPLITS
 
@@ -110,7 +105,7 @@ def make_plan(stages: "Stages", *, timed: bool) -> Plan:
 
 
 def time_batches(stages: "Stages", examples: "Sequence[Example]", rows: "Rows") -> float | None:
-    """Return the texts a second of the second of two batches, which are read and kept."""
+    """Return the texts a second of the second of two batches; what they read is kept."""
     import numpy as np
 
     from pgra.methods.stages import Stages
@@ -136,7 +131,6 @@ def time_batches(stages: "Stages", examples: "Sequence[Example]", rows: "Rows") 
 
 
 def describe_plan(plan: Plan, reranker: str) -> str:
-    """Return a plan as lines."""
     splits = ", ".join(f"{split} {count:,}" for split, count in plan.queries.items())
     lines = [
         f"plan of {plan.task} with --reranker {reranker}",

@@ -144,9 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def answer_lines(predictor: "Predictor", args: PredictArguments) -> int:
-    """Decide each line that comes in; one that cannot be is told, and the next is awaited."""
+    """Decide each line that comes in; report one that cannot be, and wait for the next."""
     logger = logging.getLogger("pgra")
-    if logger.level == logging.INFO:  # what a run tells once would stand between the answers
+    if logger.level == logging.INFO:  # its lines would come between the answers
         logger.setLevel(logging.WARNING)
     inputs = predictor.decider.data.task.inputs
     for line in typed_lines():
@@ -185,12 +185,10 @@ def _read_line(text: str, inputs: Sequence[str]) -> str | Mapping[str, str]:
 
 
 def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[str, str] | None]:
-    """Read queries from a file; None is a row without text, and blank lines are passed over.
+    """Read queries from a file; None is a row without text, and blank lines are skipped.
 
-    Args:
-        path: .txt with a text a line, or .jsonl, .csv or .tsv with the inputs by name (other fields
-            are not looked at); `.gz` or `.zst` may follow.
-        inputs: The task's.
+    The file is .txt with a text a line, or .jsonl, .csv or .tsv with the inputs by name; `.gz` or
+    `.zst` may follow.
 
     Raises:
         DataError: If it cannot be read, holds none, or a line lacks an input.

@@ -60,7 +60,6 @@ class ReportArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse files of no known kind."""
         suffix = Path(self.output or "report.txt").suffix.lower()
         if self.format is None and suffix not in _FORMAT_OF:
             raise ConfigError(
@@ -165,18 +164,16 @@ def _tell(studies: "Sequence[Study]", kind: str) -> str:
 
 
 def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:
-    """Lay out queries with what each run read and said of them, as KATE's tables 5, 7 and 10 do.
+    """Show queries, with what each run read and answered, as KATE's tables 5, 7 and 10 do.
 
-    Args:
-        groups: The runs; those of one task stand together.
-        count: How many queries of each task.
+    `count` queries of each task are shown, and runs of one task stand together.
 
     Raises:
-        DataError: If a pool that exemplars were chosen from is not there any more.
+        DataError: If a pool that exemplars were chosen from is gone.
     """
     folders: dict[str, dict[Path, Run]] = {}
     for run in (run for group in groups for run in group.runs):
-        # What texts are measured by is behind the task's name, a run for each.
+        # The metric of written answers follows the task's name, a run for each.
         folders.setdefault(run.task.partition(" ")[0], {}).setdefault(run.folder, run)
     shown = []
     for task, runs in folders.items():
@@ -220,7 +217,7 @@ def _one_line(text: str) -> str:
 
 
 def _told_once(tables: "Sequence[Table]") -> "list[Table]":
-    """Leave out of each table's notes those that stand behind a later one too."""
+    """Drop from each table's notes those that a later one repeats."""
     later: set[str] = set()
     shown = []
     for table in reversed(tables):

@@ -1,7 +1,4 @@
-"""Runs both retrieval stages: `pgra rerank`.
-
-`pgra rerank` is for a task's splits or for texts of one's own; neither trains a reader.
-"""
+"""Runs both retrieval stages, for a task's splits or for texts: `pgra rerank`."""
 
 import shutil
 import textwrap
@@ -118,7 +115,7 @@ def _rerank_splits(args: "PgraArguments", context: "Context") -> str:
 def _search(
     args: "PgraArguments", texts: Sequence[str], depth: int, context: "Context"
 ) -> tuple["Stages", "Candidates", "Candidates"]:
-    """Find evidence for texts. Their states are kept in the bank, what is found is not."""
+    """Find evidence for texts; their states are kept in the bank, what is found is not."""
     from pgra.core import Example
     from pgra.methods.stages import Stages
 
@@ -161,9 +158,7 @@ def _best(candidates: "Candidates", query: int, count: int, corpus: "Corpus") ->
 def side_by_side(*columns: Sequence[str], width: int | None = None) -> list[str]:
     """Lay lists in columns, item beside item; long items are folded.
 
-    Args:
-        columns: Items of each column, from left to right.
-        width: Of all together, in characters; None is the terminal's.
+    `width` is of all columns, in characters; None is the terminal's.
     """
     width = shutil.get_terminal_size((120, 24)).columns if width is None else width
     column = max(30, (width - 2 * (len(columns) - 1)) // len(columns))

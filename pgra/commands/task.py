@@ -1,4 +1,4 @@
-"""Looks at the YAML of a task of one's own: `pgra task validate`."""
+"""Checks the YAML of a task of one's own: `pgra task validate`."""
 
 import logging
 import sys
@@ -126,7 +126,7 @@ def _made_up(task: Task | GenerationTask) -> list[Example]:
 
 
 def _show(task: Task | GenerationTask, rows: Sequence[Example], num_exemplars: int) -> list[str]:
-    """Show the first rows behind exemplars, one of each label at first, as models see them."""
+    """Show the first rows after exemplars, first one of each label, as models see them."""
     shown, rest = rows[:_NUM_SHOWN], rows[_NUM_SHOWN:] or rows
     by_label: dict[str | None, list[Example]] = {}
     for example in rest:

@@ -1,7 +1,4 @@
-"""Runs a method on a task: `pgra train`, `pgra icl`; and measures a run again.
-
-`train.py` is `pgra train`; both run alone or under `accelerate launch`.
-"""
+"""Runs a method on a task, or measures a run again: `pgra train`, `pgra icl`, `pgra evaluate`."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -151,7 +148,6 @@ class EvaluateArguments(KernelArguments):
     artifacts_dir: str | None = arg(None, "Folder of indexes and banks; default: the run's.")
 
     def check(self) -> None:
-        """Refuse contradictions."""
         elsewhere = self.test_file or self.decode or self.split == "dev"
         if elsewhere and self.output_dir is None:
             raise ConfigError(

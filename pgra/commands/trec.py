@@ -1,4 +1,4 @@
-"""Queries of a file, for `pgra search` and `pgra rerank`: a TREC run written and measured."""
+"""Queries of a file for `pgra search` and `pgra rerank`: a TREC run is written and measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from pgra.core import Candidates
     from pgra.data.corpus import Corpus
 
-NUM_CANDIDATES = 100
-"""Passages in a run for each query where nobody says how many."""
+NUM_CANDIDATES = 100  # passages of a query in a run, by default
 
 
 @dataclass(kw_only=True)
@@ -46,7 +45,6 @@ class QueryFileArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse to leave out of a run what goes into none."""
         if self.drop_self and not self.is_run:
             raise ConfigError("drop_self is of a run: add --trec FILE or --qrels FILE")
 
@@ -58,13 +56,7 @@ class QueryFileArguments(Arguments):
 
 @dataclass(frozen=True)
 class QueryFile:
-    """Queries that were read, and what is done with their candidates.
-
-    Attributes:
-        args: As asked for.
-        texts: By their ids, in order.
-        qrels: The judgements; None where nothing is measured.
-    """
+    """Queries that were read, by id and in order; `qrels` is None where nothing is measured."""
 
     args: QueryFileArguments
     texts: Mapping[str, str]
@@ -72,17 +64,10 @@ class QueryFile:
 
     @classmethod
     def read(cls, args: QueryFileArguments, texts: Sequence[str]) -> Self | None:
-        """Read the queries and the judgements; refuse here what would be refused after a search.
-
-        Args:
-            args: As asked for.
-            texts: Of the command line.
-
-        Returns:
-            None where no file is named.
+        """Read the queries and the judgements, None without a file, before anything long.
 
         Raises:
-            ConfigError: If there are texts too.
+            ConfigError: If there are texts on the command line too.
             DataError: If a file cannot be read.
         """
         if args.queries is None:
@@ -98,17 +83,10 @@ class QueryFile:
         return cls(args, queries, qrels)
 
     def finish(self, candidates: "Candidates", corpus: "Corpus", tag: str, *, depth: int) -> str:
-        """Write the run, measure it, and word both.
-
-        Args:
-            candidates: Of the queries, (B, K).
-            corpus: What was searched.
-            tag: What found them.
-            depth: How many of a query's are kept.
+        """Write the run with `depth` passages a query, measure it, and describe both.
 
         Raises:
             DataError: If passages have no names, or no query is judged.
-            OSError: If the run cannot be written.
         """
         from pgra.retrieval.trec import (
             drop_self,
@@ -123,7 +101,7 @@ class QueryFile:
             candidates = drop_self(queries, candidates, docnos)
         candidates = candidates.top(depth)
         lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
-        # What is wrong with the judgements is told before a run is left behind.
+        # A fault in the judgements is reported before a run is written.
         means = measure_run(self.qrels, queries, candidates, docnos) if self.qrels else {}
         if self.qrels:
             warn_of_unknown(corpus, [self.qrels.get(query, {}) for query in queries])

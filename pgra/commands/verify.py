@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(path: Path) -> list[str] | None:
-    """Return what is wrong with the files that a record names; None where it is no such record."""
+    """Return what is wrong with the files that a record names; None if it is no such record."""
     from pgra.artifacts import CHECKSUMS_FILE, MANIFEST, find_damage
 
     try:
@@ -63,6 +63,6 @@ def _compare(path: Path) -> list[str] | None:
             return [
                 f"{path.parent / name} {what}" for name, what in find_damage(path.parent, files)
             ]
-    except DamageError as error:  # the JSON of a model, say, which holds no records
+    except DamageError as error:  # such as the JSON of a model, which holds no records
         is_ours = path.name in (MANIFEST, CHECKSUMS_FILE, "metrics.json", "pgra.json")
         return [error.what] if is_ours else None

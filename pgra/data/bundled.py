@@ -1,11 +1,8 @@
-"""Real models and data that come inside packages of the index, so that all runs without a hub.
+"""Real models and data inside installed packages, so that everything runs without a hub.
 
-MiniLM is used where its package put it. The others are kept by their packages in formats that are
-not read as they are, so each is written once into the cache folder (`cache_dir`): models as
-ordinary safetensors checkpoints, data as plain files. Nothing goes into a repository: the data's
-licences let one use them, and most do not let one pass them on.
-
-Nothing heavy is imported until something is written.
+MiniLM is used where its package put it. The others are written once into `cache_dir`: models as
+safetensors checkpoints, data as plain files. Keep them out of repositories: the data's licences
+allow use, and most do not allow distribution.
 """
 
 import bz2
@@ -38,8 +35,7 @@ logger = logging.getLogger(__name__)
 BUNDLED = "bundled:"
 STAGE = "bundled"
 TEST_SHARE = 0.2
-_WRITER = 2
-"""Raise it when what is written changes, so that folders made before are not used."""
+_WRITER = 2  # raise it when what is written changes, so that older folders are not used
 _SPLIT_SEED = 20_230
 _CORPUS = "corpus.txt"
 
@@ -69,11 +65,10 @@ def cache_dir() -> Path:
 
 
 def bundled_model_dir(name: str) -> Path:
-    """Return a folder that `from_pretrained` loads, converting the model first if nobody has.
+    """Return a bundled model's folder for `from_pretrained`, converting the model the first time.
 
     Raises:
         ModelError: If the name is unknown, or a package is not installed (with the command).
-        ArtifactError: If a file is not the expected one.
     """
     return _folder(name, "model", ModelError)
 
@@ -81,32 +76,26 @@ def bundled_model_dir(name: str) -> Path:
 def bundled_task_files(name: str) -> dict[str, Path]:
     """Return a bundled task's files by split: jsonl of {"text", "label"}.
 
-    The packages have no split of their own, so a fixed one is made: 20 % test, drawn once; texts
-    that are equal but for case, spaces and punctuation stand on one side. C1 control characters,
-    which no text holds on purpose, are read as the Windows-1252 characters they were; an HTML line
-    break becomes a space.
+    The split is ours, since packages have none: 20 % test, drawn once; texts that are equal but for
+    case, spaces and punctuation are on one side. C1 control characters are read as the Windows-1252
+    characters they were; an HTML line break becomes a space.
 
     Raises:
         DataError: If the name is unknown or no task, or the package is not installed.
-        ArtifactError: If a file is not the expected one.
     """
     folder = _folder(name, "task", DataError)
     return {split: folder / f"{split}.jsonl" for split in ("train", "test")}
 
 
 def bundled_corpus_file(name: str) -> Path:
-    """Return a bundled corpus: one sentence a line, distinct, in the order of the articles.
-
-    Of `wikipedia-articles` a line is an article: its sentences side by side, to be cut into
-    passages (`--passage_words`).
+    """Return a bundled corpus: distinct sentences, one a line, in the order of the articles.
 
     Kept are sentences of 5 to 60 words that begin with a capital or a digit, end with a full stop
-    or the like, and show no trace of markup or of a template that was cut out. Lists of works,
-    references and links are left out by the titles of their sections.
+    or the like, and show no trace of markup. Sections of works, references and links are left out.
+    In `wikipedia-articles` a line is an article, to be cut into passages (`--passage_words`).
 
     Raises:
         DataError: If the name is unknown or no corpus, or a package is not installed.
-        ArtifactError: If a file is not the expected one.
     """
     return _folder(name, "corpus", DataError) / _CORPUS
 
@@ -141,9 +130,7 @@ def _write(entry: Bundled, missing: type[PgraError], folder: Path) -> Mapping[st
 
 
 def locate_files(entry: Bundled, missing: type[PgraError]) -> list[Path]:
-    """Locate an entry's files in its package, without importing it, and check their content.
-
-    Importing is avoided because some of these packages import what is not installed.
+    """Find an entry's files and check their sha256, without importing the package, which may fail.
 
     Raises:
         PgraError: `missing`, with the command that installs the package.
@@ -196,7 +183,7 @@ def clean_review(text: str) -> str:
 
 
 def draw_test_rows(texts: list[str]) -> set[int]:
-    """Draw the test rows: whole groups of like texts, until the share is reached."""
+    """Draw the test rows: whole groups of equal texts, until the share is reached."""
     groups: dict[str, list[int]] = {}
     for row, text in enumerate(texts):
         groups.setdefault("".join(filter(str.isalnum, text.casefold())), []).append(row)
@@ -232,7 +219,7 @@ _CUT_OUT = re.compile(r"\s[,.;:)]|\(\s*[,;)]|,,")
 
 
 def _articles(path: Path) -> Iterator[list[str]]:
-    """Return each article's sentences."""
+    """Yield each article's sentences."""
     from gensim.corpora.wikicorpus import extract_pages, filter_wiki
 
     with bz2.open(path) as file:
@@ -255,7 +242,7 @@ def _write_wikipedia(paths: Sequence[Path], folder: Path, *, line: str) -> Mappi
 
 
 def article_lines(text: str) -> Iterator[str]:
-    """Return an article's lines without list marks, headings and sections that only list things."""
+    """Yield an article's lines without list marks, headings and sections that only list things."""
     skipped_level = 0
     for raw in text.split("\n"):
         line = re.sub("'{2,}", "", raw).strip()
@@ -330,11 +317,7 @@ def _write_t5(
 
 
 def _dequantize(path: Path, root: str) -> Arrays:
-    """Return a dynamically quantised graph's parameters by name, as float32, without `root`.
-
-    Linear layers are int8 and named by their nodes, tables are uint8, norms are float32; every
-    scale and zero point is one number a tensor.
-    """
+    """Return a dynamically quantised graph's parameters as float32, by name without `root`."""
     import onnx
     from onnx import numpy_helper
 
@@ -363,13 +346,13 @@ def _dequantize(path: Path, root: str) -> Arrays:
     return {name.removeprefix(root): np.ascontiguousarray(array) for name, array in found.items()}
 
 
+# Each writes what is loaded from a package's files into a folder, and returns counts.
 WRITERS: Mapping[str, Callable[..., Mapping[str, Json]]] = {
     "gguf": _write_gguf,
     "reviews": _write_reviews,
     "t5_onnx": _write_t5,
     "wikipedia": _write_wikipedia,
 }
-"""Each writes what is loaded from the package's files into a folder, and returns counts."""
 
 
 def _read_entries() -> Iterator[Bundled]:

@@ -1,7 +1,7 @@
-"""True and false claims made from a corpus, whose sources stay in it or not: `pgra data claims`.
+"""True and false claims of a corpus, whose sources stay in it or not: `pgra data claims`.
 
-A claim is a sentence with one fact, kept (true) or changed (false), and with some of the other
-words dropped. Nothing in the claim tells which it is, its source does: here evidence must help.
+A claim is a sentence with one fact, kept (true) or changed (false), and with some other words
+dropped. Only its source shows which it is, so evidence must help.
 """
 
 import re
@@ -66,24 +66,13 @@ class ClaimsArguments(Arguments):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Return the claims of each split, in the order in which they are drawn.
-
-        Those of the test set come first: they stay the same whatever is asked for to train on.
-        """
+        """Return the claims of each split, test first: it does not depend on the other sizes."""
         return {"test": self.num_test, "validation": self.num_dev, "train": self.num_train}
 
 
 @dataclass(frozen=True)
 class Fact:
-    """The one fact of a sentence.
-
-    Attributes:
-        start: Its first word.
-        stop: Behind its last word.
-        before: Marks before it, in its first word.
-        text: What it says.
-        after: Marks behind it, in its last word.
-    """
+    """The one fact of a sentence, at `words[start:stop]`, with the marks before and after it."""
 
     start: int
     stop: int
@@ -97,10 +86,9 @@ class Claim:
     """A claim as its file has it.
 
     Attributes:
-        id: As examples are numbered, "SPLIT-ROW".
-        text: What is claimed.
+        id: "SPLIT-ROW", as of examples.
         label: "true" or "false".
-        source: Row of its source, in the corpus as it was before any source was taken out.
+        source: Row of its source, in the corpus before any source was taken out.
         sentence: The source.
         fact: What the source says.
         written: What the claim says; the fact, if it is true.
@@ -115,7 +103,7 @@ class Claim:
     written: str
 
 
-# Facts: words of a kind that stand in a sentence once.
+# Facts: words of a kind that occur once in a sentence.
 
 
 _YEAR = "(?:1[0-9]{3}|20[0-2][0-9])"
@@ -132,12 +120,7 @@ _WHOLE = {
 
 
 def find_fact(words: Sequence[str], kind: str) -> Fact | None:
-    """Return the one fact of a kind; None where there is none, or several, or half of one.
-
-    Args:
-        words: A sentence's.
-        kind: Of `KINDS`.
-    """
+    """Return the one fact of a kind of `KINDS`; None if there is none, several or half of one."""
     if len(words) not in _WORDS:
         return None
     runs: list[list[int]] = []  # marks end an entity: "Paris, France" are two
@@ -191,14 +174,11 @@ class _Found:
         return alike
 
     def _shape(self, text: str) -> str:
-        """Return what two facts must have in common for one to stand for the other."""
+        """Return what two facts must have in common for one to replace the other."""
         return re.sub("[0-9]", "0", text) if self.kind != "entity" else str(len(text.split()))
 
     def draw_other(self, text: str, draw: Random) -> str | None:
-        """Draw what a fact is changed to; None where there is nothing else of its sort.
-
-        What the corpus has often is drawn as often, so that a written fact alone does not tell.
-        """
+        """Draw another fact of the same shape, by how often the corpus has it, or None."""
         others = {
             other: count
             for other, count in self._alike[self._shape(text)].items()
@@ -222,7 +202,7 @@ def _passages(corpus: Corpus) -> Iterator[str]:
 
 
 class _Copies:
-    """Tells which passages say what one of some sentences says, in nearly its words."""
+    """Finds passages that have a fact of one of some sentences, in nearly its words."""
 
     def __init__(self) -> None:
         self._by_word: defaultdict[str, list[tuple[frozenset[str], ...]]] = defaultdict(list)

@@ -1,12 +1,10 @@
 """The searched collection: where its passages come from, memory-mapped and fetched by row.
 
-A passage is one line, or one value of a field of a table (jsonl, csv, tsv, parquet): white space
-around it is dropped, and a line break inside a value becomes a space. With `passage_words` a line
-is a document, and its passages are blocks of so many words that do not overlap (Karpukhin et al.
-2020, section 4.1), the last as long as what is left. Blank lines and missing values are dropped,
-and so are lines that are not UTF-8, if they are at most one in a hundred. Of equal passages the
-first stays. All are counted. Several sources are one corpus: their passages
-in the order of the sources, so that one more adds rows behind.
+A passage is one line, or one value of a field of a table (jsonl, csv, tsv, parquet), stripped; a
+line break inside a value becomes a space. With `passage_words` a line is a document, cut into
+disjoint passages of so many words (Karpukhin et al. 2020, section 4.1); the last may be shorter.
+Dropped and counted are blank lines, missing values, repeated passages, and lines that are not UTF-8
+if they are at most one in a hundred. Several sources are one corpus, in their order.
 """
 
 import hashlib
@@ -88,7 +86,7 @@ class CorpusArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse a corpus of no file; a list of one name is that name."""
+        """Refuse an empty name; a list of one name becomes that name."""
         if isinstance(self.corpus, list) and len(self.corpus) == 1:
             self.corpus = self.corpus[0]
         if not self.sources:
@@ -99,12 +97,12 @@ class CorpusArguments(Arguments):
 
     @property
     def drops_duplicates(self) -> bool:
-        """Whether of equal passages the first stays alone: not where each has a name."""
+        """Whether only the first of equal passages stays: not where each has a name."""
         return self.drop_duplicates and self.corpus_id is None
 
     @property
     def sources(self) -> list[str]:
-        """The files that make up the corpus, in order."""
+        """The corpus's files, in order."""
         return [self.corpus] if isinstance(self.corpus, str) else list(self.corpus)
 
 
@@ -119,15 +117,14 @@ _READ_ROWS = 1 << 12
 
 @dataclass
 class Source:
-    """Texts from somewhere.
+    """Texts of a file or a hub data set.
 
     Attributes:
         where: The source in words, for messages.
         kind: "txt", "jsonl", "csv", "tsv", "parquet" or "dataset".
-        size: What there is to read: bytes on disk, or a data set's rows.
-        path: The file, where it is one.
+        size: Bytes on disk, or a data set's rows.
         inputs: The file as it was found.
-        table: The split of a hub data set, which `datasets` memory-maps, or None.
+        table: The split of a hub data set, memory-mapped, or None.
         commit: The data set's, with config and split.
         reading: How much of it has been read, and which lines were left out.
     """
@@ -143,14 +140,11 @@ class Source:
 
     @property
     def identity(self) -> str:
-        """What the texts are, in fingerprints: a file's checksum, a data set's commit."""
+        """What the texts are, for fingerprints: a file's checksum, a data set's commit."""
         return file_checksum(self.path) if self.table is None else self.commit
 
     def texts(self, column: str) -> Iterator[str]:
-        """Return the texts in order; a missing value of a table is an empty text.
-
-        Args:
-            column: The field that holds the text, where there are several.
+        """Yield the texts of a field in order; a missing value of a table is an empty text.
 
         Raises:
             DataError: If it cannot be read to its end, or has no such field of text.
@@ -164,13 +158,10 @@ class Source:
         )
 
     def ids(self, column: str) -> Iterator[str]:
-        """Return the names of the texts, in their order.
-
-        Args:
-            column: The field that holds them: words, or whole numbers.
+        """Yield the texts' names in order: words or whole numbers in a field.
 
         Raises:
-            DataError: If it has no such field, or a name is missing or not one word.
+            DataError: If there is no such field, or a name is missing or not one word.
         """
         if self.kind == "txt":
             raise DataError(
@@ -255,7 +246,7 @@ def find_source(name: str) -> Source:
     """Find a corpus by name: a path, bundled:NAME, OWNER/SET/FILE or OWNER/SET[:CONFIG[:SPLIT]].
 
     Raises:
-        DataError: If there is none, or it is of a kind that is not read.
+        DataError: If there is none, or its kind cannot be read.
     """
     if name.startswith(BUNDLED):
         return _open_file(bundled_corpus_file(name.removeprefix(BUNDLED)))
@@ -306,32 +297,21 @@ def _open_file(path: Path) -> Source:
 # system removes with the process, and is memory-mapped.
 
 
+# Hashes in a full run, 128 MB: a billion texts make 120 runs, and 8 hours of look-ups.
 _RUN_ROWS = 1 << 23
-"""Hashes in a full run, 128 MB. A look into one takes 8 ms for 16,384 texts (one core of a shared
-machine), so that a billion texts, 120 runs in the end, take 8 hours in all."""
 
 _Keys = npt.NDArray[np.uint64]  # (2, n): the halves of n hashes, sorted by the first
 
 
 class SeenTexts:
-    """Tells new texts from those that came before; equal means an equal xxh3-128."""
+    """Finds texts that were seen before; equal means an equal xxh3-128."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._runs: list[_Keys] = []  # the full ones first, then ever shorter ones
 
     def add(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Take texts in, and say which are new.
-
-        Args:
-            texts: In their order: of equal ones the first is new.
-
-        Returns:
-            (n,) bool.
-
-        Raises:
-            OSError: If a full run cannot be written.
-        """
+        """Add texts and return which are new, (n,) bool: of equal ones the first."""
         joined = b"".join(xxhash.xxh3_128_digest(text.encode()) for text in texts)
         halves = np.frombuffer(joined, dtype=np.uint64).reshape(-1, 2)
         order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: the first of equals stays first
@@ -349,7 +329,7 @@ class SeenTexts:
         return answer
 
     def _keep(self, keys: _Keys) -> None:
-        """Take a sorted run in; runs of like length become one, so that there are few."""
+        """Keep a sorted run; runs of similar length are merged, so that there are few."""
         while self._runs and self._runs[-1].shape[1] <= 2 * keys.shape[1] < _RUN_ROWS:
             both = np.concatenate([self._runs.pop(), keys], axis=1)
             keys = both[:, np.argsort(both[0], kind="stable")]
@@ -375,15 +355,14 @@ _SCHEMA = pa.schema([("text", pa.large_string())])
 
 @dataclass(frozen=True)
 class Corpus:
-    """Passages on disk. Nothing of the text is in memory but what is asked for.
+    """Passages on disk, which are read when they are asked for.
 
     Attributes:
         folder: The artifact that holds them.
         fingerprint: {"corpus_sha256", "rows"}: the sha256 of the passages, one a line.
-        counts: {"rows", "blank", "duplicates", "not_utf8"}: kept, and what the source held beside.
-        store: The memory-mapped text.
+        counts: {"rows", "blank", "duplicates", "not_utf8"}: kept, and dropped.
         made_by: How it was asked for; None where it was opened by its folder.
-        keeper: Keeps a temporary folder as long as the corpus is used; None for any other.
+        keeper: Keeps a temporary folder as long as the corpus is used.
     """
 
     folder: Path
@@ -398,11 +377,7 @@ class Corpus:
         return self.counts["rows"]
 
     def __getitem__(self, row: int) -> str:
-        """Return one passage.
-
-        Raises:
-            IndexError: If there is no such row.
-        """
+        """Return one passage; an IndexError if there is no such row."""
         return self.texts([row])[0]
 
     def texts(self, rows: Sequence[int] | Rows) -> list[str]:
@@ -444,11 +419,7 @@ class _Store:
     """A corpus' text: Arrow's file format, memory-mapped, `_BLOCK_ROWS` rows a batch."""
 
     def __init__(self, path: Path, num_rows: int) -> None:
-        """Open the file; what is read now are its schema and its table of contents.
-
-        Raises:
-            DamageError: If they cannot be read.
-        """
+        """Open the file, reading its schema and table of contents."""
         self._path, self._num_rows = path, num_rows
         self._batches: dict[int, Any] = {}
         self._turn = threading.Lock()  # Arrow's reader is for one thread
@@ -460,7 +431,6 @@ class _Store:
                 raise ValueError(f"it has {count} batches for {num_rows} rows")
 
     def block(self, number: int) -> Any:
-        """Return a batch's texts, a pyarrow array."""
         with self._turn, reading(self._path, DamageError):
             if number not in self._batches:
                 batch = self._reader.get_batch(number)
@@ -480,20 +450,17 @@ def open_corpus(
 ) -> Corpus:
     """Open a corpus, reading its source into `artifacts/corpora` the first time.
 
-    The folder's name holds the source's checksum, so a changed source is read again.
-
     Args:
         source: A file or name as `--corpus` takes it; or the passages themselves, a list or a
-            `datasets.Dataset`, whose rows are then the places in it; or several files and the
-            rules for their lines, as `CorpusArguments`.
+            `datasets.Dataset`, whose rows are then their places; or several files and the rules for
+            their lines, as `CorpusArguments`. A source that changed is read again.
         artifacts: Root of all products; None: a temporary folder, kept as long as the corpus.
         corpus_field: Field that holds the passage, for all but .txt and lists.
-        is_quiet: Whether to say nothing of what was read; the user did not ask for every corpus.
+        is_quiet: Whether to log nothing of what was read.
 
     Raises:
         DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; if a
-            list's or a data set's passage is no text, or blank.
-        ArtifactError: If what was read before is damaged.
+            passage of a list or a data set is no text, or blank.
         ValueError: If `source` is none of these.
     """
     if artifacts is None:
@@ -513,12 +480,9 @@ def open_corpus(
 
 
 def write_passages(passages: object, folder: Path, corpus_field: str = "text") -> Path:
-    """Write a list or a data set as a file that a corpus is read from, one passage a line.
+    """Write texts, or a data set's column `corpus_field`, as a file with one passage a line.
 
-    Args:
-        passages: Texts, or a `datasets.Dataset`.
-        folder: Where; the file's name holds a digest of the texts.
-        corpus_field: The data set's column, and the file's field.
+    The file's name holds a digest of the texts.
 
     Raises:
         DataError: If there are none, or one is no text, or blank: its place would be another's.
@@ -584,10 +548,9 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
 
 
 def passage_ids(corpus: Corpus) -> Iterator[tuple[str, int]]:
-    """Return what passages are called in run files, with their rows: by `corpus_id`, or the row.
+    """Yield what passages are called in run files, with their rows: by `corpus_id`, or the row.
 
-    The sources are read again, and followed by the passages that were kept of them. A name whose
-    text is blank has `MISSING_ROW`.
+    The sources are read again. A name whose text is blank has `MISSING_ROW`.
 
     Raises:
         DataError: If a source has no such field, or has changed since it was read.
@@ -613,11 +576,7 @@ def passage_ids(corpus: Corpus) -> Iterator[tuple[str, int]]:
 
 
 def load_corpus(folder: Path) -> Corpus:
-    """Open a corpus that was read before.
-
-    Raises:
-        ArtifactError: If the folder is missing, unfinished or damaged.
-    """
+    """Open a corpus that was read before; an ArtifactError if it is unfinished or damaged."""
     manifest = read_manifest(folder, stage=STAGE)
     counts = {name: manifest.counts.get(name, 0) for name in COUNTS}
     fingerprint = {"corpus_sha256": manifest.counts["sha256"], "rows": counts["rows"]}
@@ -627,7 +586,7 @@ def load_corpus(folder: Path) -> Corpus:
 def _write_corpus(
     args: CorpusArguments, sources: Sequence[Source], folder: Path, *, is_quiet: bool
 ) -> Mapping[str, Json]:
-    """Stream sources into an Arrow file, in memory that does not grow with them."""
+    """Stream sources into an Arrow file, in constant memory."""
     counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
     found = _passages(args, sources, counts)
     if args.passage_seed is not None:
@@ -654,7 +613,7 @@ def _write_corpus(
 def _kept(
     args: CorpusArguments, passages: Iterator[str], folder: Path, counts: Counter[str]
 ) -> Iterator[str]:
-    """Yield passages without duplicates, unless those are kept, up to the most that are wanted."""
+    """Yield passages up to the most that are wanted, without duplicates unless those are kept."""
     seen, rest = SeenTexts(folder), args.max_passages or sys.maxsize
     while batch := list(islice(passages, min(_BATCH_ROWS, rest))):  # no more than is needed
         is_new = seen.add(batch)
@@ -692,7 +651,7 @@ def _passages(
 def _check_counts(
     args: CorpusArguments, sources: Sequence[Source], counts: Mapping[str, int], *, level: int
 ) -> None:
-    """Say what was read, and refuse a corpus of nothing."""
+    """Log what was read, and refuse an empty corpus."""
     where = ", ".join(without_home(source.where) for source in sources)
     if not counts["rows"]:
         raise DataError(f"{where} holds no passage: all of its lines are blank")

@@ -1,11 +1,9 @@
-"""A task's examples from files, the hub and packages, and their splits under one stated rule.
+"""A task's examples from files, the hub and packages, and their splits.
 
-Formats of files: jsonl; csv as the csv module reads it; tsv without quoting (a quote mark is a
-character). All may end in .gz. csv and tsv need a header. Other columns are ignored.
-
-The dev set, on which checkpoints are chosen, is a validation file, the data set's validation split
-where the task's YAML names one, or a held-out part of train. It is never the test set, which may be
-a held-out part of train too.
+Files are jsonl, csv as the csv module reads it, or tsv without quoting (a quote mark is a
+character); csv and tsv need a header. The dev set, on which checkpoints are chosen, is a validation
+file, the data set's validation split where the task's YAML names one, or a held-out part of train.
+It is never the test set, which may be held out of train too.
 """
 
 import logging
@@ -32,8 +30,7 @@ from pgra.data.read import (
 from pgra.data.tasks import LABEL, SPLITS, GenerationTask, HubSource, Task
 from pgra.errors import ConfigError, DataError
 
-TEST_FRACTION = 0.2
-"""Of train, where nothing is named to report on."""
+TEST_FRACTION = 0.2  # of train, where nothing is named to report on
 
 
 @dataclass(kw_only=True)
@@ -106,11 +103,10 @@ class RawSplit:
     """One split of a source, to be read.
 
     Attributes:
-        rows: Its rows.
         columns: Column by field of the task, and by "label" or "answers".
         where: The source, in words.
         classes: Label names in the order of the source's numbers; None: it has names.
-        is_standard: Whether it stands where the task's own split stands, so that its size is known.
+        is_standard: Whether it is the task's own split, whose size is known.
     """
 
     rows: Iterable[Record]
@@ -123,14 +119,10 @@ class RawSplit:
 def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit | None:
     """Open one split of a data set; None if the data set has no such split.
 
-    Args:
-        task: Whose fields the rows have.
-        source: A jsonl file (csv or tsv too where labels are asked for), a local folder,
-            bundled:NAME or a hub id.
-        split: "train", "validation" or "test".
+    `source` is a jsonl file (csv or tsv too for labels), a local folder, bundled:NAME or a hub id.
 
     Raises:
-        DataError: If there is no such data set, or none but the validation split is missing.
+        DataError: If there is no such data set, or a split other than validation is missing.
     """
     if source.startswith(BUNDLED):
         files = bundled_task_files(source.removeprefix(BUNDLED))
@@ -165,20 +157,17 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
     return RawSplit(rows, columns, where, classes, is_own)
 
 
+# A `datasets.Dataset`, mappings, or pairs (text, label) of a task with one input.
 Rows = Iterable[Any]
-"""A `datasets.Dataset`, mappings, or pairs (text, label) of a task with one input."""
 
 
 def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) -> RawSplit:
-    """Open rows in memory, whose columns have the names that the task's files or its hub's have.
+    """Open rows in memory, or a file by its name; messages call them `where`.
 
-    Args:
-        task: Whose fields the rows have.
-        rows: What a data set holds, or a file would; or a file's name.
-        where: What they are called in messages.
+    Columns have the names that the task's files or its hub data set have.
 
     Raises:
-        DataError: If there are none, or one is of another kind.
+        DataError: If there are no rows, or one is of another kind.
     """
     if isinstance(rows, str | Path):
         return open_file(task, at_home(rows))
@@ -222,11 +211,7 @@ _KINDS_OF_ROWS = (
 
 
 def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
-    """Open a file of a task's rows.
-
-    Raises:
-        DataError: If it is missing, empty or of another kind.
-    """
+    """Open a file of a task's rows; a DataError if it is missing, empty or of another kind."""
     kind = check_file(path, task.file_kinds)
     columns = _columns(task, task.local.columns)
     rows = read_records(path) if kind == "jsonl" else table_rows(path, kind, columns.values())
@@ -242,17 +227,11 @@ def find_classes(
 ) -> Sequence[str] | None:
     """Return the labels that a column's numbers stand for; None where it holds names.
 
-    The classes of a ClassLabel are matched by their names. Where these are not the task's labels,
-    the task's YAML may say what stands for what in its own data set (`hub.labels`).
-
-    Args:
-        task: Whose labels they are.
-        table: A `datasets.Dataset`, or other rows.
-        column: Of its labels.
-        is_own: Whether it is the task's own data set; None: whether its name says so.
+    The names of a ClassLabel must be the task's labels, or `hub.labels` in the task's YAML must
+    name them for its own data set. `is_own` None: its name decides whether it is that.
 
     Raises:
-        DataError: If its classes are not the task's labels, and nothing is said of them.
+        DataError: If the classes are not the task's labels, and nothing is said of them.
     """
     names, hub = class_names(table, column), task.hub
     if names is not None and {*task.labels} <= {*names} <= {*task.labels, *task.ignored_labels}:
@@ -270,7 +249,7 @@ def find_classes(
 
 
 def class_names(table: object, column: str | None) -> Sequence[str] | None:
-    """Return the names of a data set's column of type ClassLabel; None of any other."""
+    """Return the names of a ClassLabel column of a data set; None for any other."""
     features = getattr(table, "features", None)
     return getattr(features.get(column), "names", None) if isinstance(features, Mapping) else None
 
@@ -299,19 +278,12 @@ def _find_split_file(folder: Path, split: str, task: Task | GenerationTask) -> P
 
 
 def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False) -> list[Example]:
-    """Read a split's examples. Ids are "SPLIT-ROW", the row counted from 0 in its source.
+    """Read a split's examples in order. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
-    Args:
-        task: Whose inputs and labels the rows have.
-        raw: Where they come from.
-        split: "train", "validation" or "test".
-        is_quiet: Whether to say nothing of what was dropped.
-
-    Returns:
-        Those with a text and a label that the task does not do without, in the source's order.
+    Rows without text or with an ignored label are dropped, with a note unless `is_quiet`.
 
     Raises:
-        DataError: If it is not readable or empty, or lacks a column or known label.
+        DataError: If it is unreadable or empty, or lacks a column or known label.
     """
     examples, blank, ignored = [], 0, 0
     column, known = raw.columns[LABEL], (*task.labels, *task.ignored_labels)
@@ -344,11 +316,11 @@ class Splits:
     """The examples of one run.
 
     Attributes:
-        train: To train on; exemplars are drawn from them too.
+        train: To train on, and to draw exemplars from.
         dev: To choose a checkpoint on.
         test: To report on.
-        notes: The rule of a held-out test set in words ("test_rule"), and how many test texts also
-            stand in train ("test_rows_in_train"; they are reported, not dropped).
+        notes: How a test set was held out ("test_rule"), and how many test texts are in train too
+            ("test_rows_in_train"; they are not dropped).
     """
 
     train: list[Example]
@@ -364,15 +336,11 @@ def load_splits(
 
     Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
     a test set, where `test_fraction` asks for one, then a dev set of at most `max_dev_samples`.
-    Sub-samples are drawn with the seed too and keep the source's order.
-
-    Args:
-        task: Whose inputs and labels the rows have; or its name or YAML.
-        data: Where they are; or the rows by split, such as a `datasets.DatasetDict`.
+    Sub-samples are drawn with the seed too and keep the source's order. `data` may also be the rows
+    by split, such as a `datasets.DatasetDict`.
 
     Raises:
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
-        ValueError: If `data` is something else.
     """
     task = task if isinstance(task, Task) else Task.load(str(task))
     if isinstance(data, DataArguments):
@@ -424,17 +392,10 @@ def load_splits(
 
 
 def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None = None) -> Splits:
-    """Read what in-context learning needs: all of train as a pool of exemplars, and the queries.
+    """Read all of train as a pool of exemplars, and the queries as test; dev is empty.
 
-    Nothing is held out, since nothing is trained.
-
-    Args:
-        task: Whose inputs and labels the rows have.
-        args: Where they are; sub-samples are drawn as `load_splits` draws them.
-        query_dataset_name: Another data set, whose test split holds the queries.
-
-    Returns:
-        The pool as train, the queries as test, and an empty dev set.
+    Sub-samples are drawn as in `load_splits`. The test split of `query_dataset_name`, if it is
+    named, holds the queries.
 
     Raises:
         ConfigError: If a validation file is named, or queries are named twice.
@@ -454,11 +415,10 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
 def open_pool(
     task: Task | GenerationTask, args: DataArguments, query_dataset_name: str | None
 ) -> dict[str, RawSplit]:
-    """Open the pool of exemplars (train) and the queries (test), if these are not held out of it.
+    """Open the pool of exemplars (train) and, unless they are held out of it, the queries (test).
 
     Raises:
         ConfigError: As `load_pool`.
-        DataError: As `open_named`.
     """
     if args.validation_file is not None:
         raise ConfigError(
@@ -478,11 +438,7 @@ def open_pool(
 
 
 def own_data_set(task: Task | GenerationTask) -> str:
-    """Return the hub id of a task's own data.
-
-    Raises:
-        DataError: If the task names none.
-    """
+    """Return the hub id of a task's own data; a DataError if it names none."""
     if task.hub is None:
         raise DataError(
             f"task '{task.name}' names no data set of its own: give --dataset_name, or "
@@ -494,15 +450,9 @@ def own_data_set(task: Task | GenerationTask) -> str:
 def open_named(
     task: Task | GenerationTask, args: DataArguments, split: str, source: str | None = None
 ) -> RawSplit | None:
-    """Open the split that arguments name, or the task's own.
+    """Open the split that arguments or `source` name, or the task's own.
 
     None without a validation split, and without a test set where that is held out of train.
-
-    Args:
-        task: Whose fields the rows have.
-        args: The files and the data set.
-        split: "train", "validation" or "test".
-        source: Another data set.
 
     Raises:
         DataError: If there is none, or it cannot be opened.
@@ -514,7 +464,7 @@ def open_named(
         return open_file(task, at_home(file))
     if split == "test" and args.test_fraction is not None and named is None:
         return None
-    # With files given and no data set, nothing is fetched behind the user's back.
+    # With files given and no data set, nothing is fetched.
     if source is not None or not any(files.values()):
         raw = open_split(task, source or own_data_set(task), split)
     if raw is None and split != "validation":
@@ -524,7 +474,7 @@ def open_named(
 
 
 def warn_of_size(task: Task | GenerationTask, raw: RawSplit, split: str, num_rows: int) -> None:
-    """Warn where a task's own split has another number of rows than the papers' has."""
+    """Warn if a task's own split and the papers' differ in their number of rows."""
     expected = task.sizes.get(split)
     if raw.is_standard and expected is not None and num_rows != expected:
         logger.warning(
@@ -544,7 +494,7 @@ def _warn_of_missing_labels(task: Task, train: Sequence[Example]) -> None:
 
 
 def held_out_rule(args: DataArguments, query_dataset_name: str | None = None) -> str | None:
-    """Say in words how the test set is held out of train; None if it is not."""
+    """Describe how the test set is held out of train; None if it is not."""
     if args.test_fraction is None or args.test_file or query_dataset_name:
         return None
     return (
@@ -556,10 +506,7 @@ def held_out_rule(args: DataArguments, query_dataset_name: str | None = None) ->
 def _test_set(
     task: Task, train: list[Example], test: list[Example] | None, args: DataArguments
 ) -> tuple[list[Example], list[Example]]:
-    """Return the test set, and what is left to learn from.
-
-    A run that held its test set out learned from the rest, whatever file it is measured on later.
-    """
+    """Return the test set, and what is left to learn from."""
     is_of_another = test is not None and args.test_file is None  # queries of another data set
     if test is not None and (args.test_fraction is None or is_of_another):
         return test, train
@@ -580,17 +527,9 @@ def hold_out(
     *,
     most: int | None = None,
 ) -> tuple[list[_T], list[_T]]:
-    """Draw a share of each group, at least one where there are two.
+    """Draw a share of each group of row numbers; return it and the rest, both in order.
 
-    Args:
-        rows: Any.
-        groups: Numbers of rows, such as those of each label.
-        share: Between 0 and 1.
-        seed: Of the draw.
-        most: In all.
-
-    Returns:
-        The held-out part and the rest, both in the order they came.
+    At least one is drawn of two or more, and at most `most` in all.
     """
     most = len(rows) if most is None else most
     share = min(share, most / len(rows))
@@ -615,7 +554,7 @@ def _by_label(task: Task, examples: Sequence[Example]) -> list[list[int]]:
 
 
 def sample(rows: Sequence[_T], most: int | None, seed: int) -> list[_T]:
-    """Draw at most so many rows; they keep their order. None keeps all."""
+    """Draw at most so many rows, and keep their order; None keeps all."""
     if most is None or most >= len(rows):
         return list(rows)
     return [rows[row] for row in sorted(random.Random(seed).sample(range(len(rows)), most))]
@@ -633,8 +572,8 @@ def _notes(
 #
 # Gao et al. 2021, "Making Pre-trained Language Models Better Few-shot Learners", section 3: K
 # examples a class to train on, and a development set of the same size. Their released draw is made
-# again: in the files' order the same seed gives the same examples (seen for SST-2, CR and TREC; of
-# CoLA only for seed 100, their first, since they go on shuffling what the seed before left).
+# again: in the files' order the same seed gives the same examples (seen for SST-2, CR and TREC; for
+# CoLA only with seed 100, their first, since they shuffle what the seed before left).
 
 
 def draw_shots(
@@ -642,11 +581,7 @@ def draw_shots(
 ) -> Splits:
     """Shuffle the examples, and take each label's first K to train on, the next K as dev.
 
-    Args:
-        examples: Labelled; their order matters to the draw.
-        labels: The task's.
-        num_shots: K.
-        seed: Of numpy's old generator, which the original used.
+    The draw depends on their order; `seed` is of numpy's old generator, as in the original.
 
     Raises:
         DataError: If a label has fewer than 2 K examples.
@@ -670,12 +605,7 @@ def draw_shots(
 
 
 def whole_train(train: Sequence[Example], dev: Sequence[Example]) -> list[Example]:
-    """Return a training file's examples in its order, those that were held out of it included.
-
-    Args:
-        train: As `load_splits` gives them, with ids "train-ROW".
-        dev: The same; one with a file of its own has other ids and is left out.
-    """
+    """Return train in its file's order, with the dev examples that were held out of it."""
     rows = {
         int(example.id.rpartition("-")[2]): example
         for example in [*dev, *train]

@@ -24,13 +24,11 @@ _TOLD_LINES = 1024
 
 @dataclass
 class Reading:
-    """How far a file is read, and its lines that are not UTF-8, which are left out and counted.
-
-    A few such lines are damage, as web text has. A file with more than one in `MOST` is in another
-    encoding.
+    """How far a file is read, and how many lines were left out because they are not UTF-8.
 
     Attributes:
-        done: Bytes of the file on disk, packed as it may be; for a bar.
+        MOST: If more than one line in so many is not, the file is in another encoding.
+        done: Bytes of the file on disk, packed as it may be.
         lines: Lines read so far, these included.
         count: How many were left out.
         first: What is wrong with the first of them.
@@ -43,23 +41,14 @@ class Reading:
     first: DataError | None = None
 
     def check(self) -> None:
-        """Refuse a file of another encoding.
-
-        Raises:
-            DataError: Of the first such line.
-        """
+        """Raise the first line's DataError if the file is in another encoding."""
         if self.first is not None and self.count * self.MOST > self.lines:
             raise self.first
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a file.
-
-    Attributes:
-        number: From 1, as editors count.
-        text: With its line break, if it has one.
-    """
+    """One line of a file with its line break; numbers count from 1."""
 
     number: int
     text: str
@@ -71,7 +60,6 @@ class Record:
 
     Attributes:
         line: The line it stands on, from 1; of a data set its row, from 0.
-        fields: Its values by name.
         place: Where it stands, in words.
     """
 
@@ -80,11 +68,7 @@ class Record:
     place: str
 
     def text(self, name: str) -> str:
-        """Return a field's text without the space around it.
-
-        Raises:
-            DataError: If there is no such field, or it holds no text or none that can be kept.
-        """
+        """Return a field's text, stripped; a DataError if it is missing or no text."""
         if name not in self.fields:
             raise self.lacks(name)
         return clean_text(self.place, name, self.fields[name])
@@ -99,17 +83,10 @@ class Record:
 
 
 def check_file(path: Path, kinds: Sequence[str]) -> str:
-    """Check that a file can be read, and say of what kind it is.
-
-    Args:
-        path: A file; `.gz` or `.zst` may follow its suffix.
-        kinds: Accepted suffixes without the dot, such as ("txt", "jsonl").
-
-    Returns:
-        Its kind: the suffix without the dot and without `.gz` or `.zst`.
+    """Return a file's kind: its suffix without the dot and without `.gz` or `.zst`.
 
     Raises:
-        DataError: If it is missing, a folder, a device, a pipe, empty or of another kind.
+        DataError: If it is missing, no plain file, empty, or its kind is not in `kinds`.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder: give a file inside it")
@@ -130,18 +107,15 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that digits stand for; None for others, and for more than 18 of them."""
+    """Return the number of up to 18 ASCII digits; None for any other text."""
     is_one = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if is_one else None
 
 
 def read_lines(path: Path, reading: Reading | None = None) -> Iterator[Line]:
-    """Return a file's lines; memory does not grow with the file. A byte order mark is dropped.
+    """Yield a file's lines, one at a time; a byte order mark is dropped.
 
-    Args:
-        path: The file.
-        reading: Kept up to date while lines are taken, those that are not UTF-8 being left out;
-            None refuses them.
+    `reading` is kept up to date, and lines that are not UTF-8 are left out; None refuses them.
 
     Raises:
         DataError: If it is cut short, not gzip or zstd, binary or not UTF-8 (line and byte named).
@@ -186,7 +160,7 @@ def _unpack(raw: BinaryIO, codec: str) -> BinaryIO:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be kept as UTF-8 text: without NUL and half surrogate pairs."""
+    """Whether a text can be kept as UTF-8: it holds no NUL and no half surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -195,10 +169,10 @@ def is_utf8(text: str) -> bool:
 
 
 def read_records(path: Path, reading: Reading | None = None) -> Iterator[Record]:
-    """Return a jsonl file's objects; blank lines are skipped. `reading` is as of `read_lines`.
+    """Yield a jsonl file's objects; blank lines are skipped. `reading` is as in `read_lines`.
 
     Raises:
-        DataError: If a line is not a JSON object, or as `read_lines`.
+        DataError: If a line is not a JSON object, or as in `read_lines`.
     """
     for line in read_lines(path, reading):
         if not line.text.strip():
@@ -214,11 +188,7 @@ def read_records(path: Path, reading: Reading | None = None) -> Iterator[Record]
 
 
 def parse_json(text: str) -> Any:
-    """Read JSON that anybody may have written.
-
-    Raises:
-        ValueError: If it is not JSON, nested too deeply, or has a key twice in one object.
-    """
+    """Read JSON; a ValueError if it is invalid, nested too deeply or has a duplicate key."""
     try:
         return _JSON.decode(text)
     except RecursionError:
@@ -226,12 +196,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read a file of JSON.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is not UTF-8, or as `parse_json`.
-    """
+    """Read a JSON file; an OSError, or a ValueError as in `parse_json`."""
     return parse_json(path.read_text(encoding="utf-8"))
 
 
@@ -248,11 +213,7 @@ _JSON = json.JSONDecoder(object_pairs_hook=_distinct)
 
 
 def clean_name(place: str, name: str, value: object) -> str:
-    """Return what a query or passage is called: one word, or the digits of a whole number.
-
-    Raises:
-        DataError: If it is neither.
-    """
+    """Return the name of a query or passage, one word or a whole number; else a DataError."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     text = str(value) if is_number else clean_text(place, name, value)
     if len(text.split()) != 1:
@@ -261,11 +222,7 @@ def clean_name(place: str, name: str, value: object) -> str:
 
 
 def clean_text(place: str, name: str, value: object) -> str:
-    """Return a text without the space around it.
-
-    Raises:
-        DataError: If it is none, or cannot be kept as UTF-8.
-    """
+    """Return a text, stripped; a DataError if it is no text, or cannot be kept as UTF-8."""
     if not isinstance(value, str):
         raise DataError(f"{place}: '{name}' is {show(value)}, not text")
     if not is_utf8(value):
@@ -282,12 +239,8 @@ def read_label(
 ) -> str:
     """Return a row's label, by its name: of a number its digits.
 
-    Args:
-        row: Of any source.
-        column: Where its label is.
-        labels: Those that are known; none: any text is one.
-        classes: Names by number, where the column holds classes by their numbers: then a number is
-            a place among these, and -1 a label that is hidden.
+    Without `labels` any text is one. With `classes` (names by number) a number is a place among
+    these, and -1 a hidden label.
 
     Raises:
         DataError: If it has no label (nothing, NaN or a blank text), or one that is not known.
@@ -329,16 +282,10 @@ def _is_missing(value: object) -> bool:
 
 
 def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record]:
-    """Return the rows of a table with a header. In a tsv, a quote mark is a character.
-
-    Args:
-        path: A csv or tsv file.
-        kind: "csv" or "tsv".
-        columns: Those that are used; quoted cells of a tsv are refused in them.
+    """Yield the rows of a csv or tsv file with a header. In a tsv, a quote mark is a character.
 
     Raises:
-        DataError: If the file cannot be read, a row's cells do not match the header, or a cell of a
-            tsv is quoted as csv quotes.
+        DataError: If a row's cells do not match the header, or a tsv cell in `columns` is quoted.
     """
     csv.field_size_limit(sys.maxsize)
     lines = (line.text for line in read_lines(path))
@@ -362,7 +309,7 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record
                 )
             values = dict(zip(header, cells, strict=True))
             for name, value in values.items():
-                cell = value.strip()  # refused where it says another thing with quoting
+                cell = value.strip()  # refused where quoting would change it
                 is_quoted = '""' in cell and cell.startswith('"') and cell.endswith('"')
                 if kind == "tsv" and is_quoted and name in columns:
                     raise DataError(
@@ -386,16 +333,11 @@ def _refuse_twins(path: Path, header: Sequence[str]) -> None:
 
 logger = logging.getLogger(__name__)
 
-PARQUET_BRANCH = "refs/convert/parquet"
-"""Where the hub keeps its own copy of a data set, as Parquet."""
+PARQUET_BRANCH = "refs/convert/parquet"  # the hub's own copy of a data set
 
 
 def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return all that a hub's client raises: refusals, odd names, no connection, nothing cached.
-
-    Args:
-        others: What to catch beside these.
-    """
+    """Return all errors that a hub's client raises, and `others`, for an except clause."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     # The errors of its client are of the kind that its own begin with, or an OSError; the client
@@ -405,7 +347,7 @@ def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def hub_reason(error: BaseException) -> str:
-    """Word a hub's error in one line."""
+    """Return a hub's error as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return f"{type(error).__name__}."
@@ -418,16 +360,10 @@ def hub_reason(error: BaseException) -> str:
 def load_data_set(
     repo: str, config: str | None, revision: str | None = None
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Load a hub data set as plain files; no code of it is run.
+    """Load a hub data set or a local folder; return its `DatasetBuilder`, and its tables by split.
 
-    Args:
-        repo: Its id, as OWNER/NAME, or a local folder.
-        config: Which of its configurations; None is the only or default one.
-        revision: Branch or commit; None is the main branch or, where that holds only a loading
-            script, the hub's own conversion to Parquet, which is logged.
-
-    Returns:
-        A `datasets.DatasetBuilder`, and its tables by split.
+    No code of it is run. `config` None is the only or default one. `revision` None is the main
+    branch or, where that holds only a loading script, the hub's own conversion to Parquet.
 
     Raises:
         DataError: If there is none, or it cannot be loaded.

@@ -1,7 +1,7 @@
 """Examples of generation tasks with all their right answers; tables as one line of text.
 
-Files are jsonl (also .gz): a row's answers are a text, a list of texts, or TriviaQA's value with
-its aliases; of a table they are the sentences that tell it.
+Files are jsonl. A row's answers are a text, a list of texts, or TriviaQA's value with its aliases;
+a table's are sentences that describe it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,19 +17,13 @@ from pgra.errors import DataError
 # Tables with highlighted cells, as ToTTo and FeTaQA have them, written as one line of text.
 #
 # Parikh et al. 2020 (ToTTo), section 7: the highlighted cells with the headers that are found for
-# them, behind the titles of page and section. KATE (Liu et al. 2022, section 3.1 and Table 11)
+# them, after the titles of page and section. KATE (Liu et al. 2022, section 3.1 and Table 11)
 # deletes the closing tags, so that more exemplars fit.
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table.
-
-    Attributes:
-        value: Its text.
-        is_header: Whether it names others.
-        columns: How many columns it spans.
-    """
+    """A cell of a table; a header names others, `columns` is the number that it spans."""
 
     value: str
     is_header: bool = False
@@ -38,16 +32,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Highlights:
-    """A table, and the cells of it that a sentence shall tell.
+    """A table, and the cells of it that a sentence must describe.
 
     Attributes:
         cells: Its rows.
         chosen: Row and index in the row of each highlighted cell, (n, 2).
-        page: Title of the page it is from; may be empty.
-        section: Title of the section; may be empty.
-        section_text: What the section says before the table; may be empty.
-        is_overlap: Of ToTTo's dev set: whether the train set has tables with the same header;
-            None elsewhere.
+        page: Title of its page; it and the two below may be empty.
+        section: Title of the section.
+        section_text: What the section says before the table.
+        is_overlap: In ToTTo's dev set, whether train has tables with the same header; else None.
     """
 
     cells: Sequence[Sequence[Cell]]
@@ -64,7 +57,7 @@ class Highlights:
 
     @property
     def line(self) -> str:
-        """Write titles and highlighted cells with their headers, opening tags only."""
+        """Return titles and highlighted cells with their headers, in opening tags only."""
         parts = [("page_title", self.page), ("section_title", self.section)]
         for row, index in self.chosen:
             parts.append(("cell", self.cells[row][index].value))
@@ -76,10 +69,7 @@ class Highlights:
         return " ".join(written)
 
     def _column_headers(self, row: int, index: int) -> list[str]:
-        """Return the headers above a cell that share a column with it, from the top.
-
-        Cells over several rows are not counted in the rows below.
-        """
+        """Return the headers above a cell that share a column with it; rowspans are ignored."""
         _, start, end = [*_spans(self.cells[row])][index]
         return [
             cell.value
@@ -96,13 +86,13 @@ class Highlights:
 
     @property
     def chosen_values(self) -> list[str]:
-        """Return highlighted values and titles: what it should say (PARENT's table for recall)."""
+        """Return highlighted values and titles: what it must say (PARENT's table for recall)."""
         chosen = [self.cells[row][index].value for row, index in self.chosen]
         return _present([*chosen, self.page, self.section])
 
 
 def _spans(row: Sequence[Cell]) -> Iterator[tuple[Cell, int, int]]:
-    """Return each cell with the column at which it starts, and the one behind it."""
+    """Yield each cell with its first column, and the one after its last."""
     start = 0
     for cell in row:
         yield cell, start, start + cell.columns
@@ -118,9 +108,8 @@ class Reference:
     """An example of a generation task.
 
     Attributes:
-        example: Id, fields, and as its label the first answer: what an exemplar shows.
+        example: Its label is the first answer, which an exemplar shows.
         answers: All that are right, at least one.
-        table: The table it is about, or None.
     """
 
     example: Example
@@ -131,12 +120,7 @@ class Reference:
 def load_references(
     task: GenerationTask, args: DataArguments, *, query_dataset_name: str | None = None
 ) -> tuple[list[Reference], list[Reference]]:
-    """Read a task's pool of exemplars, and its queries; sub-samples are drawn with `split_seed`.
-
-    Args:
-        task: Whose rows they are.
-        args: Where they are.
-        query_dataset_name: Another data set, whose test split holds the queries.
+    """Read a task's pool of exemplars, and its queries; see `load_pool`.
 
     Raises:
         ConfigError: If a validation file is named, or queries are named twice.
@@ -154,11 +138,6 @@ def load_references(
 
 def read_references(task: GenerationTask, raw: RawSplit, split: str) -> list[Reference]:
     """Read one split.
-
-    Args:
-        task: Whose rows they are.
-        raw: Where they come from.
-        split: "train", "validation" or "test"; ids begin with it.
 
     Raises:
         DataError: If it cannot be read, is empty, or a row is bad; its place is named.
@@ -191,13 +170,7 @@ def _reference(task: GenerationTask, row: Record, raw: RawSplit, name: str) -> R
 def _parse(
     kind: str, row: Record, columns: Mapping[str, str]
 ) -> tuple[Mapping[str, object], Sequence[object], Highlights | None]:
-    """Return a row's fields, its answers and its table, as its kind of task has them.
-
-    Raises:
-        KeyError: If a column is missing.
-        TypeError: If a value is of another kind.
-        ValueError: If a highlighted cell is not in the table.
-    """
+    """Return a row's fields, answers and table; a bad row is a Key-, Type- or ValueError."""
     values: Mapping[str, Any] = row.fields
     if kind == "question":
         fields = {name: values[column] for name, column in columns.items()}

@@ -1,7 +1,7 @@
 """Tasks: one YAML each in `configs/tasks`, or in `configs/generation` where the answer is written.
 
-A YAML's keys are the fields of `Task` or `GenerationTask`; its name is the file's. From Python the
-same keys make one without a file: `Task(name=..., labels=..., ...)`.
+A YAML's keys are the fields of `Task` or `GenerationTask`; its name is the file's. From Python,
+`Task(name=..., labels=..., ...)`.
 """
 
 import string
@@ -30,8 +30,8 @@ from pgra.errors import ConfigError
 
 WrittenMetric = Literal["exact_match", "bleu", "parent"]
 SPLITS = ("train", "validation", "test")
+# Metrics of labels; any `module:function` of type `pgra.report.metrics.Metric` will do too.
 METRICS = {name: f"pgra.report.metrics:{name}" for name in ("accuracy", "macro_f1", "mcc")}
-"""Metrics of labels; any other `module:function` of the type `pgra.report.metrics.Metric` too."""
 LABEL = "label"
 ANSWERS = "answers"
 
@@ -41,10 +41,9 @@ class HubSource:
     """A task's data set on the hub.
 
     Attributes:
-        id: The data set.
         config: Its configuration, if it has several.
         revision: A branch or commit other than its main one.
-        columns: Column by input name, and by "label" or "answers"; what is not here has its name.
+        columns: Column by input name, and by "label" or "answers"; by default the same name.
         labels: Our label names in the order of the hub's integers; None: the column holds names.
         splits: The hub's split by ours.
     """
@@ -62,9 +61,8 @@ class LocalSource:
     """How a task's files are laid out in a local folder.
 
     Attributes:
-        splits: File name (without suffix) by split; None: train, test, and validation if it is
-            there.
-        columns: Column of a file by field, and by "answers"; what is not here has its name.
+        splits: File name (without suffix) by split; None: train, test, and validation if it exists.
+        columns: Column of a file by field, and by "answers"; by default the same name.
     """
 
     splits: Mapping[str, str] | None = None
@@ -78,13 +76,9 @@ class _Sourced:
     Attributes:
         folder: Of `configs`, where the shipped ones are.
         target: What a row has besides its inputs: "label" or "answers".
-        file_kinds: Which files of rows are read.
-        name: The YAML's name.
         inputs: Fields every example has, in the order they are searched with. A passage fills the
             first one when the LM reads it, so the first is the one that is most like a passage.
-        hub: Where its data is on the hub, or None.
-        local: How a local folder of it is laid out.
-        sizes: Rows the usual splits have; empty where unknown.
+        sizes: Rows of the usual splits; empty where unknown.
     """
 
     folder: ClassVar[str]
@@ -97,7 +91,6 @@ class _Sourced:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse wrong types, and inputs, columns and splits that contradict each other."""
         self._check_types()
         if not self.name or {*"/\\\0"} & {*self.name}:
             raise ConfigError(f"name is '{self.name}', and files are named by it: no '/' in it")
@@ -132,7 +125,7 @@ class _Sourced:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Return the names of the shipped ones."""
+        """Return the names of the shipped tasks."""
         return list_yamls(cls.folder)
 
     @classmethod
@@ -140,15 +133,15 @@ class _Sourced:
         """Read a task by the name of a shipped one, or from a path that ends in .yaml.
 
         Raises:
-            ConfigError: If there is no such task, or its YAML has an unknown key, lacks one, or
-                contradicts itself.
+            ConfigError: If there is none, or its YAML has an unknown key, lacks one or contradicts
+                itself.
         """
         path = find_yaml("task", cls.folder, str(name_or_path))
         return from_yaml(cls, path, name=path.stem)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, name: str = "my-task") -> Self:
-        """Make a task of what a YAML would say, with its errors; `values` may hold the name."""
+        """Make a task from a YAML's keys and values, which may hold the name."""
         return from_values(cls, {"name": name, **values})
 
     def to_yaml(self) -> str:
@@ -167,11 +160,11 @@ class Task(_Sourced):
         labels: Names; their order is that of ids.
         prompt: P(x) of the second stage, with the inputs in braces.
         answer: What follows P(x), on a line of its own, before the word; "" for none.
-        prompt_words: Word by label, in the second stage's exemplars; default: the labels.
+        prompt_words: Word by label in the second stage's exemplars; default: the labels.
         reader_template: How a trained reader sees an example; "" where there is none.
-        verbalizer: Word by label, which a trained reader writes; empty where there is none.
+        verbalizer: Word by label that a trained reader writes; empty where there is none.
         metric: Its headline metric: of `METRICS`, or a `module:function` of the user's own.
-        ignored_labels: Labels of the data that the task does without: their rows are left out.
+        ignored_labels: Labels whose rows are left out.
     """
 
     folder = "tasks"
@@ -216,11 +209,7 @@ class Task(_Sourced):
 
     @property
     def reader_words(self) -> Mapping[str, str]:
-        """The verbalizer, for a reader.
-
-        Raises:
-            ConfigError: If the task has none, as one for `pgra icl` alone may.
-        """
+        """The verbalizer for a reader; a ConfigError if the task has none."""
         if not self.verbalizer:
             shown = ", ".join(f"{label}: {label}" for label in self.labels)
             raise self._lacks("verbalizer", f"{{{shown}}}")
@@ -228,11 +217,7 @@ class Task(_Sourced):
 
     @property
     def reader_text(self) -> str:
-        """The reader's template, for a reader.
-
-        Raises:
-            ConfigError: If the task has none, as one for `pgra icl` alone may.
-        """
+        """The template for a reader; a ConfigError if the task has none."""
         if not self.reader_template:
             slots = " ".join(f"{{{name}}}" for name in self.inputs)
             raise self._lacks("reader_template", f"'{slots} It is <extra_id_0>'")
@@ -262,10 +247,9 @@ class GenerationTask(_Sourced):
     Attributes:
         kind: How rows are read: "question" (text fields and answers), "totto" or "fetaqa". A
             table's input is "table", and "question" of FeTaQA.
-        frame: How fields are shown, up to where the answer begins: "Q: {question}\nA:". An
-            exemplar's answer follows behind a space, and a blank line behind that.
+        frame: How fields are shown, up to the answer: "Q: {question}\nA:". In an exemplar a space,
+            the answer and a blank line follow.
         metrics: The headline first.
-        num_exemplars: The paper's.
         max_new_tokens: Most tokens of an answer.
         stop: Where an answer ends.
     """
@@ -298,18 +282,14 @@ class GenerationTask(_Sourced):
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as YAML writes it, without what nobody gave."""
+    """Return a value as YAML writes it, without Nones."""
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items() if part is not None}
     return list(value) if isinstance(value, tuple) else value
 
 
 def load_any_task(name: str) -> Task | GenerationTask:
-    """Read a task by its name or YAML: one with labels, or one whose answers are written.
-
-    Raises:
-        ConfigError: If there is none, or its YAML contradicts itself.
-    """
+    """Read a task by its name or YAML: one with labels, or one whose answers are written."""
     if Path(name).suffix in (".yaml", ".yml"):
         is_written = "kind" in read_yaml(Path(name))
     else:
@@ -334,14 +314,14 @@ def check_words(key: str, words: Mapping[str, str]) -> None:
 
 
 def check_distinct(key: str, names: Sequence[str]) -> None:
-    """Refuse names that stand there twice, or are blank."""
+    """Refuse duplicate or blank names."""
     plain = [name.strip() for name in names]
     if len(set(plain)) < len(plain) or "" in plain:
         raise ConfigError(f"{key} names something twice, or nothing: {', '.join(names)}")
 
 
 def check_slots(key: str, template: str, inputs: Sequence[str]) -> list[str]:
-    """Return the fields in a template's braces, in order; refuse what is no input."""
+    """Return the fields in a template's braces, in order; refuse any that is no input."""
     try:
         found = [slot for slot in string.Formatter().parse(template) if slot[1] is not None]
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a word, a mark and an equal text is, in any script: one answer for all who compare texts."""
+"""What counts as a word, a mark and an equal text, in any script."""
 
 import re
 import unicodedata
@@ -6,12 +6,11 @@ from itertools import pairwise
 
 import regex
 
-LEAK_JACCARD = 0.9
-"""Share of common words from which on a text is nearly the query's own; see `LeakGuard`."""
+LEAK_JACCARD = 0.9  # share of common words from which a text is nearly the query's own
 
 
+# For fingerprints: how `split_words` cuts.
 WORDS = "NFC, case-folded; letters, digits and their marks; pairs of characters without spaces"
-"""Of fingerprints: how `split_words` cuts."""
 
 _WIDE = re.compile("[\uff01-\uffee]+")  # full-width Latin, half-width Kana
 _UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\p{Cf}]+")
@@ -35,7 +34,7 @@ _SIGNS = (  # that change what a text says, written as one symbol
 
 
 def copy_key(text: str) -> str:
-    """Return a text as copies are found: case, spaces and how characters are coded do not count."""
+    """Return a text as copies are compared: without case, extra spaces and variants of coding."""
     folded = unicodedata.normalize("NFC", text).casefold().replace("i\u0307", "i")  # Turkish İ
     narrow = _WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), folded)
     return " ".join(unicodedata.normalize("NFC", narrow).split())
@@ -58,7 +57,7 @@ _MARKS = _Marks()
 
 
 def text_key(text: str) -> str:
-    """Return the words of a text, case and punctuation aside.
+    """Return a text's words without case and punctuation.
 
     Symbols count, "#", "%", a minus sign and smileys among them: C++ is not C#.
     """
@@ -73,13 +72,9 @@ def text_key(text: str) -> str:
 def split_words(text: str, *, singles: bool = False) -> list[str]:
     """Split a text into words: case-folded runs of letters and digits with their marks.
 
-    Scripts that put no spaces between words (Chinese, Japanese, Thai, ...) are cut into pairs of
-    neighboring characters, and a character that stands alone is a word. Korean has spaces.
-
-    Args:
-        text: Any text.
-        singles: Whether each character of such scripts is a word too. A searched text needs them,
-            so that a query of one character finds it; a query does not.
+    Scripts without spaces between words (Chinese, Japanese, Thai, ...) are cut into pairs of
+    neighboring characters, and a lone character is a word. With `singles` each of their characters
+    is a word too: searched texts need that, so that a query of one character finds them.
     """
     if text.isascii():  # the same, and much faster
         return _ASCII_WORD.findall(text.lower())
@@ -107,7 +102,7 @@ def drop_punctuation(text: str) -> str:
 
 
 def strip_marks(text: str) -> str:
-    """Return a text without the spaces and punctuation around it, of any script.
+    """Strip spaces and punctuation of any script.
 
     What belongs to a name or number stays (C#, 5%, -5), and so does a text of marks alone.
     """
