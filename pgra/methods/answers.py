@@ -22,11 +22,9 @@ from pgra.reader.calibrate import decide
 
 @dataclass(frozen=True)
 class Answer:
-    """An LM's answer to a query.
+    """An LM's answer to a query: its label, or its text where there are no labels.
 
-    Attributes:
-        prediction: Its label; for a task without labels, the text that it wrote.
-        details: Further entries of `predictions.jsonl`.
+    `details` are further entries of `predictions.jsonl`.
     """
 
     prediction: Prediction
@@ -64,7 +62,7 @@ class WordScorer(Answerer):
     """Takes the label whose word is likeliest after the prompt, all its tokens counted."""
 
     def __post_init__(self) -> None:
-        answer_words(self.format.words)  # refuses words that cannot be told apart, before anything
+        answer_words(self.format.words)  # refuses ambiguous words, before anything
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -93,7 +91,7 @@ class TextWriter(Answerer):
     stop: str = "\n"
 
     def __post_init__(self) -> None:
-        self._verbalizer  # refuses words that cannot be told apart, before anything  # noqa: B018
+        self._verbalizer  # refuses ambiguous words, before anything  # noqa: B018
 
     @cached_property
     def _verbalizer(self) -> Verbalizer:

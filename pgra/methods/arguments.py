@@ -19,7 +19,7 @@ from pgra.rerank.base import CrossEncoderArguments, RerankArguments
 from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.trec import RunFileArguments
 
-# What tells the methods with PGRA's arguments apart; these override the user's.
+# How the methods with PGRA's arguments differ. These win over a YAML; other flags are refused.
 READERS: Mapping[str, Mapping[str, Any]] = {
     "exhaustive": {"retriever": "exhaustive", "reranker": "prompted"},
     "fid": {"reranker": "none"},
@@ -303,11 +303,13 @@ class RunArguments:
 
     @property
     def runtime(self) -> RuntimeArguments:
+        """The method, the artifacts folder and the device."""
         runtime: RuntimeArguments = self.sections["runtime"]
         return runtime
 
     @property
     def data(self) -> DataArguments:
+        """The task and its examples."""
         data: DataArguments = self.sections["data"]
         return data
 
@@ -336,10 +338,12 @@ class RunArguments:
 
     @property
     def folder(self) -> Path:
+        """The run's folder."""
         return Path(str(self.sections[self.home].output_dir))
 
     @property
     def seed(self) -> int:
+        """The run's seed."""
         return int(self.sections[self.home].seed)
 
     def change(self, section: str, **changes: Any) -> "RunArguments":

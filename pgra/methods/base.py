@@ -49,14 +49,10 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass
 class TaskData:
-    """A task's examples.
+    """A task and its examples.
 
-    Attributes:
-        task: Its labels are chosen, or its answers written.
-        train: The examples to learn from.
-        dev: The examples that choose settings and checkpoints.
-        test: The examples that results are reported on.
-        notes: What a reader of the numbers must know of the data.
+    Train is learned from, dev chooses settings and checkpoints, test is reported on. `notes` are
+    what a reader of the numbers must know of the data.
     """
 
     task: Task | GenerationTask
@@ -314,12 +310,10 @@ def known_options() -> dict[str, str]:
 
 
 def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: str) -> RunArguments:
-    """Make a run's arguments from values by their command-line names.
+    """Make a run's arguments from values by their command-line names; a `Path` is read as text.
 
-    Args:
-        values: Each of its own type; paths may be `Path`.
-        layers: Flags for the layers below them: `--profile NAME`, `--config FILE`.
-        caller: The function's name, for messages.
+    `layers` are flags for the layers below them: `--profile NAME`, `--config FILE`. Messages name
+    the `caller`.
 
     Raises:
         ConfigError: If the method has no argument of a name, or a value has another type, is out of

@@ -2,9 +2,9 @@
 
     exemplars = the pool's k nearest to the query        or drawn, for the baseline
     prompt    = exemplars, nearest first + query         as many as fit the LM's window
-    label     = LM(prompt)                               a label word's chance, or what it writes
+    label     = LM(prompt)                               a label word's probability, or its text
 
-All three are stored in the artifacts folder, so a stopped run resumes where it was.
+Exemplars and answers are stored in the artifacts folder, so a stopped run resumes where it was.
 """
 
 import json
@@ -64,12 +64,7 @@ class PoolData(TaskData):
 
     @classmethod
     def read(cls, args: RunArguments) -> Self:
-        """Read a task's pool and queries.
-
-        Raises:
-            ConfigError: If no task is named, or there is none of that name.
-            DataError: If the data cannot be read.
-        """
+        """Read a task's pool and queries; errors as of `TaskData.read`."""
         task, other = load_any_task(task_name(args)), args["icl"].query_dataset_name
         if isinstance(task, Task):
             splits = load_pool(task, args.data, query_dataset_name=other)
@@ -84,12 +79,9 @@ class PoolData(TaskData):
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of B queries.
+    """The prompts of B queries; `texts` is empty and `fit` None with a vote.
 
-    Attributes:
-        rows: Each query's exemplars in the prompt's order, rows of the pool.
-        fit: What did not fit; None with a vote.
-        texts: Each one's prompt; none with a vote.
+    `rows` are each query's exemplars in the prompt's order, rows of the pool.
     """
 
     chosen: Chosen
@@ -101,9 +93,7 @@ class Prompts:
 class Kate(Method):
     """Lets a frozen LM decide queries after labelled examples.
 
-    Attributes:
-        selection: The arguments, with the task's number of exemplars and the run's seed.
-        icl: The arguments, with what the task decides.
+    `selection` and `icl` are the arguments, with what the task and the run's seed decide.
     """
 
     SECTIONS = SECTIONS["kate"]

@@ -25,7 +25,7 @@ from pgra.retrieval.base import examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
 
-NUMBERS = (1, 3, 5, 9, 17, 33, 65)  # Tried on the dev set; odd, so that two labels cannot tie.
+NUMBERS = (1, 3, 5, 9, 17, 33, 65)  # tried on the dev set; odd, so that two labels cannot tie
 
 
 class NearestNeighbors(Method):

@@ -146,16 +146,10 @@ def draw_demonstrations(
 ) -> npt.NDArray[np.int64]:
     """Draw each query's demonstrations: rows of the support, (B, num_sets, C), labels in order.
 
-    A query is never its own; its draws depend on its id and the seed, not on other queries.
-
-    Args:
-        queries: The examples that get demonstrations.
-        support: The training examples, two of each label at least.
-        vectors: The queries' and the support's, of unit length, (B, D) and (n, D); None to draw
-            from all of a label's.
-        labels: The task's.
-        args: The number of sets, and the share of a label's examples, rounded down, at least one.
-        seed: Of the draws.
+    A query is never its own; its draws depend on its id and the seed, not on other queries. The
+    support has two examples of each label at least. `vectors` are the queries' and the support's,
+    of unit length, (B, D) and (n, D); None to draw from all of a label's examples, else from
+    the nearest `exemplar_share` of them, rounded down, at least one.
     """
     drawn = np.empty((len(queries), args.exemplar_sets, len(labels)), dtype=np.int64)
     for number, query in enumerate(queries):

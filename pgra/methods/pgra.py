@@ -72,10 +72,7 @@ logger = logging.getLogger(__name__)
 class Pgra(Method):
     """Trains a fused T5 on evidence, and decides with it.
 
-    Attributes:
-        pgra: The arguments, as the method decides them.
-        reader: What scores the labels: trained, or loaded.
-        calibration: The temperature of its probabilities.
+    `pgra` are the arguments, as the method decides them; `reader` scores the labels.
     """
 
     SECTIONS = SECTIONS["pgra"]
@@ -102,7 +99,7 @@ class Pgra(Method):
         return args.trains and args["training"].max_steps != 0
 
     def open(self) -> None:
-        Task.load(task_name(self.args))  # a wrong name is told before models are looked for
+        Task.load(task_name(self.args))  # refuses a wrong name before models are looked for
         self.source = find_model(self.pgra.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()
@@ -255,7 +252,7 @@ class Pgra(Method):
         if is_described:  # its files are as they were written
             self.calibration = read_record(folder).calibration
         self.open_trained(home)
-        if not is_described:  # the run was stopped behind its training
+        if not is_described:  # the run was stopped after its training
             self._describe(folder)
 
     def _describe(self, folder: Path) -> None:
@@ -426,7 +423,7 @@ def _open_recorded(
     if args.is_exhaustive:
         return stages
     encoder = _index_encoder(made)
-    if encoder:  # its folder's digest tells before an index would be built with it
+    if encoder:  # by its folder's digest, before an index would be built with it
         _check(home, "encoder", encoder["encoder"], find_model(args.retriever.encoder).identity)
     _check(home, "index", made.get("index"), dict(stages.retriever.fingerprint))
     return stages

@@ -53,18 +53,13 @@ _BATCH = 64  # queries at once, without gradients
 
 
 class RagReader(FusionReader):
-    """A T5 and a query encoder, trained together.
-
-    Attributes:
-        query_encoder: Decides which candidates are read, and how much each counts.
-        num_evidence: How many are read (N).
-    """
+    """A T5 and a query encoder, trained together; it reads N = `num_evidence` of the candidates."""
 
     def __init__(self, t5: Any, encoder: Encoder, num_evidence: int) -> None:
         """Take both models; the encoder's is trained in place.
 
         Raises:
-            ModelError: If the encoder has trained layers after its pooling.
+            ModelError: If the encoder has Dense layers after its pooling.
         """
         super().__init__(t5)
         if any(encoder.sentence.layers):

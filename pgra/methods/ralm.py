@@ -45,8 +45,7 @@ class Prompts:
 class PromptReader:
     """An LM that reads evidence and query, and scores each label's word.
 
-    `words` are in the task's order of labels; `template` shows the query, `args` limit the
-    evidence.
+    `words` are in the task's order of labels; `template` shows the query.
     """
 
     lm: LanguageModel
@@ -117,7 +116,7 @@ class Ralm(Pgra):
     def open_tokenizer(self) -> None:
         """Open the LM, whose weights are loaded when they are needed; its answers are kept."""
         rerank, words = self.pgra.rerank, self.verbalizer.words
-        answer_words(words)  # refuses words that cannot be told apart
+        answer_words(words)  # refuses ambiguous words
         asked = CompleterArguments(
             lm=self.source.name,
             lm_dtype=rerank.lm_dtype,

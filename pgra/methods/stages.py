@@ -123,6 +123,7 @@ class Stages(Timed):
 
     @cached_property
     def corpus(self) -> Corpus:
+        """The passages that are searched."""
         with self.timed("corpus"):
             return open_corpus(self.args.corpus, self.args.artifacts)
 
@@ -287,7 +288,7 @@ class Stages(Timed):
         )
 
     def _find_in_all(self, splits: Sequence[str]) -> None:
-        """Find evidence among all passages; it also stands for the first stage's candidates."""
+        """Find evidence among all passages; the first stage's candidates are the same."""
         search = self.exhaustive
         examples = [example for split in splits for example in self.data.examples(split)]
         with self.timed("states"):
