@@ -167,7 +167,7 @@ NOT_DECIDING = frozenset(
         *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
         *("log_on_each_node", "log_level", "log_level_replica", "disable_tqdm", "report_to"),
         *("include_num_input_tokens_seen", "skip_memory_metrics"),
-        # How often a run is saved, when it pauses, where it goes on: going on is bit-exact, and the
+        # How often a run is saved, when it pauses, where it resumes: that is bit-exact, and the
         # best checkpoint is always kept (with it, save_steps is eval_steps, which decides).
         *("save_steps", "save_total_limit", "save_on_each_node", "resume_from_checkpoint"),
         "max_train_minutes",

@@ -15,8 +15,8 @@ from pgra.core import Prediction, Scores
 from pgra.errors import ModelError
 
 LEAST_EXAMPLES = 50  # with 50, accuracy itself is unsure by 0.07 (one sigma)
-# Temperatures lie between 1 / LARGEST and LARGEST. A fit at the upper border is taken: the reader
-# is sure and wrong. One at the lower is not: all of too few dev examples are right.
+# Temperatures lie between 1 / LARGEST and LARGEST. A fit at the upper border counts: the reader
+# is sure and wrong. One at the lower does not: all dev examples are right, and too few.
 LARGEST = 10.0
 
 

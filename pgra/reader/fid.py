@@ -19,7 +19,7 @@ from pgra.lm.kernels import fuse_norms, read_encoded_tokens
 from pgra.lm.load import find_model, load_config, load_pretrained
 from pgra.reader.module import ReaderModule
 
-IGNORED = -100  # Label of a padded target token, as in PyTorch's cross entropy.
+IGNORED = -100  # label of a padded target token, as in PyTorch's cross entropy
 # T5, v1.1, flan-T5 and ByT5 are all "t5". Not "umt5": transformers 5.2 to 5.23 scale its logits
 # like the original T5's, but it was trained without, with a head of its own.
 ARCHITECTURES = ("mt5", "t5")
@@ -57,13 +57,11 @@ class FusionReader(ReaderModule):
     def fuse(self, packed: PackedSegments) -> Fused:
         """Encode each segment alone, then lay an example's tokens side by side.
 
-        Fusion-in-Decoder (Izacard and Grave 2021). Segments are encoded in groups of similar
-        length.
+        Fusion-in-Decoder (Izacard and Grave 2021). Segments of similar length form groups.
 
         Returns:
             Encoder output (B, S, D) and its mask (B, S) bool, as the decoder reads them; S is the
-                most
-            real tokens of an example.
+            most real tokens of an example.
         """
         encoder, start, parts = self.model.get_encoder(), 0, []
         # All at once: the gradient of the embeddings is as large as they are, for each call.
@@ -81,7 +79,7 @@ class FusionReader(ReaderModule):
             start = group.stop
         B, S = packed.places.shape
         flat = torch.cat(parts) if len(parts) > 1 else parts[0]
-        # Where an example has no more tokens stands any other's: the mask hides it. Not always the
+        # Past an example's last token is any other's: the mask hides it. Not always the
         # same one's, or a GPU would add up all their gradients, which are 0, in one place.
         spread = torch.arange(B * S, device=flat.device).remainder_(len(flat)).view(B, S)
         places = torch.where(packed.places < 0, spread, packed.places)
@@ -97,15 +95,10 @@ class FusionReader(ReaderModule):
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput:
-        """Read a batch with known targets; the first four arguments are `PackedSegments`.
+        """Read a batch of `PackedSegments` (the first four arguments) with known targets.
 
-        Args:
-            input_ids: As in `PackedSegments`.
-            attention_mask: Likewise.
-            groups: Likewise.
-            places: Likewise.
-            labels: (B, T) int64, `IGNORED` where padded.
-            num_items_in_batch: Target tokens to divide the summed loss by; None is this batch's.
+        Labels are (B, T) int64, `IGNORED` where padded. `num_items_in_batch` are the target tokens
+        to divide the summed loss by; None is this batch's.
 
         Returns:
             With `.loss` (mean cross entropy of a target token) and `.logits` (B, T, V).
@@ -125,8 +118,7 @@ class FusionReader(ReaderModule):
     def score_targets(self, fused: Fused, labels: Tensor) -> Tensor:
         """Return the log-probability of each row's whole target, (R,) float32.
 
-        `fused` is of B examples. Labels are (R, T) int64: R / B rows an example, one after the
-        other.
+        `fused` is of B examples. Labels are (R, T) int64: R / B rows in turn for each example.
         """
         encoded, mask = fused
         output = self.model(

@@ -36,11 +36,9 @@ _CHUNK = 4096  # texts tokenised at once
 
 @dataclass(frozen=True)
 class TokenizedInput:
-    """One example as tokens.
+    """One example as tokens: N segments of int32 ids, each the query with one evidence.
 
-    Attributes:
-        segments: N arrays of token ids, int32, each the query with one evidence.
-        target: Token ids of the label's target, None without a label.
+    `target` has the ids of the label's target, None without a label.
     """
 
     example_id: str
@@ -161,12 +159,9 @@ def store_inputs(
     make: Callable[[], TokenizedInputs],
     context: Context = ALONE,
 ) -> list[npt.NDArray[Any]]:
-    """Read a split's token arrays, or make and write them; of several processes one does.
+    """Read a split's token arrays, the last three of `TokenizedInputs`, or make and write them.
 
-    `fingerprint` holds all that determines the tokens.
-
-    Returns:
-        The last three of `TokenizedInputs`.
+    `fingerprint` holds all that determines the tokens. One of several processes does the work.
     """
     names = ("tokens", "segment_ends", "example_ends")
 
@@ -186,12 +181,9 @@ def store_inputs(
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """How a segment is put together.
+    """How a query and an evidence become a segment of at most `max_tokens`, its end included.
 
-    Attributes:
-        template: How the query is shown, with a slot for each field it uses.
-        order: "query_first", or "evidence_first" as in the paper's code.
-        max_tokens: Most tokens of a segment, the end of sentence included.
+    `template` shows the query; the paper's code has the order "evidence_first".
     """
 
     template: str
@@ -336,15 +328,11 @@ def pad_targets(targets: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> Ten
 # Queries as people give them, checked against what a task takes.
 
 
-Query = str | Mapping[str, str]  # Text of the task's first input, or of each.
+Query = str | Mapping[str, str]  # text of the task's first input, or of each
 
 
 def read_queries(queries: Sequence[Query], *, task: str, inputs: Sequence[str]) -> list[Example]:
-    """Give queries a task's fields; `task` is its name, for messages.
-
-    Raises:
-        ConfigError: If a query does not fit the task's inputs.
-    """
+    """Give queries a task's fields; one that does not fit its inputs is a ConfigError."""
     if isinstance(queries, str | Mapping):
         raise ConfigError("queries is a single query: give a list of them, such as ['a text']")
     return [

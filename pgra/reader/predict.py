@@ -43,9 +43,8 @@ class Decision:
 class T5Classifier(Trainable):
     """A fused T5 that decides a task's labels.
 
-    The context's processes share all work, and each gets all results, in the order given. The
-    module runs on its own device; `batch_tokens` is the most in a batch, None what suits the
-    device.
+    The context's processes share all work, and each gets all results, in the order given.
+    `batch_tokens` is the most in a batch; None is what suits the module's device.
     """
 
     module: FusionReader

@@ -37,7 +37,7 @@ READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
 FORMAT = 2
 OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
-_OTHERS = (RECORD_FILE, "README.md")  # the model card tells of the measurement, which comes later
+_OTHERS = (RECORD_FILE, "README.md")  # the model card has the measurement, which comes later
 _AGAIN = "copy the folder again, or train again in another"
 
 
@@ -45,15 +45,9 @@ _AGAIN = "copy the folder again, or train again in another"
 class ReaderRecord:
     """What a reader was trained for and with.
 
-    Attributes:
-        inputs: Fields of a query, in the task's order.
-        words: Word by label, in the task's order of labels.
-        num_evidence: Evidence a query, the paper's d; 0 for a plain T5.
-        method: t5, fid, pgra or pgra-exhaustive.
-        prompt: The second stage's prompt; None where there is none.
-        base_model: The T5 it began as: {"name", "identity"}.
-        arguments: All of `PgraArguments`, by section.
-        fingerprints: Of data, corpus, index, reranker (LM, prompt and bank) and evidence.
+    `inputs` and `words` are in the task's order. `num_evidence` is the paper's d, 0 for a plain T5.
+    `prompt` is the second stage's, or None. `base_model` has "name" and "identity" of the first T5.
+    `arguments` are all of `PgraArguments`, by section; `fingerprints` those of the stages.
     """
 
     task: str
@@ -139,11 +133,7 @@ def fetch_reader(name: str | Path, *, token: str | None = None) -> Path:
 
 
 def find_reader(folder: Path) -> Path:
-    """Find the reader's folder in a run, or take it as it is.
-
-    Raises:
-        ArtifactError: If there is no whole one, with how to continue.
-    """
+    """Find the reader's folder in a run, or take it as it is; without one, an ArtifactError."""
     for place in (folder, folder / READER_FOLDER):
         if (place / RECORD_FILE).is_file():
             return place
@@ -208,10 +198,7 @@ Evidence = Sequence[Sequence[str]]  # texts for each query
 class Reader:
     """A trained reader, used: queries and evidence in, labels out.
 
-    Attributes:
-        record: What it was trained for and with.
-        folder: Where its files are.
-        classifier: Scores its labels.
+    `record` says what it was trained for and with; `classifier` scores its labels.
     """
 
     def __init__(
@@ -244,12 +231,10 @@ class Reader:
     def from_pretrained(
         cls, name: str | Path, *, device: str = "auto", token: str | None = None
     ) -> Self:
-        """Load a reader from the hub, or from a folder.
+        """Load a reader from the hub, or from a folder as `load`.
 
-        Args:
-            name: Hub id, as OWNER/NAME or OWNER/NAME@REVISION; or a folder, as of `load`.
-            device: As of `load`.
-            token: The hub's; None: HF_TOKEN, or the login's.
+        On the hub it is OWNER/NAME or OWNER/NAME@REVISION. A token of None is HF_TOKEN or the
+        login's.
 
         Raises:
             ArtifactError: As `load`; or if the hub has none, or cannot be reached.
@@ -300,9 +285,6 @@ class Reader:
             queries: A text, or a mapping of the task's inputs to texts; or a list of these.
             evidence: Texts for the query, or for each of a list, in any order and of any number;
                 `[]` for no evidence at all.
-
-        Returns:
-            A prediction; for a list, one for each.
 
         Raises:
             ConfigError: If a query does not fit the task, or a reader that was trained with

@@ -23,7 +23,7 @@ from pgra.errors import ArtifactError, DamageError, Stopped, reading
 from pgra.reader.module import ReaderModule
 from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
-# Stops a training so that the same command goes on: at a signal, or when its time is up.
+# Stops a training so that the same command resumes it: at a signal, or when its time is up.
 #
 # All processes leave after the same step, with a whole checkpoint. Exit codes: 128 + the signal's
 # number (SIGINT 130, SIGUSR1 138, SIGTERM 143), and 124 when time is up, as of `timeout`.
@@ -46,7 +46,7 @@ class Stopper:
     """
 
     def __init__(self, *, world: int = 1, minutes: float | None = None) -> None:
-        """Begin to count the time; `world` processes must agree, and None is no limit."""
+        """Begin to count the time; `world` processes must agree; minutes of None are no limit."""
         self.code = 0
         self._world = world
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -171,11 +171,7 @@ def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
 
 
 def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
-    """Find the run's last whole checkpoint; None at the start.
-
-    Raises:
-        ArtifactError: If the best weights of the run are lost.
-    """
+    """Find the last whole checkpoint, None at the start; a lost best one is an ArtifactError."""
     checkpoint = last_checkpoint(
         Path(str(arguments.output_dir)), num_processes=arguments.world_size
     )

@@ -65,15 +65,10 @@ _CHUNK = 50  # steps copied from the device at once, and at most lost after a lo
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The outcome of a training.
+    """The outcome of a training: the best model's folder, and numbers over all its resumed parts.
 
-    Attributes:
-        folder: The best model and its tokenizer: a plain model folder.
-        steps: Steps done, those before a resume included.
-        best_step: Step of the best measurement on the dev set; None without measurements.
-        train_loss: Mean loss over all steps; NaN without any.
-        seconds: Wall-clock time of this call.
-        history: The Trainer's log, by step.
+    `best_step` is that of the best measurement on the dev set, None without measurements;
+    `train_loss` the mean over all steps, NaN without any; `seconds` only of this call.
     """
 
     folder: Path
@@ -169,7 +164,7 @@ def fit(
         if arguments.world_size > 1:
             wait_for_all()
         trainer.stopper.after_training()
-    if "wandb" in (arguments.report_to or ()):  # or the next training would go on in its run
+    if "wandb" in (arguments.report_to or ()):  # or the next training would join its run
         sys.modules["wandb"].finish()
     return TrainResult(
         folder=folder,
@@ -238,13 +233,7 @@ def check_batches(num_train: int, arguments: ReaderTrainingArguments) -> None:
 
 @dataclass(frozen=True)
 class LossRecord:
-    """One step's loss.
-
-    Attributes:
-        step: From 1.
-        loss: Mean over the target tokens of all processes and accumulated batches.
-        learning_rate: Of this step.
-    """
+    """One step's loss (steps from 1), over the target tokens of all processes and batches."""
 
     step: int
     loss: float
@@ -298,11 +287,7 @@ class LossLog:
             self.flush()
 
     def flush(self) -> None:
-        """Gather and write the losses that are not written yet.
-
-        Raises:
-            ModelError: If one is no number, on all processes; names its step.
-        """
+        """Gather and write the new losses; one that is no number is a ModelError."""
         if not self._pending:
             return
         pending, first = self._pending, self._first

@@ -111,7 +111,7 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments for a run's record."""
         values = transformers.TrainingArguments.to_dict(self)
-        # Two other arguments stand for the total; of a token the library writes its name in <>.
+        # Two other arguments give the total; of a token the library writes its name in <>.
         left_out = ("total_train_batch_size", "hub_token")
         return {name: value for name, value in values.items() if name not in left_out}
 
@@ -192,7 +192,7 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
 
 
 def default_learning_rate(width: int, steps: int) -> float:
-    """Return the rate that stands for none: 8e-5 x 768 / width x (5000 / steps)^(1/3), to 1e-3.
+    """Return the default rate: 8e-5 x 768 / width x (5000 / steps)^(1/3), to 1e-3.
 
     The paper's for SST-2 (table 7) with its T5-base and 5,000 steps; smaller readers (hidden size
     `width`) and shorter trainings need more (docs/training.md).
