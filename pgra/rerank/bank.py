@@ -59,19 +59,11 @@ Floats = npt.NDArray[np.float32]
 class Shard:
     """States of some keys, which stay on disk; mapped only while they are read.
 
-    Attributes:
-        record: Path of the record.
-        files: Size and checksum of each file, by name.
-        width: H.
-        keys: (n,) int64, rising; a bank deletes them once it has them.
+    Its width is H; keys are (n,) int64, rising, and a bank deletes them once it has them.
     """
 
     def __init__(self, record: Path, *, bank: str = "") -> None:
-        """Read a record and keys; of the states, only the size is compared.
-
-        Raises:
-            DamageError: If a file is not what was written, or belongs to another bank.
-        """
+        """Read record and keys; a file that was changed or is of another bank is a DamageError."""
         self.record, self._is_compared = record, False
         with reading(record, DamageError):
             found = json.loads(record.read_text(encoding="utf-8"))
@@ -221,17 +213,16 @@ class Bank:
         Args:
             keys: What must be there afterwards; repeated ones count once.
             prepare: Reads a shard's keys, in another thread.
-            encode: Computes states (n, H) from what `prepare` returned, and reports each few that
-                are done. It may return a function instead, which the writing thread calls to wait
-                for them.
+            encode: Computes states (n, H) from what `prepare` returned, and reports how many more
+                are done by `Advance`. It may return a function that waits for them, which the
+                writing thread calls.
             shard_rows: Most keys in one shard, the unit that a stopped job does not repeat.
             context: The processes that share the shards evenly.
             cut: Makes shards of the missing keys, each rising and of about so many; None: just so.
             title: The bar's.
 
         Returns:
-            The number of states that were missing, over all processes, after waiting for other
-                jobs.
+            The number of states that were missing, over all processes.
 
         Raises:
             ModelError: If a state is not finite.

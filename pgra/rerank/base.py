@@ -1,22 +1,7 @@
 """The second stage's contract: candidates in, the same candidates in another order out.
 
-A reranker of your own is one class and no line of ours:
-
-    class Longest(BaseReranker):
-        def __init__(self, request): self.corpus = request.corpus
-
-        @property
-        def fingerprint(self): return {"reranker": "longest", **self.corpus.fingerprint}
-
-        def rerank(self, examples, candidates):
-            rows, present = candidates.rows, candidates.rows != MISSING_ROW
-            scores = np.full(rows.shape, -np.inf, np.float32)
-            scores[present] = [len(text) for text in self.corpus.texts(rows[present])]
-            return Candidates.best(rows, scores, rows.shape[1])
-
-    pgra rerank --reranker my_module:Longest ...
-
-What `BaseReranker` implements has sensible defaults and may be left out.
+A reranker of your own (`--reranker module:Class`) derives from `BaseReranker` and writes
+`fingerprint` and `rerank`; all else has defaults. `examples/add_reranker.py` is one.
 """
 
 import math
@@ -160,11 +145,8 @@ class CrossEncoderArguments(_Arguments):
 class Reference:
     """The task's part in a reranker that is fitted to it.
 
-    Attributes:
-        queries: The training queries, without those in the prompt.
-        words: The word that answers, by label.
-        made: The reranker's fingerprint in an earlier run, to be used again without its training
-            queries; None for a new one.
+    `queries` are the training queries without those in the prompt, `words` the word of each label.
+    `made` is the reranker's fingerprint in an earlier run, to be used again without the queries.
     """
 
     queries: Sequence[Example] = ()

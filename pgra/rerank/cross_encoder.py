@@ -195,7 +195,7 @@ def _find_class(config: Any, name: str) -> int | None:
 
 
 def _window(config: Any) -> float:
-    """Return how many positions a model has; RoBERTa's and its like begin after the padding's."""
+    """Return how many positions a model has; in RoBERTa's family they begin after the padding's."""
     positions: float = getattr(config, "max_position_embeddings", None) or math.inf
     is_behind = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
     return positions - (config.pad_token_id + 1 if is_behind else 0)

@@ -54,11 +54,7 @@ class ExhaustiveSearch:
     def search(self, examples: Sequence[Example], depth: int) -> Candidates:
         """Return each query's evidence, (B, depth), by the reranker's scores, ties by row.
 
-        `prepare` must have seen the queries; `depth` is at most the corpus. One process searches
-        alone.
-
-        Raises:
-            ArtifactError: If a state on disk is damaged.
+        `prepare` must have seen the queries; `depth` is at most the corpus.
         """
         return self._in_chunks(examples, depth, _SPARE)
 

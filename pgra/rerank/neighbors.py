@@ -21,7 +21,7 @@ from pgra.rerank.bank import Advance
 from pgra.rerank.base import RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
 
-KEPT = ("dot", "cosine")  # The columns of a pair's entry in the bank.
+KEPT = ("dot", "cosine")  # the columns of a pair's entry in the bank
 
 
 # A query's encoder, its prompt and its candidates', and their indices in the shard.

@@ -24,12 +24,9 @@ from pgra.rerank.base import RerankRequest, ScoringReranker
 
 @dataclass(frozen=True)
 class Pairs:
-    """Distinct pairs of queries and passages.
+    """Distinct pairs of queries and passages: n rising keys, and the passages' rows.
 
-    Attributes:
-        keys: (n,) int64, rising.
-        queries: Indices of the queries in `examples`, (n,).
-        rows: Passages, (n,).
+    `queries` are indices in `examples`, (n,).
     """
 
     examples: Sequence[Example]
@@ -75,11 +72,7 @@ class PairReranker(ScoringReranker):
         fields: Mapping[str, Json],
         inputs: Inputs,
     ) -> None:
-        """Open the bank; `fields` are what scores depend on, besides corpus, query and passage.
-
-        Raises:
-            ArtifactError: If the bank is damaged.
-        """
+        """Open the bank; `fields` are what scores depend on, besides corpus, query and passage."""
         self.corpus, self.context = request.corpus, request.context
         self.topic_weight = request.args.topic_weight
         self.shard_rows = batch_budget(request.args.bank_shard_rows, device)

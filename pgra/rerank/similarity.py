@@ -68,14 +68,9 @@ def unit(values: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a similarity is fitted to.
+    """What a similarity is fitted to: states of drawn passages (n, H) and training queries (m, H).
 
-    Attributes:
-        passages: States of drawn passages, (n, H).
-        queries: States of drawn training queries, (m, H).
-        examples: These queries, their keys rising.
-        settings: The result of `Similarity.settings`.
-        lm: The LM that gave the states.
+    `examples` are these queries, their keys rising; `settings` the result of `Similarity.settings`.
     """
 
     passages: Floats
@@ -123,7 +118,7 @@ class Similarity:
     def of_queries(self, states: Floats, keys: Rows) -> Floats:  # noqa: ARG002
         """Return queries' states (n, H) as they are compared with passages, (n, D).
 
-        `keys` (n,), of `query_key`, tell which queries `fit` saw.
+        `keys` (n,), of `query_key`, identify the queries that `fit` saw.
         """
         return self.change(states, None)
 
@@ -223,13 +218,8 @@ class LabelHead(Similarity):
     Probing", arXiv 2212.10873). A query that it was fitted to is scored by the head of the folds
     without it: a reader would else be trained on evidence better than it gets later.
 
-    Attributes:
-        stats: Mean and spread of the training queries' states, (2, H).
-        weights: (C, H + 1), as in `pgra.rerank.head.Head`.
-        fold_weights: (F, C, H + 1), likewise.
-        folds: Of each query that it was fitted to, (m,).
-        keys: Of these queries, rising, (m,).
-        prior: Mean logits over passages, (C,).
+    Fields as of `pgra.rerank.head.Head`; `keys`, rising, are those of the m queries, `prior` has
+    the mean logits over passages, (C,).
     """
 
     stats: Floats
@@ -314,11 +304,7 @@ SIMILARITIES = {
 
 
 def find_similarity(name: str) -> type[Similarity]:
-    """Return the class of a similarity: of `SIMILARITIES`, an entry point, or `module:Class`.
-
-    Raises:
-        ConfigError: If there is none of that name.
-    """
+    """Return the class of a similarity: of `SIMILARITIES`, an entry point, or `module:Class`."""
     cls: type[Similarity] = find_class("similarity", name, SIMILARITIES)
     return cls
 
@@ -335,11 +321,11 @@ STAGE = "similarity"
 SAMPLE = 2000
 _SEED = 0
 _FEWEST = 2
-KEPT_SETTINGS = ("similarity_sample", "label_tokens", "similarity_fit")  # a fit's in a fingerprint
+KEPT_SETTINGS = ("similarity_sample", "label_tokens", "similarity_fit")  # in a fingerprint
 
 
 class Fitting:
-    """Fits a similarity once, or loads the fit; most of it is nothing for those that need no fit.
+    """Fits a similarity once, or loads the fit; some similarities need none.
 
     `name` is one of `SIMILARITIES`, or `module:Class`. `fingerprint` is all that scores depend on,
     besides queries and candidates; `folder` holds the fit.
@@ -361,8 +347,7 @@ class Fitting:
         folder's place with the beginning of its name.
 
         Raises:
-            ConfigError: If there is no such similarity, there are too few texts to measure, or
-                label words begin alike.
+            ConfigError: If the name is unknown, texts are too few, or label words begin alike.
             ModelError: If the tokenizer joins a word to the prompt.
         """
         self.name, self._class, self._encoder = name, find_similarity(name), encoder
@@ -488,7 +473,7 @@ def score_candidates(
 ) -> Floats:
     """Return the product of each candidate's state and its query's, both changed.
 
-    Candidates are (B, K) rows, -1 where missing; so are the scores, float32, -inf where missing.
+    Rows are (B, K), `MISSING_ROW` where missing; scores are (B, K) float32, -inf there.
 
     Raises:
         KeyError: If a state is missing.
