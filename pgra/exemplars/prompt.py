@@ -32,15 +32,11 @@ def build_prompt(
     method: str = "balanced",
     seed: int = 0,
 ) -> FewShotPrompt:
-    """Draw exemplars from a labelled training set and write the prefix.
+    """Draw exemplars from a labelled training set, in file order, and write the prefix.
 
-    Args:
-        template: How a text is shown.
-        examples: The training set, in file order.
-        words: The word that answers, by label, in the task's order of labels.
-        num_exemplars: The paper's m. `official` takes its own number, 8 to 11 of 8.
-        method: A selector that draws, of `DRAWN_EXEMPLARS`.
-        seed: Of choice and order.
+    `words` have the task's order of labels. `num_exemplars` is the paper's m; the method (of
+    `DRAWN_EXEMPLARS`) "official" takes its own number, 8 to 11 of 8. The seed decides choice and
+    order.
 
     Raises:
         ConfigError: If there are fewer training examples than asked for.

@@ -29,9 +29,9 @@ from pgra.retrieval.neighbors import Counts, LeakGuard
 
 logger = logging.getLogger(__name__)
 
-_STORED = 128  # Fewest neighbors stored, so that other numbers of exemplars need no new search.
+_STORED = 128  # fewest neighbors stored, so that other numbers of exemplars need no new search
 _ORDER_SEED = 0x0DE5
-Groups = Mapping[str | None, list[int]]  # Rows of a pool by label.
+Groups = Mapping[str | None, list[int]]  # rows of a pool by label
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ExemplarPool:
 
     Attributes:
         examples: The pool, in the order of its rows.
-        jaccard: Share of common words from which on the guard drops an example; None: no guard.
+        jaccard: Share of common words from which on the guard drops an example; None drops none.
         root: Folder where neighbors are stored; None: they are not.
         context: The processes that wait while the main one searches.
         keeps: Whether the neighbors of some queries are stored; None: those of all.
@@ -125,8 +125,7 @@ class Selector:
     def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
         """Order the pool's `guard.distinct` rows for each query, (B, depth), best first.
 
-        Scores are similarities to the query, or any falling numbers; here rows keep the pool's
-        order.
+        Scores are similarities to the query, or any falling numbers. Here: the pool's order.
         """
         rows = np.tile(self.pool.guard.distinct, (len(queries), 1))
         return Candidates.best(rows, -rows.astype(np.float32), depth)

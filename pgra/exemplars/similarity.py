@@ -112,7 +112,7 @@ class EuclideanSimilarity(DotSimilarity):
 
     @cached_property
     def _middle(self) -> Vectors:
-        # Distances do not change when all points move; near 0 float32 tells them apart best. The
+        # Distances do not change when all points move; float32 is finest near 0. The
         # states of a plain BERT share one huge component.
         mean = self._neighbors.vectors().mean(axis=0, dtype=np.float64)
         return np.asarray(mean, np.float32)
@@ -146,7 +146,8 @@ class WordSimilarity(Similarity):
     def _index(self) -> BM25Retriever:
         return BM25Retriever.of_texts([example.text for example in self._neighbors.examples])
 
-    def load(self) -> None: ...
+    def load(self) -> None:
+        """Load nothing: words need no model."""
 
     def _made_of(self) -> Mapping[str, Json]:
         return self._index.fingerprint
