@@ -353,7 +353,7 @@ class Bank:
             return None
 
 
-# What banks are called, and keys of queries' states.
+# Each process' share of the shards, names of banks, keys of queries' states.
 
 
 def _share_out(
