@@ -1,16 +1,12 @@
-"""Which labelled examples stand in a prompt: one `Selector` for KATE, PGRA's prompt and MemPrompt.
+"""Which labelled examples go into a prompt: one `Selector` for KATE, PGRA's prompt and MemPrompt.
 
     pool = ExemplarPool(examples, jaccard=args.leak_jaccard, root=folder, context=context)
     similarity = open_similarity(args, examples, ...) if args.compares else None
     chosen = args.selector(args, pool, similarity).choose(queries)      # rows of the pool, (B, m)
     rows = arrange(chosen.of(0), args.order, query=queries[0].text, seed=args.exemplar_seed)
 
-`SelectionArguments` declares the arguments, `SELECTORS` and `SIMILARITIES` name the classes, and
-`--exemplars module:Class` names one from outside: a `Selector` (`pgra.exemplars.selection`) that
-writes `rank`; the leak guard, the number of exemplars and what is stored are then the base class's.
-`pgra.exemplars.prompt` writes PGRA's prompt with them: one for a task, or one for each query.
-
-This module is light, for the command line reads it.
+`--exemplars module:Class` names a `Selector` (`pgra.exemplars.selection`) from outside, which only
+writes `rank`. `pgra.exemplars.prompt` writes PGRA's prompt. Light, for the command line.
 """
 
 from dataclasses import dataclass
@@ -20,8 +16,8 @@ from pgra.config import arg, find_class
 from pgra.data.text import LEAK_JACCARD
 from pgra.encoders import EncoderArguments
 
+# Selectors whose one draw serves a whole task; all others choose for each query.
 DRAWN_EXEMPLARS = ("balanced", "fixed", "official", "random")
-"""Selectors whose one draw serves a whole task; all others choose for each query."""
 
 
 SELECTORS = {
@@ -31,13 +27,13 @@ SELECTORS = {
     "official": "pgra.exemplars.selection:Official",
     "random": "pgra.exemplars.selection:Random",
 }
+# By shared words, or by vectors under a metric.
 SIMILARITIES = {
     "bm25": "pgra.exemplars.similarity:WordSimilarity",
     "cosine": "pgra.exemplars.similarity:CosineSimilarity",
     "dot": "pgra.exemplars.similarity:DotSimilarity",
     "euclidean": "pgra.exemplars.similarity:EuclideanSimilarity",
 }
-"""How queries are compared with the pool: by shared words, or by vectors under a metric."""
 BM25 = "bm25"
 METRICS = ("cosine", "dot", "euclidean")
 ORDERS = ("nearest-first", "nearest-last", "random")

@@ -1,8 +1,8 @@
 """PGRA's prompts: exemplars drawn for a whole task, or chosen for each query.
 
-One draw serves all splits and the corpus, so that all states live in one space. With `knn` a query
+One draw serves all splits and the corpus, so that all states are in one space. With `knn` a query
 has its nearest training examples (KATE, Liu et al. 2022, section 2.3), the nearest first: the
-"default order" of section 5.3; the reverse is better on one of their three sets, worse on two.
+"default order" of section 5.3.
 """
 
 import logging
@@ -32,15 +32,11 @@ def build_prompt(
     method: str = "balanced",
     seed: int = 0,
 ) -> FewShotPrompt:
-    """Draw exemplars from a training set and write the prefix.
+    """Draw exemplars from a labelled training set, in file order, and write the prefix.
 
-    Args:
-        template: How a text is shown.
-        examples: The training set, in file order, labelled.
-        words: The word that answers, by label, in the task's order of labels.
-        num_exemplars: The paper's m. `official` takes its own number, 8 to 11 of 8.
-        method: A selector that draws, of `DRAWN_EXEMPLARS`.
-        seed: Seed of choice and order.
+    `words` have the task's order of labels. `num_exemplars` is the paper's m; the method (of
+    `DRAWN_EXEMPLARS`) "official" takes its own number, 8 to 11 of 8. The seed decides choice and
+    order.
 
     Raises:
         ConfigError: If there are fewer training examples than asked for.
@@ -60,24 +56,14 @@ def build_prompt(
 
 
 class NearestExemplars:
-    """Writes each query's prompt: the training examples that a selector chooses, nearest first.
-
-    Attributes:
-        neighbors: The training examples, and what they are compared by.
-        count: Exemplars in a prompt, the paper's m.
-    """
+    """Writes each query's prompt: the training examples that a selector chooses, nearest first."""
 
     def __init__(self, neighbors: Neighbors, style: PromptFormat, args: SelectionArguments) -> None:
         """Open the selector; nothing is encoded yet.
 
-        Args:
-            neighbors: The training examples, and what they are compared by.
-            style: Writes the prompts.
-            args: Which selector, how many exemplars, and the seed; the order is that of choice.
-
         Raises:
-            ConfigError: If there are not more training examples than a prompt has: a training
-                example is not its own exemplar. Or if the selector is unknown.
+            ConfigError: If there are not more training examples than a prompt has, as an example is
+                not its own exemplar; or if the selector is unknown.
         """
         if len(neighbors.examples) <= args.count:
             raise ConfigError(
@@ -104,7 +90,7 @@ class NearestExemplars:
         }
 
     def warn_shortened(self) -> None:
-        """Warn of those queries, and begin to count anew."""
+        """Warn of queries with shortened prompts, and reset their count."""
         if self._shortened:
             logger.warning(
                 "%d queries got fewer than %d exemplars, so that they fit the LM's window",
@@ -137,17 +123,12 @@ class NearestExemplars:
         return self._chosen[query.text]
 
     def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
-        """Write the prompt of exemplars, in their order."""
         return self._format.prompt(exemplars)
 
     def encoder_for(self, base: PromptedEncoder, query: Example) -> PromptedEncoder:
-        """Return the LM under a prompt of as many exemplars as leave the query whole.
+        """Return the LM (`base` has no exemplars) under as many of them as leave the query whole.
 
         The last chosen are left out first. The query is cut only where it alone is too long.
-
-        Args:
-            base: The LM without exemplars.
-            query: What stands behind its own ones.
 
         Raises:
             ConfigError: If not even a prompt without exemplars leaves room for a text.

@@ -1,9 +1,9 @@
-"""Which labelled examples stand before a query, and in what order (KATE, Liu et al. 2022).
+"""Which labelled examples come before a query, and in what order (KATE, Liu et al. 2022).
 
 KATE (section 2.3): the k nearest training examples of each query. Its baseline draws them by chance
-for each query; drawn once for all, the prompts share one prefix. Whatever the selector, the leak
-guard (`pgra.retrieval.neighbors`) keeps a query's own text, and what is nearly it, out of its
-prompt, and of examples equal in text and label only the first is shown.
+for each query; drawn once for all, the prompts share one prefix. In all selectors the leak guard
+(`pgra.retrieval.neighbors`) keeps a query's own text, and near duplicates of it, out of its prompt,
+and of examples equal in text and label only the first is shown.
 """
 
 import logging
@@ -29,22 +29,19 @@ from pgra.retrieval.neighbors import Counts, LeakGuard
 
 logger = logging.getLogger(__name__)
 
-_STORED = 128
-"""Neighbors that are looked up and stored at the least: what is asked for with other numbers of
-exemplars is then there already."""
+_STORED = 128  # fewest neighbors stored, so that other numbers of exemplars need no new search
 _ORDER_SEED = 0x0DE5
-Groups = Mapping[str | None, list[int]]
-"""Rows of a pool by label."""
+Groups = Mapping[str | None, list[int]]  # rows of a pool by label
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Exemplars of B queries, in the order of choice: the first to go is the last.
+    """Exemplars of B queries, in the order of choice: the last is left out first.
 
     Attributes:
         rows: Of the pool, (B, m) int64, `MISSING_ROW` where there are fewer.
         similarity: To the query, (B, m) float32; NaN where nothing was compared.
-        num_dropped: What the leak guard left out of each query's, (B,).
+        num_dropped: How many the leak guard left out for each query, (B,).
     """
 
     rows: Rows
@@ -62,10 +59,9 @@ class ExemplarPool:
 
     Attributes:
         examples: The pool, in the order of its rows.
-        jaccard: Of `guard`: the share of common words of what is nearly a query's text; None: no
-            text is left out.
+        jaccard: Share of common words from which on the guard drops an example; None drops none.
         root: Folder where neighbors are stored; None: they are not.
-        context: Who waits while the main process searches.
+        context: The processes that wait while the main one searches.
         keeps: Whether the neighbors of some queries are stored; None: those of all.
     """
 
@@ -83,13 +79,11 @@ class ExemplarPool:
 
 
 class Selector:
-    """Chooses exemplars. A class from outside writes `rank`, and takes the other parts from here.
+    """Chooses exemplars. A class from outside writes `rank` alone.
 
     Attributes:
-        uses: Arguments that decide what it chooses, besides `exemplars` and `num_exemplars`.
-        compares: Whether it is given a similarity.
-        args: The arguments.
-        pool: What it chooses from.
+        uses: Arguments that decide its choice, besides `exemplars` and `num_exemplars`.
+        compares: Whether it needs a similarity.
         count: Exemplars a query, m.
     """
 
@@ -129,14 +123,9 @@ class Selector:
         return {"num_exemplars": self.count, **{n: getattr(self.args, n) for n in names}}
 
     def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
-        """Order the pool's `guard.distinct` rows for each query; here as they stand in the pool.
+        """Order the pool's `guard.distinct` rows for each query, (B, depth), best first.
 
-        Args:
-            queries: B queries.
-            depth: How many to return; more are asked for where the leak guard takes some.
-
-        Returns:
-            (B, depth), best first, with their similarity to the query, or any falling numbers.
+        Scores are similarities to the query, or any falling numbers. Here: the pool's order.
         """
         rows = np.tile(self.pool.guard.distinct, (len(queries), 1))
         return Candidates.best(rows, -rows.astype(np.float32), depth)
@@ -181,7 +170,6 @@ class Nearest(Selector):
     compares: ClassVar[bool] = True
 
     def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
-        """Return each query's nearest of the pool; they are stored where the pool keeps them."""
         rows, farthest = self.pool.guard.distinct, self.args.farthest
         sign = -1 if farthest else 1
         find = partial(self.similarity.nearest, queries, rows, depth, sign=sign)
@@ -223,26 +211,21 @@ class Nearest(Selector):
 
 
 class Random(Selector):
-    """By chance: one draw for all queries, or a draw for each (KATE's baseline)."""
+    """By chance: one draw for all queries, or a draw for each (KATE's baseline).
+
+    `refills`: whether one that the leak guard drops is replaced, by one of its label if possible.
+    """
 
     uses: ClassVar[tuple[str, ...]] = ("redraw", "exemplar_seed")
     refills: ClassVar[bool] = True
-    """Whether one that the leak guard leaves out is replaced, by one of its label if it can be."""
 
     @staticmethod
     def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:  # noqa: ARG004
-        """Draw exemplars.
-
-        Args:
-            rows: What may be drawn, in the pool's order.
-            groups: The same by label, in the task's order of labels.
-            count: m.
-            rng: Of the draw.
-        """
+        """Draw `count` of the rows, which are in the pool's order; `groups` has them by label."""
         return rng.sample(rows, count)
 
     def draw_for(self, queries: Sequence[Example], count: int) -> list[list[int]]:
-        """Draw each query's exemplars, what the leak guard leaves out among them."""
+        """Draw each query's exemplars, before the leak guard."""
         rows, seed = self.pool.guard.distinct.tolist(), self.args.exemplar_seed or 0
         labels = [self.pool.examples[row].label for row in rows]
         groups = group_rows(rows, labels, sorted({label for label in labels if label is not None}))
@@ -290,7 +273,6 @@ class Balanced(Random):
     """By chance, the labels in turn: their numbers differ by at most one while they last."""
 
     def check(self) -> None:
-        """Refuse a pool without labels."""
         if any(example.label is None for example in self.pool.examples):
             raise ConfigError(
                 f"exemplars '{self.args.exemplars}' counts labels, and this task has none: use "
@@ -299,7 +281,6 @@ class Balanced(Random):
 
     @staticmethod
     def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:  # noqa: ARG004
-        """Draw exemplars; see `Random`."""
         left = {label: list(group) for label, group in groups.items()}
         for group in left.values():
             rng.shuffle(group)
@@ -323,7 +304,6 @@ class Official(Balanced):
 
     @staticmethod
     def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
-        """Draw exemplars; see `Random`."""
         cap = count // len(groups) + 1
         label_of = {row: label for label, group in groups.items() for row in group}
         taken: dict[str | None, list[int]] = {label: [] for label in groups}
@@ -345,12 +325,10 @@ class Fixed(Random):
 
     @staticmethod
     def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:  # noqa: ARG004
-        """Return the first; see `Random`."""
         return list(rows[:count])
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """The rows."""
         return {**super().fingerprint, "fixed": self.pool.guard.distinct.tolist()[: self.count]}
 
 
@@ -368,14 +346,10 @@ def _text_number(text: str) -> int:
 
 
 def arrange(rows: Sequence[int], order: str, *, query: str, seed: int = 0) -> list[int]:
-    """Put a query's exemplars into the order in which its prompt shows them.
+    """Put a query's exemplars, in the order of choice, into the order of its prompt.
 
-    Args:
-        rows: In the order of choice: the nearest first; the farthest, where these were asked for.
-        order: One of `ORDERS`. KATE's default is "nearest-first" (section 5.3), so that the least
-            similar stands next to the query.
-        query: Its text.
-        seed: Of "random", which is another order for each query.
+    `order` is one of `ORDERS`; KATE's is "nearest-first" (section 5.3), so that the least similar
+    comes next to the query. The seed is of "random", which differs by query.
     """
     if order == "nearest-first":
         return list(rows)
@@ -386,12 +360,9 @@ def arrange(rows: Sequence[int], order: str, *, query: str, seed: int = 0) -> li
 
 
 def vote(targets: Sequence[str]) -> dict[str, float]:
-    """Return each target's share of the votes, the winner first.
+    """Return each target's share of the votes, the winner first; targets come nearest first.
 
     KATE's kNN baseline (Liu et al. 2022, section 3.2): "majority voting among the k examples'
     targets"; of a tie "the target of the example most similar to the test sentence".
-
-    Args:
-        targets: Of a query's neighbors, nearest first.
     """
     return {target: n / len(targets) for target, n in Counter(targets).most_common()}

@@ -1,4 +1,4 @@
-"""How like two examples are: by vectors under a metric, or by the words they share.
+"""How similar two examples are: by vectors under a metric, or by the words they share.
 
 KATE (Liu et al. 2022, section 3.1) compares by negative Euclidean distance where the encoder is
 plain RoBERTa, and by cosine where it is trained on sentence pairs.
@@ -25,44 +25,34 @@ from pgra.retrieval.neighbors import ExampleEncoder, Neighbors
 
 _GATHERED = 1 << 24  # numbers of vectors that are gathered at once to be compared exactly
 
+# Returns the part of examples to compare, of pool and queries alike.
 Key = Callable[[Sequence[Example]], list[Example]]
-"""What of examples is compared, the pool's and the queries' alike."""
 
 
 class Similarity(ABC):
-    """Compares queries with a pool of labelled examples; higher is more alike.
-
-    Attributes:
-        metric: Its name.
-    """
+    """Compares queries with a pool of labelled examples; higher is more similar."""
 
     metric: ClassVar[str]
 
     def __init__(self, neighbors: Neighbors, *, key: Key | None = None) -> None:
-        """Remember what is compared; nothing is encoded yet.
+        """Encode nothing yet.
 
-        Args:
-            neighbors: The pool, under `key`, and what encodes it; not to unit length, or all
-                metrics are one.
-            key: What of the queries is compared; None: all.
+        `neighbors` has the pool, under `key`, and an encoder without unit length, or all metrics
+        are one. `key` returns the part of queries to compare; None: all.
         """
         self._neighbors, self._key = neighbors, key
 
     def renewed(self) -> Self:
-        """Return the same comparison with a pool that has grown; its vectors are taken over."""
+        """Return the same comparison with a pool that has grown; its vectors are reused."""
         return type(self)(self._neighbors, key=self._key)
 
     def load(self) -> None:
-        """Load what compares, so that what is not there is refused now.
-
-        Raises:
-            ModelError: If the encoder cannot be found or loaded.
-        """
+        """Load the encoder now; one that cannot be found or loaded is a ModelError."""
         _ = self._neighbors.encoder
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Everything that decides how alike two examples are: encoder, pool, metric and key."""
+        """Everything that decides how similar two examples are: encoder, pool, metric and key."""
         key = {} if self._key is None else {"key": self._key.__name__}
         return {**self._made_of(), "metric": self.metric, **key}
 
@@ -72,12 +62,10 @@ class Similarity(ABC):
     def nearest(
         self, queries: Sequence[Example], rows: Rows, depth: int, *, sign: int = 1
     ) -> Candidates:
-        """Return each query's most alike among some rows of the pool, (B, depth), ties by row.
+        """Return each query's most similar of some rows of the pool, (B, depth), ties by row.
 
-        With sign -1 the least alike, the least first; scores are negative similarities.
-
-        Raises:
-            ConfigError: If there is no such thing.
+        With sign -1 the least similar, the least first; scores are negative similarities. BM25
+        refuses that with a ConfigError.
         """
         compared = queries if self._key is None else self._key(queries)
         return self._search(compared, rows, depth, sign)
@@ -110,8 +98,6 @@ class DotSimilarity(Similarity):
 
 
 class CosineSimilarity(DotSimilarity):
-    """Compares by the cosine."""
-
     metric = "cosine"
 
     def _shape(self, vectors: Vectors) -> Vectors:
@@ -126,7 +112,7 @@ class EuclideanSimilarity(DotSimilarity):
 
     @cached_property
     def _middle(self) -> Vectors:
-        # Distances do not change when all points move; near 0 float32 tells them apart best. The
+        # Distances do not change when all points move; float32 is finest near 0. The
         # states of a plain BERT share one huge component.
         mean = self._neighbors.vectors().mean(axis=0, dtype=np.float64)
         return np.asarray(mean, np.float32)
@@ -152,10 +138,7 @@ class EuclideanSimilarity(DotSimilarity):
 
 
 class WordSimilarity(Similarity):
-    """Compares by shared words: Okapi BM25, the pool's examples being the passages.
-
-    Queries that share no word with an example miss it.
-    """
+    """Compares by shared words, with Okapi BM25; a query misses examples without any."""
 
     metric = "bm25"
 
@@ -190,13 +173,8 @@ def open_similarity(
 ) -> Similarity:
     """Open what `--encoder` and `--likeness` name; the encoder is loaded when it is first needed.
 
-    Args:
-        args: Which encoder and metric.
-        examples: The pool.
-        root: Folder of the pool's vectors, which are stored; None: in memory alone.
-        device: Where the encoder runs.
-        key: What of examples is compared, such as questions without what they are about.
-        encoder: What gives vectors; None: `--encoder`.
+    `root` is the folder of the pool's vectors; None: in memory alone. `key` returns the part of
+    examples to compare, such as questions without their subject. `encoder` replaces `--encoder`.
 
     Raises:
         ModelError: If the encoder cannot be found or loaded.

@@ -1,7 +1,7 @@
-"""How an LM's answer becomes a label: by its label words' chances, or by what it writes.
+"""How an LM's answer becomes a label: by its label words' probabilities, or by the text it writes.
 
 Brown et al. 2020, section 2.4, score each candidate answer. KATE (Liu et al. 2022) lets GPT-3 write
-and compares what it wrote with the label.
+and compares the text with the label.
 """
 
 import contextlib
@@ -22,11 +22,9 @@ from pgra.reader.calibrate import decide
 
 @dataclass(frozen=True)
 class Answer:
-    """What an LM said of a query.
+    """An LM's answer to a query: its label, or its text where there are no labels.
 
-    Attributes:
-        prediction: The label it means; of a task without labels the text that it wrote.
-        details: What else `predictions.jsonl` says of it.
+    `details` are further entries of `predictions.jsonl`.
     """
 
     prediction: Prediction
@@ -37,11 +35,7 @@ class Answer:
 class Answerer(ABC):
     """Asks an LM for the labels of queries.
 
-    Attributes:
-        lm: Who is asked.
-        format: How prompts are written, and which word answers for which label; without words the
-            text itself is the answer.
-        progress: Whether to show a bar.
+    `format` writes prompts and has each label's word; without words the text itself is the answer.
     """
 
     lm: LanguageModel
@@ -68,11 +62,10 @@ class WordScorer(Answerer):
     """Takes the label whose word is likeliest after the prompt, all its tokens counted."""
 
     def __post_init__(self) -> None:
-        answer_words(self.format.words)  # refuses words that cannot be told apart, before anything
+        answer_words(self.format.words)  # refuses ambiguous words, before anything
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Format, words and what is done with their chances."""
         return {**self.format.fingerprint, "decide_by": "score"}
 
     @property
@@ -82,7 +75,6 @@ class WordScorer(Answerer):
         return max(1, max(whole) - opening)
 
     def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[Answer]:
-        """Score the words after each prompt; see `Answerer`."""
         words = self.format.words
         with progress_bar(prompts, progress=self.progress) as advance:
             logs = self.lm.score(prompts, answer_words(words), advance=advance)
@@ -93,18 +85,13 @@ class WordScorer(Answerer):
 
 @dataclass(frozen=True, kw_only=True)
 class TextWriter(Answerer):
-    r"""Lets the LM write; the answer is the text, or the label whose word it wrote.
-
-    Attributes:
-        max_new_tokens: Most tokens that are written.
-        stop: Where an answer ends.
-    """
+    r"""Lets the LM write until `stop`; the answer is the text, or the label whose word it wrote."""
 
     max_new_tokens: int
     stop: str = "\n"
 
     def __post_init__(self) -> None:
-        self._verbalizer  # refuses words that cannot be told apart, before anything  # noqa: B018
+        self._verbalizer  # refuses ambiguous words, before anything  # noqa: B018
 
     @cached_property
     def _verbalizer(self) -> Verbalizer:
@@ -112,7 +99,6 @@ class TextWriter(Answerer):
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Format, words and how much is written."""
         return {
             **self.format.fingerprint,
             "decide_by": "generation",
@@ -122,11 +108,9 @@ class TextWriter(Answerer):
 
     @property
     def num_new_tokens(self) -> int:
-        """The most tokens that are written."""
         return self.max_new_tokens
 
     def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[Answer]:
-        """Let the LM write, and read labels; see `Answerer`."""
         with progress_bar(prompts, progress=self.progress) as advance:
             written = self.lm.complete(
                 prompts, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance

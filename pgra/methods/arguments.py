@@ -19,6 +19,7 @@ from pgra.rerank.base import CrossEncoderArguments, RerankArguments
 from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.trec import RunFileArguments
 
+# How the methods with PGRA's arguments differ. These win over a YAML; other flags are refused.
 READERS: Mapping[str, Mapping[str, Any]] = {
     "exhaustive": {"retriever": "exhaustive", "reranker": "prompted"},
     "fid": {"reranker": "none"},
@@ -30,7 +31,6 @@ READERS: Mapping[str, Mapping[str, Any]] = {
     "ralm": {},
     "random": {"retriever": "random", "reranker": "none"},
 }
-"""What tells the methods apart that take PGRA's arguments; with pgra these decide."""
 
 
 @dataclass(kw_only=True)
@@ -170,7 +170,7 @@ class RalmArguments(Arguments):
 
     @property
     def model_name_or_path(self) -> str:
-        """The reader, as other readers' arguments call it."""
+        """The reader, under other readers' name for it."""
         return self.reader_lm
 
 
@@ -187,6 +187,7 @@ _KATE = {
     "icl": AnswerArguments,
 }
 _UNTRAINED = {name: cls for name, cls in _PGRA.items() if name != "training"}
+# By method and section; the help reads them without torch.
 SECTIONS: Mapping[str, Mapping[str, type]] = {
     **dict.fromkeys(("exhaustive", "fid", "pgra", "plain", "rag", "random"), _PGRA),
     "icl": {**_KATE, "selection": IclSelectionArguments},
@@ -195,24 +196,18 @@ SECTIONS: Mapping[str, Mapping[str, type]] = {
     "lm-bff": {**_PGRA, "shots": LmBffArguments},
     "ralm": {**_UNTRAINED, "reader": RalmArguments},
 }
-"""Argument dataclasses of our methods by section: the help reads them without torch."""
+# Own arguments of our retrievers and rerankers.
 OPTIONS: Mapping[str, Mapping[str, type]] = {
     "retriever": {"run": RunFileArguments},
     "reranker": {"cross-encoder": CrossEncoderArguments},
 }
-"""Those of our retrievers and rerankers that have arguments of their own."""
 
 
 Section = TypeVar("Section", RetrieverArguments, RerankArguments)
 
 
 def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
-    """Refuse d > k, a search by states that are not there, and an index that nobody reads.
-
-    Raises:
-        ConfigError: If more evidence is asked for than the first stage returns, or there is no
-            first stage and something asks for one.
-    """
+    """Refuse stages that contradict each other, such as d > k, with a ConfigError."""
     name = retriever.retriever
     is_whole = name == "exhaustive"  # which has no first stage, and compares states of one prompt
     contradictions = {
@@ -243,9 +238,9 @@ def _settle(part: Section, method: str) -> Section:
 
 @dataclass(frozen=True, kw_only=True)
 class PgraArguments:
-    """Everything but the reader's training; what the method decides stands in its sections.
+    """Everything but the reader's training; the method has decided its part.
 
-    The last two are of a retriever and a reranker that have arguments of their own.
+    `retriever_options` and `rerank_options` are own arguments of one retriever or reranker.
     """
 
     runtime: RuntimeArguments
@@ -258,7 +253,6 @@ class PgraArguments:
     rerank_options: Arguments | None = None
 
     def __post_init__(self) -> None:
-        """Let the method decide, and refuse contradictions between the stages."""
         object.__setattr__(self, "retriever", _settle(self.retriever, self.runtime.method))
         object.__setattr__(self, "rerank", _settle(self.rerank, self.runtime.method))
         check_depths(self.retriever, self.rerank)
@@ -271,7 +265,6 @@ class PgraArguments:
 
     @property
     def artifacts(self) -> Path:
-        """The root of all products."""
         return Path(self.runtime.artifacts_dir)
 
     @property
@@ -281,7 +274,7 @@ class PgraArguments:
 
     @property
     def method(self) -> str:
-        """The method as --method names it, also where only the other arguments tell it."""
+        """The method's name for `--method`, also where the other arguments alone decide it."""
         named = self.runtime.method
         if named not in ("exhaustive", "fid", "pgra", "plain", "random"):
             return named
@@ -294,11 +287,7 @@ class PgraArguments:
 
 @dataclass(frozen=True)
 class RunArguments:
-    """All arguments of a run, by section: `runtime`, `data`, and those of its method.
-
-    Attributes:
-        sections: A dataclass by the name of its section.
-    """
+    """All arguments of a run, by section: `runtime`, `data`, and those of its method."""
 
     sections: Mapping[str, Any]
 
@@ -310,31 +299,30 @@ class RunArguments:
             object.__setattr__(self, "sections", {**self.sections, **own})
 
     def __getitem__(self, section: str) -> Any:
-        """Return a section."""
         return self.sections[section]
 
     @property
     def runtime(self) -> RuntimeArguments:
-        """Which method, and where."""
+        """The method, the artifacts folder and the device."""
         runtime: RuntimeArguments = self.sections["runtime"]
         return runtime
 
     @property
     def data(self) -> DataArguments:
-        """Which task, with which examples."""
+        """The task and its examples."""
         data: DataArguments = self.sections["data"]
         return data
 
     @property
     def method(self) -> str:
-        """The method's name, as results say it."""
+        """The method's name in results."""
         if "rerank" in self.sections:
             return self.pgra.method
         return self.runtime.method.rpartition(":")[2]
 
     @property
     def pgra(self) -> PgraArguments:
-        """The sections that PGRA's stages and readers share, once the method has decided."""
+        """The sections that PGRA's stages and readers share; the method has decided its part."""
         known = [f.name for f in dataclasses.fields(PgraArguments)]
         return PgraArguments(**{k: v for k, v in self.sections.items() if k in known})
 
@@ -366,11 +354,11 @@ class RunArguments:
         return RunArguments({**self.sections, section: part})
 
     def deciding(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the values that decide what comes out, by section."""
+        """Return the values that decide the results, by section."""
         return {name: self.sections[name].deciding() for name in names}
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `arguments.json` holds: all values by section."""
+        """Return the content of `arguments.json`: all values by section."""
         return {
             name: part.to_dict() if hasattr(part, "to_dict") else dataclasses.asdict(part)
             for name, part in self.sections.items()

@@ -1,8 +1,8 @@
 """The contract of a method: what decides a task's examples.
 
-A method is opened with its arguments, reads its task, and refuses early what cannot work. `prepare`
-does the long work that runs with other seeds share, `fit` trains, `decide` decides. Folders, locks,
-resume, seeds and results are the run's (`pgra.runs`), so that they are alike for all methods.
+`open` reads the task and refuses early what cannot work. `prepare` does the long work that runs
+with other seeds share, `fit` trains, `decide` decides. Folders, locks, resume, seeds and results
+are the run's (`pgra.runs`).
 """
 
 import copy
@@ -43,23 +43,16 @@ METHODS: dict[str, str] = {
     "rag": "pgra.methods.rag:Rag",
     "ralm": "pgra.methods.ralm:Ralm",
 }
-"""Where each method's class is. What `--method` names else is `module:Class`, or an entry point of
-the group `pgra.methods`. Readers that differ in their evidence alone are one class: what tells
-them apart stands in `pgra.methods.arguments.READERS`."""
 
 SPLITS = ("train", "dev", "test")
 
 
 @dataclass
 class TaskData:
-    """A task's examples.
+    """A task and its examples.
 
-    Attributes:
-        task: The task: its labels are chosen, or its answers written.
-        train: What is learned from.
-        dev: What settings and checkpoints are chosen on.
-        test: What is reported on.
-        notes: What a reader of the numbers must know of the data.
+    Train is learned from, dev chooses settings and checkpoints, test is reported on. `notes` are
+    what a reader of the numbers must know of the data.
     """
 
     task: Task | GenerationTask
@@ -93,15 +86,13 @@ class TaskData:
 
     @property
     def metric(self) -> str:
-        """The headline metric."""
         return self.task.metric if isinstance(self.task, Task) else self.task.metrics[0]
 
     def examples(self, split: str) -> list[Example]:
-        """Return a split's examples."""
         return list({"train": self.train, "dev": self.dev, "test": self.test}[split])
 
     def is_split(self, examples: Sequence[Example]) -> bool:
-        """Whether examples are a split of these, of which what is found is kept."""
+        """Whether examples are one of the splits, whose results are stored."""
         asked = list(examples)
         return any(asked == self.examples(split) for split in SPLITS)
 
@@ -113,17 +104,15 @@ class TaskData:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a method says of B examples.
+    """A method's predictions for B examples, in order; the lists are empty where there is nothing.
 
     Attributes:
-        predictions: One for each, in order.
-        evidence: What was read beside each; empty where nothing was.
-        exemplars: What stood before each in a prompt; empty where nothing did.
-        details: Further entries of each one's line in `predictions.jsonl`; empty for none.
+        evidence: The passages that were read with each example.
+        exemplars: The labelled examples in each one's prompt.
+        details: Further entries of each one's line in `predictions.jsonl`.
         notes: What a reader of the numbers must know.
         metrics: Further entries of `metrics.json`.
-        calibration: The temperature of the probabilities, and how many dev examples it was fitted
-            on; None without one.
+        calibration: The probabilities' temperature, and how many dev examples it was fitted on.
         values: Metrics by name, where labels alone do not give them.
         interval: Of the headline metric among `values`.
     """
@@ -140,7 +129,7 @@ class Decisions:
 
 
 class Timed:
-    """What has stages: their wall-clock times, and digests of what each is given."""
+    """Keeps its stages' wall-clock times, and digests of their inputs."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -148,7 +137,6 @@ class Timed:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Keep a stage's wall-clock time."""
         start = time.perf_counter()
         yield
         self.seconds[stage] = time.perf_counter() - start
@@ -162,13 +150,9 @@ class Method(Timed, ABC):
     Attributes:
         SECTIONS: Its own argument dataclasses by section, beside `runtime` and `data`. With one
             named `training` it trains weights, which a run keeps in its `reader/`.
-        SEEDS: What a seed changes, as `summary.json` says it.
-        args: All arguments.
-        context: Where it runs.
-        data: The task's examples.
-        seed: Of this run.
+        SEEDS: What a seed changes, for `summary.json`.
         seconds: Wall-clock time by stage.
-        fingerprints: Digests of what each stage is given.
+        fingerprints: Digests of each stage's input.
     """
 
     SECTIONS: ClassVar[Mapping[str, type]] = {}
@@ -187,7 +171,7 @@ class Method(Timed, ABC):
 
     @classmethod
     def name(cls, args: RunArguments) -> str:
-        """Return what runs, folders and reports call it."""
+        """Return its name in runs, folders and reports."""
         return args.method
 
     def open(self) -> None:
@@ -209,7 +193,7 @@ class Method(Timed, ABC):
         return {f"{section}.{name}": v for section in named for name, v in named[section].items()}
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
-        """Do the long work that runs with other seeds share, or take up what is there."""
+        """Do, or load, the long work that runs with other seeds share."""
 
     def with_seed(self, args: RunArguments) -> Self:
         """Return the method of a run with another seed or training, sharing what is prepared."""
@@ -219,15 +203,14 @@ class Method(Timed, ABC):
         return other
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002 (the contract's)
-        """Learn from the training examples, in a folder that a stopped run goes on in.
+        """Learn from the training examples; a stopped run resumes in the same folder.
 
-        Returns:
-            What the dev set said: "metric", "value", ...; None if nothing was decided on it.
+        Returns the dev set's results, "metric", "value", ...; None if it decided nothing.
         """
         return None
 
     def load(self, folder: Path) -> None:
-        """Take up what `fit` left in a run's folder."""
+        """Load what `fit` left in a run's folder."""
         self.fit(folder)
 
     @abstractmethod
@@ -242,7 +225,7 @@ class Method(Timed, ABC):
         return ()
 
     def sample_prompt(self) -> str | None:
-        """Return a prompt as the LM sees it, for `prompt.txt`; None without one."""
+        """Return a prompt as the LM reads it, for `prompt.txt`; None without one."""
         return None
 
     @classmethod
@@ -254,8 +237,7 @@ class Method(Timed, ABC):
     ) -> Self | None:
         """Open a finished run to decide new examples, where that needs less than a whole run.
 
-        Returns:
-            None where it needs no less: the run is then opened as it was made, and loaded.
+        None where it does not: the run is then opened as it was made, and loaded.
         """
         return None
 
@@ -275,24 +257,20 @@ class Method(Timed, ABC):
 
 
 def find_method(name: str) -> type[Method]:
-    """Import a method's class.
+    """Import a method's class: of `METHODS`, an entry point of `pgra.methods`, or `module:Class`.
 
     Raises:
-        ConfigError: If there is none of that name, with the nearest.
+        ConfigError: If there is none of that name.
     """
     found: type[Method] = find_class("method", name, METHODS)
     return found
 
 
 def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
-    """Return the argument dataclasses of a run by section, once what they depend on is known.
+    """Return the argument dataclasses of a run by section.
 
-    Args:
-        chosen: Values of `method`, and of the others of `pgra.config.CHOOSING` where they are
-            named: they tell which arguments there are.
-
-    Raises:
-        ConfigError: If a name stands for nothing.
+    `chosen` holds the given values of `method` and of others in `pgra.config.CHOOSING`, on which
+    the sections depend. An unknown name is a ConfigError.
     """
     method = str(chosen.get("method", RuntimeArguments.method))
     sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
@@ -304,11 +282,7 @@ def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
 
 
 def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
-    """Return the own arguments of the retriever and the reranker that are named, by section.
-
-    Raises:
-        ConfigError: If a name stands for nothing.
-    """
+    """Return the own arguments of the chosen retriever and reranker, by section."""
     found = {"retriever_options": "retriever", "rerank_options": "reranker"}
     own = {section: _own_arguments(kind, chosen.get(kind)) for section, kind in found.items()}
     return {section: cls for section, cls in own.items() if cls is not None}
@@ -326,11 +300,7 @@ def _own_arguments(kind: str, name: object) -> type | None:
 
 
 def known_options() -> dict[str, str]:
-    """Return the arguments that some of our retrievers and rerankers have, by what chooses them.
-
-    Returns:
-        Such as {"cross_encoder": "--reranker cross-encoder"}.
-    """
+    """Map own arguments of our stages to their flag, such as "--reranker cross-encoder"."""
     return {
         f.name: f"--{kind} {name}"
         for kind, classes in OPTIONS.items()
@@ -340,15 +310,13 @@ def known_options() -> dict[str, str]:
 
 
 def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: str) -> RunArguments:
-    """Make a run's arguments of values by their names on the command line.
+    """Make a run's arguments from values by their command-line names; a `Path` is read as text.
 
-    Args:
-        values: By name, each of its own type; paths may be `Path`.
-        layers: Words that name what stands beneath them: `--profile NAME`, `--config FILE`.
-        caller: Who asks, for messages.
+    `layers` are flags for the layers below them: `--profile NAME`, `--config FILE`. Messages name
+    the `caller`.
 
     Raises:
-        ConfigError: If the method has no argument of a name, or a value is of another type, out of
+        ConfigError: If the method has no argument of a name, or a value has another type, is out of
             range, or contradicts others.
     """
     given = Defaults(caller, {name: _plain_value(value) for name, value in values.items()})
@@ -378,7 +346,7 @@ def _plain_value(value: Any) -> Any:
 def _refuse_strangers(
     given: Mapping[str, Any], sections: Mapping[str, type], chosen: Mapping[str, Any]
 ) -> None:
-    """Refuse what the method does not have: of a layer it would be passed over in silence."""
+    """Refuse what the method does not have; a layer would ignore it in silence."""
     known = {f.name for cls in sections.values() for f in fields(whole(cls)) if f.init}
     for name in given:
         if name not in known:
@@ -388,7 +356,7 @@ def _refuse_strangers(
 
 
 def fill_folder(args: RunArguments) -> RunArguments:
-    """Fill the places of the folder's name but for the seed, of which there may be several."""
+    """Fill in all of the folder's name but the seed, of which there may be several."""
     task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
     name = str(args[args.home].output_dir).replace("{task}", task)
     name = name.replace("{method}", find_method(args.runtime.method).name(args))
@@ -396,15 +364,7 @@ def fill_folder(args: RunArguments) -> RunArguments:
 
 
 def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -> None:
-    """Refuse arguments that contradict the method; what a YAML says of them gives way to it.
-
-    Args:
-        given: Names of those that a user gave.
-        sections: All of the run's.
-
-    Raises:
-        ConfigError: If there is one.
-    """
+    """Refuse given arguments that contradict the method; it overrides what a YAML says of them."""
     method = sections["runtime"].method
     for name, decided in READERS.get(method, {}).items():
         asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))
@@ -418,12 +378,12 @@ def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -
 def arguments_from(
     values: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]
 ) -> RunArguments:
-    """Make arguments of a run's record of them, with changes, by section.
+    """Make arguments from a run's record of them, with changes, by section.
 
     Raises:
         ConfigError: If they contradict each other.
         KeyError: If a section is missing.
-        TypeError: If there is one that this version does not know.
+        TypeError: If this version does not know an argument.
     """
     made = [section for section in values.values() if section is not None]
     chosen = {name: value for own in made for name, value in own.items() if name in CHOOSING}
@@ -446,34 +406,21 @@ def arguments_from(
 
 
 def open_method(args: RunArguments, context: Context) -> Method:
-    """Make and open the method that the arguments name.
-
-    Raises:
-        PgraError: As `Method.open`.
-    """
+    """Make and open the method that the arguments name; it raises as `Method.open`."""
     method = find_method(args.runtime.method)(args, context)
     method.open()
     return method
 
 
 def task_name(args: RunArguments | PgraArguments) -> str:
-    """Return the task that is named.
-
-    Raises:
-        ConfigError: If none is.
-    """
+    """Return the name of the task; without one it is a ConfigError."""
     if args.data.task is None:
         raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
     return args.data.task
 
 
 def bundled_notes(models: Sequence[str], data: Sequence[str]) -> list[str]:
-    """Gather what is to be known of bundled models and data among some names.
-
-    Args:
-        models: Names of models, as the user wrote them.
-        data: Names of data sets and corpora.
-    """
+    """Return the notes on bundled models, data sets and corpora among these names."""
     notes = []
     for names, table in ((models, BUNDLED_MODELS), (data, BUNDLED_DATA)):
         for name in names:

@@ -2,10 +2,9 @@
 
     exemplars = the pool's k nearest to the query        or drawn, for the baseline
     prompt    = exemplars, nearest first + query         as many as fit the LM's window
-    label     = LM(prompt)                               a label word's chance, or what it writes
+    label     = LM(prompt)                               a label word's probability, or its text
 
-What is compared, found and answered is kept under the artifacts folder and made once, so a run that
-was stopped goes on where it was.
+Exemplars and answers are stored in the artifacts folder, so a stopped run resumes where it was.
 """
 
 import json
@@ -42,6 +41,7 @@ _WRITTEN_TOKENS = 10  # KATE's max_tokens
 _BOOTSTRAP_SEED = 0
 _DRAWS = 2000
 _EXACT = "exact_match"
+# The note of each count that is not 0.
 _NOTES = {
     "copies_in_pool": "{copies_in_pool} of {pool} examples of the pool are copies of an earlier "
     "one, text and label, and were not shown",
@@ -51,27 +51,20 @@ _NOTES = {
     "for, {over_budget} in all, to fit the LM's window",
     "undecided": "{undecided} of {queries} answers are no label's word, and count as wrong",
 }
-"""What is told of a run where a count is not 0."""
 
 
 @dataclass
 class PoolData(TaskData):
     """A pool of examples to choose from (train), and queries (test).
 
-    Attributes:
-        references: What is right for each query, where answers are written; else none.
+    `references` are the right answers of each query, where answers are written.
     """
 
     references: Sequence[Reference] = ()
 
     @classmethod
     def read(cls, args: RunArguments) -> Self:
-        """Read a task's pool and queries.
-
-        Raises:
-            ConfigError: If no task is named, or there is none of that name.
-            DataError: If the data cannot be read.
-        """
+        """Read a task's pool and queries; errors as of `TaskData.read`."""
         task, other = load_any_task(task_name(args)), args["icl"].query_dataset_name
         if isinstance(task, Task):
             splits = load_pool(task, args.data, query_dataset_name=other)
@@ -86,13 +79,9 @@ class PoolData(TaskData):
 
 @dataclass(frozen=True)
 class Prompts:
-    """What B queries are asked.
+    """The prompts of B queries; `texts` is empty and `fit` None with a vote.
 
-    Attributes:
-        chosen: What was chosen, and what the leak guard left out.
-        rows: Each query's exemplars in the prompt's order, rows of the pool.
-        fit: What did not fit; None with a vote.
-        texts: Each one's prompt; none with a vote.
+    `rows` are each query's exemplars in the prompt's order, rows of the pool.
     """
 
     chosen: Chosen
@@ -102,11 +91,9 @@ class Prompts:
 
 
 class Kate(Method):
-    """Lets a frozen LM decide queries behind labelled examples.
+    """Lets a frozen LM decide queries after labelled examples.
 
-    Attributes:
-        selection: Which exemplars; the task has filled in their number, the run its seed.
-        icl: How answers are taken; the task has filled in what it decides.
+    `selection` and `icl` are the arguments, with what the task and the run's seed decide.
     """
 
     SECTIONS = SECTIONS["kate"]
@@ -118,7 +105,7 @@ class Kate(Method):
 
     @classmethod
     def name(cls, args: RunArguments) -> str:
-        """Return icl-knn, icl-farthest, ...; the vote is its own."""
+        """Return icl-knn, icl-farthest, ...; vote-knn with a vote."""
         kind = "vote" if args["icl"].decide_by == "vote" else "icl"
         selection = args["selection"]
         who = "farthest" if selection.farthest else selection.exemplars.rpartition(":")[2]
@@ -193,10 +180,7 @@ class Kate(Method):
             )
 
     def _open_lm(self) -> LanguageModel:
-        """Open the LM, or take the one of the run before if it is the same.
-
-        Two LMs are never in memory together.
-        """
+        """Open the LM, or share that of the run before; two LMs are never in memory together."""
         asked = json.dumps([asdict(self.args["completer"]), str(self.context.artifacts)])
         shared = self.context.shared
         before, lm = shared.get("lm", ("", None))
@@ -210,7 +194,7 @@ class Kate(Method):
 
     @property
     def answerer(self) -> Answerer | None:
-        """What asks the LM; None with the vote. An endpoint is first called here, if it must be."""
+        """What asks the LM; None with the vote. The first use may call an endpoint."""
         if self._answerer is None and self.icl.decide_by != "vote":
             assert isinstance(self.completer, RemoteLM)
             self.completer = self.completer.settle(self.icl.decide_by)
@@ -249,7 +233,6 @@ class Kate(Method):
         return WordScorer(lm=lm, format=how, progress=progress)
 
     def identity(self) -> dict[str, Json]:
-        """Return all that decides predictions, besides the examples."""
         named: dict[str, Json] = {
             **self.selector.fingerprint,
             "order": self.selection.order,
@@ -265,16 +248,13 @@ class Kate(Method):
         return named
 
     def models(self) -> list[str]:
-        """Return the LM and what compares texts."""
         models = [self.args["completer"].lm] if self.answerer is not None else []
         return [*models, *([self.selection.encoder] if self.selection.compares else [])]
 
     def notes(self) -> list[str]:
-        """Return what a reader of the numbers must know of data and models."""
         return [*super().notes(), *bundled_notes([], [self.icl.query_dataset_name or ""])]
 
     def sample_prompt(self) -> str | None:
-        """Return the first query's prompt."""
         if self.answerer is None:
             return None
         return f"{self._prompts(self.data.test).texts[0]}\n"
@@ -295,7 +275,6 @@ class Kate(Method):
         return other
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
-        """Choose exemplars, write the prompts and ask."""
         prompts = self._prompts(examples)
         if self.answerer is None:
             answers = self._vote(examples, prompts.chosen)
@@ -413,11 +392,7 @@ class Kate(Method):
     # The neighbors' vote, and what is measured on texts.
 
     def _vote(self, examples: Sequence[Example], chosen: Chosen) -> list[Answer]:
-        """Let each query's exemplars vote: KATE's kNN baseline.
-
-        Written answers count as equal where exact match takes them so; the nearest's words are
-        given. A query without exemplars is undecided.
-        """
+        """Let exemplars vote (KATE's kNN baseline); answers count as equal as in exact match."""
         answers, labels = [], self.data.labels
         for i, query in enumerate(examples):
             targets = [str(self.data.train[row].label) for row in chosen.of(i)]
@@ -460,7 +435,6 @@ class Kate(Method):
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:
-        """Whether exemplars or their order are drawn."""
         draws: bool = args["selection"].draws
         return draws
 
@@ -468,9 +442,8 @@ class Kate(Method):
 class Icl(Kate):
     """The frozen LM as PGRA's baseline: the reranker's LM, template and exemplars.
 
-    Guo et al. 2023, section 3.1, baseline 1 ("the same templates as ours in the second stage", 8
-    shots); "generate answers" is here the likeliest label word, all its tokens counted, so that
-    every query gets a label.
+    Guo et al. 2023, section 3.1, baseline 1 (8 shots). Their "generate answers" is here the
+    likeliest label word, all its tokens counted, so that every query gets a label.
     """
 
     SECTIONS = SECTIONS["icl"]
@@ -478,12 +451,11 @@ class Icl(Kate):
 
     @classmethod
     def name(cls, args: RunArguments) -> str:
-        """Return the method's name, whatever the exemplars."""
         return args.runtime.method
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:
-        """Whether the seed draws exemplars: only where none of their own is given."""
+        """Whether the seed draws exemplars: only without an `exemplar_seed`."""
         return super().uses_seed(args) and args["selection"].exemplar_seed is None
 
     def read_data(self) -> PoolData:
@@ -493,5 +465,5 @@ class Icl(Kate):
 
 
 def _rounded(value: float) -> float | None:
-    """Round a likeness for JSON: None where nothing was compared."""
+    """Round a similarity for JSON: None where nothing was compared."""
     return None if math.isnan(value) else round(float(value), 6)

@@ -3,9 +3,9 @@
 Guo et al. 2023, section 3.1, baseline 3: "a majority vote based on distances between embeddings",
 those of the T5's encoder (`--neighbor_encoder reader`); neither pooling, distance nor the number of
 neighbors is stated. Here vectors are means of the last states, compared by cosine (with
-`--normalize false` by inner product), and the number is what suits the dev set best.
+`--normalize false` by inner product), and the dev set chooses the number.
 
-Ties of the vote go to the tied label whose neighbor is nearest; equally near neighbors stand in the
+Ties of the vote go to the tied label with the nearest neighbor; equally near neighbors are in the
 order of the training file.
 """
 
@@ -25,8 +25,7 @@ from pgra.retrieval.base import examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
 
-NUMBERS = (1, 3, 5, 9, 17, 33, 65)
-"""How many neighbors are tried on the dev set; odd, so that two labels cannot tie."""
+NUMBERS = (1, 3, 5, 9, 17, 33, 65)  # tried on the dev set; odd, so that two labels cannot tie
 
 
 class NearestNeighbors(Method):
@@ -36,7 +35,6 @@ class NearestNeighbors(Method):
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
-        """Whether the seed decides anything: nothing is drawn, nothing is trained."""
         return False
 
     def open(self) -> None:
@@ -53,16 +51,14 @@ class NearestNeighbors(Method):
         self.neighbors = open_neighbors(self.data, self.args.pgra, self.context)
 
     def identity(self) -> dict[str, Json]:
-        """Return the encoder, and which numbers of neighbors are tried."""
         encoder = dict(self.neighbors.encoder.query_fingerprint)
         return {"num_neighbors": self.numbers, "encoder": encoder}
 
     def models(self) -> list[str]:
-        """Return the model that texts are compared by."""
         return [neighbor_model(self.args.pgra)]
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
-        """Choose the number of neighbors that suits the dev set; of equals the smallest."""
+        """Choose the number of neighbors that is best on the dev set; of equals the smallest."""
         self.best, self._how = self.numbers[0], "as asked for"
         if len(self.numbers) == 1:
             return None
@@ -77,7 +73,6 @@ class NearestNeighbors(Method):
         return {"metric": metric, "value": values[self.best], "num_neighbors": self.best}
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
-        """Decide by the vote of the nearest training examples."""
         logger.info("knn: %d neighbors, %s", self.best, self._how)
         votes = self._votes(self._nearest(examples), self.best)
         predictions = [
@@ -97,10 +92,7 @@ class NearestNeighbors(Method):
         return [vote([str(train[row].label) for row in line]) for line in rows[:, :number].tolist()]
 
     def _nearest(self, examples: Sequence[Example]) -> Rows:
-        """Return the nearest training examples of each, (B, k), nearest first.
-
-        Those of a split are stored, and found once.
-        """
+        """Return the nearest training examples, (B, k), nearest first; a split's are stored."""
         count = self.numbers[-1]
         if not self.data.is_split(examples):
             with self.timed("neighbors"):

@@ -4,10 +4,9 @@
     input       = T(query), then a demonstration of each label          (section 6, eq. 5)
     label       = best by the mean score over sets of demonstrations    (section 6.1)
 
-Demonstrations are drawn from those of a label's examples that are nearest to the query (section
-6.2: the nearer half, by a sentence encoder's cosine). The seed gives the few-shot split as well as
-the order of examples, so several seeds tell of both. The template and the words are the task's, as
-for every reader here; there is no evidence.
+Demonstrations are drawn from the half of a label's examples that is nearest to the query, by a
+sentence encoder's cosine (section 6.2). The seed decides the few-shot split and the order of
+examples. Template and words are the task's, as for every reader here; there is no evidence.
 """
 
 import logging
@@ -55,11 +54,9 @@ class LmBff(Pgra):
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
-        """Whether it decides anything: it draws the few examples, trained on or not."""
         return True
 
     def open(self) -> None:
-        """Refuse labels that are one token; then as PGRA, without evidence."""
         if self.pgra.reader.decode != "verbalizer":
             raise ConfigError(
                 f"decode '{self.pgra.reader.decode}' writes one token, and lm-bff averages the "
@@ -94,7 +91,7 @@ class LmBff(Pgra):
         self.check_training(len(self.data.train) * self.args["shots"].exemplar_sets)
 
     def inputs(self, split: str) -> TokenizedInputs:
-        """Return what the reader reads of a split: a set after the other, or all to average."""
+        """Return a split's inputs: train's set by set, others' sets together to average."""
         queries, support = self.data.examples(split), self.data.examples("train")
         vectors = None
         if self.args["shots"].exemplar_share < 1:  # else all of a label's examples are near enough
@@ -119,7 +116,6 @@ class LmBff(Pgra):
         return self._encoder.encode(texts, is_query=True)
 
     def models(self) -> list[str]:
-        """Return the reader, and the encoder that says which examples are near."""
         return [self.pgra.reader.model_name_or_path, self.pgra.retriever.encoder]
 
     def _demonstration_fields(self) -> dict[str, Json]:
@@ -148,22 +144,12 @@ def draw_demonstrations(
     args: LmBffArguments,
     seed: int,
 ) -> npt.NDArray[np.int64]:
-    """Draw the demonstrations of each query; a query is never its own.
+    """Draw each query's demonstrations: rows of the support, (B, num_sets, C), labels in order.
 
-    A query's draws depend on its id and the seed, not on the queries beside it.
-
-    Args:
-        queries: The examples to show something with.
-        support: The training examples, two of each label at least.
-        vectors: The queries' and the support's, of unit length, (B, D) and (n, D); None to draw
-            from all of a label's.
-        labels: The task's.
-        args: How many sets, and of which share of a label's examples: the nearest, rounded down, at
-            least one.
-        seed: Of the draws.
-
-    Returns:
-        Rows of the support, (B, num_sets, C), the labels in order.
+    A query is never its own; its draws depend on its id and the seed, not on other queries. The
+    support has two examples of each label at least. `vectors` are the queries' and the support's,
+    of unit length, (B, D) and (n, D); None to draw from all of a label's examples, else from
+    the nearest `exemplar_share` of them, rounded down, at least one.
     """
     drawn = np.empty((len(queries), args.exemplar_sets, len(labels)), dtype=np.int64)
     for number, query in enumerate(queries):
@@ -194,17 +180,9 @@ def build_demonstrated(
 ) -> TokenizedInputs:
     """Put each query and its demonstrations into a segment for each set.
 
-    The query gets `layout.max_tokens`, and all demonstrations as many again, each an equal share
-    (the original doubles its limit likewise); what is too long is cut in the example's own text,
-    never in the template, so that no demonstration loses its word.
-
-    Args:
-        queries: The examples to decide.
-        drawn: As `draw_demonstrations` returns them.
-        support: What they are rows of.
-        tokenizer: The reader's.
-        verbalizer: Gives each label its word and target.
-        layout: The template and the limit.
+    `drawn` is as `draw_demonstrations` returns it. The query gets `layout.max_tokens`, and all
+    demonstrations as many again, in equal shares (the original doubles its limit likewise). What is
+    too long is cut in the example's own text, so that no demonstration loses its word.
 
     Raises:
         ConfigError: If the limit leaves a template no room.

@@ -72,11 +72,7 @@ logger = logging.getLogger(__name__)
 class Pgra(Method):
     """Trains a fused T5 on evidence, and decides with it.
 
-    Attributes:
-        pgra: The arguments, as the method decides them.
-        stages: Both retrieval stages, on the task.
-        reader: What scores the labels: trained, or loaded.
-        calibration: The temperature of its probabilities.
+    `pgra` are the arguments, as the method decides them; `reader` scores the labels.
     """
 
     SECTIONS = SECTIONS["pgra"]
@@ -89,13 +85,11 @@ class Pgra(Method):
     calibration = Calibration()
 
     def __init__(self, args: RunArguments, context: Context) -> None:
-        """See `Method`."""
         super().__init__(args, context)
         self.pgra = args.pgra
 
     @property
     def training(self) -> ReaderTrainingArguments:
-        """The Trainer's arguments."""
         training: ReaderTrainingArguments = self.args["training"]
         return training
 
@@ -105,8 +99,7 @@ class Pgra(Method):
         return args.trains and args["training"].max_steps != 0
 
     def open(self) -> None:
-        """Read task and models' names, and refuse what cannot work."""
-        Task.load(task_name(self.args))  # a wrong name is told before models are looked for
+        Task.load(task_name(self.args))  # refuses a wrong name before models are looked for
         self.source = find_model(self.pgra.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()
@@ -142,8 +135,7 @@ class Pgra(Method):
     def check_training(self, num_examples: int) -> None:
         """Choose the learning rate where none is given; refuse what cannot be trained.
 
-        Args:
-            num_examples: How many rows an epoch has.
+        `num_examples` is the length of an epoch.
         """
         training = self.training
         if training.learning_rate is None:
@@ -164,14 +156,12 @@ class Pgra(Method):
 
     @cached_property
     def layout(self) -> SegmentLayout:
-        """How segments are put together."""
         args = self.pgra.reader
         order: Any = args.segment_order
         return SegmentLayout(self.verbalizer.template, order, args.max_segment_tokens)
 
     @property
     def decision(self) -> Decision:
-        """How labels are decided."""
         return Decision(self.pgra.reader.decode)
 
     def identity(self) -> dict[str, Json]:
@@ -189,11 +179,10 @@ class Pgra(Method):
         return named
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
-        """Find the evidence of splits."""
         self.stages.find(splits)
 
     def inputs(self, split: str) -> TokenizedInputs:
-        """Return what the reader reads of a split: tokenised once, and kept."""
+        """Return the reader's inputs of a split, tokenised once and stored."""
         examples, depth = self.data.examples(split), self.stages.depth
         fields: dict[str, Json] = {
             **asdict(self.layout),
@@ -215,7 +204,7 @@ class Pgra(Method):
     def new_inputs(
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
     ) -> Any:
-        """Return what the reader reads of any examples with their evidence."""
+        """Return the reader's inputs of any examples with their evidence."""
         texts = [[line.text for line in found] for found in lines]
         return build_inputs(examples, texts, self.tokenizer, self.verbalizer, layout=self.layout)
 
@@ -233,7 +222,7 @@ class Pgra(Method):
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decision)
 
     def fit(self, folder: Path) -> Mapping[str, Json]:
-        """Train the reader, going on from the last whole checkpoint if the run was stopped."""
+        """Train the reader, from the last whole checkpoint if the run was stopped."""
         metric = self.data.metric
         train, dev = self.inputs("train"), self.inputs("dev")
         self.reader = self.begin()
@@ -257,17 +246,17 @@ class Pgra(Method):
         }
 
     def load(self, folder: Path) -> None:
-        """Load the trained reader of a run, with its temperature where that is known."""
+        """Load the trained reader of a run, with its temperature if there is one."""
         home = folder / READER_FOLDER
         is_described = (home / RECORD_FILE).is_file()
         if is_described:  # its files are as they were written
             self.calibration = read_record(folder).calibration
         self.open_trained(home)
-        if not is_described:  # the run was stopped behind its training
+        if not is_described:  # the run was stopped after its training
             self._describe(folder)
 
     def _describe(self, folder: Path) -> None:
-        """Fit the temperature on the dev set, and say in the reader's folder what it is."""
+        """Fit the temperature on the dev set, and write the reader's record."""
         if self.decision.decode == "verbalizer":  # else there are no probabilities
             self.fit_temperature(replace(self.context, progress=False))
         self.write_record(folder)
@@ -284,7 +273,6 @@ class Pgra(Method):
         return [self.verbalizer.labels.index(str(label)) for label in labels]
 
     def write_record(self, folder: Path) -> None:
-        """Finish the reader's folder."""
         if not self.context.is_main:
             return
         args = self.pgra
@@ -342,11 +330,9 @@ class Pgra(Method):
         return self.reader.score(inputs, self.context), lines
 
     def models(self) -> list[str]:
-        """Return the reader, and the models that find its evidence."""
         return [self.pgra.reader.model_name_or_path, *evidence_models(self.pgra)]
 
     def notes(self) -> list[str]:
-        """Return what a reader of the numbers must know of data, corpus and models."""
         sources = self.pgra.corpus.sources if self.stages.depth else []
         return [*super().notes(), *bundled_notes([], sources)]
 
@@ -360,14 +346,12 @@ class Pgra(Method):
     def restore(cls, folder: Path, args: RunArguments, context: Context) -> Self | None:
         """Open a finished run by its reader's folder, to decide new examples.
 
-        No training data is read: the folder holds the prompt. Only where each query has exemplars
-        of its own are they chosen anew, and the training data must be where it was. Corpus, index
-        and LM must be those that the run was made with.
+        Corpus, index and LM must be those of the run. Training data is read only where each query
+        has exemplars of its own, and must then be where it was.
 
         Raises:
             ArtifactError: If the reader is not whole, or corpus, index or LM are not those that it
-                was trained with; what differs is named.
-            PgraError: As each stage says.
+                was trained with; the difference is named.
         """
         home = find_reader(folder)
         record = read_record(home)
@@ -407,7 +391,7 @@ def _recorded_arguments(record: ReaderRecord, args: RunArguments, context: Conte
 
 
 def _index_encoder(made: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a run's index says of its encoder; empty if it has none."""
+    """Return the encoder's part of an index's fingerprint; empty if there is none."""
     dense: Mapping[str, Any] = made.get("index", {})
     dense = dense.get("dense", dense)
     return dense if "encoder" in dense else {}
@@ -416,7 +400,7 @@ def _index_encoder(made: Mapping[str, Any]) -> Mapping[str, Any]:
 def _open_recorded(
     home: Path, record: ReaderRecord, data: TaskData, args: PgraArguments, context: Context
 ) -> Stages:
-    """Open the stages; refuse what is not the run's before anything long is begun."""
+    """Open the stages; refuse what is not the run's before anything long begins."""
     prompt = record.prompt or FewShotPrompt(prompt_template(data.choice))
     if not record.num_evidence:  # nothing is searched
         return Stages(args, context, prompt, data)
@@ -439,7 +423,7 @@ def _open_recorded(
     if args.is_exhaustive:
         return stages
     encoder = _index_encoder(made)
-    if encoder:  # its folder's digest tells before an index would be built with it
+    if encoder:  # by its folder's digest, before an index would be built with it
         _check(home, "encoder", encoder["encoder"], find_model(args.retriever.encoder).identity)
     _check(home, "index", made.get("index"), dict(stages.retriever.fingerprint))
     return stages
@@ -463,11 +447,7 @@ def _check(home: Path, stage: str, made: Json, asked: Json) -> None:
 
 
 def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
-    """Refuse another device for the training, and an unknown measure of checkpoints.
-
-    Raises:
-        ConfigError: If it is asked for.
-    """
+    """Refuse a device that is not the Trainer's, with a ConfigError."""
     device = choose_device(args.runtime.device)
     if (device.type, device.index or 0) != (training.device.type, training.device.index or 0):
         raise ConfigError(
@@ -479,9 +459,7 @@ def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> No
 def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[str, Json]:
     """Return the Trainer's arguments that decide the weights, as they will be resolved.
 
-    Args:
-        training: All of them.
-        metric: The task's, which chooses the checkpoint where no other is named.
+    `metric` is the task's, which chooses the checkpoint where no other is named.
     """
     chosen = copy.copy(training)
     chosen.choose_metric(metric)
@@ -496,11 +474,11 @@ def _number(text: str) -> float:
 
 
 def reader_template(task: Task, args: ReaderArguments) -> str:
-    """Return how the reader sees a query: as asked for, or by a profile, else as the task says.
+    """Return the reader's template: the user's or a profile's, else the task's.
 
     Raises:
-        ConfigError: If what was asked for has other fields than the task (`--profile official` has
-            one text, a pair has two); the task's own is named.
+        ConfigError: If it has other fields than the task (`--profile official` has one text, a pair
+            has two).
     """
     if args.reader_template is None:
         return task.reader_text
@@ -515,7 +493,7 @@ def reader_template(task: Task, args: ReaderArguments) -> str:
 
 
 def evidence_models(args: PgraArguments) -> list[str]:
-    """Return the models that find the reader's evidence; none without any."""
+    """Return the models that find the reader's evidence; none without evidence."""
     if args.rerank.num_evidence == 0:
         return []
     encodes = args.retriever.retriever in ("dense", "hybrid")

@@ -4,9 +4,9 @@
     p(y|x)   = sum over z of p(z|x) p(y|x,z)                             (RAG-Sequence, section 2.1)
     label    = the one whose words have the largest p(y|x)
 
-The reader and the query encoder are trained (q gets gradients through p(z|x)), passages' vectors
-stay as the index has them (section 2.4). Candidates are the first stage's k, found once by the
-encoder as it was; in each step the query encoder as it is then takes its best d of them.
+Reader and query encoder are trained (q gets gradients through p(z|x)); passages' vectors stay the
+index's (section 2.4). The untrained encoder finds the k candidates once; in each step the trained
+one takes its best d of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,29 +49,17 @@ from pgra.retrieval import IndexRequest, find_retriever
 from pgra.retrieval.shards import find_shards, read_rows
 
 QUERY_ENCODER_FILE = "query_encoder.safetensors"
-_BATCH = 64
-"""Queries that are weighed at once, without gradients."""
+_BATCH = 64  # queries at once, without gradients
 
 
 class RagReader(FusionReader):
-    """A T5 and a query encoder, trained together.
-
-    Attributes:
-        query_encoder: The encoder's model: says which candidates are read, and how much each
-            counts.
-        num_evidence: How many are read (N).
-    """
+    """A T5 and a query encoder, trained together; it reads N = `num_evidence` of the candidates."""
 
     def __init__(self, t5: Any, encoder: Encoder, num_evidence: int) -> None:
-        """Take both models.
-
-        Args:
-            t5: The T5.
-            encoder: What the query encoder begins as; its model is trained in place.
-            num_evidence: N.
+        """Take both models; the encoder's is trained in place.
 
         Raises:
-            ModelError: If the encoder's vectors come out of more than a pooling.
+            ModelError: If the encoder has Dense layers after its pooling.
         """
         super().__init__(t5)
         if any(encoder.sentence.layers):
@@ -89,7 +77,7 @@ class RagReader(FusionReader):
 
     @classmethod
     def open(cls, name: str, encoder: Encoder, num_evidence: int) -> Self:
-        """Load a T5, and the query encoder from beside it where a training left one.
+        """Load a T5, and the trained query encoder from its folder if there is one.
 
         Raises:
             ModelError: As `FusionReader.from_name`.
@@ -105,7 +93,7 @@ class RagReader(FusionReader):
     def weigh(
         self, query_ids: Tensor, query_mask: Tensor, vectors: Tensor, known: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Choose each query's evidence, and say how much each counts (section 2.1).
+        """Choose each query's evidence among its candidates, and weigh it (section 2.1).
 
         Args:
             query_ids: The query encoder's tokens, (B, L) int64.
@@ -132,18 +120,14 @@ class RagReader(FusionReader):
         labels: Tensor,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput:
-        """Read a batch with known targets.
+        """Return `.loss`: -log of the sum over evidence of p(z|x) p(y|x,z), a target token.
 
         Args:
-            pools: What `weigh` takes.
+            pools: The arguments of `weigh`.
             read: Packs the segments of chosen candidates, (B, N), each as an example of its own,
                 query after query.
             labels: (B, T) int64, `IGNORED` where padded.
             num_items_in_batch: Target tokens to divide the summed loss by; None is this batch's.
-
-        Returns:
-            With `.loss`: -log of the sum over evidence of p(z|x) p(y|x,z), of all examples,
-            a target token.
         """
         chosen, log_weights = self.weigh(**pools)
         fused = self.fuse(read(chosen.cpu().numpy()).to(chosen.device))
@@ -180,13 +164,12 @@ class PooledInputs(TokenizedInputs):
     """A split's examples with their candidates; as `TokenizedInputs`, the queries alone.
 
     Attributes:
-        queries: Each one's tokens as the query encoder reads them.
+        queries: Each one's tokens for the query encoder.
         encoder_pad: The encoder's padding token.
-        query_tokens: Each one's tokens as they are joined with evidence.
-        passage_tokens: Each passage's tokens, likewise, of the U distinct candidates of all.
-        join: Puts the two together.
+        query_tokens: Each one's tokens for the reader, before they are joined with evidence.
+        passage_tokens: Likewise of each of the U distinct candidates of all.
         rows: The passages' rows of the corpus, rising, (U,) int64.
-        vectors: Theirs as the index has them, (U, D), of any floating type.
+        vectors: Theirs in the index, (U, D), of any floating type.
         pools: Each one's candidates among them, (B, K), `MISSING_ROW` where there are fewer.
     """
 
@@ -200,7 +183,6 @@ class PooledInputs(TokenizedInputs):
     pools: Rows
 
     def __getitem__(self, row: int) -> PooledInput:
-        """Return one example."""
         return PooledInput(**vars(super().__getitem__(row)), inputs=self, row=row)
 
     def segments(
@@ -219,7 +201,7 @@ class PooledInputs(TokenizedInputs):
         ]
 
     def pool(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return what `RagReader.weigh` takes of some examples."""
+        """Return the arguments of `RagReader.weigh` for some examples."""
         queries = [torch.from_numpy(self.queries[row]) for row in rows]
         ids = pad_sequence(queries, batch_first=True, padding_value=self.encoder_pad)
         lengths = torch.tensor([len(query) for query in queries])
@@ -255,19 +237,9 @@ def build_pooled(
     verbalizer: Verbalizer,
     layout: SegmentLayout,
 ) -> PooledInputs:
-    """Tokenise examples and candidates.
+    """Tokenise examples and their candidates, rows of the corpus, (B, K); errors as `build_inputs`.
 
-    Args:
-        examples: The queries.
-        candidates: Rows of the corpus, (B, K), or missing.
-        read_passages: Returns texts and vectors of distinct rows.
-        encoder: What the query encoder began as.
-        tokenizer: The reader's.
-        verbalizer: Gives each label its target.
-        layout: How a query and an evidence become a segment.
-
-    Raises:
-        PgraError: As `build_inputs`.
+    `read_passages` returns texts and vectors of distinct rows; `encoder` is the untrained one.
     """
     alone = build_inputs(examples, [[] for _ in examples], tokenizer, verbalizer, layout=layout)
     is_first = layout.order == "query_first"
@@ -295,7 +267,7 @@ def build_pooled(
 def collate_pooled(
     examples: Sequence[PooledInput], *, pad_token_id: int, cost: GroupCost
 ) -> dict[str, Any]:
-    """Make a batch of a split's labelled examples as the Trainer passes it to a `RagReader`."""
+    """Make a batch of labelled examples, the arguments of `RagReader.forward`."""
     inputs, rows = examples[0].inputs, [example.row for example in examples]
     return {
         "pools": inputs.pool(rows),
@@ -306,15 +278,9 @@ def collate_pooled(
 
 @torch.inference_mode()
 def choose_evidence(reader: RagReader, inputs: PooledInputs) -> tuple[SeparateInputs, Candidates]:
-    """Let a reader's query encoder, as it is now, choose and weigh all examples' evidence.
+    """Choose and weigh all examples' evidence by the reader's current query encoder.
 
-    Args:
-        reader: Without dropout meanwhile.
-        inputs: The examples with their candidates.
-
-    Returns:
-        Each example with its evidence, weighted; and the evidence: rows of the corpus and
-        log p(z|x), (B, N).
+    Also returns the evidence: rows of the corpus and log p(z|x), (B, N).
     """
     was_training = reader.training
     reader.eval()
@@ -341,7 +307,6 @@ class RagClassifier(T5Classifier):
     module: RagReader
 
     def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
-        """Make batches of `PooledInput`."""
         cost = GroupCost.on(device, is_training=True)
         return partial(collate_pooled, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
 
@@ -358,7 +323,6 @@ class Rag(Pgra):
     CLASSIFIER = RagClassifier
 
     def open(self) -> None:
-        """Refuse what a sum over evidence cannot do; then as PGRA."""
         if self.pgra.reader.decode != "verbalizer":
             raise ConfigError(
                 f"decode '{self.pgra.reader.decode}' is not for method 'rag', which sums a label's "
@@ -401,7 +365,7 @@ class Rag(Pgra):
 
     @cached_property
     def _encoder(self) -> Encoder:
-        """Load what the query encoder begins as; in float32, for it is trained."""
+        """Load the untrained query encoder; in float32, for it is trained."""
         retriever = replace(self.pgra.retriever, encoder_dtype="float32")
         return Encoder(retriever, device=self.context.device)
 

@@ -3,9 +3,8 @@
     prompt = evidence passages, then the query under the task's template
     label  = the one whose word's tokens have the largest summed log-probability after the prompt
 
-As in their figure 2 the LM stays as it is and nothing is trained. Evidence comes from PGRA's
-stages; with `--num_evidence 0` there is none. REPLUG (Shi et al. 2023) reads each passage in a
-prompt of its own and averages; that is not done here.
+As in their figure 2 nothing is trained. Evidence comes from PGRA's stages; with `--num_evidence 0`
+there is none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,13 +34,7 @@ from pgra.run_folder import TRAINING_FILE
 
 @dataclass(frozen=True)
 class Prompts:
-    """What the LM is asked about B examples.
-
-    Attributes:
-        example_ids: One a row.
-        labels: None where an example has none.
-        texts: The prompts.
-    """
+    """The LM's prompts of B examples."""
 
     example_ids: Sequence[str]
     labels: Sequence[str | None]
@@ -50,13 +43,9 @@ class Prompts:
 
 @dataclass(frozen=True)
 class PromptReader:
-    """An LM that reads evidence and query, and says how likely each label's word is.
+    """An LM that reads evidence and query, and scores each label's word.
 
-    Attributes:
-        lm: The LM.
-        template: How a query is shown.
-        words: Word by label, in the task's order of labels.
-        args: How evidence is shown.
+    `words` are in the task's order of labels; `template` shows the query.
     """
 
     lm: LanguageModel
@@ -65,7 +54,7 @@ class PromptReader:
     args: RalmArguments
 
     def write(self, fields: Mapping[str, str], evidence: Sequence[str], num_words: int) -> str:
-        """Write a prompt with the first words of the evidence, which is best first: best last."""
+        """Write a prompt with `num_words` of the evidence (best first), shown best last."""
         shown = []
         for text in evidence:
             words = text.split()[:num_words]
@@ -75,11 +64,11 @@ class PromptReader:
         return SEPARATOR.join([*reversed(shown), query])
 
     def prompts(self, examples: Sequence[Example], evidence: Sequence[Sequence[str]]) -> Prompts:
-        """Write the prompts of B examples, with as many words of evidence as there is room for.
+        """Write the prompts of B examples, with as many words of evidence as fit.
 
         Raises:
             ConfigError: If no example has room for a single word.
-            DataError: If a query is too long even without evidence; it is named.
+            DataError: If a query is too long even without evidence.
         """
         ids = [example.id for example in examples]
         opening, *lengths = self.lm.count_tokens(["", *answer_words(self.words)])
@@ -114,11 +103,9 @@ class Ralm(Pgra):
 
     @classmethod
     def name(cls, args: RunArguments) -> str:
-        """Return the method's name."""
         return args.runtime.method
 
     def open(self) -> None:
-        """Read task and models' names, and refuse what cannot work."""
         if self.pgra.retriever.neighbor_encoder == "reader":
             raise ConfigError(
                 "neighbor_encoder 'reader' is a T5's encoder, and method 'ralm' has a causal LM: "
@@ -129,7 +116,7 @@ class Ralm(Pgra):
     def open_tokenizer(self) -> None:
         """Open the LM, whose weights are loaded when they are needed; its answers are kept."""
         rerank, words = self.pgra.rerank, self.verbalizer.words
-        answer_words(words)  # refuses words that cannot be told apart
+        answer_words(words)  # refuses ambiguous words
         asked = CompleterArguments(
             lm=self.source.name,
             lm_dtype=rerank.lm_dtype,
@@ -144,31 +131,27 @@ class Ralm(Pgra):
 
     @cached_property
     def verbalizer(self) -> Verbalizer:
-        """The words that answer, and how the LM sees a query."""
+        """The words that answer, and the query's template."""
         task = self.data.choice
         return Verbalizer(task.prompt_words, f"{task.prompt}\n{task.answer}")
 
     @property
     def decision(self) -> Decision:
-        """How labels are decided."""
         return Decision()
 
     def identity(self) -> dict[str, Json]:
-        """Return what decides predictions, besides the examples."""
         return {**super().identity(), "reader_lm": self.reader.lm.fingerprint}
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
-        """Find the evidence of splits; nobody reads train's."""
+        """Find the evidence of splits, but for train, which is not read."""
         super().prepare([name for name in splits if name != "train"])
 
     def inputs(self, split: str) -> Prompts:  # type: ignore[override]  # another kind
-        """Write the prompts of a split."""
         return self.new_inputs(self.data.examples(split), self.stages.evidence_lines(split))
 
     def new_inputs(
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
     ) -> Prompts:
-        """Write the prompts of any examples with their evidence."""
         texts = [[line.text for line in found] for found in lines]
         prompts: Prompts = self.reader.prompts(examples, texts)
         return prompts
@@ -182,7 +165,6 @@ class Ralm(Pgra):
         return {"metric": metric, "value": value, "calibration": asdict(self.calibration)}
 
     def load(self, folder: Path) -> None:
-        """Take up the temperature."""
         self.calibration = Calibration(**read_object(folder / TRAINING_FILE)["calibration"])
 
     def sample_prompt(self) -> str:

@@ -4,9 +4,7 @@
     states     = LM(prefix + P(text))        of the query and each candidate    (eq. 2)
     evidence   = top d by state product                                         (eq. 3)
 
-With `--retriever exhaustive` there is no first stage: all passages have states, and evidence is the
-top d of the whole corpus. What is found for a split lies under the artifacts folder by fingerprint
-and is made once.
+With `--retriever exhaustive` there is no first stage: evidence is the top d of the whole corpus.
 """
 
 import logging
@@ -51,23 +49,20 @@ from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 
 logger = logging.getLogger(__name__)
 
+# Of B queries: the first stage's candidates, and the second stage's order of them.
 Found = tuple[Candidates, Candidates]
-"""Of B queries: what the first stage found, and the second stage's order of it."""
 
 
 class Stages(Timed):
     """Both retrieval stages of a task, for its splits and for new queries.
 
     Attributes:
-        args: What to search, and how.
-        context: Where.
-        data: The task's examples; those that stand in the prompt are left out of train.
-        set_aside: What was left out of train.
-        prompt: The LM's prompt; without exemplars where each query has its own, or no LM reads one.
+        data: The task's examples; train without those in the prompt.
+        set_aside: The training examples in the prompt.
+        prompt: The LM's; without exemplars where each query has its own, or no LM reads one.
         exemplars: Chooses each query's own; None where one prompt serves all.
-        candidates: Of the first stage by split; the evidence itself where there is no first stage.
-        evidence: Of the second stage by split: all candidates in the new order.
-        fingerprints: Of each stage's input.
+        candidates: The first stage's by split; without a first stage, the evidence.
+        evidence: The second stage's by split: all candidates in the new order.
     """
 
     def __init__(
@@ -80,15 +75,9 @@ class Stages(Timed):
         exemplars: NearestExemplars | None = None,
         reference: Reference | None = None,
     ) -> None:
-        """Remember what is searched; nothing is opened yet.
+        """Open nothing yet; `data` is empty where a finished run decides new queries.
 
-        Args:
-            args: What to search, and how.
-            context: Where.
-            prompt: The LM's.
-            data: The task's examples; none where a finished run decides new queries.
-            exemplars: Each query's own, where the prompt has none.
-            reference: What a similarity is fitted to; None is the task's training examples.
+        `reference` is what a similarity is fitted to; None is the task's training examples.
         """
         super().__init__()
         context = replace(context, artifacts=args.artifacts, device=args.runtime.device)
@@ -129,18 +118,18 @@ class Stages(Timed):
 
     @property
     def depth(self) -> int:
-        """How much evidence a query gets, the paper's d."""
+        """The number of evidence a query, the paper's d."""
         return self.args.rerank.num_evidence
 
     @cached_property
     def corpus(self) -> Corpus:
-        """What is searched."""
+        """The passages that are searched."""
         with self.timed("corpus"):
             return open_corpus(self.args.corpus, self.args.artifacts)
 
     @cached_property
     def reranker(self) -> BaseReranker:
-        """The second stage; its LM's weights are loaded when they are first needed."""
+        """The second stage; its LM's weights are loaded at the first use."""
         return open_reranker(
             RerankRequest(
                 args=self.args.rerank,
@@ -156,7 +145,7 @@ class Stages(Timed):
 
     @cached_property
     def retriever(self) -> Retriever:
-        """The first stage; its index is built if it is not there."""
+        """The first stage; its index is built if it is missing."""
         return open_retriever(
             self.args.retriever,
             self.corpus,
@@ -166,15 +155,13 @@ class Stages(Timed):
 
     @cached_property
     def exhaustive(self) -> ExhaustiveSearch:
-        """The search without a first stage."""
         return ExhaustiveSearch(self.reranker)
 
     def open(self) -> None:
-        """Open what is quick to open, so that what can be refused is refused before long stages.
+        """Open corpus and reranker, so that errors come before the long stages.
 
         Raises:
-            PgraError: As corpus and reranker; also if k (with the exhaustive search: d) exceeds
-                the corpus.
+            PgraError: If one cannot be opened, or k (exhaustive: d) exceeds the corpus.
         """
         if not self.depth:
             return
@@ -190,18 +177,14 @@ class Stages(Timed):
         self.fingerprints["reranker"] = dict(self.reranker.fingerprint)
 
     def find(self, splits: Sequence[str] = SPLITS) -> None:
-        """Find the evidence of splits, or take up what is there; no LM is in memory afterwards.
-
-        Raises:
-            PgraError: As each stage says.
-        """
+        """Find or load the evidence of splits; no LM is in memory afterwards."""
         try:
             self._find(splits)
         finally:
             self.release()
 
     def release(self) -> None:
-        """Let go of the reranker's models, which are loaded again when they are next needed."""
+        """Free the reranker's models; the next use loads them again."""
         if "reranker" in vars(self):
             self.reranker.release()
 
@@ -231,12 +214,9 @@ class Stages(Timed):
                 )
 
     def find_candidates(self, splits: Sequence[str] = SPLITS) -> Rows:
-        """Return the first stage's candidates of all queries, (B, K); they are stored by split.
+        """Return the first stage's candidates of all queries, (B, K), and store them by split.
 
-        Of the exhaustive search they are all passages, (P,).
-
-        Raises:
-            PgraError: As the first stage says.
+        The exhaustive search returns all passages, (P,).
         """
         if self.args.is_exhaustive:
             return np.arange(self.exhaustive.num_rows)
@@ -258,18 +238,10 @@ class Stages(Timed):
         return np.concatenate([self.candidates[split].candidates.rows for split in splits])
 
     def search(self, queries: Sequence[Example], *, depth: int | None = None) -> Found:
-        """Take any queries through both stages; states that the LM read are kept in its banks.
+        """Return new queries' candidates, (B, K), and the second stage's order of them.
 
-        Args:
-            queries: Any; ids are not looked at.
-            depth: Evidence a query of the exhaustive search; None is the run's d.
-
-        Returns:
-            The first stage's candidates, (B, K), and the second's order of them; of the exhaustive
-            search twice the best N.
-
-        Raises:
-            PgraError: As each stage says.
+        The LM's states are kept in its banks. The exhaustive search returns twice the best `depth`;
+        None is the run's d.
         """
         if self.args.is_exhaustive:
             search = self.exhaustive
@@ -282,17 +254,17 @@ class Stages(Timed):
         return first, self.reranker.rerank(queries, first)
 
     def lines(self, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:
-        """Return each query's top d with its text and its standing in both stages."""
+        """Return each query's top d with its text, and its rank and score in both stages."""
         return evidence_lines(self.corpus, first, best.top(self.depth))
 
     def evidence_lines(self, split: str) -> list[list[EvidenceLine]]:
-        """Return the evidence of a split's examples; none where none is read."""
+        """Return the evidence of a split's examples; empty lists where d is 0."""
         if not self.depth:
             return [[] for _ in self.data.examples(split)]
         return self.lines(self.candidates[split].candidates, self.evidence[split].candidates)
 
     def new_lines(self, examples: Sequence[Example]) -> list[list[EvidenceLine]]:
-        """Find the evidence of new examples; none where none is read."""
+        """Find the evidence of new examples; empty lists where d is 0."""
         if not self.depth or not examples:
             return [[] for _ in examples]
         return self.lines(*self.search(examples))
@@ -316,7 +288,7 @@ class Stages(Timed):
         )
 
     def _find_in_all(self, splits: Sequence[str]) -> None:
-        """Find evidence among all passages; it stands in for the first stage's candidates too."""
+        """Find evidence among all passages; the first stage's candidates are the same."""
         search = self.exhaustive
         examples = [example for split in splits for example in self.data.examples(split)]
         with self.timed("states"):
@@ -365,7 +337,7 @@ def prompt_template(task: Task | str | Path) -> PromptTemplate:
 def _write_prompt(
     data: TaskData, args: PgraArguments, context: Context
 ) -> tuple[FewShotPrompt, NearestExemplars | None]:
-    """Write the prompt; a bare one where each query has its own, and what chooses these."""
+    """Write the prompt; a bare one, and the selector, where each query has its own."""
     task = data.choice
     template = prompt_template(task)
     if args.rerank.per_query:
@@ -401,14 +373,14 @@ def open_neighbors(data: TaskData, args: PgraArguments, context: Context) -> Nei
 
 
 def neighbor_model(args: PgraArguments) -> str:
-    """Return the model that examples are compared by, as the user wrote it."""
+    """Return the name of the model that compares examples, as the user wrote it."""
     if args.retriever.neighbor_encoder == "reader":
         return args.reader.model_name_or_path
     return args.retriever.encoder
 
 
 def describe_work(work: Work) -> str:
-    """Word what the LM did: a text that it reads is one forward, whatever batch it is read in."""
+    """Describe the LM's work in a sentence; one text is one forward, whatever its batch."""
     if not work.num_new:
         return "0 LM forwards: every state was there already (reused)"
     return (
@@ -418,12 +390,9 @@ def describe_work(work: Work) -> str:
 
 
 def evidence_lines(corpus: Corpus, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:
-    """Return each query's evidence with its text and its standing in both stages.
+    """Return each query's evidence with its text, and its rank and score in both stages.
 
-    Args:
-        corpus: What rows stand for.
-        first: The first stage's candidates, (B, K).
-        best: The second stage's, (B, N), of the same rows; missing ones are left out.
+    `best`, (B, N), holds rows of `first`, (B, K); missing ones are left out.
     """
     distinct = np.unique(best.rows[best.rows != MISSING_ROW])
     texts = dict(zip(distinct.tolist(), corpus.texts(distinct), strict=True))

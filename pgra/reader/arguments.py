@@ -50,11 +50,7 @@ _A_WEEK = 7 * 24 * 3600
 class TrainingArguments(Arguments):
     """How a reader is trained: of `transformers.TrainingArguments` what a T5 needs, and our own.
 
-    What is read becomes a `WHOLE`, which has all others of transformers too.
-
-    Attributes:
-        WHOLE: The class with all of them, which imports torch.
-        MORE: What the help says of the others.
+    They are read into a `WHOLE`, which has all others of transformers too; `MORE` is their help.
     """
 
     GROUP = "Training"
@@ -156,8 +152,9 @@ class TrainingArguments(Arguments):
     dataloader_num_workers: int = arg(0, "Processes that prepare batches.", least=0)
 
 
-LOSSES_FILE = "losses.jsonl"
-"""Of a run: every step's loss."""
+LOSSES_FILE = "losses.jsonl"  # a run's, with every step's loss
+# Where, how fast and how loud: they change no weight and no prediction. All others decide a run, a
+# new one of a later `transformers` too, until it is added here.
 NOT_DECIDING = frozenset(
     {
         # Where: folders, names, the Hub.
@@ -170,7 +167,7 @@ NOT_DECIDING = frozenset(
         *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
         *("log_on_each_node", "log_level", "log_level_replica", "disable_tqdm", "report_to"),
         *("include_num_input_tokens_seen", "skip_memory_metrics"),
-        # How often a run is saved, when it pauses, where it goes on: going on is bit-exact, and the
+        # How often a run is saved, when it pauses, where it resumes: that is bit-exact, and the
         # best checkpoint is always kept (with it, save_steps is eval_steps, which decides).
         *("save_steps", "save_total_limit", "save_on_each_node", "resume_from_checkpoint"),
         "max_train_minutes",
@@ -182,5 +179,3 @@ NOT_DECIDING = frozenset(
         *("do_train", "do_eval", "do_predict"),
     }
 )
-"""Where, how fast and how loud: they change no weight and no prediction. All others decide a run,
-so a new one of a later `transformers` does too, until it is declared here."""

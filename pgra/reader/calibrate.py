@@ -1,8 +1,7 @@
 """Labels and probabilities out of scores, and one temperature fitted on the dev examples.
 
-Guo et al. 2017, "On Calibration of Modern Neural Networks", section 4.2: of all ways they compare,
-the one with a single parameter is the best or nearly so, and it changes no decision. Light: no
-torch.
+Guo et al. 2017, "On Calibration of Modern Neural Networks", section 4.2: of the ways they compare,
+the one with a single parameter is the best or nearly so, and it changes no decision. No torch.
 """
 
 import math
@@ -15,12 +14,10 @@ import numpy.typing as npt
 from pgra.core import Prediction, Scores
 from pgra.errors import ModelError
 
-LEAST_EXAMPLES = 50
-"""Fewer tell too little: the share of right answers of 50 is itself unsure by 0.07 (one sigma)."""
+LEAST_EXAMPLES = 50  # with 50, accuracy itself is unsure by 0.07 (one sigma)
+# Temperatures lie between 1 / LARGEST and LARGEST. A fit at the upper border counts: the reader
+# is sure and wrong. One at the lower does not: all dev examples are right, and too few.
 LARGEST = 10.0
-"""Temperatures lie between 1 / LARGEST and LARGEST. The upper border is taken: of a reader that is
-sure and wrong nothing better can be said. The lower is not: if all dev examples are right, a
-smaller one is better without end, and says only that there were few."""
 
 
 def decide(
@@ -30,16 +27,9 @@ def decide(
     *,
     temperature: float = 1.0,
 ) -> list[Prediction]:
-    """Take each example's best label, ties by the task's order.
+    """Take each example's best label, ties by the task's order; scores are (B, C) float32.
 
-    Args:
-        example_ids: Names of the B examples.
-        scores: Log-probability of each of C labels, (B, C) float32.
-        labels: Their names.
-        temperature: What scores are divided by before the softmax.
-
-    Raises:
-        ModelError: If a score is NaN.
+    A NaN is a ModelError. Probabilities are the softmax of scores divided by the temperature.
     """
     if np.isnan(scores).any():
         name = example_ids[int(np.isnan(scores).any(axis=1).argmax())]
@@ -62,13 +52,7 @@ def label_chances(scores: Scores, temperature: float = 1.0) -> npt.NDArray[np.fl
 def negative_log_likelihood(
     scores: Scores, truth: Sequence[int], *, temperature: float = 1.0
 ) -> float:
-    """Return the mean of -log p of the true labels.
-
-    Args:
-        scores: Log-probability of each of C labels, (B, C), all finite.
-        truth: The true label's column, of each example.
-        temperature: What scores are divided by.
-    """
+    """Return the mean of -log p of the true labels, columns of the finite scores (B, C)."""
     logits = scores.astype(np.float64) / temperature
     logits -= logits.max(axis=1, keepdims=True)
     chosen = logits[np.arange(len(logits)), list(truth)]
@@ -77,12 +61,11 @@ def negative_log_likelihood(
 
 @dataclass(frozen=True)
 class Calibration:
-    """How sure a reader may be.
+    """A reader's temperature, by which scores are divided before the softmax over labels.
 
     Attributes:
-        temperature: What scores are divided by before the softmax over labels; 1 changes nothing.
         num_examples: Dev examples that it was fitted on, 0 if it was not.
-        note: Why it is 1, where it was not fitted or did not help; or that it is the largest.
+        note: Why it is 1, or that it is the largest; None if it is neither.
     """
 
     temperature: float = 1.0
@@ -93,12 +76,8 @@ class Calibration:
 def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
     """Fit the temperature that makes the true labels most likely (Guo et al. 2017, eq. 9).
 
-    Args:
-        scores: Log-probability of each of C labels, (B, C).
-        truth: The true label's column, of each example.
-
-    Returns:
-        A temperature of 1 with a note, where there are too few examples or no other is better.
+    `truth` has the true labels' columns of scores (B, C). With too few examples, or if no other
+    temperature is better, it is 1, with a note.
     """
     from scipy.optimize import minimize_scalar  # a third of a second to import
 

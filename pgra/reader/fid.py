@@ -1,8 +1,8 @@
 """Fusion-in-Decoder: a T5 that reads segments apart and decodes over all (Izacard and Grave 2021).
 
-By composition: the T5 is a plain one, its checkpoints are plain T5 folders. The encoder reads each
-segment alone; the decoder attends to all of an example's tokens. Its cross-attention has no
-positions, so the order of segments cannot matter, and one segment is plain T5.
+Checkpoints are plain T5 folders. The encoder reads each segment alone; the decoder attends to all
+of an example's tokens. Cross-attention has no positions, so the order of segments cannot matter,
+and one segment is plain T5.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,12 @@ from pgra.lm.kernels import fuse_norms, read_encoded_tokens
 from pgra.lm.load import find_model, load_config, load_pretrained
 from pgra.reader.module import ReaderModule
 
-IGNORED = -100
-"""Label of a padded target token, as in PyTorch's cross entropy."""
+IGNORED = -100  # label of a padded target token, as in PyTorch's cross entropy
+# T5, v1.1, flan-T5 and ByT5 are all "t5". Not "umt5": transformers 5.2 to 5.23 scale its logits
+# like the original T5's, but it was trained without, with a head of its own.
 ARCHITECTURES = ("mt5", "t5")
-"""Model types: T5, v1.1, flan-T5 and ByT5 are all "t5". Not "umt5": transformers 5.2 to 5.23 scale
-its logits like the original T5's, but it was trained without, with a head of its own."""
-_MAX_LOGITS = 1024
-"""Most target tokens whose logits stand in memory: 130 MB for T5's vocabulary."""
+_MAX_LOGITS = 1024  # target tokens with logits in memory: 130 MB for T5's vocabulary
 Fused = tuple[BaseModelOutput, Tensor]
-"""What `FusionReader.fuse` returns."""
 
 
 class FusionReader(ReaderModule):
@@ -60,14 +57,11 @@ class FusionReader(ReaderModule):
     def fuse(self, packed: PackedSegments) -> Fused:
         """Encode each segment alone, then lay an example's tokens side by side.
 
-        Fusion-in-Decoder (Izacard and Grave 2021). Segments are encoded in groups of like length,
-        and no padding is left between them: S is the most real tokens of an example.
-
-        Args:
-            packed: The segments of B examples.
+        Fusion-in-Decoder (Izacard and Grave 2021). Segments of similar length form groups.
 
         Returns:
-            Encoder output (B, S, D) and its mask (B, S) bool, as the decoder reads them.
+            Encoder output (B, S, D) and its mask (B, S) bool, as the decoder reads them; S is the
+            most real tokens of an example.
         """
         encoder, start, parts = self.model.get_encoder(), 0, []
         # All at once: the gradient of the embeddings is as large as they are, for each call.
@@ -85,7 +79,7 @@ class FusionReader(ReaderModule):
             start = group.stop
         B, S = packed.places.shape
         flat = torch.cat(parts) if len(parts) > 1 else parts[0]
-        # Where an example has no more tokens stands any other's: the mask hides it. Not always the
+        # Past an example's last token is any other's: the mask hides it. Not always the
         # same one's, or a GPU would add up all their gradients, which are 0, in one place.
         spread = torch.arange(B * S, device=flat.device).remainder_(len(flat)).view(B, S)
         places = torch.where(packed.places < 0, spread, packed.places)
@@ -101,15 +95,10 @@ class FusionReader(ReaderModule):
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput:
-        """Read a batch with known targets.
+        """Read a batch of `PackedSegments` (the first four arguments) with known targets.
 
-        Args:
-            input_ids: As in `PackedSegments`, like the next three.
-            attention_mask: Which of these are real tokens.
-            groups: How they were grouped.
-            places: Where each example's tokens stand.
-            labels: (B, T) int64, `IGNORED` where padded.
-            num_items_in_batch: Target tokens to divide the summed loss by; None is this batch's.
+        Labels are (B, T) int64, `IGNORED` where padded. `num_items_in_batch` are the target tokens
+        to divide the summed loss by; None is this batch's.
 
         Returns:
             With `.loss` (mean cross entropy of a target token) and `.logits` (B, T, V).
@@ -129,9 +118,7 @@ class FusionReader(ReaderModule):
     def score_targets(self, fused: Fused, labels: Tensor) -> Tensor:
         """Return the log-probability of each row's whole target, (R,) float32.
 
-        Args:
-            fused: As `fuse` returns it, for B examples.
-            labels: (R, T) int64, R a multiple of B: R / B rows an example, one after the other.
+        `fused` is of B examples. Labels are (R, T) int64: R / B rows in turn for each example.
         """
         encoded, mask = fused
         output = self.model(
@@ -148,17 +135,9 @@ class FusionReader(ReaderModule):
 
     @torch.inference_mode()
     def score_labels(self, packed: PackedSegments, targets: Tensor) -> Tensor:
-        """Score each label by its whole target.
+        """Return the log-probability of each label's whole target, (B, C) float32.
 
-        The encoder runs once, and a pass of the decoder takes many labels, which read the same
-        encoded tokens.
-
-        Args:
-            packed: The segments of B examples.
-            targets: Target tokens of each of C labels, (C, T) int64, `IGNORED` where padded.
-
-        Returns:
-            Log-probability of all of each target's tokens, (B, C) float32.
+        Targets are (C, T) int64, `IGNORED` where padded. The encoder runs once for all labels.
         """
         fused = self.fuse(packed)
         B, (_, T) = len(packed.places), targets.shape
@@ -172,14 +151,9 @@ class FusionReader(ReaderModule):
 
     @torch.inference_mode()
     def write(self, packed: PackedSegments, count: int) -> Tensor:
-        """Write so many of the likeliest tokens, as T5's `generate`; a GPU is not waited for.
+        """Write the likeliest `count` tokens, (B, count) int64, padded after the text's end.
 
-        Args:
-            packed: The segments of B examples.
-            count: Tokens to write; behind the text's end they are padding.
-
-        Returns:
-            Token ids, (B, count) int64.
+        As T5's `generate`, but without waiting for the GPU.
         """
         encoded, mask = self.fuse(packed)
         config = self.model.config

@@ -1,9 +1,8 @@
-"""What the reader reads: queries, segments within a token limit, token arrays.
+"""The reader's inputs: queries, segments within a token limit, token arrays.
 
-Guo et al. 2023, section 3.3. A query and a passage are tokenised once, however many segments they
-stand in; a segment's tokens are those of its first part, of a space and its second part, and the
-end. Evidence is cut before the query; of the query only the task's own text is cut, never the
-template around it: a reader that loses its slot guesses.
+Guo et al. 2023, section 3.3. A query and a passage are tokenised once, however many segments have
+them; a segment's tokens are those of its first part, of a space and its second part, and the end.
+Evidence is cut before the query; of the query only the task's own text is cut, never the template.
 """
 
 import logging
@@ -37,12 +36,9 @@ _CHUNK = 4096  # texts tokenised at once
 
 @dataclass(frozen=True)
 class TokenizedInput:
-    """One example as tokens.
+    """One example as tokens: N segments of int32 ids, each the query with one evidence.
 
-    Attributes:
-        example_id: The example it was made from.
-        segments: N arrays of token ids, int32, each the query with one evidence.
-        target: Token ids of the label's target, None without a label.
+    `target` has the ids of the label's target, None without a label.
     """
 
     example_id: str
@@ -55,7 +51,6 @@ class TokenizedInputs:
     """A split's examples as tokens: a sequence of `TokenizedInput`.
 
     Attributes:
-        example_ids: One a row.
         labels: The labels' names, None where an example has none.
         targets: Target tokens by label.
         tokens: Those of all segments, one after the other, int32.
@@ -71,11 +66,9 @@ class TokenizedInputs:
     example_ends: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Count the examples."""
         return len(self.example_ids)
 
     def __getitem__(self, row: int) -> TokenizedInput:
-        """Return one example."""
         if not 0 <= row < len(self):
             raise IndexError(row)
         first = int(self.example_ends[row - 1]) if row else 0
@@ -107,11 +100,7 @@ def flatten(segments: Sequence[Sequence[TokenIds]]) -> tuple[npt.NDArray[Any], .
 def describe(
     examples: Sequence[Example], tokenizer: Any, verbalizer: Verbalizer
 ) -> tuple[list[str], list[str | None], dict[str, TokenIds]]:
-    """Return the examples' ids and labels, and the labels' targets.
-
-    Raises:
-        DataError: If an example has a label that the verbalizer does not know.
-    """
+    """Return examples' ids and labels, and labels' targets; an unknown one is a DataError."""
     for example in examples:
         if example.label is not None and example.label not in verbalizer.labels:
             raise DataError(
@@ -128,15 +117,11 @@ def describe(
 
 @dataclass(frozen=True)
 class SeparateInputs(TokenizedInputs):
-    """A split's examples, each of whose segments is read alone; its scores are made of all theirs.
+    """A split's examples whose segments are read one by one, and their scores combined.
 
-    Where Fusion-in-Decoder reads an example's segments together, LM-BFF asks about each and
-    averages (Gao et al. 2021, section 6.1), and RAG sums over them (Lewis et al. 2020, section
-    2.1).
-
-    Attributes:
-        log_weights: log p(segment | example), (S,) float64, for a sum of chances; None for the mean
-            of log-probabilities.
+    LM-BFF averages them (Gao et al. 2021, section 6.1), RAG sums (Lewis et al. 2020, section 2.1).
+    `log_weights` are log p(segment | example), (S,) float64, for a sum of probabilities; None for
+    the mean of log-probabilities.
     """
 
     log_weights: npt.NDArray[np.float64] | None = None
@@ -155,14 +140,10 @@ class SeparateInputs(TokenizedInputs):
         )
 
     def combine(self, scores: Scores) -> Scores:
-        """Make each example's scores of its segments'.
+        """Combine segments' log-probabilities of each label, (S, C), to their examples', (B, C).
 
-        Args:
-            scores: Log-probability of each label given each segment alone, (S, C).
-
-        Returns:
-            (B, C): their mean, the log of their geometric mean up to what all labels share; or with
-            weights the log of the sum of weight times probability.
+        Either their mean, the log of their geometric mean up to what all labels share; or with
+        weights the log of the sum of weight times probability.
         """
         counts = np.diff(self.example_ends, prepend=0)
         starts, values = self.example_ends - counts, scores.astype(np.float64)
@@ -178,19 +159,9 @@ def store_inputs(
     make: Callable[[], TokenizedInputs],
     context: Context = ALONE,
 ) -> list[npt.NDArray[Any]]:
-    """Read a split's token arrays, or make and write them; of several processes one does.
+    """Read a split's token arrays, the last three of `TokenizedInputs`, or make and write them.
 
-    Args:
-        folder: Where they lie.
-        fingerprint: All that determines the tokens.
-        make: Makes them.
-        context: Who waits.
-
-    Returns:
-        The last three of `TokenizedInputs`.
-
-    Raises:
-        ArtifactError: If what is there is damaged.
+    `fingerprint` holds all that determines the tokens. One of several processes does the work.
     """
     names = ("tokens", "segment_ends", "example_ends")
 
@@ -210,12 +181,9 @@ def store_inputs(
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """How a segment is put together.
+    """How a query and an evidence become a segment of at most `max_tokens`, its end included.
 
-    Attributes:
-        template: How the query is shown, with a slot for each field it uses.
-        order: "query_first", or "evidence_first" as in the paper's code.
-        max_tokens: Most tokens of a segment, the end of sentence included.
+    `template` shows the query; the paper's code has the order "evidence_first".
     """
 
     template: str
@@ -233,12 +201,7 @@ def build_inputs(
 ) -> TokenizedInputs:
     """Put examples and their evidence into segments that fit, as tokens, in the order given.
 
-    Args:
-        examples: The queries.
-        evidence: N texts an example, N may differ; none gives one segment, the query alone.
-        tokenizer: The reader's.
-        verbalizer: Gives each label its target.
-        layout: Template, order and limit.
+    An example has any number of evidence texts; without any its one segment is the query alone.
 
     Raises:
         ConfigError: If the template asks for a field that an example lacks, or leaves no room.
@@ -281,7 +244,6 @@ class Join:
         self.num_cut = 0
 
     def __call__(self, query: TokenIds, evidence: TokenIds) -> TokenIds:
-        """Join both, the evidence cut to the room that the query leaves."""
         room = self._room - len(query)
         self.num_cut += len(evidence) > room
         parts = (query, evidence[:room]) if self._is_first else (evidence[:room], query)
@@ -293,7 +255,7 @@ class Join:
 
 
 def tokenize_parts(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> list[TokenIds]:
-    """Tokenise parts of segments, without the end; behind another part they follow a space."""
+    """Tokenise parts of segments, without the end; after another part they follow a space."""
     given = list(texts) if is_first else [f" {text}" for text in texts]
     return [
         np.array(ids, dtype=np.int32)
@@ -305,10 +267,7 @@ def tokenize_parts(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> l
 def fit_queries(
     examples: Sequence[Example], tokenizer: Any, layout: SegmentLayout
 ) -> tuple[list[str], int]:
-    """Show examples in the template, shortened until they fit.
-
-    Returns:
-        A text for each, and how many were shortened.
+    """Show examples in the template, shortened until they fit; also return how many were.
 
     Raises:
         ConfigError: If the limit is less than the template's own tokens.
@@ -352,13 +311,7 @@ def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:
 def collate(
     rows: Sequence[TokenizedInput], *, pad_token_id: int, cost: GroupCost
 ) -> dict[str, Any]:
-    """Make a batch: the arguments of `FusionReader.forward`.
-
-    Args:
-        rows: Labelled examples; their number of segments may differ.
-        pad_token_id: The tokenizer's.
-        cost: What decides how segments are grouped.
-    """
+    """Make a batch of labelled examples: the arguments of `FusionReader.forward`."""
     packed = pack_segments([row.segments for row in rows], pad_token_id=pad_token_id, cost=cost)
     targets = [row.target for row in rows if row.target is not None]
     return {**vars(packed), "labels": pad_targets(targets)}
@@ -375,21 +328,11 @@ def pad_targets(targets: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> Ten
 # Queries as people give them, checked against what a task takes.
 
 
-Query = str | Mapping[str, str]
-"""A text (of the task's first input), or a text for each of the task's inputs."""
+Query = str | Mapping[str, str]  # text of the task's first input, or of each
 
 
 def read_queries(queries: Sequence[Query], *, task: str, inputs: Sequence[str]) -> list[Example]:
-    """Give queries a task's fields.
-
-    Args:
-        queries: As they were given.
-        task: The task's name, for messages.
-        inputs: Its inputs, in order.
-
-    Raises:
-        ConfigError: If one is not what the task takes.
-    """
+    """Give queries a task's fields; one that does not fit its inputs is a ConfigError."""
     if isinstance(queries, str | Mapping):
         raise ConfigError("queries is a single query: give a list of them, such as ['a text']")
     return [

@@ -16,9 +16,9 @@ from torch import nn
 
 from pgra.config import choose
 
+# How a reader multiplies: in bfloat16 by autocast, in float32, or on a GPU with factors rounded to
+# TF32. Weights, sums and norms are float32.
 PRECISIONS = ("bfloat16", "float32", "tf32")
-"""How a reader multiplies: in bfloat16 by autocast, or in float32, of a GPU with factors rounded to
-TF32. Weights, sums and norms are float32."""
 _PRECISION_KEY = "pgra_precision"
 _INNER = "model."
 
@@ -28,9 +28,6 @@ class ReaderModule(nn.Module):
 
     `forward` takes `num_items_in_batch`: the target tokens of all accumulated batches and all
     processes, to divide the summed loss by, so that 8 examples a batch and 2 times 4 are one step.
-
-    Attributes:
-        model: The `transformers.PreTrainedModel`.
     """
 
     accepts_loss_kwargs = True  # the Trainer then counts the items
@@ -41,13 +38,12 @@ class ReaderModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         device: torch.device = self.model.device
         return device
 
     @property
     def precision(self) -> str:
-        """One of `PRECISIONS`: what it was last trained in. Its configuration keeps it."""
+        """The one of `PRECISIONS` that it was last trained in, kept in its configuration."""
         return str(getattr(self.model.config, _PRECISION_KEY, "float32"))
 
     @precision.setter
@@ -60,10 +56,7 @@ class ReaderModule(nn.Module):
 
     @contextmanager
     def rounding(self) -> Iterator[None]:
-        """Round float32 factors meanwhile, where its precision is TF32 and it is on a GPU.
-
-        The switch is the whole process's, and would round an LM's states too.
-        """
+        """Round float32 factors meanwhile if its precision is TF32; this is process-wide."""
         before = torch.get_float32_matmul_precision()
         if self.precision == "tf32" and self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
@@ -74,7 +67,7 @@ class ReaderModule(nn.Module):
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
-        """Multiply in its precision meanwhile; where it is trained, the Trainer calls autocast."""
+        """Multiply in its precision meanwhile; in training the Trainer calls autocast."""
         is_half = self.precision == "bfloat16"
         with self.rounding(), torch.autocast(self.device.type, torch.bfloat16, enabled=is_half):
             yield
@@ -84,7 +77,7 @@ class ReaderModule(nn.Module):
         self.model.save_pretrained(folder)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what a checkpoint holds, each tied weight once, as safetensors requires."""
+        """Return a checkpoint's weights, each tied one once, as safetensors requires."""
         weights = super().state_dict(*args, **kwargs)
         twins = {twin for _, *twins in self._tied() for twin in twins}
         return {n.removeprefix(_INNER): w for n, w in weights.items() if n not in twins}
@@ -95,11 +88,11 @@ class ReaderModule(nn.Module):
         strict: bool = True,  # noqa: FBT001, FBT002  torch's own signature
         assign: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """Load a checkpoint's weights, or a plain model's; a tied one may stand once.
+        """Load a checkpoint's weights, or a plain model's; a tied one may be there once.
 
         Raises:
-            RuntimeError: If strict and a weight is missing or unknown, or two that are one weight
-                here differ there: the second would replace the first.
+            RuntimeError: If strict and a weight is missing or unknown, or two that are tied here
+                differ.
         """
         others = tuple(f"{name}." for name, _ in self.named_children() if name != "model")
         weights = {n if n.startswith(others) else _INNER + n: w for n, w in state_dict.items()}
@@ -132,25 +125,20 @@ class ReaderModule(nn.Module):
         self.model.activation_checkpointing_enable(*args, **kwargs)
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """Do the same under the name by which a Trainer before transformers 5.23 asks for it."""
+        """As above, by the name that a Trainer before transformers 5.23 calls."""
         self.model.gradient_checkpointing_enable(*args, **kwargs)
 
 
 @dataclass(frozen=True)
 class Trainable(ABC):
-    """What training needs.
-
-    Attributes:
-        module: What is trained, in place; `module(**batch)` has a `.loss`.
-        tokenizer: Saved with each checkpoint.
-    """
+    """A module to train in place, and the tokenizer that each checkpoint gets."""
 
     module: ReaderModule
     tokenizer: Any
 
     @abstractmethod
     def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
-        """Return what makes a batch of rows; it may be pickled for the workers that read data."""
+        """Return a function that makes a batch of rows; it may be pickled for worker processes."""
 
     def save(self, folder: Path) -> None:
         """Write a plain model folder with its tokenizer."""

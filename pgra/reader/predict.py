@@ -29,13 +29,10 @@ class Decision:
     """How labels are decided.
 
     Attributes:
-        decode: "verbalizer" scores all tokens of every label's target, by the sum of their
-            log-probabilities: what the reader was trained to raise, and a longer word has no
-            handicap that training did not see. "official" writes one token, as
-            `generate(max_length=3)` of the released code does; the label whose word it is has
-            probability 1, and the first label where it is none's.
-        temperature: What scores are divided by before the softmax over labels (Guo et al. 2017,
-            eq. 9). It changes no decision.
+        decode: "verbalizer" scores each label's whole target, by the sum of its tokens'
+            log-probabilities. "official" writes one token, as `generate(max_length=3)` of the
+            released code does; its label, or the first if it is no label's, has probability 1.
+        temperature: Divides scores before the softmax over labels (Guo et al. 2017, eq. 9).
     """
 
     decode: str = "verbalizer"
@@ -46,15 +43,8 @@ class Decision:
 class T5Classifier(Trainable):
     """A fused T5 that decides a task's labels.
 
-    All work is shared by the context's processes, and every one gets all results, in the order
-    given, whatever the batches were.
-
-    Attributes:
-        module: The T5, on the device it is to run on.
-        tokenizer: Its tokenizer.
-        verbalizer: Gives each label its words.
-        decision: How labels are decided.
-        batch_tokens: Most tokens in a batch; None is what suits the device.
+    The context's processes share all work, and each gets all results, in the order given.
+    `batch_tokens` is the most in a batch; None is what suits the module's device.
     """
 
     module: FusionReader
@@ -68,24 +58,16 @@ class T5Classifier(Trainable):
         return self.verbalizer.labels
 
     def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
-        """Return what makes training batches for the module, on a device, of tokenised inputs."""
         cost = GroupCost.on(device, is_training=True)
         return partial(collate, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
 
     def predict(self, inputs: TokenizedInputs, context: Context = ALONE) -> list[Prediction]:
-        """Decide each example; their labels are not looked at.
-
-        Raises:
-            ModelError: If the reader's scores are not numbers.
-        """
+        """Decide each example; their labels are not read. A NaN in the scores is a ModelError."""
         scores, temperature = self.score(inputs, context), self.decision.temperature
         return decide(inputs.example_ids, scores, self.labels, temperature=temperature)
 
     def score(self, inputs: TokenizedInputs, context: Context = ALONE) -> Scores:
-        """Return the log-probability of each of C labels, (B, C) float32.
-
-        Examples whose segments are read each alone get what their segments' scores combine to.
-        """
+        """Return the log-probability of each of C labels, (B, C) float32."""
         if isinstance(inputs, SeparateInputs):
             return inputs.combine(self.score(inputs.alone(), context))
         if self.decision.decode == "official":
@@ -104,16 +86,10 @@ class T5Classifier(Trainable):
         work: Callable[[PackedSegments], Tensor],
         context: Context = ALONE,
     ) -> npt.NDArray[Any]:
-        """Do something with all inputs, in batches of like size, without dropout.
+        """Apply `work` to all inputs, in batches of similar size, without dropout.
 
-        Args:
-            inputs: In any order.
-            work: Gives a row for each example of a batch, from their segments, (B, W); all rows
-                stay on the device until all batches are read.
-            context: Who shares the work, and whether to show a bar.
-
-        Returns:
-            A row for each input.
+        `work` returns a row for each example of a batch, (B, W); all rows stay on the device until
+        all batches are read. The result has a row for each input, in their order.
         """
         reader, worker = self.module, context.worker
         cost, budget = GroupCost.on(reader.device), self.batch_tokens

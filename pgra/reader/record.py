@@ -1,6 +1,6 @@
-"""A trained reader's folder: what `pgra.json` says of it, and its use by that folder alone.
+"""A trained reader's folder: its record `pgra.json`, and the reader that loads from it alone.
 
-It is written last, beside the plain T5 files: a folder that has one is whole.
+The record is written last, beside the plain T5 files: a folder that has one is whole.
 """
 
 import json
@@ -36,9 +36,8 @@ from pgra.reader.predict import Decision, T5Classifier
 READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
 FORMAT = 2
-OWN_INPUTS = ("lm-bff", "rag")
-"""Methods whose readers do not read a query and its evidence as all others do."""
-_OTHERS = (RECORD_FILE, "README.md")  # the model card tells of the measurement, which comes later
+OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
+_OTHERS = (RECORD_FILE, "README.md")  # the model card has the measurement, which comes later
 _AGAIN = "copy the folder again, or train again in another"
 
 
@@ -46,21 +45,9 @@ _AGAIN = "copy the folder again, or train again in another"
 class ReaderRecord:
     """What a reader was trained for and with.
 
-    Attributes:
-        task: The task's name.
-        inputs: Fields of a query, in the task's order.
-        metric: The task's metric.
-        words: Word by label, in the task's order of labels.
-        layout: How a query and an evidence become a segment.
-        decode: As in `Decision`.
-        calibration: The temperature of its probabilities.
-        num_evidence: Evidence a query, the paper's d; 0 for a plain T5.
-        method: t5, fid, pgra or pgra-exhaustive.
-        prompt: What the second stage's LM reads before a text; None where there is none.
-        base_model: The T5 it began as: {"name", "identity"}.
-        seed: Of its training.
-        arguments: All of `PgraArguments`, by section.
-        fingerprints: Of data, corpus, index, reranker (LM, prompt and bank) and evidence.
+    `inputs` and `words` are in the task's order. `num_evidence` is the paper's d, 0 for a plain T5.
+    `prompt` is the second stage's, or None. `base_model` has "name" and "identity" of the first T5.
+    `arguments` are all of `PgraArguments`, by section; `fingerprints` those of the stages.
     """
 
     task: str
@@ -85,7 +72,6 @@ class ReaderRecord:
 
     @property
     def verbalizer(self) -> Verbalizer:
-        """The reader's words."""
         return Verbalizer(self.words, self.layout.template)
 
     @property
@@ -95,7 +81,7 @@ class ReaderRecord:
 
 
 def write_record(folder: Path, record: ReaderRecord) -> None:
-    """Finish a reader's folder: say what it is, with the checksums of its files."""
+    """Finish a reader's folder: write its record, with the checksums of its files."""
     paths = (path for path in sorted(folder.iterdir()) if path.is_file())
     names = [path.name for path in paths if not path.name.startswith(".")]
     files = record_files(folder, [name for name in names if name not in _OTHERS])
@@ -109,21 +95,17 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")
 
 
 def is_on_hub(name: str | Path) -> bool:
-    """Return whether a name stands for a repository of the hub: OWNER/NAME, and nothing here."""
+    """Return whether a name is OWNER/NAME, and no path here."""
     path = at_home(name)
     here = path.exists() or path.parent.is_dir()
     return not here and _HUB_ID.fullmatch(str(name)) is not None
 
 
 def fetch_reader(name: str | Path, *, token: str | None = None) -> Path:
-    """Find a run or a reader by its folder, or fetch a reader that was pushed to the hub.
+    """Find a run or a reader by its folder, or download a reader from the hub.
 
-    Args:
-        name: A folder; or a hub id, as OWNER/NAME or OWNER/NAME@REVISION.
-        token: What to sign with; None: HF_TOKEN, or the login's.
-
-    Returns:
-        The folder; of the hub, its snapshot in the hub's cache.
+    `name` is a folder, or OWNER/NAME or OWNER/NAME@REVISION; it returns the folder, or the snapshot
+    in the hub's cache. A token of None is HF_TOKEN, or the login's.
 
     Raises:
         ArtifactError: If the hub has none, cannot be reached, or holds something else there.
@@ -151,11 +133,7 @@ def fetch_reader(name: str | Path, *, token: str | None = None) -> Path:
 
 
 def find_reader(folder: Path) -> Path:
-    """Find the reader's folder in a run, or take it as it is.
-
-    Raises:
-        ArtifactError: If there is no whole one, with how to go on.
-    """
+    """Find the reader's folder in a run, or take it as it is; without one, an ArtifactError."""
     for place in (folder, folder / READER_FOLDER):
         if (place / RECORD_FILE).is_file():
             return place
@@ -175,15 +153,11 @@ def find_reader(folder: Path) -> Path:
 
 
 def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
-    """Read what a reader's folder says of itself, and check the folder against it.
-
-    Args:
-        folder: A run, or its reader's folder.
-        verify: Whether to compare the files' checksums.
+    """Read the record of a run or a reader's folder, and check the folder against it.
 
     Raises:
         ArtifactError: If it is missing, or of another version.
-        DamageError: If a file is not what was written; it is named.
+        DamageError: If a file is not what was written; with `verify` by its checksum.
     """
     home = find_reader(folder)
     path = home / RECORD_FILE
@@ -209,11 +183,7 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
 
 
 def check_reads_any(record: ReaderRecord) -> None:
-    """Refuse a reader whose inputs only its own method makes.
-
-    Raises:
-        ConfigError: If it is one, with how to measure it.
-    """
+    """Refuse, with a ConfigError, a reader whose inputs only its own method makes."""
     if record.method in OWN_INPUTS:
         raise ConfigError(
             f"this reader was trained by --method {record.method}, which makes its inputs in its "
@@ -222,17 +192,13 @@ def check_reads_any(record: ReaderRecord) -> None:
         )
 
 
-Evidence = Sequence[Sequence[str]]
-"""Texts for each query."""
+Evidence = Sequence[Sequence[str]]  # texts for each query
 
 
 class Reader:
     """A trained reader, used: queries and evidence in, labels out.
 
-    Attributes:
-        record: What it was trained for and with.
-        folder: Where its files are.
-        classifier: What scores its labels.
+    `record` says what it was trained for and with; `classifier` scores its labels.
     """
 
     def __init__(
@@ -265,12 +231,10 @@ class Reader:
     def from_pretrained(
         cls, name: str | Path, *, device: str = "auto", token: str | None = None
     ) -> Self:
-        """Load a reader from the hub, or from a folder.
+        """Load a reader from the hub, or from a folder as `load`.
 
-        Args:
-            name: Hub id, as OWNER/NAME or OWNER/NAME@REVISION; or a folder, as of `load`.
-            device: As of `load`.
-            token: What to sign with; None: HF_TOKEN, or the login's.
+        On the hub it is OWNER/NAME or OWNER/NAME@REVISION. A token of None is HF_TOKEN or the
+        login's.
 
         Raises:
             ArtifactError: As `load`; or if the hub has none, or cannot be reached.
@@ -282,11 +246,7 @@ class Reader:
     def save_pretrained(self, folder: str | Path) -> Path:
         """Copy the reader into a folder, which `from_pretrained` and transformers load.
 
-        Args:
-            folder: Where; another reader there is replaced.
-
-        Returns:
-            The folder.
+        Another reader there is replaced.
 
         Raises:
             ArtifactError: If it holds something else, or cannot be written.
@@ -326,12 +286,9 @@ class Reader:
             evidence: Texts for the query, or for each of a list, in any order and of any number;
                 `[]` for no evidence at all.
 
-        Returns:
-            A prediction; for a list, one for each.
-
         Raises:
-            ConfigError: If a query is not what the task takes, or a reader that was trained with
-                evidence is given none and `[]` does not say that this is meant.
+            ConfigError: If a query does not fit the task, or a reader that was trained with
+                evidence gets None instead of texts or `[]`.
         """
         if isinstance(queries, str | Mapping):
             return self.predict([queries], [evidence] if evidence else evidence)[0]

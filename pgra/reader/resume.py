@@ -1,4 +1,4 @@
-"""Stopping a training and going on: checkpoints, signals, time limits, the finished reader."""
+"""Stopping and resuming a training: checkpoints, signals, time limits, the finished reader."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ from pgra.errors import ArtifactError, DamageError, Stopped, reading
 from pgra.reader.module import ReaderModule
 from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
-# Stops a training so that the same command goes on: at a signal, or when its time is up.
+# Stops a training so that the same command resumes it: at a signal, or when its time is up.
 #
 # All processes leave after the same step, with a whole checkpoint. Exit codes: 128 + the signal's
 # number (SIGINT 130, SIGUSR1 138, SIGTERM 143), and 124 when time is up, as of `timeout`.
@@ -42,17 +42,11 @@ _ECHO_SECONDS = 5.0
 class Stopper:
     """Knows whether training is to stop, and when it may.
 
-    Attributes:
-        code: Exit code of what asked for a stop; 0 if nothing did.
+    `code` is the exit code of what asked for a stop; 0 if nothing did.
     """
 
     def __init__(self, *, world: int = 1, minutes: float | None = None) -> None:
-        """Begin to count the time.
-
-        Args:
-            world: How many processes must agree.
-            minutes: Time for training; None is no limit.
-        """
+        """Begin to count the time; `world` processes must agree; minutes of None are no limit."""
         self.code = 0
         self._world = world
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -97,20 +91,13 @@ class Stopper:
 
     @property
     def wish(self) -> int:
-        """The exit code of a wish to stop, of this process alone; 0 if there is none."""
+        """The exit code with which this process alone wants to stop; 0 if it does not."""
         if not self.code and self._end is not None and time.monotonic() >= self._end:
             return OUT_OF_TIME
         return self.code
 
     def end_step(self, args: Any, state: Any, control: Any, *, code: int) -> None:
-        """Ask the Trainer to save and leave, if the processes agreed so.
-
-        Args:
-            args: The Trainer's arguments.
-            state: Its state.
-            control: Changed in place.
-            code: What they agreed on.
-        """
+        """Ask the Trainer (by `control`) to save and leave if the processes agreed on a code."""
         is_last = state.global_step >= state.max_steps
         if not code or (is_last and code == OUT_OF_TIME):  # all is done: let it be measured
             return
@@ -131,11 +118,7 @@ class Stopper:
             control.should_save = True
 
     def after_save(self, state: Any) -> None:
-        """Leave, once the checkpoint is whole on all processes.
-
-        Raises:
-            Stopped: If the processes agreed to stop.
-        """
+        """Raise `Stopped` if the processes agreed so, once the checkpoint is whole on all."""
         if not self._agreed or self._awaits_epoch_end:
             return
         if self._world > 1:
@@ -144,11 +127,7 @@ class Stopper:
         raise _stopped(self._agreed, f"after step {state.global_step} of {state.max_steps}")
 
     def after_training(self) -> None:
-        """Leave if a signal came when no step was left.
-
-        Raises:
-            Stopped: If it came, to any process.
-        """
+        """Raise `Stopped` if a signal came to any process when no step was left."""
         if code := self.agree(self.code):
             raise _stopped(code, "after training")
 
@@ -162,11 +141,9 @@ _STATE_FILE = "trainer_state.json"
 
 
 def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Path | None:
-    """Find the last whole checkpoint; what is damaged, or was being written, is passed over.
+    """Find the last whole checkpoint, which has the random states of `num_processes` (None: any).
 
-    Args:
-        output_dir: The run.
-        num_processes: How many must find their random state in it; None asks for any.
+    Damaged and unfinished ones are skipped.
     """
     numbered = {
         int(number): folder
@@ -181,11 +158,7 @@ def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Pa
 
 
 def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
-    """Return why a checkpoint cannot be resumed from; None if it is whole.
-
-    Its checksums are written last: the Trainer may write one checkpoint twice (at the end of a step
-    and of an epoch), and each process writes its random state when it comes to it.
-    """
+    """Return why a checkpoint cannot be resumed from; None if it is whole."""
     if not (checkpoint / CHECKSUMS_FILE).is_file():
         return f"it was not finished (it has no {CHECKSUMS_FILE})"
     if change := next(find_changes(checkpoint), None):
@@ -198,11 +171,7 @@ def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
 
 
 def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
-    """Find the run's last whole checkpoint; None at the start.
-
-    Raises:
-        ArtifactError: If the best weights of the run are lost.
-    """
+    """Find the last whole checkpoint, None at the start; a lost best one is an ArtifactError."""
     checkpoint = last_checkpoint(
         Path(str(arguments.output_dir)), num_processes=arguments.world_size
     )
@@ -219,20 +188,13 @@ def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
 
 
 def read_state(checkpoint: Path) -> Any:
-    """Read the Trainer's state in a checkpoint.
-
-    Raises:
-        DamageError: If it cannot be read.
-    """
+    """Read the Trainer's state in a checkpoint; if it cannot be read, that is a DamageError."""
     with reading(checkpoint / _STATE_FILE, DamageError):
         return TrainerState.load_from_json(str(checkpoint / _STATE_FILE))
 
 
 def best_checkpoint(checkpoint: Path) -> Path | None:
-    """Find the checkpoint with the best weights up to this one; None if there is none.
-
-    The folder of a run may have been moved since: beside this one is looked first.
-    """
+    """Find the checkpoint with the best weights up to this one; None if there is none."""
     state = read_state(checkpoint)
     if not state.best_model_checkpoint:
         return None
@@ -242,13 +204,12 @@ def best_checkpoint(checkpoint: Path) -> Path | None:
 
 
 def is_finished(checkpoint: Path) -> bool:
-    """Return whether no step is left to do after a checkpoint: the Trainer would do one more."""
+    """Return whether no step is left after a checkpoint: the Trainer would do one more."""
     state = read_state(checkpoint)
     return bool(state.global_step >= state.max_steps)
 
 
 def load_weights(module: ReaderModule, checkpoint: Path) -> None:
-    """Put a checkpoint's weights into a module."""
     weights: dict[str, Any] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         weights.update(load_file(path))

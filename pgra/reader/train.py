@@ -1,17 +1,13 @@
-"""Trains any model that has a loss, by `transformers.Trainer`, wired once.
+"""Trains any model that has a loss, by `transformers.Trainer`.
 
 Two calls, from general to special:
 
     fit(model, rows, arguments, folder=..., evaluate=...)    any `Trainable`: a causal LM too
     train_reader(classifier, train, dev, ...)                a `T5Classifier`: measured by labels
 
-A `Trainable` has a `ReaderModule` (an HF model inside, whose `forward(**batch)` has a `.loss`), a
-tokenizer, a collator and a way to save itself. `fit`
-takes rows by number and passes them to the collator as they are.
-
-A run can be stopped at any time (signals, `max_train_minutes`) and goes on from its last whole
+A run can be stopped at any time (signals, `max_train_minutes`) and resumes from its last whole
 checkpoint, bit for bit on a CPU. The order of examples depends on the seed alone, not on the
-evidence, so readers with different numbers of evidence see the same examples in the same steps.
+evidence.
 
     OUTPUT_DIR/losses.jsonl      every step's loss: the same bytes whether or not it was stopped
     OUTPUT_DIR/checkpoint-N/     the Trainer's, each a plain model folder too
@@ -69,16 +65,10 @@ _CHUNK = 50  # steps copied from the device at once, and at most lost after a lo
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training run gave.
+    """The outcome of a training: the best model's folder, and numbers over all its resumed parts.
 
-    Attributes:
-        folder: The best model and its tokenizer: a plain model folder.
-        steps: Steps done, those before a resume included.
-        best_step: Step of the best measurement on the dev set; None without measurements.
-        best_metric: Its value.
-        train_loss: Mean loss over all steps; NaN without any.
-        seconds: Wall-clock time of this call.
-        history: What was logged, by step.
+    `best_step` is that of the best measurement on the dev set, None without measurements;
+    `train_loss` the mean over all steps, NaN without any; `seconds` only of this call.
     """
 
     folder: Path
@@ -100,23 +90,11 @@ def train_reader(
     arguments: ReaderTrainingArguments,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> TrainResult:
-    """Train a classifier and write the one that is best on the dev set.
+    """Train a classifier in place and write the best on the dev set to the run's `reader`.
 
-    Args:
-        classifier: Trained in place; holds the best weights afterwards.
-        train: Labelled examples to learn from, rows for the collator.
-        dev: Likewise, with `example_ids` and `labels`, to choose a checkpoint on; never the test
-            set.
-        measure: Turns true labels and predictions into metrics; `metric` must be among them.
-        metric: The metric that chooses the checkpoint, unless `metric_for_best_model` names one.
-        arguments: The Trainer's.
-        callbacks: Further ones for the Trainer.
-
-    Returns:
-        As `fit`; the folder is `reader` in the output folder.
-
-    Raises:
-        PgraError: As `fit`.
+    `train` has rows for the collator; `dev` has `example_ids` and `labels` too, and is never the
+    test set. `measure` turns true labels and predictions into metrics, and `metric` chooses the
+    checkpoint, unless `metric_for_best_model` names another. Errors as of `fit`.
     """
     arguments.choose_metric(metric)
 
@@ -138,26 +116,23 @@ def fit(
     evaluate: Callable[[Context], Mapping[str, float]] | None = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> TrainResult:
-    """Train a model, going on where an earlier call was stopped, and write it.
+    """Train a model, resuming where an earlier call was stopped, and write it.
 
     Args:
         trainable: Trained in place; holds the best weights afterwards, or the last where nothing
             is measured.
-        rows: What is learned from: has `len`, gives rows by number.
+        rows: The training set: has `len`, gives rows by number.
         arguments: The Trainer's; with `max_steps` 0 the model is written as it is.
-        folder: Where the finished model goes; written aside and renamed.
+        folder: Where the main process writes the finished model.
         evaluate: Measures the model as it is, each example once whatever the number of processes;
             None where `eval_strategy` is "no".
         callbacks: Further ones for the Trainer.
 
-    Returns:
-        The result, on every process; files are written by the main one.
-
     Raises:
-        ArtifactError: If there is no such checkpoint, or one that is not asked for.
+        ArtifactError: If the run's best checkpoint is lost.
         ConfigError: If there are too few examples.
         ModelError: If the loss or a weight stops being a number.
-        Stopped: If a signal or the time limit asked for it; the same call then goes on.
+        Stopped: If a signal or the time limit asked for it; the same call then resumes.
     """
     check_batches(len(rows), arguments)
     resume = checkpoint_to_resume(arguments)
@@ -189,7 +164,7 @@ def fit(
         if arguments.world_size > 1:
             wait_for_all()
         trainer.stopper.after_training()
-    if "wandb" in (arguments.report_to or ()):  # or the next training would go on in its run
+    if "wandb" in (arguments.report_to or ()):  # or the next training would join its run
         sys.modules["wandb"].finish()
     return TrainResult(
         folder=folder,
@@ -241,11 +216,7 @@ def _last_good(arguments: ReaderTrainingArguments) -> str:
 
 
 def check_batches(num_train: int, arguments: ReaderTrainingArguments) -> None:
-    """Refuse batches that the training set does not fill once.
-
-    Raises:
-        ConfigError: If it does not, with the numbers.
-    """
+    """Refuse, with a ConfigError, batches that the training set does not fill once."""
     batch = arguments.per_device_train_batch_size * arguments.world_size
     if num_train < (batch if arguments.dataloader_drop_last else 1):
         raise ConfigError(
@@ -262,13 +233,7 @@ def check_batches(num_train: int, arguments: ReaderTrainingArguments) -> None:
 
 @dataclass(frozen=True)
 class LossRecord:
-    """One step's loss.
-
-    Attributes:
-        step: From 1.
-        loss: Mean over the target tokens of all processes and accumulated batches.
-        learning_rate: The one this step was made with.
-    """
+    """One step's loss (steps from 1), over the target tokens of all processes and batches."""
 
     step: int
     loss: float
@@ -279,12 +244,7 @@ class LossLog:
     """Keeps every step's loss and writes them by the chunk.
 
     Each process adds its part of each accumulated batch; all must call `end_step` and `flush`
-    together, for the parts are then gathered. The main process writes.
-
-    Attributes:
-        path: The file.
-        records: What is written.
-        way_out: Words what the message of a broken loss goes on with.
+    together. The main process writes. `way_out` ends the message of a broken loss.
     """
 
     def __init__(self, path: Path, accelerator: Any, *, way_out: Callable[[], str]) -> None:
@@ -298,12 +258,7 @@ class LossLog:
         self._pending: list[tuple[Tensor, float]] = []  # steps, still on the device
 
     def begin(self, step: int, source: Path | None) -> None:
-        """Cut back to a step: what a stopped run wrote after its checkpoint is made again.
-
-        Args:
-            step: Steps done.
-            source: The file that tells of them; None at the start.
-        """
+        """Cut back to `step`, the checkpoint's, by its file of losses; None at the start."""
         self.records = read_losses(source, step) if source is not None else []
         if len(self.records) < step:
             logger.warning(
@@ -314,31 +269,25 @@ class LossLog:
             write_text(self.path, _lines(self.records))
 
     def add(self, loss: Tensor) -> None:
-        """Take this process's part of one accumulated batch.
+        """Take this process's part of one accumulated batch, as the Trainer trains on it, ().
 
-        Args:
-            loss: Summed over its target tokens, divided by those of all processes and accumulated
-                batches, times the number of processes: as the Trainer trains on it. ().
+        Summed over its target tokens, divided by those of all processes and accumulated batches,
+        times the number of processes.
         """
         self._parts.append(loss.detach())
 
     def set_rate(self, learning_rate: float) -> None:
-        """Take the running step's learning rate, before the schedule goes on."""
+        """Take the running step's learning rate, before the scheduler changes it."""
         self._rate = float(learning_rate)
 
     def end_step(self) -> None:
-        """Close a step."""
         self._pending.append((torch.stack(self._parts).float().sum(), self._rate))
         self._parts = []
         if len(self._pending) >= _CHUNK:
             self.flush()
 
     def flush(self) -> None:
-        """Gather and write the losses that are not written yet.
-
-        Raises:
-            ModelError: If one is no number, on all processes; names its step.
-        """
+        """Gather and write the new losses; one that is no number is a ModelError."""
         if not self._pending:
             return
         pending, first = self._pending, self._first
@@ -368,11 +317,7 @@ class LossLog:
 
 
 def read_losses(path: Path, up_to: int) -> list[LossRecord]:
-    """Read the losses of steps 1 to `up_to`; what follows them, or a line cut short, is left out.
-
-    Raises:
-        OSError: If the file is there and cannot be read.
-    """
+    """Read the losses of steps 1 to `up_to`, as far as there are whole lines."""
     found: list[LossRecord] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
@@ -394,13 +339,7 @@ def _lines(records: Iterable[LossRecord]) -> str:
 
 
 class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed by mypy
-    """Measures as it is told, not by generating text, and keeps every step's loss.
-
-    Attributes:
-        measure: Measures the dev set.
-        losses: Every step's loss.
-        stopper: Says when to leave.
-    """
+    """Measures by `measure`, not by generating text, and keeps every step's loss."""
 
     measure: Callable[[Context], Mapping[str, float]] | None
     losses: LossLog
@@ -413,7 +352,6 @@ class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not fol
         return_outputs: bool = False,  # noqa: FBT001, FBT002  the Trainer's own signature
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Compute a batch's loss, and keep it."""
         result = super().compute_loss(
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
@@ -421,10 +359,7 @@ class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not fol
         return result
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log; mean losses are those of a run that was never stopped.
-
-        The Trainer's own begin anew where a run is resumed.
-        """
+        """Log; mean losses are those of a run that was never stopped."""
         if "train_loss" in logs:
             logs["train_loss"] = self.losses.mean()
         if "loss" in logs:
@@ -439,7 +374,6 @@ class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not fol
         ignore_keys: list[str] | None = None,  # noqa: ARG002
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Measure the dev set."""
         assert self.measure is not None  # or nothing asks for it
         start = time.monotonic()
         worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
@@ -457,23 +391,15 @@ class Steps(TrainerCallback):  # type: ignore[misc]
     """What happens at each step, in its order: agree, record, check, save, leave."""
 
     def __init__(self, trainer: MeasuredTrainer, module: ReaderModule, source: Path | None) -> None:
-        """Take what acts.
-
-        Args:
-            trainer: Its losses are closed at each step, and written before each checkpoint.
-            module: Its weights are checked before they are saved.
-            source: The losses up to the checkpoint; None at the start.
-        """
         self.losses, self.stopper = trainer.losses, trainer.stopper
         self.module, self.source = module, source
         self._saved = -1  # the step of the last checkpoint
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Go on with the losses where the checkpoint stands."""
         self.losses.begin(state.global_step, self.source)
 
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
-        """Keep the rate before the schedule goes on."""
+        """Keep the rate before the scheduler changes it."""
         self.losses.set_rate(optimizer.param_groups[0]["lr"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -492,7 +418,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
                 )
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write what there is: an epoch's end may be measured and saved."""
+        """Write the losses: an epoch's end may be measured and saved."""
         self.losses.flush()
         self.stopper.end_epoch(control)
         if control.should_save and self._saved == state.global_step and args.should_save:
@@ -521,13 +447,11 @@ class TrainingBar(TrainerCallback):  # type: ignore[misc]
         self.bar: Bar | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Open it where the run stands."""
         if state.is_world_process_zero:
             done, steps = state.global_step, state.max_steps
             self.bar = Bar(total=steps, initial=done, desc="train", unit="step")
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Count the step."""
         if self.bar is not None:
             self.bar.update()
 

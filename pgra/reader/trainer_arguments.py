@@ -37,8 +37,8 @@ _REASONS: dict[str, tuple[str, ...]] = {
         *("ignore_data_skip", "restore_callback_states_from_checkpoint", "save_only_model"),
     ),
 }
+# Arguments that must stay as they are, and why.
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names}
-"""Arguments that must stay as they are, and why."""
 
 
 @dataclass
@@ -47,10 +47,9 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
 
     The Trainer decays all weights but norms and biases; the released code decays those too.
 
-    Made, it says what will be done: `bf16` as the device has it, the batches of each process in
-    `per_device_train_batch_size` and `gradient_accumulation_steps`; None is left in
-    `total_train_batch_size`, which these two stand for from there on. `tf32` stays as it was given,
-    for a run made with it may be measured on a CPU.
+    Resolved when made: `bf16` to what the device has, `total_train_batch_size` to None, with
+    `per_device_train_batch_size` and `gradient_accumulation_steps` in its place. `tf32` stays as
+    given, for a run made with it may be measured on a CPU.
     """
 
     remove_unused_columns: bool = False
@@ -110,9 +109,9 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
             self.greater_is_better = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a run's record holds."""
+        """Return the arguments for a run's record."""
         values = transformers.TrainingArguments.to_dict(self)
-        # Two other arguments stand for the total; of a token the library writes its name in <>.
+        # Two other arguments give the total; of a token the library writes its name in <>.
         left_out = ("total_train_batch_size", "hub_token")
         return {name: value for name, value in values.items() if name not in left_out}
 
@@ -127,11 +126,7 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
         return "bfloat16" if self.bf16 else "tf32" if self._rounds else "float32"
 
     def share_of(self, total: int) -> int:
-        """Return how many of the examples of a step each process holds at once.
-
-        Raises:
-            ConfigError: If they cannot be shared out evenly.
-        """
+        """Return each process's share of a step's examples; an uneven one is a ConfigError."""
         if total % self._parts:
             raise ConfigError(
                 f"total_train_batch_size ({total}) is not divisible by {self._parts} (processes "
@@ -147,11 +142,7 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
         return readers * int(self.gradient_accumulation_steps)
 
     def _share_batch(self) -> None:
-        """Choose how many examples each process holds at once, and how often.
-
-        Raises:
-            ConfigError: If they do not come to the total.
-        """
+        """Choose how many examples each process holds at once, and how often."""
         total, held = self.total_train_batch_size, self.per_device_train_batch_size
         self.total_train_batch_size = None
         if total is None and held is not None:
@@ -169,10 +160,7 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
             )
 
     def _choose_precision(self) -> None:
-        """Choose how the device multiplies, and keep transformers from turning TF32 on.
-
-        It would do so for the whole process, and so for the LM's states.
-        """
+        """Choose how the device multiplies; transformers would set TF32 for the LM's states too."""
         is_on_gpu = not self.use_cpu and torch.cuda.is_available()
         if self.bf16 is None:  # emulated it is slower than float32
             self.bf16 = is_on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -193,7 +181,7 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
             at_least("max_steps", self.max_steps, 0)
 
     def _check_accelerator(self) -> None:
-        """Refuse what would train, or go on, with other batches than the run's record says."""
+        """Refuse what would train, or resume, with other batches than the run's record says."""
         made = self.accelerator_config
         accumulated = (made.gradient_accumulation_kwargs or {}).get("num_steps", 1)
         if made.dispatch_batches or not made.use_seedable_sampler or accumulated != 1:
@@ -204,13 +192,9 @@ class ReaderTrainingArguments(TrainingArguments, transformers.TrainingArguments)
 
 
 def default_learning_rate(width: int, steps: int) -> float:
-    """Return the rate that stands for none: 8e-5 x 768 / width x (5000 / steps)^(1/3), to 1e-3.
+    """Return the default rate: 8e-5 x 768 / width x (5000 / steps)^(1/3), to 1e-3.
 
-    The paper's for SST-2 (table 7) with its T5-base and 5,000 steps; smaller readers and shorter
-    trainings need more (docs/training.md has what was measured).
-
-    Args:
-        width: The reader's hidden size.
-        steps: Training steps.
+    The paper's for SST-2 (table 7) with its T5-base and 5,000 steps; smaller readers (hidden size
+    `width`) and shorter trainings need more (docs/training.md).
     """
     return float(f"{min(1e-3, 8e-5 * 768 / width * (5000 / max(steps, 1)) ** (1 / 3)):.2g}")

@@ -31,11 +31,7 @@ def find_reranker(name: str) -> type[BaseReranker]:
 
 
 def open_reranker(request: RerankRequest) -> BaseReranker:
-    """Open the second stage; arguments of its own that are not given are their defaults.
-
-    Raises:
-        PgraError: As its class says.
-    """
+    """Open the second stage; options that are not given are the class's defaults."""
     cls = find_reranker(request.args.reranker)
     if request.options is None and cls.Arguments is not None:
         request = replace(request, options=cls.Arguments())

@@ -1,11 +1,9 @@
 """The representation bank: prompted states on disk, each computed once.
 
-Append-only shards, written once and checked before they are used; the next is read while one runs.
-
 A passage's state does not depend on the query, so it is computed once for an LM, a prompt and a
-corpus, whatever k, d, retriever, reader or seed asks for it. A bank grows: each shard of newly
-wanted keys is one set of files, never changed again; its record is written last. A job that was
-stopped goes on with the shards that are missing, and leaves the same bytes as an unbroken one.
+corpus, whatever k, d, retriever, reader or seed asks for it. Each fill adds shards, never changed
+again; a shard's record is written last. A stopped job continues with the missing shards, and leaves
+the same bytes as an unbroken one.
 
 In memory are keys, 12 bytes a state; states are mapped a shard at a time.
 """
@@ -59,29 +57,13 @@ Floats = npt.NDArray[np.float32]
 
 
 class Shard:
-    """States of some keys, which stay on disk.
+    """States of some keys, which stay on disk; mapped only while they are read.
 
-    They are mapped only while they are read, for a map holds a file descriptor, and a large bank
-    has thousands of shards.
-
-    Attributes:
-        record: Path of the record.
-        files: Size and checksum of each file, by name.
-        width: H.
-        keys: (n,) int64, rising; a bank lets go of them when it has them.
+    Its width is H; keys are (n,) int64, rising, and a bank deletes them once it has them.
     """
 
     def __init__(self, record: Path, *, bank: str = "") -> None:
-        """Read a record and keys; of the states, only the size is compared.
-
-        Args:
-            record: Path of the record.
-            bank: What says which bank the shard must belong to.
-
-        Raises:
-            DamageError: If any of it is not what was written, or was written for another bank; the
-                file is named.
-        """
+        """Read record and keys; a file that was changed or is of another bank is a DamageError."""
         self.record, self._is_compared = record, False
         with reading(record, DamageError):
             found = json.loads(record.read_text(encoding="utf-8"))
@@ -95,15 +77,10 @@ class Shard:
         self.width = int(read_array(self.path("states")).shape[1])
 
     def path(self, part: str) -> Path:
-        """Return the file of a part."""
         return self.record.with_name(f"{self.record.stem}.{part}.npy")
 
     def compare(self) -> None:
-        """Compare all files with their checksums, unless this process did before.
-
-        Raises:
-            DamageError: If one is not what was written; it is named.
-        """
+        """Compare all files with their checksums, once a process; damage is a DamageError."""
         if not self._is_compared:
             with reading(self.record, DamageError):
                 self._compare(self.files)
@@ -116,17 +93,13 @@ class Shard:
 
     @staticmethod
     def move(record: Path, why: str) -> None:
-        """Move a shard's files to NAME.damaged: what it holds is then computed again."""
+        """Move a shard's files to NAME.damaged, so that its states are computed again."""
         set_aside(record, why)
         for path in record.parent.glob(f"{record.stem}.*.npy"):
             path.rename(path.with_name(f"{path.name}.damaged"))
 
     def states(self, places: npt.NDArray[np.integer[Any]]) -> Floats:
-        """Return the states at these places of the shard, (n, H) float32.
-
-        Raises:
-            DamageError: If the states are not what was written.
-        """
+        """Return the states at these places, (n, H) float32; damage is a DamageError."""
         self.compare()
         taken = torch.from_numpy(np.asarray(read_array(self.path("states")))[places])
         if taken.dtype == torch.uint16:  # a bfloat16's bits
@@ -135,16 +108,7 @@ class Shard:
 
 
 def write_shard(folder: Path, keys: Rows, states: Tensor, *, bank: str = "") -> Path:
-    """Write states with their keys; the record last, so that a shard with a record is whole.
-
-    Args:
-        folder: The bank.
-        keys: (n,), rising.
-        states: (n, H), on the CPU.
-        bank: What says which bank the shard belongs to; kept in the record.
-
-    Returns:
-        The record.
+    """Write states (n, H), on the CPU, with their rising keys (n,), and return the record's path.
 
     Raises:
         ModelError: If a state is not finite, or so large that its norm is not.
@@ -171,12 +135,7 @@ Advance = Callable[[int], object]
 
 
 class Block(NamedTuple):
-    """Some of a bank's states.
-
-    Attributes:
-        keys: (n,) int64.
-        states: (n, H) float32.
-    """
+    """Some of a bank's states, (n, H) float32, with their keys (n,) int64."""
 
     keys: Rows
     states: Floats
@@ -185,11 +144,8 @@ class Block(NamedTuple):
 class Bank:
     """States by key: a passage's row, or a hash of a query's text.
 
-    A shard that is damaged is set aside, and its states are computed again (`pgra.rerank.bank`).
-
-    Attributes:
-        folder: Where the shards are.
-        fingerprint: All that a state depends on, besides the key.
+    A damaged shard is set aside, and its states are computed again. `fingerprint` is all that a
+    state depends on, besides the key.
     """
 
     def __init__(
@@ -201,10 +157,7 @@ class Bank:
     ) -> None:
         """Open a bank, or begin an empty one, and check what is there.
 
-        Args:
-            folder: Where the shards are.
-            fingerprint: All that a state depends on, besides the key.
-            inputs: The files of the model that gives states; no shard is kept once they changed.
+        `inputs` are the files of the model; no shard is kept once they changed.
 
         Raises:
             ArtifactError: If the bank was made from something else.
@@ -227,7 +180,6 @@ class Bank:
         self._slots = np.empty(0, dtype=np.int32)  # of these keys
 
     def __len__(self) -> int:
-        """Count the states."""
         return len(self._keys)
 
     @property
@@ -260,18 +212,17 @@ class Bank:
 
         Args:
             keys: What must be there afterwards; repeated ones count once.
-            prepare: Reads a shard's keys; called in another thread, one shard ahead.
-            encode: Computes states (n, H) from what `prepare` returned, and tells how many more
-                are done as it goes; called in this thread. Of what it has only begun, on a GPU,
-                it returns what waits for them, which is called in the thread that writes.
+            prepare: Reads a shard's keys, in another thread.
+            encode: Computes states (n, H) from what `prepare` returned, and reports how many more
+                are done by `Advance`. It may return a function that waits for them, which the
+                writing thread calls.
             shard_rows: Most keys in one shard, the unit that a stopped job does not repeat.
-            context: Who shares the shards: several processes get as many each, of like size.
+            context: The processes that share the shards evenly.
             cut: Makes shards of the missing keys, each rising and of about so many; None: just so.
-            title: What the bar says.
+            title: The bar's.
 
         Returns:
-            How many states were missing, over all processes, and not computed by another job that
-            filled the bank, which is waited for.
+            The number of states that were missing, over all processes.
 
         Raises:
             ModelError: If a state is not finite.
@@ -303,11 +254,7 @@ class Bank:
         return len(missing)
 
     def _look_for(self, keys: npt.ArrayLike, context: Context) -> Rows:
-        """Return the keys that are missing, once all processes have looked.
-
-        Before, the main one compares the shards that hold any with their checksums; a damaged one
-        is set aside, and its keys are missing.
-        """
+        """Return the missing keys, those of damaged shards among them; all processes call it."""
         self._look()
         if context.is_main:
             self._set_damaged_aside(keys)
@@ -342,15 +289,9 @@ class Bank:
         return self._gather(self._find(keys))
 
     def blocks(self, keys: Rows | None = None, *, rows: int) -> Iterator[Block]:
-        """Return states in the order in which they lie on disk, never all at once.
+        """Return states in the order in which they lie on disk, `rows` at a time.
 
-        Args:
-            keys: Distinct keys, in any order; None is all.
-            rows: States in a block; the last has the rest.
-
-        Raises:
-            KeyError: If a key has no state.
-            DamageError: If a shard's states are not what was written.
+        `keys` are distinct, in any order; None is all. Errors as of `states`.
         """
         wanted = self._keys if keys is None else np.asarray(keys, dtype=np.int64)
         slots = self._find(wanted)
@@ -360,7 +301,6 @@ class Bank:
             yield Block(wanted[part], self._gather(slots[part]))
 
     def _find(self, keys: npt.ArrayLike) -> npt.NDArray[np.int32]:
-        """Return the slots of keys."""
         wanted = np.asarray(keys, dtype=np.int64)
         at = np.minimum(np.searchsorted(self._keys, wanted), max(0, len(self._keys) - 1))
         if len(wanted) and (not len(self._keys) or (self._keys[at] != wanted).any()):
@@ -378,7 +318,7 @@ class Bank:
         return out
 
     def _look(self) -> None:
-        """Take up the shards on disk that are not known yet."""
+        """Open the shards on disk that are not known yet."""
         there = {*self.folder.glob("[!.]*.json")} - {self.folder / MANIFEST}
         if not {shard.record for shard in self._shards} <= there:  # one was set aside
             self._forget()
@@ -413,7 +353,7 @@ class Bank:
             return None
 
 
-# What banks are called, and keys of queries' states.
+# Each process' share of the shards, names of banks, keys of queries' states.
 
 
 def _share_out(

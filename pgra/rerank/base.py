@@ -1,22 +1,7 @@
 """The second stage's contract: candidates in, the same candidates in another order out.
 
-A reranker of your own is one class and no line of ours:
-
-    class Longest(BaseReranker):
-        def __init__(self, request): self.corpus = request.corpus
-
-        @property
-        def fingerprint(self): return {"reranker": "longest", **self.corpus.fingerprint}
-
-        def rerank(self, examples, candidates):
-            rows, present = candidates.rows, candidates.rows != MISSING_ROW
-            scores = np.full(rows.shape, -np.inf, np.float32)
-            scores[present] = [len(text) for text in self.corpus.texts(rows[present])]
-            return Candidates.best(rows, scores, rows.shape[1])
-
-    pgra rerank --reranker my_module:Longest ...
-
-What `BaseReranker` implements has sensible defaults and may be left out.
+A reranker of your own (`--reranker module:Class`) derives from `BaseReranker` and writes
+`fingerprint` and `rerank`; all else has defaults. `examples/add_reranker.py` is one.
 """
 
 import math
@@ -43,8 +28,8 @@ if TYPE_CHECKING:
     from pgra.prompts.fewshot import FewShotPrompt
 
 
+# Of two states alone: where each query has a prefix of its own there is no space to fit to.
 PAIR_SIMILARITIES = ("cosine", "dot")
-"""Of two states alone: where each query has a prefix of its own there is no space to fit to."""
 
 BANKS = ("full", "lazy")
 
@@ -109,11 +94,6 @@ class RerankArguments(StateArguments):
     )
 
     def check(self) -> None:
-        """Refuse contradictions.
-
-        Raises:
-            ConfigError: If there is one.
-        """
         if not re.fullmatch(r"last|[1-9]\d*|0?\.0*[1-9]\d*", self.lm_layer):
             raise ConfigError(
                 f"lm_layer is '{self.lm_layer}': give last, the number of a layer (from 1 "
@@ -163,13 +143,10 @@ class CrossEncoderArguments(_Arguments):
 
 @dataclass(frozen=True)
 class Reference:
-    """What a task gives a reranker that is fitted to it.
+    """The task's part in a reranker that is fitted to it.
 
-    Attributes:
-        queries: The training queries, those in the prompt left out.
-        words: The word that answers, by label.
-        made: The reranker's fingerprint of an earlier run that is taken up, without its training
-            queries; None for a new one.
+    `queries` are the training queries without those in the prompt, `words` the word of each label.
+    `made` is the reranker's fingerprint in an earlier run, to be used again without the queries.
     """
 
     queries: Sequence[Example] = ()
@@ -179,16 +156,12 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class RerankRequest:
-    """Which second stage is wanted, and for what.
+    """The second stage that is asked for.
 
     Attributes:
-        args: The second stage's arguments.
-        prompt: The task's prompt.
-        corpus: What rows stand for.
-        context: Where models run, where products go, and who shares the work.
         options: The reranker's own `Arguments`; None where it declares none.
         exemplars: Each query's own, with exemplars "knn"; the prompt has none then.
-        reference: What the task gives a reranker that is fitted to it.
+        reference: The task's part in a reranker that is fitted to it.
     """
 
     args: RerankArguments
@@ -202,7 +175,7 @@ class RerankRequest:
 
 @dataclass(frozen=True)
 class Work:
-    """What preparing a rerank cost.
+    """The cost of preparing a rerank.
 
     Attributes:
         num_passages: Distinct passages asked for: the candidates and what a similarity is fitted
@@ -224,12 +197,14 @@ _ROUNDING = 1e-6  # of a line's largest score: less spread than this is float32'
 
 
 class BaseReranker(ABC):
-    """Orders each query's candidates."""
+    """Orders each query's candidates.
+
+    `Arguments` are its own flags; an instance comes as `RerankRequest.options`. `reads_prompt` says
+    whether it reads `RerankRequest.prompt`, whose exemplars no reader is then trained on.
+    """
 
     Arguments: ClassVar[type[_Arguments] | None] = None
-    """Its own flags; an instance comes as `RerankRequest.options`."""
     reads_prompt: ClassVar[bool] = True
-    """Whether it reads `RerankRequest.prompt`, whose exemplars no reader is then trained on."""
 
     def __init__(self, request: RerankRequest) -> None:  # noqa: B027 (some keep nothing)
         """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
@@ -251,9 +226,7 @@ class BaseReranker(ABC):
     def prepare(self, examples: Sequence[Example], rows: Rows) -> Work:  # noqa: ARG002
         """Do what is worth doing once for all splits, over all processes.
 
-        Args:
-            examples: The queries of all splits.
-            rows: Their candidates, (B, K) or fewer lines for more queries; missing ones are -1.
+        `rows` are the candidates, (B, K); or fewer lines for more queries. Missing ones are -1.
         """
         return Work()
 
@@ -270,7 +243,7 @@ class BaseReranker(ABC):
         """Refuse what only shows when work begins, such as a lost part of an earlier run."""
 
     def release(self) -> None:  # noqa: B027 (most hold nothing large)
-        """Let go of models, which are loaded again when they are next needed."""
+        """Free models, which are loaded again when they are next needed."""
 
     def whole_prompt(self, query: Example) -> str:  # noqa: ARG002
         """Return the prompt that a query is read in; "" without prompts."""
@@ -284,27 +257,23 @@ class FirstStageOrder(BaseReranker):
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """The name; nothing else matters."""
         return {"reranker": "none"}
 
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:  # noqa: ARG002
-        """Return the candidates as they are."""
         return candidates
 
 
 class Counter(Protocol):
-    """A model that counts what it reads: tokens, and texts that were cut."""
+    """A model that counts the tokens it reads, and the texts that were cut."""
 
     num_tokens: int
     num_cut: int
 
 
 class ScoringReranker(BaseReranker):
-    """Orders candidates by scores of what a model reads once and keeps in banks.
+    """Orders candidates by a model's scores, for which it reads texts once and keeps banks.
 
-    Attributes:
-        counter: The model.
-        topic_weight: Of the first stage's scores beside them; see `add_topic`.
+    `counter` is the model, `topic_weight` that of the first stage's scores; see `add_topic`.
     """
 
     counter: Counter
@@ -319,8 +288,7 @@ class ScoringReranker(BaseReranker):
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
         """Let the model read what it has not read yet.
 
-        Returns:
-            Distinct passages asked for, and how many texts were read.
+        Returns the numbers of distinct passages asked for, and of texts read.
         """
 
     @abstractmethod
@@ -332,7 +300,6 @@ class ScoringReranker(BaseReranker):
         """
 
     def prepare(self, examples: Sequence[Example], rows: Rows) -> Work:
-        """Let the model read queries and passages, as far as it has not yet."""
         model, start = self.counter, time.perf_counter()
         tokens, cut = model.num_tokens, model.num_cut
         num_passages, num_new = self.fill(examples, rows)
@@ -347,15 +314,10 @@ class ScoringReranker(BaseReranker):
 
 
 def add_topic(scores: Scores, first: Candidates, weight: float) -> Scores:
-    """Add the first stage's scores to the second's, each query's standardized.
+    """Add the first stage's scores, times a weight, to the second's, each query's standardized.
 
     The second stage may go by the label alone, and give all queries of a label the same evidence;
-    the first goes by what a query is about.
-
-    Args:
-        scores: The second stage's of the candidates, (B, K), -inf where one is missing.
-        first: The candidates, with the first stage's scores.
-        weight: Of the first stage; 0 returns the scores as they are.
+    the first goes by a query's topic. Scores are (B, K), -inf where a candidate is missing.
     """
     if not weight:
         return scores

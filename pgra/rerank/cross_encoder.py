@@ -40,12 +40,8 @@ _UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls classes
 class CrossEncoderReranker(PairReranker):
     """Orders candidates by a cross-encoder's scores; each pair is scored once.
 
-    Its weights are loaded when they are first needed.
-
-    Attributes:
-        max_tokens: Longest pair; longer ones lose the end of their longer part.
-        num_tokens: How many tokens it read so far, padding not counted.
-        num_cut: How many pairs were cut so far.
+    Its weights are loaded at the first use. A pair longer than `max_tokens` loses the end of its
+    longer part.
     """
 
     Arguments = CrossEncoderArguments
@@ -89,23 +85,17 @@ class CrossEncoderReranker(PairReranker):
 
     @classmethod
     def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
-        """Name the cross-encoder."""
         options = options or CrossEncoderArguments()
         assert isinstance(options, CrossEncoderArguments)
         return [options.cross_encoder]
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """All that the order depends on: model, longest pair, dtype and corpus."""
         return self.with_topic(self.bank.fingerprint)
 
     @cached_property
     def model(self) -> Any:
-        """Load the weights.
-
-        Raises:
-            ModelError: If the model has no trained classification head.
-        """
+        """The weights; a model without a trained classification head is a ModelError."""
         from transformers import AutoModelForSequenceClassification
 
         loader = AutoModelForSequenceClassification.from_pretrained
@@ -113,15 +103,12 @@ class CrossEncoderReranker(PairReranker):
         return model.to(self.device).eval()
 
     def release(self) -> None:
-        """Let go of the weights."""
         vars(self).pop("model", None)
 
     def identify(self, example: Example) -> Mapping[str, Json]:
-        """Return the query as one text."""
         return {"query": example.text}
 
     def read(self, pairs: Pairs, keys: Any) -> list[dict[str, Any]]:
-        """Tokenise a shard's pairs."""
         at = pairs.find(keys)
         queries = [pairs.examples[query].text for query in pairs.queries[at]]
         return self.tokenize(queries, self.corpus.texts(pairs.rows[at]))
@@ -145,10 +132,9 @@ class CrossEncoderReranker(PairReranker):
         return [dict(zip(encoded, line, strict=True)) for line in lines]
 
     def compute(self, shard: Sequence[Mapping[str, Any]], advance: Advance) -> Callable[[], Tensor]:
-        """Begin to score tokenised pairs, in batches of like length; a GPU is not waited for.
+        """Begin to score tokenised pairs, in batches of similar length; a GPU is not waited for.
 
-        Returns:
-            What waits for the scores and returns them, (n, 1) float32, in their order.
+        Returns a function that waits for the scores, (n, 1) float32, in the pairs' order.
         """
         lengths = [len(pair["input_ids"]) for pair in shard]
         order, held = list[int](), [torch.empty(0, device=self.device)]
@@ -209,7 +195,7 @@ def _find_class(config: Any, name: str) -> int | None:
 
 
 def _window(config: Any) -> float:
-    """Return how many positions a model has; those of RoBERTa's kin begin behind the padding's."""
+    """Return how many positions a model has; in RoBERTa's family they begin after the padding's."""
     positions: float = getattr(config, "max_position_embeddings", None) or math.inf
     is_behind = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
     return positions - (config.pad_token_id + 1 if is_behind else 0)

@@ -30,19 +30,10 @@ _ROUNDING = 1e-6  # of float32 products, as a share of the largest
 
 
 class ExhaustiveSearch:
-    """Finds each query's evidence among all passages of a corpus.
-
-    Attributes:
-        reranker: Gives the states, and the scores of what is found.
-        num_rows: Passages of the corpus.
-    """
+    """Finds each query's evidence among all passages of a corpus, by the reranker's states."""
 
     def __init__(self, reranker: BaseReranker) -> None:
-        """Open the search without a first stage.
-
-        Raises:
-            ConfigError: If the reranker has no states to search by.
-        """
+        """Open the search; a reranker without states is a ConfigError."""
         if not isinstance(reranker, PromptedReranker):
             raise ConfigError(
                 "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
@@ -52,7 +43,7 @@ class ExhaustiveSearch:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Return all that the evidence of a query depends on."""
+        """All that the evidence of a query depends on."""
         how = {"retriever": "exhaustive", "index_factory": "Flat"}
         return {**self.reranker.fingerprint, **how}
 
@@ -61,20 +52,9 @@ class ExhaustiveSearch:
         return self.reranker.prepare(examples, np.arange(self.num_rows))
 
     def search(self, examples: Sequence[Example], depth: int) -> Candidates:
-        """Find each query's evidence; `prepare` must have seen the queries.
+        """Return each query's evidence, (B, depth), by the reranker's scores, ties by row.
 
-        One process does it alone: reading a text costs an LM thousands of times what comparing its
-        state with all queries does, so there is little to share.
-
-        Args:
-            examples: B queries.
-            depth: Evidence a query, at most the corpus.
-
-        Returns:
-            (B, depth) with the scores that the reranker gives, best first, ties by row.
-
-        Raises:
-            ArtifactError: If a state on disk is damaged.
+        `prepare` must have seen the queries; `depth` is at most the corpus.
         """
         return self._in_chunks(examples, depth, _SPARE)
 
@@ -90,11 +70,7 @@ class ExhaustiveSearch:
         return Candidates(rows, scores)
 
     def _best_of_all(self, examples: Sequence[Example], depth: int, spare: int) -> Candidates:
-        """Compare with every state, then let the reranker score the best and a few more.
-
-        A query whose last hit scores as the last one that is kept might have lost one of equal
-        score to rounding: it is searched again, deeper.
-        """
+        """Rerank the nearest and a few more; where rounding might drop a tie, search deeper."""
         fetched = min(depth + spare, self.num_rows)
         queries = self._queries(examples)
         try:
@@ -132,6 +108,6 @@ class ExhaustiveSearch:
 def num_kept(num_evidence: int, num_passages: int) -> int:
     """Return how much evidence is kept on disk: the next multiple of 150, at most the corpus.
 
-    So all settings of d up to the paper's k share one product.
+    So all settings of d up to the paper's k share one file.
     """
     return min(math.ceil(num_evidence / _EVIDENCE_STEP) * _EVIDENCE_STEP, num_passages)

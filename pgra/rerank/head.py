@@ -1,11 +1,11 @@
-"""A logistic head on an LM's prompted states: what the LM knows of the label, learnt from examples.
+"""A logistic head on an LM's prompted states: the LM's knowledge of the label, from examples.
 
     z(h) = (h - mean) / spread                       by column, over the training states
     head = argmin_W  mean_i -log softmax(W z(h_i))[y_i] + penalty / 2 |W|^2
 
-Cho et al. 2023 ("Prompt-Augmented Linear Probing", arXiv 2212.10873, section 3) probe states behind
-the task's prompt like this. The penalty is chosen by cross-validation; what the head says of an
-example that it was fitted to is said by the head of the other folds.
+Cho et al. 2023 ("Prompt-Augmented Linear Probing", arXiv 2212.10873, section 3) probe states after
+the task's prompt like this. Cross-validation chooses the penalty; an example that it was fitted to
+is decided by the head of the other folds.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,7 @@ _ROUNDING = 1e-6  # of a column's largest value: less spread than this is float3
 
 
 def column_stats(values: Floats) -> Floats:
-    """Measure values (n, D): mean and standard deviation by column, (2, D).
-
-    The deviation is 1 where a column does not vary.
-    """
+    """Return mean and standard deviation by column, (2, D); 1 where a column does not vary."""
     mean = values.mean(axis=0, dtype=np.float64)
     spread = values.std(axis=0, dtype=np.float64)
     varies = spread > _ROUNDING * np.abs(values).max(axis=0)
@@ -40,7 +37,7 @@ def column_stats(values: Floats) -> Floats:
 def affine(values: Floats, weights: Floats) -> Floats:
     """Return W v + b for each value, (n, C), with weights (C, D + 1) whose last column is b.
 
-    A matrix product's last digits depend on how many values there are; these do not.
+    The last digits do not depend on the number of values, as a matrix product's do.
     """
     products = [np.vecdot(values, row) for row in weights[:, :-1]]
     logits: Floats = np.stack(products, axis=1) + weights[:, -1]
@@ -48,7 +45,6 @@ def affine(values: Floats, weights: Floats) -> Floats:
 
 
 def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the logarithm of each row's softmax."""
     logits = logits - logits.max(axis=1, keepdims=True)
     chances: npt.NDArray[Any] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return chances
@@ -63,8 +59,7 @@ class Head:
         weights: (C, H + 1), the bias at the end.
         fold_weights: The same, each fitted without one fold, (F, C, H + 1).
         folds: Each training example's fold, (n,).
-        penalty: The one that was chosen.
-        is_right: Whether the head that has not seen a training example says its label, (n,).
+        is_right: Whether the head that has not seen a training example decides it rightly, (n,).
     """
 
     stats: Floats
@@ -81,15 +76,10 @@ class Head:
 
 
 def fit_head(states: Floats, targets: Targets, num_labels: int) -> Head:
-    """Fit a head, its penalty chosen by stratified cross-validation.
-
-    Args:
-        states: Of n training examples, (n, H).
-        targets: Number of each one's label, (n,).
-        num_labels: C.
+    """Fit a head to states (n, H) and label numbers (n,); cross-validation chooses the penalty.
 
     Raises:
-        ConfigError: If a label has no example, or there are fewer than two of any kind.
+        ConfigError: If a label has no example, or there are fewer than two in all.
     """
     counts = np.bincount(targets, minlength=num_labels)
     if (counts == 0).any() or len(targets) < max(2, num_labels):
@@ -120,7 +110,6 @@ def fit_head(states: Floats, targets: Targets, num_labels: int) -> Head:
     fitted = _fit_path(reduced, targets, num_labels, last=best)[best]
 
     def whole(weights: Doubles) -> Floats:
-        """Return weights for the standardised states."""
         return np.column_stack([weights[:, :-1] @ basis, weights[:, -1]]).astype(np.float32)
 
     return Head(

@@ -2,8 +2,8 @@
 
 A query and its candidates are read under the query's nearest training examples (Liu et al. 2022,
 section 2.3) and compared as in Guo et al. 2023, eq. 3. A passage then has another state for every
-query, so states are not kept: k + 1 texts are read a query, and its prefix once. What is kept is
-each pair's dot product and cosine (`pgra.rerank.pairs`): the other similarity costs nothing.
+query, so no states are kept, but each pair's dot product and cosine (`pgra.rerank.pairs`); k + 1
+texts are read a query, and its prefix once.
 """
 
 from collections import deque
@@ -21,21 +21,17 @@ from pgra.rerank.bank import Advance
 from pgra.rerank.base import RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
 
-KEPT = ("dot", "cosine")
-"""What a pair's entry in the bank holds, in this order."""
+KEPT = ("dot", "cosine")  # the columns of a pair's entry in the bank
 
 
+# A query's encoder, its prompt and its candidates', and their indices in the shard.
 Unit = tuple[PromptedEncoder, Prompts, npt.NDArray[np.intp]]
-"""A query's encoder, its prompt and its candidates', and their indices in the shard."""
 
 
 class NeighborReranker(PairReranker):
-    """Orders candidates by the likeness of states under the query's own exemplars.
+    """Orders candidates by the similarity of states under the query's own exemplars.
 
-    Attributes:
-        encoder: The LM, without exemplars.
-        exemplars: Chooses each query's.
-        similarity: "dot" (the paper) or "cosine" (its code).
+    `encoder` is the LM without exemplars; `similarity` is "dot" (the paper) or "cosine" (its code).
     """
 
     reads_queries = True
@@ -44,7 +40,7 @@ class NeighborReranker(PairReranker):
         """Open an LM, and the bank of an LM, a template and a corpus, whatever the exemplars.
 
         Raises:
-            ConfigError: If the exemplars are not given, or leave no room for a text.
+            ConfigError: If the exemplars are missing, or leave no room for a text.
             ArtifactError: If the bank is damaged.
             ModelError: If the LM cannot be used.
         """
@@ -64,7 +60,6 @@ class NeighborReranker(PairReranker):
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """All that the order depends on: LM, template, corpus, exemplars and similarity."""
         return self.with_topic(
             {
                 **self.bank.fingerprint,
@@ -75,7 +70,6 @@ class NeighborReranker(PairReranker):
         )
 
     def release(self) -> None:
-        """Let go of the LM."""
         self.encoder.release()
 
     def whole_prompt(self, query: Example) -> str:
@@ -84,17 +78,14 @@ class NeighborReranker(PairReranker):
         return prompt.prefix + prompt.suffix(query.fields)
 
     def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
-        """Name the pairs of queries and candidates, (B, K); finds the queries' exemplars."""
         self.exemplars.look_up(examples, self.context)
         return super().pairs(examples, rows)
 
     def identify(self, example: Example) -> Mapping[str, Json]:
-        """Return the query's prefix and fields."""
         prefix = self.exemplars.prompt(self.exemplars.of(example)).prefix
         return {"prefix": prefix, "fields": dict(example.fields)}
 
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
-        """Let the LM read the queries with those candidates that it has not read with them yet."""
         counts = super().fill(examples, rows)
         self.exemplars.warn_shortened()
         return counts
@@ -115,7 +106,7 @@ class NeighborReranker(PairReranker):
         return units
 
     def compute(self, shard: deque[Unit], advance: Advance) -> Tensor:
-        """Read a shard's queries, each under its own prefix: (n, 2) float32, as `KEPT` says."""
+        """Read a shard's queries, each under its own prefix: (n, 2) float32, columns as `KEPT`."""
         found = torch.empty(sum(len(indices) for _, _, indices in shard), len(KEPT))
         while shard:  # a prefix's keys and values are gone with its query
             encoder, prompts, indices = shard.popleft()

@@ -1,7 +1,6 @@
 """Scores of pairs of query and passage, each computed once and kept in a bank by a hash of both.
 
-For rerankers that read a passage together with its query, so that it has no state of its own: a
-stopped job goes on with the queries that are missing, and fewer candidates cost nothing.
+For rerankers that read a passage together with its query, so that it has no state of its own.
 """
 
 from abc import abstractmethod
@@ -25,13 +24,9 @@ from pgra.rerank.base import RerankRequest, ScoringReranker
 
 @dataclass(frozen=True)
 class Pairs:
-    """Distinct pairs of queries and passages.
+    """Distinct pairs of queries and passages: n rising keys, and the passages' rows.
 
-    Attributes:
-        examples: The queries.
-        keys: (n,) int64, rising.
-        queries: Indices of the queries in `examples`, (n,).
-        rows: Passages, (n,).
+    `queries` are indices in `examples`, (n,).
     """
 
     examples: Sequence[Example]
@@ -60,8 +55,8 @@ class PairReranker(ScoringReranker):
     """Orders candidates by a score of query and passage read together.
 
     Attributes:
-        bank: Scores of pairs, a column a kind of score.
-        column: Which of them decides.
+        bank: Scores of pairs, a column for each kind of score.
+        column: The one that decides.
         shard_rows: Pairs in one shard of the bank, about: a query's new pairs stay together.
         reads_queries: Whether each query with new pairs is a text of its own, too.
     """
@@ -77,18 +72,7 @@ class PairReranker(ScoringReranker):
         fields: Mapping[str, Json],
         inputs: Inputs,
     ) -> None:
-        """Open the bank.
-
-        Args:
-            request: Corpus, context and arguments.
-            model: What reads, as the user wrote it.
-            device: Where it runs.
-            fields: What scores depend on, besides corpus, query and passage.
-            inputs: The model's files.
-
-        Raises:
-            ArtifactError: If the bank is damaged.
-        """
+        """Open the bank; `fields` are what scores depend on, besides corpus, query and passage."""
         self.corpus, self.context = request.corpus, request.context
         self.topic_weight = request.args.topic_weight
         self.shard_rows = batch_budget(request.args.bank_shard_rows, device)
@@ -107,10 +91,10 @@ class PairReranker(ScoringReranker):
 
     @abstractmethod
     def compute(self, shard: Any, advance: Advance) -> Tensor | Callable[[], Tensor]:
-        """Score what `read` returned, (n, columns) float32, or return what waits for that."""
+        """Score what `read` returned, (n, columns) float32, or return a function that does."""
 
     def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
-        """Name the pairs of queries and candidates, (B, K)."""
+        """List the pairs of queries and candidates, (B, K)."""
         present = rows != MISSING_ROW
         keys, first = np.unique(self._keys(examples, rows)[present], return_index=True)
         queries = np.nonzero(present)[0].astype(np.int64)
@@ -125,7 +109,6 @@ class PairReranker(ScoringReranker):
         return keys.astype(np.int64)
 
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
-        """Read the pairs that were not read yet."""
         pairs = self.pairs(examples, rows)
         new_queries = self._count_queries(pairs)
         new = self.bank.fill(

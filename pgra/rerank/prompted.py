@@ -1,8 +1,8 @@
 """The prompted reranker: an LM reads query and candidates under one prompt.
 
 Guo et al. 2023, section 2.2: states by eq. 2, similarity by eq. 3. The softmax of eq. 3 does not
-change the order, so scores are the plain products; others are in `pgra.rerank.similarity`. A prefix
-a query is in `pgra.rerank.neighbors`.
+change the order, so scores are the plain products; others are in `pgra.rerank.similarity`. Each
+query has its own prefix in `pgra.rerank.neighbors`.
 """
 
 import logging
@@ -31,22 +31,10 @@ Fields = Sequence[Mapping[str, str]]
 
 
 class PromptedReranker(ScoringReranker):
-    """Orders candidates by the likeness of their prompted states to the query's.
-
-    Attributes:
-        encoder: Gives the states.
-        bank: States of passages.
-        query_bank: States of queries.
-        fitting: Gives the similarity, and fits it where it needs that.
-        shard_rows: Texts in one shard of a bank.
-    """
+    """Orders candidates by the similarity of their prompted states to the query's."""
 
     def __init__(self, request: RerankRequest, encoder: PromptedEncoder) -> None:
         """Open the banks of an LM, a prompt and a corpus.
-
-        Args:
-            request: Which similarity, what banks hold, and where they are kept.
-            encoder: The LM under the prompt; gives the states.
 
         Raises:
             ArtifactError: If a bank is damaged.
@@ -78,7 +66,7 @@ class PromptedReranker(ScoringReranker):
 
         Raises:
             ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
-                or exemplars for each query are asked for and not given.
+                or exemplars for each query are missing.
             ArtifactError: If a bank is damaged.
             ModelError: If the LM cannot be used.
         """
@@ -93,37 +81,25 @@ class PromptedReranker(ScoringReranker):
 
     @classmethod
     def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
-        """Name the LM."""
         return [args.lm]
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """All that the order depends on: LM, prompt, corpus, similarity and its fit."""
         return self.with_topic(self.fitting.fingerprint)
 
     def check(self) -> None:
-        """Refuse a similarity that an earlier run fitted, and that is missing.
-
-        Raises:
-            ArtifactError: If it is so.
-        """
+        """Refuse, with an ArtifactError, an earlier run's fit that is missing."""
         self.fitting.check()
 
     def release(self) -> None:
-        """Let go of the LM and the prefix's keys and values."""
         self.encoder.release()
 
     def whole_prompt(self, query: Example) -> str:
-        """Return the query's one prompt."""
         prompt = self.encoder.prompt
         return prompt.prefix + prompt.suffix(query.fields)
 
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
-        """Let the LM read queries, candidates and what the similarity is fitted to; fit it.
-
-        Raises:
-            ArtifactError: If the similarity was fitted by an earlier run, and that is missing.
-        """
+        """Let the LM read queries, candidates and the similarity's sample; fit it."""
         self.check()
         wanted = self._wanted(rows)
         logger.info(

@@ -1,25 +1,21 @@
-"""How alike two states are, what a similarity is fitted to, and candidates' scores.
+"""How similar two states are, what a similarity is fitted to, and candidates' scores.
 
     dot              the states as they are (Guo et al. 2023, eq. 3)
     cosine           states of length 1 (their code)
     whitened         each column less its mean, over its standard deviation
     whitened_cosine  the same, then of length 1 (as Timkey and van Schijndel 2021)
-    label_words      the LM's own log-chances of the label words, each less its mean, over its
+    label_words      the LM's own log-probabilities of the label words, each less its mean, over its
                      standard deviation
-    head             the chance that both have one label, by a head learnt from training examples
+    head             the probability that both have one label, by a head fitted to training examples
 
-Hidden states have a large part in common, and a few columns far larger than the rest, so that
-products tell little of the texts; mean and standard deviation take both away. And an LM under a few
-shots may answer one label for nearly all texts: of the log-chances, only how they differ from what
-is usual tells them apart (akin to Zhao et al. 2021, "Calibrate before use").
-
-Passages have the means of passages, and queries those of queries: the two are of different kinds
-of text, and what all queries have in common says nothing of which passage is like one of them.
+Hidden states have a large part in common, and a few columns far larger than the rest; whitening
+takes both away. An LM under a few shots may answer one label for nearly all texts, so label words
+are standardized too (akin to Zhao et al. 2021, "Calibrate before use"). Passages and queries, two
+kinds of text, each have their own statistics.
 
 A similarity of your own (`--similarity module:Class`) derives from `Similarity` and overrides
-`change`, or `of_passages` and `of_queries`. One that is fitted is a dataclass, says so by
-`is_fitted`, and overrides `fit`: its fields are arrays, and they are all that is kept of a fit
-(`examples/own_similarity.py`).
+`change`, or `of_passages` and `of_queries`. A fitted one is a dataclass of arrays that sets
+`is_fitted` and overrides `fit` (`examples/own_similarity.py`).
 """
 
 import logging
@@ -55,12 +51,9 @@ logger = logging.getLogger(__name__)
 
 
 def log_chances(states: Floats, words: Floats) -> Floats:
-    """Return the log-probability of each word among these words, (n, C), behind states (n, H).
+    """Return the log-probability of each word among these words, (n, C), after states (n, H).
 
-    Args:
-        states: Of an LM.
-        words: (C, H + 1): what its head has for the token that each word begins with; the bias is
-            the last column.
+    `words`, (C, H + 1), are the LM head's rows for each word's first token; the bias comes last.
     """
     chances: Floats = log_softmax(affine(states, words))
     return chances
@@ -75,14 +68,9 @@ def unit(values: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a similarity is fitted to.
+    """What a similarity is fitted to: states of drawn passages (n, H) and training queries (m, H).
 
-    Attributes:
-        passages: States of drawn passages, (n, H).
-        queries: States of drawn training queries, (m, H).
-        examples: These queries, their keys rising.
-        settings: What `Similarity.settings` said.
-        lm: What the states are of.
+    `examples` are these queries, their keys rising; `settings` the result of `Similarity.settings`.
     """
 
     passages: Floats
@@ -97,7 +85,7 @@ class Similarity:
     """Changes states so that the inner products of what comes out are the scores.
 
     Attributes:
-        is_fitted: Whether `fit` measures something, on a draw of passages and training queries.
+        is_fitted: Whether `fit` measures a draw of passages and training queries.
         reads_words: Whether it needs the LM's head.
     """
 
@@ -111,12 +99,7 @@ class Similarity:
         reference: Reference,  # noqa: ARG003
         examples: Sequence[Example],  # noqa: ARG003
     ) -> dict[str, Any]:
-        """Return what decides a fit beside the draw, as "similarity_fit".
-
-        Args:
-            encoder: LM and prompt.
-            reference: What the task gives.
-            examples: The training queries that are drawn.
+        """Return what decides a fit beside the draw of training queries, as "similarity_fit".
 
         Raises:
             ConfigError: If there is nothing to fit to; nothing was read yet.
@@ -125,23 +108,17 @@ class Similarity:
 
     @classmethod
     def fit(cls, sample: Sample) -> Self:  # noqa: ARG003
-        """Measure a sample; the fields are kept as arrays."""
+        """Measure a sample; the fields are stored as arrays."""
         return cls()
 
     def of_passages(self, states: Floats) -> Floats:
-        """Return what is compared with a query, (n, D).
-
-        Args:
-            states: (n, H).
-        """
+        """Return passages' states (n, H) as they are compared with queries, (n, D)."""
         return self.change(states, None)
 
     def of_queries(self, states: Floats, keys: Rows) -> Floats:  # noqa: ARG002
-        """Return what is compared with passages, (n, D).
+        """Return queries' states (n, H) as they are compared with passages, (n, D).
 
-        Args:
-            states: (n, H).
-            keys: Of the queries (`query_key`), (n,): a training query may be one that `fit` saw.
+        `keys` (n,), of `query_key`, identify the queries that `fit` saw.
         """
         return self.change(states, None)
 
@@ -154,18 +131,12 @@ class Cosine(Similarity):
     """States of length 1."""
 
     def change(self, states: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
-        """Divide each by its length."""
         return unit(states)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Whitened(Similarity):
-    """Each column less its mean, over its spread.
-
-    Attributes:
-        passages: Mean and spread of passages' values, (2, D).
-        queries: Of queries' values.
-    """
+    """Each column less its mean, over its spread, (2, D) of passages and of queries."""
 
     passages: Floats
     queries: Floats
@@ -174,19 +145,15 @@ class Whitened(Similarity):
 
     @classmethod
     def fit(cls, sample: Sample) -> Self:
-        """Measure mean and spread of both kinds."""
         return cls(passages=column_stats(sample.passages), queries=column_stats(sample.queries))
 
     def of_passages(self, states: Floats) -> Floats:
-        """Return passages by the statistics of passages."""
         return self.change(states, self.passages)
 
     def of_queries(self, states: Floats, keys: Rows) -> Floats:  # noqa: ARG002
-        """Return queries by the statistics of queries."""
         return self.change(states, self.queries)
 
     def change(self, states: Floats, stats: Floats | None) -> Floats:
-        """Standardize each column."""
         assert stats is not None
         standard: Floats = (states - stats[0]) / stats[1]
         return standard
@@ -196,17 +163,12 @@ class WhitenedCosine(Whitened):
     """The same, of length 1."""
 
     def change(self, states: Floats, stats: Floats | None) -> Floats:
-        """Standardize each column, then divide by the length."""
         return unit(super().change(states, stats))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelWords(Whitened):
-    """Log-chances of the label words, standardized.
-
-    Attributes:
-        words: What the LM's head has for them, as `log_chances` takes it.
-    """
+    """Log-probabilities of the label words (`words` as in `log_chances`), standardized."""
 
     words: Floats
 
@@ -232,7 +194,6 @@ class LabelWords(Whitened):
 
     @classmethod
     def fit(cls, sample: Sample) -> Self:
-        """Measure mean and spread of the log-chances of both kinds."""
         head, tokens = sample.lm.head, sample.settings["label_tokens"]
         weight = head.weight[tokens].float()
         bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[tokens]
@@ -242,29 +203,23 @@ class LabelWords(Whitened):
         return cls(passages=passages, queries=queries, words=words)
 
     def change(self, states: Floats, stats: Floats | None) -> Floats:
-        """Standardize each word's log-chance."""
         return super().change(log_chances(states, self.words), stats)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelHead(Similarity):
-    """The chance that query and passage have one label, by a head learnt from training examples.
+    """The probability that query and passage have one label, by a head fitted to training examples.
 
         score(x, e) = sum_y p_x(y) q_e(y)
-        p_x = softmax(l(x))                              the head's opinion of a query
-        q_e = softmax(l(e) - mean of l over passages)    of a passage, whatever the corpus leans to
+        p_x = softmax(l(x))                              the head's probabilities for a query
+        q_e = softmax(l(e) - mean of l over passages)    for a passage, whatever the corpus leans to
 
     The head is a probe of the LM's prompted states (Cho et al. 2023, "Prompt-Augmented Linear
-    Probing", arXiv 2212.10873). A query that it was fitted to is judged by the head of the folds
+    Probing", arXiv 2212.10873). A query that it was fitted to is scored by the head of the folds
     without it: a reader would else be trained on evidence better than it gets later.
 
-    Attributes:
-        stats: Mean and spread of the training queries' states, (2, H).
-        weights: (C, H + 1), as `pgra.rerank.head.Head` has it.
-        fold_weights: (F, C, H + 1), likewise.
-        folds: Of each query that it was fitted to, (m,).
-        keys: Of these queries, rising, (m,).
-        prior: Mean logits over passages, (C,).
+    Fields as of `pgra.rerank.head.Head`; `keys`, rising, are those of the m queries, `prior` has
+    the mean logits over passages, (C,).
     """
 
     stats: Floats
@@ -297,7 +252,7 @@ class LabelHead(Similarity):
 
     @classmethod
     def fit(cls, sample: Sample) -> Self:
-        """Fit the head to the queries' labels, and measure what it says of passages."""
+        """Fit the head to the queries' labels, and its mean logits to the passages."""
         labels = sample.settings["similarity_fit"]["labels"]
         targets = np.array([labels.index(example.label) for example in sample.examples])
         keys = np.array([query_key(example) for example in sample.examples], np.int64)
@@ -316,7 +271,7 @@ class LabelHead(Similarity):
         return replace(fitted, prior=logits.mean(axis=0, dtype=np.float64).astype(np.float32))
 
     def logits(self, states: Floats, weights: Floats) -> Floats:
-        """Return what a head says of states (n, H), (n, C)."""
+        """Return a head's logits of states (n, H), (n, C)."""
         return affine((states - self.stats[0]) / self.stats[1], weights)
 
     def of_passages(self, states: Floats) -> Floats:
@@ -349,11 +304,7 @@ SIMILARITIES = {
 
 
 def find_similarity(name: str) -> type[Similarity]:
-    """Return the class of a similarity: of `SIMILARITIES`, an entry point, or `module:Class`.
-
-    Raises:
-        ConfigError: If there is none of that name.
-    """
+    """Return the class of a similarity: of `SIMILARITIES`, an entry point, or `module:Class`."""
     cls: type[Similarity] = find_class("similarity", name, SIMILARITIES)
     return cls
 
@@ -370,17 +321,14 @@ STAGE = "similarity"
 SAMPLE = 2000
 _SEED = 0
 _FEWEST = 2
-KEPT_SETTINGS = ("similarity_sample", "label_tokens", "similarity_fit")
-"""What a fingerprint says of a fit."""
+KEPT_SETTINGS = ("similarity_sample", "label_tokens", "similarity_fit")  # in a fingerprint
 
 
 class Fitting:
-    """Fits a similarity once, or takes up what is there; those that need no fit are just there.
+    """Fits a similarity once, or loads the fit; some similarities need none.
 
-    Attributes:
-        name: A name of `SIMILARITIES`, or `module:Class`.
-        fingerprint: All that scores depend on, besides queries and candidates.
-        folder: Where what was measured is.
+    `name` is one of `SIMILARITIES`, or `module:Class`. `fingerprint` is all that scores depend on,
+    besides queries and candidates; `folder` holds the fit.
     """
 
     def __init__(
@@ -395,17 +343,11 @@ class Fitting:
     ) -> None:
         """Draw, and refuse what cannot be fitted.
 
-        Args:
-            name: A name of `SIMILARITIES`, or `module:Class`.
-            encoder: LM, with its head for label words, and prompt.
-            reference: What the task gives.
-            num_rows: Passages of the corpus.
-            made_of: What passages' states depend on.
-            home: Where the folder goes, with the beginning of its name.
+        `num_rows` is the size of the corpus, `made_of` what passages' states depend on, `home` the
+        folder's place with the beginning of its name.
 
         Raises:
-            ConfigError: If there is no such similarity, there are too few texts to measure, or
-                label words begin alike.
+            ConfigError: If the name is unknown, texts are too few, or label words begin alike.
             ModelError: If the tokenizer joins a word to the prompt.
         """
         self.name, self._class, self._encoder = name, find_similarity(name), encoder
@@ -420,7 +362,7 @@ class Fitting:
         self.folder = artifact_dir(home.parent, home.name, self.fingerprint)
 
     def _describe(self, reference: Reference) -> dict[str, Any]:
-        """Return what the fingerprint says of a fit."""
+        """Return a fit's part of the fingerprint."""
         if reference.made is not None:
             return {part: reference.made[part] for part in KEPT_SETTINGS if part in reference.made}
         drawn = {}
@@ -456,11 +398,7 @@ class Fitting:
         return [] if self.is_ready else list(self._queries.values())
 
     def check(self) -> None:
-        """Refuse to measure where only an earlier run's fingerprint is known.
-
-        Raises:
-            ArtifactError: If it is so; the folder that is missing is named.
-        """
+        """Refuse, with an ArtifactError, an earlier run's fit that is missing."""
         if self._is_known and not self.is_ready:
             raise ArtifactError(
                 f"{self.folder} is not whole, what similarity '{self.name}' was fitted to: restore "
@@ -468,10 +406,10 @@ class Fitting:
             )
 
     def fit(self, bank: Bank, query_bank: Bank) -> None:
-        """Measure the states of `rows` and `queries`, which are in the banks, if nobody has.
+        """Fit to the states of `rows` and `queries`, which are in the banks, unless that was done.
 
         Raises:
-            ArtifactError: If what is there is damaged, or it cannot be written.
+            ArtifactError: If a stored fit is damaged, or cannot be written.
             ModelError: If the LM has no plain head, for label words.
         """
         if self._class.is_fitted:
@@ -490,11 +428,7 @@ class Fitting:
         return {"passages": len(rows), "queries": len(keys)}
 
     def fit_states(self, passages: Floats, queries: Floats) -> Similarity:
-        """Fit to the states of `rows` and `queries`, (n, H) and (m, H); nothing is kept on disk.
-
-        Raises:
-            ModelError: If the LM has no plain head, for label words.
-        """
+        """Fit to the states of `rows` and `queries`, (n, H) and (m, H); nothing is kept on disk."""
         sample = Sample(
             passages=passages,
             queries=queries,
@@ -506,11 +440,7 @@ class Fitting:
 
     @cached_property
     def similarity(self) -> Similarity:
-        """Read what `fit` measured.
-
-        Raises:
-            ArtifactError: If it is not there, or damaged.
-        """
+        """The fitted similarity; if its files are missing or damaged, that is an ArtifactError."""
         if not self._class.is_fitted:
             return self._class()
         names = [field.name for field in fields(self._class)]
@@ -541,17 +471,9 @@ Indices = npt.NDArray[np.intp]
 def score_candidates(
     bank: Bank, rows: Rows, *, query_bank: Bank, query_keys: Rows, similarity: Similarity
 ) -> Floats:
-    """Return each candidate's score: the product of its state and the query's, both changed.
+    """Return the product of each candidate's state and its query's, both changed.
 
-    Args:
-        bank: Holds the candidates' states.
-        rows: Candidates, (B, K), `MISSING_ROW` where missing.
-        query_bank: Holds the queries' states.
-        query_keys: Queries, (B,).
-        similarity: Changes the states.
-
-    Returns:
-        (B, K) float32, -inf where a candidate is missing.
+    Rows are (B, K), `MISSING_ROW` where missing; scores are (B, K) float32, -inf there.
 
     Raises:
         KeyError: If a state is missing.
@@ -598,10 +520,7 @@ def _runs(first: Indices, count: Indices) -> Indices:
 
 
 def _products(left: Floats, left_rows: Indices, *, right: Floats, right_rows: Indices) -> Floats:
-    """Return the inner products of pairs of rows, (n,), so few at a time that the cache holds them.
-
-    A matrix product would compute all pairs, and of 500,000 passages a query has 150.
-    """
+    """Return the inner products of pairs of rows, (n,), in parts that fit the cache."""
     out = np.empty(len(left_rows), dtype=np.float32)
     step = max(1, _PAIR_BYTES // (4 * max(1, left.shape[1])))
     for start in range(0, len(out), step):
