@@ -174,12 +174,6 @@ class Rule:
             ) from None
 
 
-class _Help(str):
-    """A help text with the argument's rule."""
-
-    rule: Rule
-
-
 def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
     """Import what a name stands for; a ConfigError if it is unknown or cannot be imported.
 
@@ -193,13 +187,18 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
         others = _installed(kind)
         choose(kind, name, [*table, *others])
         path = others[name]
-    module, _, attribute = path.partition(":")
     try:
-        return getattr(import_module(module), attribute)
+        return import_named(path)
     except (ImportError, AttributeError) as error:
         if name in table:
             raise
         raise ConfigError(f"{kind} '{name}' cannot be imported: {error}") from None
+
+
+def import_named(path: str) -> Any:
+    """Import what "module:Name" names."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _installed(kind: str) -> dict[str, str]:
@@ -216,9 +215,7 @@ def arg(
     **rule: Any,
 ) -> Any:
     """Declare a field of an `Arguments` class; `rule` holds the fields of its `Rule`."""
-    text = _Help(help)
-    text.rule = Rule(help=help, **rule)
-    metadata = {"help": text}
+    metadata = {"help": help, "rule": Rule(help=help, **rule)}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -226,23 +223,17 @@ def arg(
 
 def _is_declared(cls: type, f: Any) -> bool:
     """Whether a field is ours, and not transformers'."""
-    return not hasattr(cls, "WHOLE") or isinstance(f.metadata.get("help"), _Help)
+    return not hasattr(cls, "WHOLE") or "rule" in f.metadata
 
 
 def rules(cls: type) -> dict[str, Rule]:
-    return {
-        f.name: getattr(f.metadata.get("help"), "rule", Rule()) for f in dataclasses.fields(cls)
-    }
+    return {f.name: f.metadata.get("rule", Rule()) for f in dataclasses.fields(cls)}
 
 
 def whole(cls: type) -> type:
     """Return the class that a class of arguments names as its `WHOLE`, else the class itself."""
     path = getattr(cls, "WHOLE", None)
-    if path is None:
-        return cls
-    module, _, name = path.partition(":")
-    found: type = getattr(import_module(module), name)
-    return found
+    return import_named(path) if path else cls
 
 
 @dataclass(kw_only=True)
@@ -556,8 +547,7 @@ def check_defaults(
 
 
 def _all_fields() -> frozenset[str]:
-    module, _, name = _EVERY.partition(":")
-    found: frozenset[str] = getattr(import_module(module), name)()
+    found: frozenset[str] = import_named(_EVERY)()
     return found
 
 

@@ -293,11 +293,6 @@ class Index:
         """Whether its folder is deleted with it."""
         return self._keeper is not None
 
-    @property
-    def encoder_name(self) -> str:
-        """The encoder's name, as a run's arguments take it."""
-        return self.args.encoder
-
     def __len__(self) -> int:
         return len(self.corpus)
 
@@ -315,7 +310,7 @@ class Index:
 
     def __repr__(self) -> str:
         factory = self.args.index_factory
-        return f"Index({len(self)} passages, encoder={self.encoder_name!r}, factory={factory!r})"
+        return f"Index({len(self)} passages, encoder={self.args.encoder!r}, factory={factory!r})"
 
 
 def _open_encoder(encoder: Any, device: str) -> Encoder:

@@ -318,13 +318,13 @@ class RemoteLM:
         """Ask one question, and keep its answer unless it is missing."""
         reply = self._call(question.body)
         answer, none = self._answer_of(reply, question)
+        tokens = reply.num_prompt_tokens, reply.num_new_tokens
+        self._count(calls=1, uncounted=int(None in tokens))
+        self._count(prompt_tokens=tokens[0] or 0, completion_tokens=tokens[1] or 0)
         if none == "cut" and not reply.is_full and "stop" in question.body:
             # The stop string ended a reasoning block.
             body = {name: value for name, value in question.body.items() if name != "stop"}
             return self._answer(replace(question, body=body))
-        tokens = reply.num_prompt_tokens, reply.num_new_tokens
-        self._count(calls=1, uncounted=int(None in tokens))
-        self._count(prompt_tokens=tokens[0] or 0, completion_tokens=tokens[1] or 0)
         if none:
             self._count(**{none: 1})
         else:

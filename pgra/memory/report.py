@@ -4,7 +4,6 @@ Acc(u) is the accuracy of the understanding, Acc(y) that of the answer (Madaan e
 4). Systems are compared on the same steps, by seed, with McNemar's test.
 """
 
-import importlib.util
 import logging
 import operator
 import tempfile
@@ -258,16 +257,13 @@ def compare_methods(results: Iterable[StreamResult]) -> list[list[str]]:
 def write_report(
     folder: Path, family: Family, results: Sequence[StreamResult], *, gate: GateReport | None
 ) -> str:
-    """Write the table, and the figure if matplotlib is installed; return the table's text.
+    """Write the table and the figure; return the table's text.
 
     `gate` is how the threshold was chosen; None where it was given.
     """
     text = render_report(family, results, gate=gate)
     write_text(folder / REPORT_FILE, text)
-    if importlib.util.find_spec("matplotlib") is None:
-        logger.warning("no figure: matplotlib is not installed (pip install 'pgra[demo]')")
-    else:
-        plot_running(folder / FIGURE_FILE, results)
+    plot_running(folder / FIGURE_FILE, results)
     return text
 
 

@@ -140,7 +140,7 @@ def test_a_loaded_encoder_is_the_one_of_its_folder_and_is_kept(kind, encoder_dir
     made.save(tmp_path / "saved")
     loaded = pgra.Index.load(tmp_path / "saved")
     assert loaded.search(QUERIES) == made.search(QUERIES)
-    assert loaded.encoder_name == str(tmp_path / "saved/encoder")
+    assert loaded.args.encoder == str(tmp_path / "saved/encoder")
 
 
 def test_an_encoder_that_is_another_is_refused(encoder_dirs, index, tmp_path):
