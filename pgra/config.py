@@ -35,8 +35,8 @@ def config_root() -> Path:
 
 
 def list_yamls(folder: str) -> list[str]:
-    """Return the names of the YAMLs in a folder of configs/."""
-    return sorted(path.stem for path in (config_root() / folder).glob("*.yaml"))
+    """Return the names of the YAMLs in a folder of configs/, less those that others extend."""
+    return sorted(path.stem for path in (config_root() / folder).glob("[!_]*.yaml"))
 
 
 def find_yaml(kind: str, folder: str, name: str) -> Path:

@@ -70,7 +70,7 @@ def write_card(run: Path) -> Path:
         method=method,
         base=base or _public_name(reader["model_name_or_path"]),
         is_lm="reader_lm" in reader,
-        has_own_inputs=_has_own_inputs(method),
+        has_own_inputs=method in OWN_INPUTS,
         identity=identity,
         metrics=metrics,
         reader=reader,
@@ -109,10 +109,6 @@ def _without_folders(value: Json) -> Json:
     return Path(str(value)).name if is_path else value
 
 
-def _has_own_inputs(method: str) -> bool:
-    return method in OWN_INPUTS
-
-
 def _public_name(name: str | None) -> str:
     """Leave a local path's folders out; a hub id or bundled name stays as it is."""
     text = str(name or "")
@@ -126,7 +122,7 @@ def _metadata(
     from huggingface_hub import EvalResult, ModelCardData
 
     task, metric = str(metrics["task"]), str(metrics["metric"])
-    kinds = [] if _has_own_inputs(method) else ["fusion-in-decoder"]
+    kinds = [] if method in OWN_INPUTS else ["fusion-in-decoder"]
     kinds += [] if method == "lm-bff" else ["retrieval-augmented"]
     result = EvalResult(
         task_type="text-classification",

@@ -14,7 +14,7 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from pgra.api.searching import as_texts, check_count, check_kinds
+from pgra.api.searching import as_list, as_texts, check_count, check_kinds
 from pgra.artifacts import TemporaryFolder
 from pgra.core import Candidates, Example, Hit, check_device
 from pgra.data.examples import class_names, open_rows, read_split
@@ -191,7 +191,7 @@ class Reranker:
         """
         if top_k is not None:
             check_count("top_k", top_k)
-        given = _listed("documents", documents)
+        given = as_list("documents", documents)
         texts = as_texts("documents", (one.text if isinstance(one, Hit) else one for one in given))
         places = [one.index if isinstance(one, Hit) else at for at, one in enumerate(given)]
         queries = query if isinstance(query, list) else [query]
@@ -278,14 +278,14 @@ class Reranker:
     def _examples(self, given: Iterable[Any], name: str) -> list[Example]:
         if self._task is None:
             return []
-        listed = _listed(name, given)
+        listed = as_list(name, given)
         if not listed:
             return []
         rows = given if hasattr(given, "features") else listed
         return read_split(self._task, open_rows(self._task, rows, name), name)
 
     def _queries(self, given: Iterable[Any]) -> list[Example]:
-        listed = _listed("examples", given)
+        listed = as_list("examples", given)
         if all(isinstance(one, str) for one in listed):
             return [Example(f"fit-{at}", self._fields(one)) for at, one in enumerate(listed)]
         if self._task is None:
@@ -337,12 +337,6 @@ class Reranker:
         return found
 
 
-def _listed(name: str, given: Any) -> list[Any]:
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise ValueError(f"{name} are {given!r:.80}: give a list")
-    return list(given)
-
-
 def _find_task(
     task: str | Path | Task | None,
     template: str | None,
@@ -385,7 +379,7 @@ def _labels_of(examples: Iterable[Any]) -> tuple[str, ...]:
     if names := class_names(examples, LABEL):
         return tuple(names)
     labels: dict[str, None] = {}
-    for place, one in enumerate(_listed("examples", examples)):
+    for place, one in enumerate(as_list("examples", examples)):
         if isinstance(one, Mapping):
             label = one.get(LABEL)
         else:

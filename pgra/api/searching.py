@@ -328,11 +328,16 @@ def _open_encoder(encoder: Any, device: str) -> Encoder:
     return encoder
 
 
+def as_list(name: str, given: Any, wanted: str = "a list") -> list[Any]:
+    """Return several things as a list; raise ValueError for one text, a mapping and the like."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise ValueError(f"{name} is {given!r:.80}: give {wanted}")
+    return list(given)
+
+
 def as_texts(name: str, given: Any) -> list[str]:
     """Return texts as a list; raise a ValueError if it is no iterable of texts."""
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise ValueError(f"{name} is {given!r:.80}: give a list of texts")
-    texts = list(given)
+    texts = as_list(name, given, "a list of texts")
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"{name}[{place}] is {text!r:.80}, not a text")

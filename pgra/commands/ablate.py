@@ -15,9 +15,9 @@ from pgra.commands.common import (
     quiet_libraries,
     say,
 )
-from pgra.config import Arguments, Defaults, arg, parse_first
+from pgra.config import Arguments, Defaults, arg, list_yamls, parse_first
 from pgra.errors import ConfigError, PgraError
-from pgra.experiments import SeriesArguments, list_grids
+from pgra.experiments import SeriesArguments
 from pgra.help import wants_all, wants_help
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def describe_runs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
 
 def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:
     """Show the help, or report that the grid is missing."""
-    names = ", ".join(list_grids())
+    names = ", ".join(list_yamls("ablations"))
     if not wants_help(words):
         raise ConfigError(f"name a grid first, such as pgra ablate k --demo; there are: {names}")
     parse_run(

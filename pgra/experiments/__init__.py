@@ -3,16 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from pgra.config import Arguments, Rule, arg, list_yamls
+from pgra.config import Arguments, Rule, arg
 from pgra.errors import ConfigError
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 8e-5, 1e-4)
 PAPER_BATCH_SIZES = (4, 8)
 SEARCHES = ("grid", "none")
-
-
-def list_grids() -> list[str]:
-    return [name for name in list_yamls("ablations") if not name.startswith("_")]
 
 
 @dataclass(kw_only=True)

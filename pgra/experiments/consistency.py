@@ -75,7 +75,6 @@ class Consistency:
         shares: Share of consistent evidence of each of these queries, in 0..1; mean over seeds.
         queries: How many queries have 0, 1, ... d consistent evidence, of all seeds, (d + 1,).
         right: How many of these were decided rightly.
-        by_rank: Share of consistent evidence by its rank, the best first, (d,); of all seeds.
         pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
         vote: Accuracy of the commonest label of each query's evidence; ties go to the best-ranked.
         distinct: Different texts among the evidence of all queries.
@@ -88,7 +87,6 @@ class Consistency:
     shares: Values
     queries: _Counts
     right: _Counts
-    by_rank: Sequence[float]
     majority: float
     chance: float
     pseudo_labels: Mapping[str, float]
@@ -130,7 +128,6 @@ class Consistency:
             "queries": len(self.shares),
             "interval_95": list(self.interval),
             "pseudo_labels": dict(self.pseudo_labels),
-            "by_rank": list(self.by_rank),
             "by_count": by_count,
         }
 
@@ -161,10 +158,8 @@ def measure_consistency(
     (depth,) = most
     lines = [line for own in found for line in own]
     said = [[pseudo_labels[seen["text"]] for seen in line["evidence"]] for line in lines]
-    agrees = [[x == line["label"] for x in own] for line, own in zip(lines, said, strict=True)]
-    counts = np.array([sum(own) for own in agrees])
+    counts = np.array([own.count(line["label"]) for line, own in zip(lines, said, strict=True)])
     shares = counts / np.array([len(own) for own in said])
-    at_rank = [[own[rank] for own in agrees if rank < len(own)] for rank in range(depth)]
     is_right = np.array([line["prediction"] == line["label"] for line in lines])
     truth = Counter(line["label"] for line in lines)
     pseudo = Counter(label for own in said for label in own)
@@ -176,7 +171,6 @@ def measure_consistency(
         shares.reshape(len(seeds), -1).mean(axis=0),
         np.bincount(counts, minlength=depth + 1),
         np.bincount(counts[is_right], minlength=depth + 1),
-        by_rank=[float(np.mean(own)) for own in at_rank],
         majority=max(truth.values()) / len(lines),
         chance=sum(truth[x] * pseudo[x] for x in labels) / (len(lines) * pseudo.total()),
         pseudo_labels={label: pseudo[label] / pseudo.total() for label in labels},

@@ -36,6 +36,7 @@ from pgra.config import (
     Defaults,
     choose,
     config_root,
+    find_yaml,
     from_values,
     from_yaml,
     list_yamls,
@@ -53,7 +54,7 @@ from pgra.errors import (
     reading,
     unknown_name,
 )
-from pgra.experiments import SeriesArguments, list_grids
+from pgra.experiments import SeriesArguments
 from pgra.methods.arguments import SECTIONS, RunArguments
 from pgra.methods.base import find_method, find_sections
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
@@ -168,10 +169,7 @@ def read_grid(
         ConfigError: On an unknown grid, key, axis or profile, a value of the wrong kind, or points
             with the same folder.
     """
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        choose("grid", name, list_grids())
-        path = config_root() / "ablations" / f"{name}.yaml"
+    path = find_yaml("grid", "ablations", name)
     values = _read_layers(path)
     small = values.pop("demo", None) or {}
     if demo:

@@ -201,8 +201,6 @@ class CausalLM:
     def whole(self) -> Any:
         """The base model, or the model around it with the head; raises as `model`."""
         model = self._load()
-        if self.how.lm_device_map != "none":
-            load.warn_of_placement(model, self.source)
         if self.quantization == "8bit":
             load.check_8bit(model, self.source)
         # Or a GPT-2 without a mask looks for padding in each batch, and waits for a GPU's answer.

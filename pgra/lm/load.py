@@ -671,17 +671,6 @@ def placement(device: torch.device, device_map: str) -> Any:
     return device_map if spreads else {"": device}
 
 
-def warn_of_placement(model: Any, source: ModelSource) -> None:
-    places = [str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()]
-    outside = sum(place in ("cpu", "disk") for place in places)
-    if outside and len(set(places)) > 1:
-        name = source.name
-        logger.warning(
-            "%d of %d parts of '%s' stay outside the GPUs: each batch waits",
-            *(outside, len(places), name),
-        )
-
-
 def check_quantization(quantization: str, dtype: torch.dtype) -> None:
     """Refuse 8-bit weights in float16 (ConfigError) or without torchao (ModelError)."""
     if quantization == "none":

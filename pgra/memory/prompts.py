@@ -63,11 +63,6 @@ def fill(form: str, **parts: str) -> str:
     return re.sub(rf"\{{({'|'.join(parts)})\}}", lambda slot: parts[slot.group(1)], form)
 
 
-def clarify(question: str, feedback: str, clarified: str = CLARIFIED) -> str:
-    """Return a question with its clarification; both must be data."""
-    return fill(clarified, question=question, feedback=feedback)
-
-
 @dataclass(frozen=True)
 class PromptExample:
     """A question, its answer (one sentence, with the understanding), its clarification or ""."""
@@ -135,7 +130,7 @@ class FewShot:
         question = self.as_data(question, is_question=True)
         if not feedback:
             return question
-        return clarify(question, self.as_data(feedback), self.clarified)
+        return fill(self.clarified, question=question, feedback=self.as_data(feedback))
 
     @property
     def as_data(self) -> Callable[..., str]:

@@ -17,10 +17,9 @@ from tiny_models import build_encoder, build_lm
 from pgra.cli import main
 from pgra.commands.ablate import main as ablate_main
 from pgra.commands.report import main as report_main
-from pgra.config import config_root, read_yaml
+from pgra.config import config_root, list_yamls, read_yaml
 from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import Task
-from pgra.experiments import list_grids
 from pgra.experiments.grid import read_grid
 from pgra.memory.families import load_family
 from pgra.report.compare import load_reference
@@ -194,7 +193,7 @@ def check_grid(name, called, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*list_grids()} - {*GRIDS}))
+@pytest.mark.parametrize("name", sorted({*list_yamls("ablations")} - {*GRIDS}))
 def test_the_runs_of_any_other_grid_are_listed(name, tmp_path):
     for size in ([], ["--demo"]):
         called = call(ablate_main, [name, *size, "--dry-run", "--output_dir", str(tmp_path)])

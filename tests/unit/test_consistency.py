@@ -48,12 +48,9 @@ def test_score_lines_and_counts_by_hand():
     assert [found.accuracy(number) for number in range(5)] == [None, 0.5, None, 1.0, 1.0]
 
 
-def test_the_order_of_evidence_and_of_queries_does_not_matter_but_for_ranks():
-    found = measure()
+def test_the_order_of_evidence_and_of_queries_does_not_matter():
     turned = [{**one, "evidence": one["evidence"][::-1]} for one in RUN[::-1]]
-    ranks = {"by_rank": found.by_rank}
-    assert {**measure(turned).as_json(), **ranks} == found.as_json()
-    assert measure(turned).by_rank == found.by_rank[::-1] == [0.5, 0.5, 0.5, 0.75]
+    assert measure(turned).as_json() == measure().as_json()
 
 
 def best(count):

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pgra.config import config_root, parse_arguments, read_yaml
+from pgra.config import config_root, list_yamls, parse_arguments, read_yaml
 from pgra.errors import ConfigError
-from pgra.experiments import list_grids
 from pgra.experiments.grid import read_axes, read_grid
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.base import RetrieverArguments
@@ -136,7 +135,7 @@ def test_axes_of_the_command_line_replace_the_yamls(write):
             read_axes([word])
 
 
-@pytest.mark.parametrize("name", list_grids())
+@pytest.mark.parametrize("name", list_yamls("ablations"))
 def test_every_shipped_grid_is_read_and_says_what_it_is(name):
     for demo in (False, True):
         grid = read_grid(name, demo=demo)

@@ -17,7 +17,7 @@ from pgra.lm.base import Completion
 from pgra.memory.experiment import Experiment
 from pgra.memory.families import judge_situation, load_family, read_verdict
 from pgra.memory.lookup import EditLookup, Match, normalize_key
-from pgra.memory.prompts import PromptExample, as_data, clarify, load_few_shot
+from pgra.memory.prompts import CLARIFIED, PromptExample, as_data, fill, load_few_shot
 from pgra.memory.report import Variant, judge_thresholds, render_report
 from pgra.memory.stream import (
     SCRAMBLES,
@@ -103,7 +103,9 @@ def every_way(few_shot, question, feedback):
         "clarification": few_shot.write(question, feedback=feedback),
         "growing": growing.ask(step).text,
         "kate": replace(few_shot, nearest={question: [shown] * 3}).write(question),
-        "icl": clarify(as_data(question, is_question=True), as_data(feedback)),
+        "icl": fill(
+            CLARIFIED, question=as_data(question, is_question=True), feedback=as_data(feedback)
+        ),
     }
     entry = SimpleNamespace(key=question, feedback=feedback)  # which a memory may refuse
     lookup = SimpleNamespace(find=lambda *asked, **more: [Match(entry, 0.0)])
