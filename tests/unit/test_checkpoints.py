@@ -11,6 +11,8 @@ from pgra.artifacts import write_checksums
 from pgra.errors import ArtifactError
 from pgra.reader.resume import last_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(t5_dir, tmp_path_factory):

@@ -14,6 +14,8 @@ from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.exhaustive import ExhaustiveSearch
 from pgra.rerank.prompted import PromptedReranker, query_key
 
+pytestmark = pytest.mark.slow
+
 QUERIES = [Example(f"test-{i}", {"text": f"Film number {i}."}) for i in range(9)]
 NUM_ROWS, WIDTH = 400, 32
 

@@ -7,6 +7,8 @@ from pgra.report.compare import compare_runs, load_reference
 from pgra.report.figures import draw_study, number_axis
 from pgra.report.results import load_collection
 
+pytestmark = pytest.mark.slow
+
 POINTS = {
     "k=16": {"value": 16, "seeds": {0: [1, 2], 1: [1]}},
     "k=50": {"value": 50, "seeds": {0: [1], 1: None}},

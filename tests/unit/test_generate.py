@@ -8,6 +8,8 @@ from pgra.errors import ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import PromptReader, next_logits, write, write_alone
 
+pytestmark = pytest.mark.slow
+
 SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
 PROMPTS = [SHARED + f"Q: {text}\nA:" for text in SENTENCES[2:7]] + ["Q: who?\nA:", SENTENCES[9]]
 NO_STOP = {"max_new_tokens": 5, "stop": "no such text"}
@@ -80,7 +82,6 @@ def test_other_kinds_of_attention_give_the_same(kind, tmp_path, caplog):
     check_scores(lm, PROMPTS[4:], [" great", " the old house"])
 
 
-@pytest.mark.slow
 def test_stock_calls_and_sizes_of_what_is_kept_change_nothing(lm_dirs, monkeypatch):
     lm = open_lm(lm_dirs["llama"])
     ids = tokenize(lm, PROMPTS)

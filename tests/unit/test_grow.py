@@ -13,6 +13,8 @@ from pgra.commands.verify import main as verify
 from pgra.errors import ArtifactError, PgraError
 from pgra.retrieval.dense import add_passages
 
+pytestmark = pytest.mark.slow
+
 OLD, NEW = SENTENCES[:7], SENTENCES[7:]
 
 

@@ -5,6 +5,8 @@ from conftest import SENTENCES
 
 import pgra
 
+pytestmark = pytest.mark.slow
+
 QUERY, DOCUMENTS = "red apples in the garden", SENTENCES[:6]
 POOL = [
     {"question": question, "answer": answer, "source": str(number)}

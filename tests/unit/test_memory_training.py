@@ -28,6 +28,8 @@ from pgra.memory.train import (
     train_generator,
 )
 
+pytestmark = pytest.mark.slow
+
 CPU = Context(device="cpu")
 PAIRS = [
     Step("", "syn", "what is like < a > ?", "a synonym"),
@@ -122,7 +124,6 @@ SAVED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("how", SAVED, ids=str)
 def test_a_saved_encoder_is_one_of_sentence_transformers(encoder_dir, tmp_path, how):

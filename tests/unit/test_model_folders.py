@@ -25,6 +25,8 @@ from pgra.memory.lookup import load_generator
 from pgra.reader.fid import FusionReader
 from pgra.retrieval.base import RetrieverArguments
 
+pytestmark = pytest.mark.slow
+
 TEXT = "The sea was red."
 WEIGHTS = "model.safetensors"
 

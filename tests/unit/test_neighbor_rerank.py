@@ -17,6 +17,8 @@ from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.neighbors import Neighbors
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def open_one(corpus, encoder_dir, tmp_path):
@@ -95,7 +97,6 @@ def test_sharing_order_and_size_of_shards_change_no_score(lm_dirs, open_one, tmp
     np.testing.assert_allclose(found.scores, expected.scores[order], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_what_was_read_costs_nothing_and_other_exemplars_are_other_pairs(lm_dirs, open_one):
     first, work = run(open_one(lm_dirs["gpt2"]))
     assert work.num_new == (4 + 1) + (3 + 1) + (4 + 1)

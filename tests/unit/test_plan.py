@@ -10,6 +10,8 @@ from pgra.core import ALONE
 from pgra.methods.stages import Stages
 from pgra.rerank.cross_encoder import CrossEncoderArguments
 
+pytestmark = pytest.mark.slow
+
 WAYS = {
     "bm25": {},
     "random": {"retriever": "random"},

@@ -22,6 +22,8 @@ from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
 from pgra.runs import run
 
+pytestmark = pytest.mark.slow
+
 QUERIES = [
     Example("a", {"text": "A warm film"}, "positive"),
     Example("b", {"text": "A dull story"}, "negative"),

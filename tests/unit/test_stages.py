@@ -24,6 +24,8 @@ from pgra.rerank.similarity import SIMILARITIES
 from pgra.run_folder import check_same_run
 from pgra.runs import run
 
+pytestmark = pytest.mark.slow
+
 
 def found_for(args, splits=SPLITS, context=ALONE):
     stages = Stages.read(args, context)
@@ -91,7 +93,6 @@ def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     assert line.text == "A zebra."
 
 
-@pytest.mark.slow
 def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     for similarity in SIMILARITIES:
         args = with_rerank(args, similarity=similarity)
@@ -108,7 +109,6 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     assert all(line.stage1_score == line.score for line in lines)
 
 
-@pytest.mark.slow
 def test_two_processes_search_everything_as_one_does(args, tmp_path):
     args = with_retriever(with_rerank(args, similarity="head"), retriever="exhaustive")
     alone = found_for(args)
@@ -146,7 +146,6 @@ def test_a_run_is_known_by_what_decides_it(tmp_path):
 # Models that change.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["lm", "encoder"])
 def test_a_model_folder_that_is_replaced_during_a_run_leaves_nothing_under_its_name(
     part, args, tmp_path
@@ -176,7 +175,6 @@ def test_a_model_folder_that_is_replaced_during_a_run_leaves_nothing_under_its_n
 # The LM's memory.
 
 
-@pytest.mark.slow
 def test_no_weight_of_the_lm_is_left_when_the_reader_trains(args, tmp_path, monkeypatch):
     weights, left = [], []
 
