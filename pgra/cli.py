@@ -191,8 +191,7 @@ def dispatch(words: Sequence[str] | None) -> int:
         check_alone(f"pgra {words[0]}")
     module, _, name = COMMANDS[words[0]][0].partition(":")
     command = getattr(import_module(f"pgra.commands.{module}"), name or "main")
-    code: int = command(words[1:])
-    return code
+    return int(command(words[1:]))
 
 
 def _parser() -> HelpParser:

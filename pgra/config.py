@@ -22,7 +22,7 @@ import msgspec
 import yaml
 
 from pgra.core import check_device
-from pgra.errors import ConfigError, near_files, reading, show, unknown_name
+from pgra.errors import ConfigError, cut, near_files, reading, show, unknown_name
 from pgra.help import HelpParser, same_spelling, wants_all, wants_help, with_default
 
 logger = logging.getLogger(__name__)
@@ -83,8 +83,8 @@ class _Loader(yaml.SafeLoader):
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; a ConfigError if it is missing, over 1 MB or has a duplicate key."""
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist.{near_files(path)}")
+    if not os.path.exists(path):  # noqa: PTH110 (Path's own raises for too long a name)
+        raise ConfigError(f"{cut(str(path))} does not exist.{near_files(path)}")
     with reading(path, ConfigError):
         if path.stat().st_size > _MOST_YAML_BYTES:
             raise ConfigError(f"{path} is larger than a YAML may be ({_MOST_YAML_BYTES:,} bytes)")

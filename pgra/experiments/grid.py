@@ -190,8 +190,9 @@ def _read_layers(path: Path) -> dict[str, Any]:
     values = read_yaml(path)
     if below is None:
         return values
-    beside = path.parent / f"{below}.yaml"
-    other = beside if beside.is_file() else config_root() / "ablations" / f"{below}.yaml"
+    beside = [p.stem for p in path.parent.glob("*.yaml")]
+    home = path.parent if below in beside else config_root() / "ablations"
+    other = home / f"{below}.yaml"
     if from_yaml(Grid, other).extends is not None:
         raise ConfigError(f"{path}: extends {below}, which extends another: one step is all")
     return _merge(read_yaml(other), values)

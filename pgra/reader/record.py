@@ -24,7 +24,7 @@ from pgra.artifacts import (
 from pgra.config import from_values
 from pgra.core import Context, Json, Prediction, check_device
 from pgra.data.read import hub_errors, hub_reason, is_utf8
-from pgra.errors import ArtifactError, ConfigError, DamageError, reading
+from pgra.errors import ArtifactError, ConfigError, DamageError, cut, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.verbalizer import Verbalizer
@@ -172,7 +172,7 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
         try:
             record = from_values(ReaderRecord, known)
         except ConfigError as error:
-            raise DamageError(f"{path} is damaged ({error})", _AGAIN) from None
+            raise DamageError(f"{path} is damaged ({cut(str(error))})", _AGAIN) from None
         if list(record.labels) != values["labels"]:
             raise ValueError("words and labels differ")
         if not record.calibration.temperature > 0:
