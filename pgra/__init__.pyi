@@ -23,11 +23,10 @@ from pgra.reader.arguments import ReaderArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.record import Reader
 from pgra.reader.trainer_arguments import ReaderTrainingArguments
-from pgra.rerank import BaseReranker, RerankRequest, open_reranker
-from pgra.rerank.base import RerankArguments
+from pgra.rerank import open_reranker
+from pgra.rerank.base import BaseReranker, RerankArguments, RerankRequest
 from pgra.rerank.prompted import PromptedReranker
-from pgra.retrieval import open_retriever
-from pgra.retrieval.base import RetrieverArguments
+from pgra.retrieval.base import RetrieverArguments, open_retriever
 from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
 
 __version__: str
