@@ -51,7 +51,8 @@ class Csls(Similarity):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the best of the first stage and of this similarity side by side."""
-    words = [*(argv or ["a warm and funny film"]), *f"{DATA} {CORPUS} {STAGES}".split()]
+    query, *more = argv or ["a warm and funny film"]
+    words = [query, *f"{DATA} {CORPUS} {STAGES}".split(), *more]
     return dispatch(["rerank", *words, "--similarity", "own_similarity:Csls"])
 
 

@@ -131,16 +131,6 @@ def quick_loading():
         yield
 
 
-@pytest.fixture
-def two_threads():
-    """For the real models, which are worth it."""
-    import torch
-
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def lm_dirs(tmp_path_factory) -> dict[str, Path]:
     from tiny_models import build_lm

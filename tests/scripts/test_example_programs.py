@@ -36,7 +36,7 @@ def endpoint():
 
     def write(prompt, *_):
         said = re.findall(r"^(?:Label|Clarification): (.+)$", prompt, re.M)
-        return Written(f" {said[-1] if said else ''}", 1, 1, (), (), {})
+        return Written(f" {said[-1] if said else ''}", 1, 1)
 
     server = LoopbackEndpoint(write)
     server.endpoints = ["chat"]
@@ -57,14 +57,14 @@ def example(capsys):
 
 
 @pytest.mark.slow
-def test_rerank_puts_the_likest_review_first(two_threads, example):
+def test_rerank_puts_the_likest_review_first(example):
     hits = example("rerank")
     assert len(hits) == 5
     assert hits[0].endswith("line 2  A funny and gentle picture.")
 
 
 @pytest.mark.slow
-def test_own_task_trains_measures_and_predicts(two_threads, example):
+def test_own_task_trains_measures_and_predicts(example):
     out = "\n".join(example("own_task"))
     run = pgra.Run.open("runs/tickets-pgra-seed42")
     assert run.metrics["n"] == 6
@@ -78,13 +78,13 @@ def test_own_task_trains_measures_and_predicts(two_threads, example):
 
 
 @pytest.mark.slow
-def test_kate_answers_by_the_nearest_examples(two_threads, example):
+def test_kate_answers_by_the_nearest_examples(example):
     answers = example("kate_endpoint")[-3:]
     assert [line.split()[0] for line in answers] == ["billing", "bug", "wish"]
 
 
 @pytest.mark.slow
-def test_the_assistant_recalls_and_uses_a_correction(two_threads, endpoint, example):
+def test_the_assistant_recalls_and_uses_a_correction(endpoint, example):
     out = example("support_assistant")
     said = [out[n + 1] for n, line in enumerate(out) if line.startswith("> ")]
     assert "6 in the evening" not in said[0]  # asked before it was corrected
@@ -128,7 +128,8 @@ def test_csls_by_hand(monkeypatch):
 
 @pytest.mark.slow
 def test_a_similarity_of_ones_own_orders_candidates(example):
-    lines = example("own_similarity")
+    sizes = "--max_train_samples 20 --max_passages 40 --num_candidates 8"
+    lines = example("own_similarity", "a warm and funny film", *sizes.split())
     assert "own_similarity:Csls" in "".join(lines[1:3])  # two lines where columns are narrow
     second = [line[lines[1].index("second stage") :] for line in lines[2:]]
     scores = [float(found) for line in second for found in re.findall(r"^ +(-?\d+\.\d{4}) ", line)]
@@ -138,7 +139,7 @@ def test_a_similarity_of_ones_own_orders_candidates(example):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_cells_of_a_notebook_run(notebook, two_threads):
+def test_the_cells_of_a_notebook_run(notebook):
     names = {"__name__": "__main__"}
     for number, cell in enumerate(json.loads(notebook.read_text())["cells"]):
         if cell["cell_type"] == "code":

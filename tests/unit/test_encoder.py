@@ -359,7 +359,7 @@ def test_a_folder_that_the_library_saved_gives_its_vectors(encoder_dir, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_the_bundled_encoder_gives_the_librarys_vectors(two_threads):
+def test_the_bundled_encoder_gives_the_librarys_vectors():
     library = pytest.importorskip("sentence_transformers")
     ours = make("bundled:minilm-l6")
     assert ours.fingerprint["max_tokens"] == 256
