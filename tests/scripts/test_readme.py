@@ -85,7 +85,8 @@ def test_a_newcomer_validates_trains_predicts_and_reports(tmp_path, monkeypatch,
     """The README's commands on a task of one's own; only the sizes are smaller."""
     write_own_task(tmp_path)
     monkeypatch.chdir(tmp_path)
-    smaller = {"train": ["--max_passages", "200", "--max_steps", "2"]}
+    sizes = "--max_passages 30 --num_candidates 4 --num_evidence 2 --num_exemplars 2 --max_steps 1"
+    smaller = {"train": sizes.split()}
     ours = [shlex.split(line)[1:] for line in commands() if line.startswith("pgra ")][:4]
     assert [words[0] for words in ours] == ["task", "train", "predict", "report"]
     for words in ours:
