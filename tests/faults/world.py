@@ -4,13 +4,13 @@ All commands run in one folder by relative paths, which is put back as it was be
 """
 
 import json
-import multiprocessing
 import os
 import re
 import shlex
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import yaml
 from conftest import SENTENCES, review_rows, write_jsonl
+from processes import FORKS, warm_up
 
 CLOCK = (
     *("bytes_per_second", "created", "date", "digest", "files", "git_commit", "record", "seconds"),
     *("texts_per_second", "versions"),
 )
 LONGEST_SECONDS = 120  # of one command, which takes seconds
-_FORKS = multiprocessing.get_context("forkserver")
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
         os.dup2(file, handle)
         os.close(file)
     os.chdir(here)
+    # What a killed command leaves there goes with the world.
+    tempfile.tempdir = os.environ["TMPDIR"] = os.path.dirname(told[0])  # noqa: PTH120
     sys.stdin = Path("typed.txt").open(encoding="utf-8")  # noqa: SIM115 (it ends with the fork)
     count = os.open(told[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     writes = 0
@@ -128,7 +130,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root, self.here, self.kept = root, root / "here", root / "kept"
         self._told = 0
-        _preload(root / "tmp")
+        warm_up()
         if not (root / "ready").exists():
             shutil.rmtree(root / "models", ignore_errors=True)
             shutil.rmtree(self.kept, ignore_errors=True)
@@ -148,7 +150,7 @@ class World:
             Path(name).unlink(missing_ok=True)
         fault = fault or Fault()
         words = [self.resolve(word) for word in words]
-        process = _FORKS.Process(target=_run, args=(words, str(self.here), told, fault))
+        process = FORKS.Process(target=_run, args=(words, str(self.here), told, fault))
         process.start()
         return Running(process, told, fault)
 
@@ -209,21 +211,6 @@ class Running:
         if hangs:
             err += f"\nit hangs: no end after {LONGEST_SECONDS} s"
         return Ended(self.process.exitcode, out, err, seconds, int(writes or 0))
-
-
-def _preload(temporary: Path) -> None:
-    """Have the warm process import what commands need, with one thread, and no network."""
-    temporary.mkdir(parents=True, exist_ok=True)
-    temporary.chmod(0o777)
-    os.environ |= {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "TMPDIR": str(temporary),
-    }
-    _FORKS.set_forkserver_preload([__name__, "warm"])
 
 
 def _clear(folder: Path) -> None:

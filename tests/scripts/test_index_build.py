@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 from conftest import SENTENCES
-from scripted import call, contents, finish
+from processes import launch
+from scripted import call, contents
 
 from index_build.__main__ import main
 from pgra.cli import main as pgra
@@ -77,9 +78,10 @@ def test_a_grown_index_serves_train_and_old_candidates_are_not_used(flags, bench
 
 @pytest.mark.slow
 def test_two_processes_build_what_one_builds(flags, tmp_path):
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    said = finish([*launch, "-m", "index_build", *flags, "--output_dir", str(tmp_path / "two")])
-    assert said.count("index: ") == 1  # only the main process speaks
+    words = [*flags, "--output_dir", str(tmp_path / "two")]
+    told = launch(call, main, words)
+    assert [called.code for called in told] == [0, 0], told
+    assert "".join(called.out for called in told).count("index: ") == 1  # only the first speaks
     build([*flags, "--output_dir"], tmp_path / "one")
     one, two = (contents(tmp_path / name) for name in ("one", "two"))
     assert {**one, "manifest.json": b""} == {**two, "manifest.json": b""}

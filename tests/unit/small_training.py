@@ -1,15 +1,11 @@
-"""A small training, for tests of it: in this process, or as a script that may be killed."""
+"""A small training, for tests of it: in this process, or as one of several."""
 
-import atexit
 import itertools
-import json
 import os
 import signal
-import subprocess
-import sys
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,7 @@ import torch
 from conftest import reader_inputs
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pgra.core import Context, Worker, cpu_group
+from pgra.core import Context, Worker
 from pgra.errors import PgraError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
@@ -181,6 +177,15 @@ class Asked(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a process of a training tells: why it ended early, or its log."""
+
+    error: str
+    log: Sequence[dict] = ()
+    alike: Sequence[bool] = ()
+
+
 def run_files(folder: Path) -> dict[str, bytes]:
     """Give what must not depend on stops: the losses and the finished weights."""
     return {
@@ -197,52 +202,25 @@ def log_lines(result) -> list[dict]:
     ]
 
 
-def script(
-    *words: object, processes: int = 1, file: Path = Path(__file__)
-) -> subprocess.CompletedProcess:
-    """Run this or another file with arguments, in as many processes."""
-    here = Path(__file__).parent
-    paths = [str(here.parents[1]), str(here.parent), str(here)]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    return subprocess.run(
-        [sys.executable, *(launch if processes > 1 else []), str(file), *map(str, words)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-
-
-def main(t5_dir: str, folder: str, told: str) -> int:
-    """Train as a script: `told` is JSON with changes, a signal or NaN at a batch of a process."""
-    asked = json.loads(told)
+def train_told(t5_dir: Path, folder: Path, told: dict) -> Told:
+    """Be one process of a long training: told are changes, a signal or NaN at a batch of a rank."""
+    asked = dict(told)
     number, batch, rank = asked.pop("signal", None), asked.pop("batch", 0), asked.pop("rank", 0)
     breaks, dropout = asked.pop("nan", False), asked.pop("dropout", None)
     rows = make_inputs(asked.pop("rows", LONG_ROWS))
-    is_mine = int(os.environ.get("RANK", "0")) == rank
-    act = signal_self(signal.Signals(number)) if number else lambda: None
+    is_mine = int(os.environ["RANK"]) == rank
+    act = signal_self(number) if number else lambda: None
     with at_batch(batch if is_mine else 0, act, breaks=breaks):
         try:
-            reader, result = train_long(Path(t5_dir), Path(folder), rows, dropout, **asked)
-        except Stopped as stop:
-            tell("STOPPED", str(stop))
-            return stop.code
-        except PgraError as error:
-            tell("ERROR", str(error))
-            return 2
-    tell("RESULT", json.dumps([log_lines(result), shares_alike(reader, t5_dir)]))
-    return 0
-
-
-def tell(kind: str, text: str) -> None:
-    sys.stdout.write(f"{kind} {text}\n")  # in one go: processes share the pipe
-    sys.stdout.flush()
+            reader, result = train_long(t5_dir, folder, rows, dropout, **asked)
+        except (PgraError, Stopped) as error:
+            return Told(str(error))
+    return Told("", log_lines(result), shares_alike(reader, t5_dir))
 
 
 def shares_alike(reader: FusionReader, t5_dir: str) -> list[bool]:
     """Say for some sizes whether a set that the processes share is decided as one alone does."""
-    worker = Worker(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    worker = Worker(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     found = []
     for count in (1, 3, 7):
         inputs = tokens(t5_dir, make_inputs(count, name="dev"))
@@ -251,23 +229,3 @@ def shares_alike(reader: FusionReader, t5_dir: str) -> list[bool]:
         found.append([p.example_id for p in shared] == [f"dev-{i}" for i in range(count)])
         found.append([p.label for p in shared] == [p.label for p in alone])
     return found
-
-
-def result_of(done: subprocess.CompletedProcess) -> list:
-    """Give what each process of a finished script told, as `main` words it."""
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
-
-
-if __name__ == "__main__":
-    from pgra.cli import _configure_logging
-
-    _configure_logging("info")
-    groups: list[weakref.ref] = []
-    # The last hook of all: a thread of a group that is left may abort the process from here on.
-    atexit.register(lambda: any(group() for group in groups) and tell("LEFT", "a group"))
-    code = main(*sys.argv[1:])
-    if torch.distributed.is_initialized():
-        groups.append(weakref.ref(cpu_group()))
-    sys.exit(code)

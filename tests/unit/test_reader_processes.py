@@ -1,9 +1,8 @@
-"""One process or four: the same losses, each example measured once, and all leave together."""
-
-import json
+"""One process or two: the same losses, each example measured once, and all leave together."""
 
 import pytest
-from small_training import log_lines, make_inputs, result_of, script, train_long
+from processes import launch
+from small_training import log_lines, make_inputs, train_long, train_told
 
 from pgra.reader.train import read_losses
 
@@ -27,31 +26,27 @@ def alone(t5_dir, tmp_path_factory):
     return folder, result
 
 
-def test_four_processes_train_and_measure_alike(alone, t5_dir, tmp_path):
+def test_two_processes_train_and_measure_alike(alone, t5_dir, tmp_path):
     # The same words as for one process: a step has four examples, whoever reads them.
     told = {**STEPS, "per_device_train_batch_size": None, "total_train_batch_size": 4}
-    results = result_of(script(t5_dir, tmp_path, json.dumps(told), processes=4))
-    assert len(results) == 4
+    both = launch(train_told, t5_dir, tmp_path, told)
     assert losses(tmp_path) == pytest.approx(losses(alone[0]), rel=1e-5)
     measured = [entry for entry in log_lines(alone[1]) if "eval_accuracy" in entry]
-    for history, alike in results:
-        assert [entry for entry in history if "eval_accuracy" in entry] == measured
-        assert alike == [True] * 6
+    for each in both:
+        assert [entry for entry in each.log if "eval_accuracy" in entry] == measured
+        assert each.alike == [True] * 6
 
 
 def test_a_mean_of_means_would_have_shown(alone, t5_dir, tmp_path):
     told = {**STEPS, "per_device_train_batch_size": 2, "average_tokens_across_devices": False}
-    result_of(script(t5_dir, tmp_path, json.dumps(told), processes=2))
+    assert [each.error for each in launch(train_told, t5_dir, tmp_path, told)] == ["", ""]
     assert losses(tmp_path) != pytest.approx(losses(alone[0]), rel=1e-3)
 
 
 def test_a_broken_loss_of_one_process_is_named_by_all(t5_dir, tmp_path):
     told = {"per_device_train_batch_size": 1, "nan": True, "batch": 23, "rank": 1}
-    done = script(t5_dir, tmp_path, json.dumps(told), processes=2)
-    errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
-    assert len(errors) == 2, done.stderr[-2000:]
+    errors = [each.error for each in launch(train_told, t5_dir, tmp_path, told)]
     assert errors[0] == errors[1]
     assert "the loss is nan at step 12: " in errors[0]
     assert "checkpoint-10" in errors[0]
-    assert "exitcode  : 2" in done.stderr
     assert len(losses(tmp_path)) == 11  # those before the broken step

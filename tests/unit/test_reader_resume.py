@@ -1,20 +1,21 @@
 """A training that was stopped and goes on is the training that was never stopped, bit for bit."""
 
-import json
 import random
 import signal
 
 import pytest
+from processes import launch
 from small_training import (
     at_batch,
     log_lines,
     make_arguments,
     run_files,
-    script,
     signal_self,
     train,
     train_long,
+    train_told,
 )
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from pgra.errors import Stopped
 from pgra.reader.fid import FusionReader
@@ -107,19 +108,16 @@ def test_two_processes_killed_stopped_and_out_of_time_go_on_as_one_run(t5_dir, t
     size = {"per_device_train_batch_size": 1, "max_steps": 24}
 
     def both(folder, **told):
-        return script(t5_dir, folder, json.dumps({**size, **told}), processes=2)
+        return [each.error for each in launch(train_told, t5_dir, folder, {**size, **told})]
 
-    done = both(whole)
-    assert done.returncode == 0, done.stderr[-2000:]
-    killed = both(broken, signal=int(signal.SIGKILL), batch=13, rank=1)
-    assert killed.returncode != 0
+    assert both(whole) == ["", ""]
+    with pytest.raises(ChildFailedError) as killed:
+        both(broken, signal=signal.SIGKILL, batch=13, rank=1)
+    assert killed.value.failures[1].exitcode == -signal.SIGKILL
     assert not (broken / "reader").exists()
-    stopped = both(broken, signal=int(signal.SIGTERM), batch=9, rank=1)
-    assert "stopped (SIGTERM) after step" in stopped.stdout, stopped.stderr[-2000:]
-    assert stopped.stdout.count("STOPPED") == 2
-    assert "exitcode  : 143" in stopped.stderr
-    assert both(broken, max_train_minutes=1e-9).stdout.count("time is up") == 2
-    done = both(broken)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "LEFT" not in done.stdout
+    stops = both(broken, signal=signal.SIGTERM, batch=9, rank=1)
+    assert stops[0] == stops[1]
+    assert "stopped (SIGTERM) after step" in stops[0]
+    assert ["time is up" in stop for stop in both(broken, max_train_minutes=1e-9)] == [True] * 2
+    assert both(broken) == ["", ""]
     assert run_files(broken) == run_files(whole)

@@ -1,33 +1,25 @@
-import json
 import signal
 
 import pytest
-from small_training import script, signal_self
-
-from pgra.reader.resume import Stopper
-
-AGREE = """
-import json, sys
 import torch
 import torch.distributed as dist
+from processes import launch
+from small_training import signal_self
+
 from pgra.core import gather, join_context
 from pgra.reader.resume import Stopper
 
-dist.init_process_group(backend="cuda:gloo")
-rank = dist.get_rank()
-try:
-    dist.all_reduce(torch.ones(1))
-    refused = ""
-except RuntimeError as error:
-    refused = str(error).splitlines()[0]
-stopper = Stopper(world=2, minutes=1e-9 if rank == 1 else None)
-context = join_context("cpu")
-context.barrier()
-shared = gather([rank, str(rank)], context.worker)
-said = [refused, stopper.agree(stopper.wish), shared]
-sys.stdout.write(json.dumps(said) + "\\n")
-sys.stdout.flush()
-"""
+
+def agree():
+    """Be one of two processes, of which the second's time is up."""
+    dist.init_process_group(backend="cuda:gloo")
+    rank = dist.get_rank()
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        dist.all_reduce(torch.ones(1))
+    stopper = Stopper(world=2, minutes=1e-9 if rank == 1 else None)
+    context = join_context("cpu")
+    context.barrier()
+    return stopper.agree(stopper.wish), gather([rank, str(rank)], context.worker)
 
 
 def test_a_signal_is_heard_only_meanwhile():
@@ -47,12 +39,6 @@ def test_a_signal_is_heard_only_meanwhile():
 
 
 @pytest.mark.slow
-def test_processes_on_gpus_agree_wait_and_share(tmp_path):
+def test_processes_on_gpus_agree_wait_and_share():
     """On GPUs their default group is of NCCL alone; this one refuses CPU tensors as that does."""
-    file = tmp_path / "agree.py"
-    file.write_text(AGREE)
-    done = script(processes=2, file=file)
-    assert done.returncode == 0, done.stderr[-2000:]
-    refused = "No backend type associated with device type cpu"
-    told = [refused, 124, [0, "0", 1, "1"]]
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [told] * 2
+    assert launch(agree) == [(124, [0, "0", 1, "1"])] * 2
