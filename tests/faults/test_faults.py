@@ -29,7 +29,7 @@ def unbroken(world):
 @pytest.mark.parametrize("name", ["index", "train", "icl", "memory", "erase"])
 def test_a_command_killed_before_any_write_goes_on_to_the_same_product(world, unbroken, name):
     writes = unbroken[name].once.writes
-    for number in range(1, writes + 1, max(1, writes // 6)):
+    for number in range(1, writes + 1, max(1, writes // 4)):
         assert not kills.kill(world, name, 0, unbroken, at_write=number), number
 
 
