@@ -111,9 +111,9 @@ def test_two_processes_killed_stopped_and_out_of_time_go_on_as_one_run(t5_dir, t
         return [each.error for each in launch(train_told, t5_dir, folder, {**size, **told})]
 
     assert both(whole) == ["", ""]
-    with pytest.raises(ChildFailedError) as killed:
+    with pytest.raises(ChildFailedError):
         both(broken, signal=signal.SIGKILL, batch=13, rank=1)
-    assert killed.value.failures[1].exitcode == -signal.SIGKILL
+    assert last_checkpoint(broken) == broken / "checkpoint-5"
     assert not (broken / "reader").exists()
     stops = both(broken, signal=signal.SIGTERM, batch=9, rank=1)
     assert stops[0] == stops[1]
