@@ -13,12 +13,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "pgra: code lines": 24_000,
+    "pgra: code lines": 23_999,
     "pgra: files": 138,
     "pgra: docstring lines": 5_818,
-    "tests: code lines": 15_742,
+    "tests: code lines": 15_729,
     "benchmarks: code lines": 1_799,
-    "docs: words": 37_418,
+    "docs: words": 37_408,
 }
 _SPACE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
