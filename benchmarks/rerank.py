@@ -44,7 +44,7 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.lm.base import DTYPES
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import PromptedEncoder, Prompts
+from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.retrieval import open_retriever
 from pgra.retrieval.base import RetrieverArguments
@@ -226,7 +226,7 @@ def read_whole(encoder: PromptedEncoder, texts: Sequence[str]) -> None:
 def read_shared(encoder: PromptedEncoder, shard: int, texts: Sequence[str]) -> None:
     """Read shards of texts behind the shared prefix, as a bank does: tokenised ahead."""
 
-    def tokenize(part: Sequence[str]) -> Prompts:
+    def tokenize(part: Sequence[str]) -> TokenizedPrompts:
         return encoder.tokenize([encoder.prompt.template.passage_fields(text) for text in part])
 
     shards = [texts[start : start + shard] for start in range(0, len(texts), shard)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pgra.experiments.consistency import ConsistencyReport
     from pgra.methods.arguments import PgraArguments, RunArguments
     from pgra.report.metrics import Difference
-    from pgra.report.results import Run
+    from pgra.report.results import Trial
 
 READERS = {  # by name: the folder, and the arguments that differ
     "T5 alone": ("t5", ["--num_evidence", "0"]),
@@ -93,7 +93,7 @@ def _introduce(args: "PgraArguments") -> str:
 
 def _report(
     args: "PgraArguments",
-    runs: "Sequence[Run]",
+    runs: "Sequence[Trial]",
     found: "ConsistencyReport",
     base: Path,
     seconds: str,
@@ -147,7 +147,7 @@ def _verdict(gap: "Difference", n: int) -> str:
     return f"{told}, which may be noise"
 
 
-def _case(args: "PgraArguments", reader: "Run", found: "ConsistencyReport") -> str:
+def _case(args: "PgraArguments", reader: "Trial", found: "ConsistencyReport") -> str:
     """Show a review on which the stages differ most in the LM's favour, the LM's surest one."""
     first, second = found.runs[1:]
     by_id = {

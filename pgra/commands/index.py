@@ -82,7 +82,7 @@ class SearchArguments(RetrieverArguments):
 
 
 @dataclass(kw_only=True)
-class AddArguments(Arguments):
+class IndexAddArguments(Arguments):
     """Which index grows, and by what."""
 
     index_dir: str = arg("", "The index; it may also stand first, bare.", must_be_given=True)
@@ -300,7 +300,7 @@ def _in_line(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
+def _add(runtime: RuntimeArguments, args: IndexAddArguments) -> int:
     """Append the passages of further files; old shards and rows stay as they are."""
     from pgra.artifacts import load_manifest
     from pgra.retrieval.dense import add_passages
@@ -320,7 +320,7 @@ def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
 _WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], Sequence[str]]] = {
     "info": (_info, _FIND, (*_UNUSED, *_FOR_BUILDING)),
     "search": (_search_index, _SEARCH, _UNUSED),
-    "add": (_add, (RuntimeArguments, AddArguments), ["method"]),
+    "add": (_add, (RuntimeArguments, IndexAddArguments), ["method"]),
 }
 
 

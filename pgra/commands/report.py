@@ -13,7 +13,7 @@ from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.report.compare import Study
-    from pgra.report.results import Collection, Group, Run
+    from pgra.report.results import Collection, Group, Trial
     from pgra.report.tables import Table
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:
     Raises:
         DataError: If a pool that exemplars were chosen from is gone.
     """
-    folders: dict[str, dict[Path, Run]] = {}
+    folders: dict[str, dict[Path, Trial]] = {}
     for run in (run for group in groups for run in group.runs):
         # The metric of written answers follows the task's name, a run for each.
         folders.setdefault(run.task.partition(" ")[0], {}).setdefault(run.folder, run)
@@ -193,7 +193,7 @@ def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:
     return shown
 
 
-def _pool_texts(run: "Run") -> Mapping[str, str]:
+def _pool_texts(run: "Trial") -> Mapping[str, str]:
     """Return label and text of a run's exemplars by id; nothing where it has none."""
     if not any(line.get("exemplars") for line in run.predictions):
         return {}

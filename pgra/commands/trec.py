@@ -74,9 +74,9 @@ class QueryFile:
             return None
         if texts:
             raise ConfigError("give texts, or --queries and a file, not both")
-        from pgra.retrieval.trec import import_ir_measures, read_qrels, read_queries
+        from pgra.retrieval.trec import import_ir_measures, read_qrels, read_query_table
 
-        queries, qrels = read_queries(Path(args.queries)), None
+        queries, qrels = read_query_table(Path(args.queries)), None
         if args.qrels is not None:
             import_ir_measures()
             qrels = read_qrels(Path(args.qrels))

@@ -22,7 +22,7 @@ from pgra.errors import DataError
 
 
 @dataclass(frozen=True)
-class Cell:
+class RawCell:
     """A cell of a table; a header names others, `columns` is the number that it spans."""
 
     value: str
@@ -43,7 +43,7 @@ class Highlights:
         is_overlap: In ToTTo's dev set, whether train has tables with the same header; else None.
     """
 
-    cells: Sequence[Sequence[Cell]]
+    cells: Sequence[Sequence[RawCell]]
     chosen: Sequence[Sequence[int]]
     page: str = ""
     section: str = ""
@@ -91,7 +91,7 @@ class Highlights:
         return _present([*chosen, self.page, self.section])
 
 
-def _spans(row: Sequence[Cell]) -> Iterator[tuple[Cell, int, int]]:
+def _spans(row: Sequence[RawCell]) -> Iterator[tuple[RawCell, int, int]]:
     """Yield each cell with its first column, and the one after its last."""
     start = 0
     for cell in row:
@@ -104,7 +104,7 @@ def _present(texts: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Reference:
+class AnsweredExample:
     """An example of a generation task.
 
     Attributes:
@@ -119,7 +119,7 @@ class Reference:
 
 def load_references(
     task: GenerationTask, args: DataArguments, *, query_dataset_name: str | None = None
-) -> tuple[list[Reference], list[Reference]]:
+) -> tuple[list[AnsweredExample], list[AnsweredExample]]:
     """Read a task's pool of exemplars, and its queries; see `load_pool`.
 
     Raises:
@@ -136,7 +136,7 @@ def load_references(
     return sample(pool, args.max_train_samples, args.split_seed), queries
 
 
-def read_references(task: GenerationTask, raw: RawSplit, split: str) -> list[Reference]:
+def read_references(task: GenerationTask, raw: RawSplit, split: str) -> list[AnsweredExample]:
     """Read one split.
 
     Raises:
@@ -149,7 +149,7 @@ def read_references(task: GenerationTask, raw: RawSplit, split: str) -> list[Ref
     return found
 
 
-def _reference(task: GenerationTask, row: Record, raw: RawSplit, name: str) -> Reference:
+def _reference(task: GenerationTask, row: Record, raw: RawSplit, name: str) -> AnsweredExample:
     try:
         parsed, given, table = _parse(task.kind, row, raw.columns)
     except KeyError as error:
@@ -164,7 +164,7 @@ def _reference(task: GenerationTask, row: Record, raw: RawSplit, name: str) -> R
     right = tuple(dict.fromkeys(answer for answer in answers if answer))
     if not right:
         raise DataError(f"{row.place}: has no answer")
-    return Reference(Example(name, fields, right[0]), right, table)
+    return AnsweredExample(Example(name, fields, right[0]), right, table)
 
 
 def _parse(
@@ -181,8 +181,8 @@ def _parse(
     page, section = _text(values["table_page_title"]), _text(values["table_section_title"])
     if kind == "totto":
         cells = [
-            [Cell(_text(c["value"]), c["is_header"] is True, int(c["column_span"])) for c in line]
-            for line in values["table"]
+            [RawCell(_text(c["value"]), c["is_header"] is True, int(c["column_span"])) for c in row]
+            for row in values["table"]
         ]
         chosen, is_overlap = _pairs(values["highlighted_cells"]), values.get("overlap_subset")
         section_text = _text(values.get("table_section_text") or "")
@@ -194,7 +194,7 @@ def _parse(
             raise TypeError(f"{given!r} is not a list")
         return {"table": table.line}, [each["final_sentence"] for each in given], table
     cells = [  # FeTaQA's tables have one line of headers
-        [Cell(_text(value), is_header=number == 0) for value in line]
+        [RawCell(_text(value), is_header=number == 0) for value in line]
         for number, line in enumerate(values["table_array"])
     ]
     table = Highlights(cells, _pairs(values["highlighted_cell_ids"]), page, section)

@@ -30,7 +30,7 @@ from pgra.lm import load
 from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
 from pgra.lm.kernels import packed_for
-from pgra.lm.load import ModelSource
+from pgra.lm.load import ModelPart, ModelSource
 from pgra.progress import Bar
 
 logger = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ def _read_limits(source: ModelSource, folder: str) -> Mapping[str, Any]:
     return limits
 
 
-def _read_config(source: ModelSource, part: load.Part) -> Mapping[str, Any]:
+def _read_config(source: ModelSource, part: ModelPart) -> Mapping[str, Any]:
     name = PurePosixPath(part.path, "config.json").as_posix()
     return load.read_model_json(source, name, dict) or {}
 
@@ -244,7 +244,7 @@ def choose_max_tokens(source: ModelSource, asked: int | None) -> int:
     return asked or read_sentence_model(source).max_tokens or DEFAULT_MAX_TOKENS
 
 
-def _read_layers(source: ModelSource, parts: Sequence[load.Part]) -> tuple[DenseLayer | None, ...]:
+def _read_layers(source: ModelSource, parts: Sequence[ModelPart]) -> tuple[DenseLayer | None, ...]:
     """Read the layers after the pooling; refuse unknown parts or another order."""
     names = [part.kind for part in parts]
     kinds = [name.rpartition(".")[2] for name in names]

@@ -23,7 +23,7 @@ from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Ro
 from pgra.data.text import text_key
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.similarity import Similarity
+from pgra.exemplars.similarity import PoolSimilarity
 from pgra.retrieval.base import examples_digest, store_candidates
 from pgra.retrieval.neighbors import Counts, LeakGuard
 
@@ -91,7 +91,7 @@ class Selector:
     compares: ClassVar[bool] = False
 
     def __init__(
-        self, args: SelectionArguments, pool: ExemplarPool, similarity: Similarity | None = None
+        self, args: SelectionArguments, pool: ExemplarPool, similarity: PoolSimilarity | None = None
     ) -> None:
         """Check that the pool has what is asked for.
 

@@ -29,7 +29,7 @@ _GATHERED = 1 << 24  # numbers of vectors that are gathered at once to be compar
 Key = Callable[[Sequence[Example]], list[Example]]
 
 
-class Similarity(ABC):
+class PoolSimilarity(ABC):
     """Compares queries with a pool of labelled examples; higher is more similar."""
 
     metric: ClassVar[str]
@@ -76,7 +76,7 @@ class Similarity(ABC):
     ) -> Candidates: ...
 
 
-class DotSimilarity(Similarity):
+class DotSimilarity(PoolSimilarity):
     """Compares by inner products of vectors as the model gives them, made once and stored."""
 
     metric = "dot"
@@ -137,7 +137,7 @@ class EuclideanSimilarity(DotSimilarity):
         return Candidates.best(found, -sign * distances, depth)
 
 
-class WordSimilarity(Similarity):
+class WordSimilarity(PoolSimilarity):
     """Compares by shared words, with Okapi BM25; a query misses examples without any."""
 
     metric = "bm25"
@@ -170,7 +170,7 @@ def open_similarity(
     device: str,
     key: Key | None = None,
     encoder: ExampleEncoder | None = None,
-) -> Similarity:
+) -> PoolSimilarity:
     """Open what `--encoder` and `--likeness` name; the encoder is loaded when it is first needed.
 
     `root` is the folder of the pool's vectors; None: in memory alone. `key` returns the part of
@@ -184,4 +184,4 @@ def open_similarity(
     pool = examples if key is None else key(examples)
     neighbors = Neighbors(lambda: encoder or Encoder(plain, device=device), pool, root)
     name = BM25 if args.encoder == BM25 else args.likeness
-    return cast(Similarity, find_class("similarity", name, SIMILARITIES)(neighbors, key=key))
+    return cast(PoolSimilarity, find_class("similarity", name, SIMILARITIES)(neighbors, key=key))

@@ -39,7 +39,7 @@ from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_
 from pgra.report.results import (
     CONSISTENCY_FILE,
     METRICS_FILE,
-    Run,
+    Trial,
     load_collection,
     read_lines,
     read_object,
@@ -505,9 +505,9 @@ def report_consistency(
     return ConsistencyReport(measured, tables, num_read)
 
 
-def _rows_with_evidence(study: Study) -> dict[Row, list[Run]]:
+def _rows_with_evidence(study: Study) -> dict[Row, list[Trial]]:
     """Return the runs that have evidence, by task and row, in a report's order."""
-    found: dict[Row, list[Run]] = {}
+    found: dict[Row, list[Trial]] = {}
     for task in study.tasks:
         for row in study.rows:
             runs = study.results[row, task].runs if (row, task) in study.results else ()
@@ -522,7 +522,7 @@ def _rows_with_evidence(study: Study) -> dict[Row, list[Run]]:
 
 
 def _choose_labelers(
-    study: Study, folders: Sequence[Path], rows: Mapping[Row, Sequence[Run]]
+    study: Study, folders: Sequence[Path], rows: Mapping[Row, Sequence[Trial]]
 ) -> dict[str, Labeler]:
     """Return each task's labeler: as named, else the task's own plain run."""
     named = [open_labeler(folder) for folder in folders]
@@ -555,7 +555,7 @@ def _check_labels(where: str, labels: Collection[str], labeler: Labeler) -> None
 
 def _notes(
     study: Study,
-    rows: Mapping[Row, Sequence[Run]],
+    rows: Mapping[Row, Sequence[Trial]],
     labelers: Mapping[str, Labeler],
     *,
     has_paper: bool,

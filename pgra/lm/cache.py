@@ -47,7 +47,7 @@ _SECONDS = 20.0  # of work that a stop may lose, about
 
 
 @dataclass(frozen=True)
-class Answer:
+class CachedAnswer:
     """What is kept of one call; counts are None where the endpoint does not report them.
 
     `text` is "" where a word was scored; `log_probability` is the word's, and None for text.
@@ -66,7 +66,7 @@ class AnswersCache:
         self.path = folder / FILE
         self._turn = threading.Lock()  # SQLite's own waiting sleeps for up to 0.1 s at a time
 
-    def find(self, keys: Sequence[str]) -> dict[str, Answer]:
+    def find(self, keys: Sequence[str]) -> dict[str, CachedAnswer]:
         """Return the answers that are there and undamaged.
 
         Raises:
@@ -83,7 +83,7 @@ class AnswersCache:
             logger.warning("%s: %d answers are damaged, and asked again", self.path, num_damaged)
         return {key: answer for key, answer in found.items() if answer is not None}
 
-    def keep(self, answers: Mapping[str, Answer], *, model: str) -> None:
+    def keep(self, answers: Mapping[str, CachedAnswer], *, model: str) -> None:
         """Write answers by key, all or none, durably; `model` is for people who read the file.
 
         Raises:
@@ -108,11 +108,11 @@ class AnswersCache:
             yield db
 
 
-def _unseal(key: str, kept: object) -> Answer | None:
+def _unseal(key: str, kept: object) -> CachedAnswer | None:
     """Return an answer, or None if it is damaged."""
     try:
         text = str(kept)[_CHECKSUM_CHARS:]
-        return Answer(**json.loads(text)) if _seal(key, text) == kept else None
+        return CachedAnswer(**json.loads(text)) if _seal(key, text) == kept else None
     except (ValueError, TypeError):  # not JSON, or not an answer's
         return None
 
@@ -143,9 +143,9 @@ class CachedLM:
     ) -> list[Completion]:
         """Continue each prompt; see `LanguageModel`."""
 
-        def ask(part: Sequence[str], tell: Advance) -> list[list[Answer]]:
+        def ask(part: Sequence[str], tell: Advance) -> list[list[CachedAnswer]]:
             done = self.inner.complete(part, max_new_tokens=max_new_tokens, stop=stop, advance=tell)
-            return [[Answer(**vars(completion))] for completion in done]
+            return [[CachedAnswer(**vars(completion))] for completion in done]
 
         question: dict[str, Json] = {"max_new_tokens": max_new_tokens, "stop": stop}
         found = self._find_or_ask(prompts, [question], ask, advance)
@@ -156,9 +156,9 @@ class CachedLM:
     ) -> list[list[float]]:
         """Return the log-probability of each word after each prompt; see `LanguageModel`."""
 
-        def ask(part: Sequence[str], tell: Advance) -> list[list[Answer]]:
+        def ask(part: Sequence[str], tell: Advance) -> list[list[CachedAnswer]]:
             lines = self.inner.score(part, words, advance=tell)
-            return [[Answer("", log_probability=value) for value in line] for line in lines]
+            return [[CachedAnswer("", log_probability=value) for value in line] for line in lines]
 
         found = self._find_or_ask(prompts, [{"word": word} for word in words], ask, advance)
         return [[float(answer.log_probability or 0.0) for answer in line] for line in found]
@@ -167,9 +167,9 @@ class CachedLM:
         self,
         prompts: Sequence[str],
         questions: Sequence[Mapping[str, Json]],
-        ask: Callable[[Sequence[str], Advance], list[list[Answer]]],
+        ask: Callable[[Sequence[str], Advance], list[list[CachedAnswer]]],
         advance: Advance,
-    ) -> list[list[Answer]]:
+    ) -> list[list[CachedAnswer]]:
         """Return each prompt's answers to the questions; equal prompts are asked once."""
         lm, worker = dict(self.fingerprint), self._context.worker
         keys = {

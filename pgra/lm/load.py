@@ -116,7 +116,7 @@ def find_model(name: str) -> ModelSource:
 def _find_transformer(name: str, folder: Path) -> str:
     """Return a folder's subfolder with the transformer, "" for the top; refuse what is no model."""
     parts = read_parts(ModelSource(name, str(folder), None, ""))
-    first = parts[0] if parts else Part("Transformer", "")
+    first = parts[0] if parts else ModelPart("Transformer", "")
     kind = first.kind.rpartition(".")[2]
     subfolder = first.path if kind == "Transformer" else ""
     home = folder / subfolder
@@ -286,14 +286,14 @@ def find_model_file(source: ModelSource, name: str) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A part of a sentence-transformers model: its class, and the folder of its files."""
 
     kind: str
     path: str
 
 
-def read_parts(source: ModelSource) -> list[Part]:
+def read_parts(source: ModelSource) -> list[ModelPart]:
     """Return the parts in `modules.json`, none without that file; ModelError if it is damaged."""
     parts = []
     for module in read_model_json(source, _MODULES, list) or []:
@@ -303,7 +303,7 @@ def read_parts(source: ModelSource) -> list[Part]:
         path = PurePosixPath(str(module.get("path") or ""))
         if path.is_absolute() or ".." in path.parts:
             raise ModelError(f"{_MODULES} of '{source.name}' has a path outside it: {show(path)}")
-        parts.append(Part(kind, "" if path == PurePosixPath() else str(path)))
+        parts.append(ModelPart(kind, "" if path == PurePosixPath() else str(path)))
     return parts
 
 

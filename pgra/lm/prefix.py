@@ -129,7 +129,7 @@ _HELD = 8192  # states that wait on a GPU before they are fetched: a fetch waits
 
 
 @dataclass(frozen=True)
-class Prompts:
+class TokenizedPrompts:
     """Prompts as fields, in order, and as token ids, cut to the LM's window."""
 
     fields: Sequence[Mapping[str, str]]
@@ -288,19 +288,19 @@ class PromptedEncoder:
             states = self.encode_prompts(prompts, advance=bar.update)
         return np.asarray(states.float().numpy(), np.float32)
 
-    def tokenize(self, fields: Sequence[Mapping[str, str]]) -> Prompts:
+    def tokenize(self, fields: Sequence[Mapping[str, str]]) -> TokenizedPrompts:
         """Write and tokenise prompts; the LM is not used, so another thread may do it ahead."""
         ids = self._tokenize([self.prompt.suffix(f) for f in fields])
         for i, prompt in enumerate(ids):
             if len(prompt) > self.limit:
                 ids[i] = self._prompt_ids(self._cut(fields[i]))
                 self.num_cut += 1
-        return Prompts(fields, ids)
+        return TokenizedPrompts(fields, ids)
 
-    def encode_prompts(self, prompts: Prompts, *, advance: Advance = int) -> Tensor:
+    def encode_prompts(self, prompts: TokenizedPrompts, *, advance: Advance = int) -> Tensor:
         return self.begin(prompts, advance=advance)()
 
-    def begin(self, prompts: Prompts, *, advance: Advance = int) -> Callable[[], Tensor]:
+    def begin(self, prompts: TokenizedPrompts, *, advance: Advance = int) -> Callable[[], Tensor]:
         """Start reading tokenised prompts; return a function that waits for their states.
 
         A GPU is still busy until then: more can be started before these are waited for.
@@ -360,7 +360,7 @@ class PromptedEncoder:
             batch = [group[place] for place in places]
             yield batch, self._back_off.run(batch, size, run)
 
-    def _check_finite(self, states: Tensor, prompts: Prompts) -> None:
+    def _check_finite(self, states: Tensor, prompts: TokenizedPrompts) -> None:
         """Rerun texts without a finite state alone: one spoils its neighbours in a row."""
         broken = []
         for i in torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist():

@@ -36,7 +36,7 @@ from pgra.lm.base import (
     CompleterArguments,
     Completion,
 )
-from pgra.lm.cache import Answer, AnswersCache
+from pgra.lm.cache import AnswersCache, CachedAnswer
 from pgra.lm.replies import (
     FILTERS,
     WRITE,
@@ -166,7 +166,7 @@ class RemoteLM:
             except Declined:
                 if way == ways[-1]:
                     raise
-        self.answers.keep({key: Answer(json.dumps(vars(way)))}, model=self._model)
+        self.answers.keep({key: CachedAnswer(json.dumps(vars(way)))}, model=self._model)
         logger.info("%s is asked by %s, labels by %s", self.name, way.endpoint, way.decide_by)
         return way
 
@@ -266,7 +266,7 @@ class RemoteLM:
 
     def _ask(
         self, questions: Sequence[Sequence[_Question]], advance: Advance
-    ) -> list[list[Answer]]:
+    ) -> list[list[CachedAnswer]]:
         """Ask what is not on disk, equal prompts once; after a failure no other call starts."""
         lines = {tuple(question.key for question in line): line for line in questions}
         answers = self.answers.find([key for keys in lines for key in keys])
@@ -276,7 +276,7 @@ class RemoteLM:
         self._count(reused=len(answers))
         self._halt.clear()
 
-        def ask(line: Sequence[_Question]) -> dict[str, Answer]:
+        def ask(line: Sequence[_Question]) -> dict[str, CachedAnswer]:
             return {q.key: answers.get(q.key) or self._answer(q) for q in line}
 
         with ThreadPoolExecutor(self._args.max_parallel_calls, "pgra-call") as pool:
@@ -314,7 +314,7 @@ class RemoteLM:
                 more if "cut" in none else "",
             )
 
-    def _answer(self, question: _Question) -> Answer:
+    def _answer(self, question: _Question) -> CachedAnswer:
         """Ask one question, and keep its answer unless it is missing."""
         reply = self._call(question.body)
         answer, none = self._answer_of(reply, question)
@@ -331,17 +331,17 @@ class RemoteLM:
             self.answers.keep({question.key: answer}, model=self._model)
         return answer
 
-    def _answer_of(self, reply: Reply, question: _Question) -> tuple[Answer, str]:
+    def _answer_of(self, reply: Reply, question: _Question) -> tuple[CachedAnswer, str]:
         """Return what is kept of a reply, and why it is no answer ("" where it is one)."""
         counts = reply.num_prompt_tokens, reply.num_new_tokens
         if question.word is not None:
             chance = word_chance(self.name, reply, question.prompt, question.word)
-            return Answer("", *counts, chance), ""
+            return CachedAnswer("", *counts, chance), ""
         text, is_open = without_reasoning(reply.text)
         none = reply.none
         if not none and not text.strip():
             none = "cut" if is_open or reply.is_full else "empty"
-        return Answer("" if none else text, *counts), none
+        return CachedAnswer("" if none else text, *counts), none
 
     def _count(self, **more: int) -> None:
         with self._lock:

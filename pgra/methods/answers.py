@@ -21,7 +21,7 @@ from pgra.reader.calibrate import decide
 
 
 @dataclass(frozen=True)
-class Answer:
+class LMAnswer:
     """An LM's answer to a query: its label, or its text where there are no labels.
 
     `details` are further entries of `predictions.jsonl`.
@@ -53,7 +53,7 @@ class Answerer(ABC):
         """The room that an answer needs."""
 
     @abstractmethod
-    def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[Answer]:
+    def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[LMAnswer]:
         """Ask the LM each of B queries' prompt."""
 
 
@@ -74,13 +74,13 @@ class WordScorer(Answerer):
         opening, *whole = self.lm.count_tokens(["", *answer_words(self.format.words)])
         return max(1, max(whole) - opening)
 
-    def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[Answer]:
+    def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[LMAnswer]:
         words = self.format.words
         with progress_bar(prompts, progress=self.progress) as advance:
             logs = self.lm.score(prompts, answer_words(words), advance=advance)
         scores = np.array(logs, np.float32).reshape(len(queries), len(words))
         predictions = decide([query.id for query in queries], scores, list(words))
-        return [Answer(prediction, {}) for prediction in predictions]
+        return [LMAnswer(prediction, {}) for prediction in predictions]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class TextWriter(Answerer):
     def num_new_tokens(self) -> int:
         return self.max_new_tokens
 
-    def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[Answer]:
+    def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[LMAnswer]:
         with progress_bar(prompts, progress=self.progress) as advance:
             written = self.lm.complete(
                 prompts, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
@@ -118,13 +118,13 @@ class TextWriter(Answerer):
         pairs = zip(queries, written, strict=True)
         return [self._read(query, completion.text.strip()) for query, completion in pairs]
 
-    def _read(self, query: Example, text: str) -> Answer:
+    def _read(self, query: Example, text: str) -> LMAnswer:
         words = self.format.words
         if not words:
-            return Answer(Prediction(query.id, text, {}), {})
+            return LMAnswer(Prediction(query.id, text, {}), {})
         label = self._verbalizer.label_of_word(text)
         scores = {name: float(name == label) for name in words}
-        return Answer(Prediction(query.id, label or UNDECIDED, scores), {"written": text})
+        return LMAnswer(Prediction(query.id, label or UNDECIDED, scores), {"written": text})
 
 
 @contextlib.contextmanager

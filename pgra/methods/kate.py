@@ -19,15 +19,15 @@ import numpy as np
 from pgra.artifacts import digest
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.data.examples import held_out_rule, load_pool
-from pgra.data.references import Reference, load_references
+from pgra.data.references import AnsweredExample, load_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
-from pgra.exemplars.similarity import Similarity, open_similarity
+from pgra.exemplars.similarity import PoolSimilarity, open_similarity
 from pgra.lm.base import LanguageModel, open_lm
 from pgra.lm.remote import RemoteLM
-from pgra.methods.answers import Answer, Answerer, TextWriter, WordScorer
+from pgra.methods.answers import Answerer, LMAnswer, TextWriter, WordScorer
 from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
 from pgra.prompts.fewshot import PromptFormat, line_format, task_format
@@ -60,7 +60,7 @@ class PoolData(TaskData):
     `references` are the right answers of each query, where answers are written.
     """
 
-    references: Sequence[Reference] = ()
+    references: Sequence[AnsweredExample] = ()
 
     @classmethod
     def read(cls, args: RunArguments) -> Self:
@@ -78,7 +78,7 @@ class PoolData(TaskData):
 
 
 @dataclass(frozen=True)
-class Prompts:
+class ExemplarPrompts:
     """The prompts of B queries; `texts` is empty and `fit` None with a vote.
 
     `rows` are each query's exemplars in the prompt's order, rows of the pool.
@@ -123,14 +123,14 @@ class Kate(Method):
             context=self.context,
             keeps=self.data.is_split,
         )
-        self.similarity: Similarity | None = None
+        self.similarity: PoolSimilarity | None = None
         if self.selection.compares:
             device = self.context.device
             self.similarity = open_similarity(self.selection, self.data.train, root, device=device)
         self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
             self.selection, self.pool, self.similarity
         )
-        self._known: tuple[list[Example], Prompts] | None = None
+        self._known: tuple[list[Example], ExemplarPrompts] | None = None
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if self.data.references:
             answers = [list(reference.answers) for reference in self.data.references]
@@ -289,14 +289,14 @@ class Kate(Method):
             return decided
         return self._with_texts(decided) if self.data.references else decided
 
-    def _prompts(self, examples: Sequence[Example]) -> Prompts:
+    def _prompts(self, examples: Sequence[Example]) -> ExemplarPrompts:
         """Choose exemplars, leave out what does not fit, and render; remembered for these."""
         asked = list(examples)  # whole: other new queries have the same ids
         if self._known is None or self._known[0] != asked:
             self._known = asked, self._render(asked)
         return self._known[1]
 
-    def _render(self, examples: Sequence[Example]) -> Prompts:
+    def _render(self, examples: Sequence[Example]) -> ExemplarPrompts:
         with self.timed("exemplars"):
             chosen = self.selector.choose(examples)
         if chosen.num_dropped.any():
@@ -307,7 +307,7 @@ class Kate(Method):
             )
         wanted = [chosen.of(i) for i in range(len(examples))]
         if self.answerer is None:
-            return Prompts(chosen, wanted)
+            return ExemplarPrompts(chosen, wanted)
         answerer, order, seed = self.answerer, self.selection.order, self.selection.exemplar_seed
 
         def shown(i: int, count: int) -> list[int]:
@@ -339,10 +339,10 @@ class Kate(Method):
             counts = fit.counts.tolist()
             rows = [shown(i, count) for i, count in enumerate(counts)]
             texts = [render(i, count)[0] for i, count in enumerate(counts)]
-        return Prompts(chosen, rows, fit, texts)
+        return ExemplarPrompts(chosen, rows, fit, texts)
 
     def _report(
-        self, examples: Sequence[Example], prompts: Prompts, answers: Sequence[Answer]
+        self, examples: Sequence[Example], prompts: ExemplarPrompts, answers: Sequence[LMAnswer]
     ) -> Decisions:
         """Report exemplars: in each query's line, in counts and in notes."""
         chosen, fit, dropped = prompts.chosen, prompts.fit, prompts.chosen.num_dropped
@@ -391,7 +391,7 @@ class Kate(Method):
 
     # The neighbors' vote, and what is measured on texts.
 
-    def _vote(self, examples: Sequence[Example], chosen: Chosen) -> list[Answer]:
+    def _vote(self, examples: Sequence[Example], chosen: Chosen) -> list[LMAnswer]:
         """Let exemplars vote (KATE's kNN baseline); answers count as equal as in exact match."""
         answers, labels = [], self.data.labels
         for i, query in enumerate(examples):
@@ -402,7 +402,7 @@ class Kate(Method):
                 plain = [normalize_answer(target) for target in targets]
                 label = next((targets[plain.index(first)] for first in vote(plain)), "")
             scores = {name: shares.get(name, 0.0) for name in labels}
-            answers.append(Answer(Prediction(query.id, label, scores), {}))
+            answers.append(LMAnswer(Prediction(query.id, label, scores), {}))
         return answers
 
     def _measure(self, texts: Sequence[str]) -> Written:

@@ -33,7 +33,7 @@ from pgra.run_folder import TRAINING_FILE
 
 
 @dataclass(frozen=True)
-class Prompts:
+class LMPrompts:
     """The LM's prompts of B examples."""
 
     example_ids: Sequence[str]
@@ -42,7 +42,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class PromptReader:
+class EvidenceReader:
     """An LM that reads evidence and query, and scores each label's word.
 
     `words` are in the task's order of labels; `template` shows the query.
@@ -63,7 +63,7 @@ class PromptReader:
         query = self.template.render_query(fields, after_prefix=False)
         return SEPARATOR.join([*reversed(shown), query])
 
-    def prompts(self, examples: Sequence[Example], evidence: Sequence[Sequence[str]]) -> Prompts:
+    def prompts(self, examples: Sequence[Example], evidence: Sequence[Sequence[str]]) -> LMPrompts:
         """Write the prompts of B examples, with as many words of evidence as fit.
 
         Raises:
@@ -86,9 +86,9 @@ class PromptReader:
             unit="word of evidence",
         )
         texts = [write(row, count)[0] for row, count in enumerate(fit.counts.tolist())]
-        return Prompts(ids, [example.label for example in examples], texts)
+        return LMPrompts(ids, [example.label for example in examples], texts)
 
-    def score(self, prompts: Prompts, context: Context = ALONE) -> Scores:
+    def score(self, prompts: LMPrompts, context: Context = ALONE) -> Scores:
         """Return the log-probability of each label's word after each prompt, (B, C)."""
         with progress_bar(prompts.texts, progress=context.shows_progress) as advance:
             scores = self.lm.score(prompts.texts, answer_words(self.words), advance=advance)
@@ -125,7 +125,7 @@ class Ralm(Pgra):
             lm_batch_tokens=rerank.lm_batch_tokens,
         )
         template = PromptTemplate(self.verbalizer.template, "", self.data.task.inputs)
-        self.reader = PromptReader(
+        self.reader = EvidenceReader(
             open_lm(asked, self.context), template, words, self.args["reader"]
         )
 
@@ -146,14 +146,14 @@ class Ralm(Pgra):
         """Find the evidence of splits, but for train, which is not read."""
         super().prepare([name for name in splits if name != "train"])
 
-    def inputs(self, split: str) -> Prompts:  # type: ignore[override]  # another kind
+    def inputs(self, split: str) -> LMPrompts:  # type: ignore[override]  # another kind
         return self.new_inputs(self.data.examples(split), self.stages.evidence_lines(split))
 
     def new_inputs(
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
-    ) -> Prompts:
+    ) -> LMPrompts:
         texts = [[line.text for line in found] for found in lines]
-        prompts: Prompts = self.reader.prompts(examples, texts)
+        prompts: LMPrompts = self.reader.prompts(examples, texts)
         return prompts
 
     def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002

@@ -27,7 +27,7 @@ from pgra.report.results import (
     METHOD_ORDER,
     TASK_ORDER,
     Group,
-    Run,
+    Trial,
     check_comparable,
     in_order,
     row_names,
@@ -78,7 +78,7 @@ class ReferenceTable:
         is_whole = tasks and set(tasks) <= cells.keys()
         return sum(cells[task] for task in tasks) / len(tasks) if is_whole else None
 
-    def find_row(self, run: Run) -> str | None:
+    def find_row(self, run: Trial) -> str | None:
         """Return the row that matches a run, by the most arguments; None if none does."""
         sections = [values for values in run.arguments.values() if isinstance(values, Mapping)]
         known = {name: value for section in sections for name, value in section.items()}
@@ -87,7 +87,7 @@ class ReferenceTable:
         fits = [row for row, wanted in self.match.items() if wanted.items() <= known.items()]
         return max(fits, key=lambda row: len(self.match[row]), default=None)
 
-    def beside(self, run: Run, tasks: Sequence[str], columns: Sequence[str]) -> dict[str, float]:
+    def beside(self, run: Trial, tasks: Sequence[str], columns: Sequence[str]) -> dict[str, float]:
         """Return the values printed for a run, by column: tasks, or their `AVERAGE`."""
         row = self.find_row(run)
         if row is None:
@@ -142,7 +142,7 @@ class Result:
             the bootstrap; None where there is neither.
     """
 
-    runs: Sequence[Run]
+    runs: Sequence[Trial]
     missing: Sequence[int]
     spread: Spread
     interval: tuple[float, float] | None
@@ -262,7 +262,7 @@ def compare_runs(
 
 
 def _result(
-    runs: Sequence[Run],
+    runs: Sequence[Trial],
     missing: Sequence[int],
     values: Sequence[float],
     over_examples: tuple[float, float] | None,
@@ -341,7 +341,7 @@ def _compare_row(
 # What no seed decides stands under None, beside each seed of the other.
 
 
-def _by_seed(runs: Sequence[Run]) -> dict[int | None, Run]:
+def _by_seed(runs: Sequence[Trial]) -> dict[int | None, Trial]:
     if len(runs) == 1 and not runs[0].is_seeded:
         return {None: runs[0]}
     return {run.seed: run for run in runs}

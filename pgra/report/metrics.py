@@ -137,7 +137,7 @@ def confusion_cells(
 
 
 @dataclass(frozen=True)
-class Decisions:
+class LabelOutcomes:
     """The true and the predicted label of each example; `names` are the task's labels."""
 
     metric: str
@@ -188,7 +188,7 @@ class Decisions:
 
 @dataclass(frozen=True, eq=False)
 class TextOutcomes:
-    """Measures of written texts, as rows of numbers; a duck type of `Decisions`.
+    """Measures of written texts, as rows of numbers; a duck type of `LabelOutcomes`.
 
     BLEU (Papineni et al. 2002) follows from the sum of the texts' counts (B, 10), PARENT's F
     (Dhingra et al. 2019) is the mean over texts (B, 1): such are `traits`. So a resample of the
@@ -219,7 +219,7 @@ class TextOutcomes:
         return sums[:, 0] / len(self.traits)
 
 
-Outcomes = Decisions | TextOutcomes
+Outcomes = LabelOutcomes | TextOutcomes
 
 
 def draw_counts(

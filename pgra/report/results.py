@@ -33,7 +33,7 @@ from pgra.reader.arguments import LOSSES_FILE, NOT_DECIDING, ReaderArguments
 from pgra.report.metrics import (
     RIGHT,
     WRONG,
-    Decisions,
+    LabelOutcomes,
     Outcomes,
     TextOutcomes,
     bootstrap,
@@ -126,7 +126,7 @@ def write_results(
     metric, predicted = str(about["metric"]), [p.label for p in predictions]
     if values is None:
         names = [*labels, *({UNDECIDED} & set(predicted))]
-        decided = Decisions(metric, [e.label or "" for e in examples], predicted, names)
+        decided = LabelOutcomes(metric, [e.label or "" for e in examples], predicted, names)
         values = measure(metric, decided.labels, predicted, names)
         interval = interval_95(bootstrap([decided], seed=_SEED)[0])
     metrics = {
@@ -222,7 +222,7 @@ def damaged(path: Path, why: object) -> DamageError:
 
 
 @dataclass(frozen=True)
-class Run:
+class Trial:
     """One finished run, or one measure of a run that wrote texts.
 
     Attributes:
@@ -259,9 +259,9 @@ class Run:
         return interval_95(bootstrap([self.outcomes], seed=_SEED)[0])
 
     @property
-    def decisions(self) -> Decisions | None:
+    def decisions(self) -> LabelOutcomes | None:
         """Decided labels; None where texts are measured."""
-        return self.outcomes if isinstance(self.outcomes, Decisions) else None
+        return self.outcomes if isinstance(self.outcomes, LabelOutcomes) else None
 
     @property
     def labels(self) -> set[str]:
@@ -316,12 +316,12 @@ class Run:
         }
 
 
-def load_run(folder: Path, *, name: str | None = None) -> Run:
+def load_run(folder: Path, *, name: str | None = None) -> Trial:
     """Read a finished run; of one that wrote texts its first measure: see `load_measures`."""
     return load_measures(folder, name=name)[0]
 
 
-def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
+def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
     """Read a finished run: one, or one for each measure of the texts it wrote.
 
     `name` replaces the folder's.
@@ -354,7 +354,7 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
     names |= dict.fromkeys(sorted({*labels, *predicted}))
     try:
         metrics["n"] = len(examples)
-        run = Run(
+        run = Trial(
             str(metrics["method"]),
             name or folder.name,
             str(metrics["task"]),
@@ -362,7 +362,7 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
             folder,
             arguments,
             metrics,
-            Decisions(str(metrics["metric"]), labels, predicted, list(names)),
+            LabelOutcomes(str(metrics["metric"]), labels, predicted, list(names)),
             digest(examples),
         )
         if texts:
@@ -372,7 +372,7 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
     return [run]
 
 
-def _measures_of_texts(run: Run, lines: Sequence[Mapping[str, Any]]) -> list[Run]:
+def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[Trial]:
     wanted = {"": (True, False, None), SUBSETS[0]: (True,), SUBSETS[1]: (False,)}
     measures = []
     for name in run.metrics["metrics"]:
@@ -410,7 +410,7 @@ class Group:
     """
 
     title: str
-    runs: Sequence[Run]
+    runs: Sequence[Trial]
     missing: Sequence[Missing] = ()
     axes: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -476,7 +476,7 @@ def _find(folder: Path) -> Iterator[Path]:
 def load_grid(folder: Path) -> Group:
     """Read a grid's finished and missing runs. A point has one run for each task and seed."""
     grid = read_object(folder / GRID_FILE)
-    runs: list[Run] = []
+    runs: list[Trial] = []
     gone: list[Missing] = []
     measures: dict[str | None, list[str]] = {}  # of a task: each is missing
     try:
@@ -540,10 +540,10 @@ def check_comparable(group: Group) -> None:
             method, setting and seed, or are seeds of one row with different settings or corpora;
             both are named.
     """
-    first: dict[str, Run] = {}
-    trained: dict[str, Run] = {}
-    seeds: dict[tuple[str, str, int], Run] = {}
-    rows: dict[tuple[str, str], Run] = {}
+    first: dict[str, Trial] = {}
+    trained: dict[str, Trial] = {}
+    seeds: dict[tuple[str, str, int], Trial] = {}
+    rows: dict[tuple[str, str], Trial] = {}
     for name, run in zip(row_names(group), group.runs, strict=True):
         before = first.setdefault(run.task, run)
         _refuse(before, run, _other_test(before, run))
@@ -561,7 +561,7 @@ def check_comparable(group: Group) -> None:
         _refuse(before, run, setting and f"two seeds of '{name}' with another {setting}")
 
 
-def _refuse(a: Run, b: Run, why: str | None) -> None:
+def _refuse(a: Trial, b: Trial, why: str | None) -> None:
     if why is not None:
         raise ArtifactError(
             f"{a.folder} and {b.folder} cannot stand in one table, task {a.task}: {why}; report "
@@ -569,7 +569,7 @@ def _refuse(a: Run, b: Run, why: str | None) -> None:
         )
 
 
-def _other_test(a: Run, b: Run) -> str | None:
+def _other_test(a: Trial, b: Trial) -> str | None:
     """Return why two runs of a task were not measured alike; None if they were."""
     for name in ("metric", "split"):
         if a.metrics.get(name) != b.metrics.get(name):
@@ -582,7 +582,7 @@ def _other_test(a: Run, b: Run) -> str | None:
     return None
 
 
-def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
+def _other_rule(a: Trial, b: Trial, axes: Sequence[str]) -> str | None:
     """Return why two methods' data are not split alike; None if they are, or the grid varies it."""
     if any(axis.startswith("data.") and axis != TASK_AXIS for axis in axes):
         return None
@@ -598,7 +598,7 @@ def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
     return None
 
 
-def _other_setting(a: Run, b: Run) -> str | None:
+def _other_setting(a: Trial, b: Trial) -> str | None:
     for name in sorted((a.settings.keys() & b.settings.keys()) - _PATHS):
         if a.settings[name] != b.settings[name]:
             return f"setting ({name.rpartition('.')[2]} {a.settings[name]}, {b.settings[name]})"
@@ -606,7 +606,7 @@ def _other_setting(a: Run, b: Run) -> str | None:
     return f"corpus ({marks})" if marks else None
 
 
-def _other_fingerprint(a: Run, b: Run, stage: str) -> str | None:
+def _other_fingerprint(a: Trial, b: Trial, stage: str) -> str | None:
     ours, theirs = (str(run.metrics.get("fingerprints", {}).get(stage) or "") for run in (a, b))
     return f"{ours[:8]}, {theirs[:8]}" if ours and theirs and ours != theirs else None
 

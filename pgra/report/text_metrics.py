@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pgra.data.references import Reference
+from pgra.data.references import AnsweredExample
 from pgra.data.tasks import GenerationTask
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -196,7 +196,7 @@ class Written:
 
 
 def measure_written(
-    task: GenerationTask, predictions: Sequence[str], references: Sequence[Reference]
+    task: GenerationTask, predictions: Sequence[str], references: Sequence[AnsweredExample]
 ) -> Written:
     """Measure what an LM wrote, (B,), by the task's metrics; spaces around a text do not count.
 

@@ -56,7 +56,7 @@ from pgra.progress import Bar
 Floats = npt.NDArray[np.float32]
 
 
-class Shard:
+class BankShard:
     """States of some keys, which stay on disk; mapped only while they are read.
 
     Its width is H; keys are (n,) int64, rising, and a bank deletes them once it has them.
@@ -173,7 +173,7 @@ class Bank:
         self._look()
 
     def _forget(self) -> None:
-        self._shards: list[Shard] = []
+        self._shards: list[BankShard] = []
         # A state's slot is its place when all shards are laid end to end.
         self._starts = np.zeros(1, dtype=np.int64)  # the first slot of each shard, and the end
         self._keys: Rows = np.empty(0, dtype=np.int64)  # rising
@@ -271,7 +271,7 @@ class Bank:
             try:
                 self._shards[number].compare()
             except DamageError as error:
-                Shard.move(self._shards[number].record, error.what)
+                BankShard.move(self._shards[number].record, error.what)
 
     def _begin(self) -> None:
         if not is_finished(self.folder):
@@ -343,13 +343,13 @@ class Bank:
         self._keys, order = np.unique(keys, return_index=True)
         self._slots = np.concatenate([self._slots, new])[order]
 
-    def _open_shard(self, record: Path) -> Shard | None:
+    def _open_shard(self, record: Path) -> BankShard | None:
         """Open a shard; a damaged one is set aside, and its states are missing."""
         try:
-            return Shard(record, bank=self._name)
+            return BankShard(record, bank=self._name)
         except DamageError as error:
             if record.exists():  # another process may have been first
-                Shard.move(record, error.what)
+                BankShard.move(record, error.what)
             return None
 
 

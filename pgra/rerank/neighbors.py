@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pgra.core import Example, Json, Rows
 from pgra.errors import ConfigError
-from pgra.lm.prefix import PromptedEncoder, Prompts
+from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
 from pgra.rerank.bank import Advance
 from pgra.rerank.base import RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
@@ -25,7 +25,7 @@ KEPT = ("dot", "cosine")  # the columns of a pair's entry in the bank
 
 
 # A query's encoder, its prompt and its candidates', and their indices in the shard.
-Unit = tuple[PromptedEncoder, Prompts, npt.NDArray[np.intp]]
+Unit = tuple[PromptedEncoder, TokenizedPrompts, npt.NDArray[np.intp]]
 
 
 class NeighborReranker(PairReranker):

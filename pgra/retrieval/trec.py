@@ -49,7 +49,7 @@ class RunFileArguments(_Arguments):
     )
 
 
-def read_queries(path: Path) -> dict[str, str]:
+def read_query_table(path: Path) -> dict[str, str]:
     """Read a run's queries: texts by id, in order.
 
     The file is a .tsv of two columns, id and text; or .jsonl or .csv with the fields id (or _id, as
@@ -294,7 +294,7 @@ class RunRetriever(Retriever):
         assert isinstance(options, RunFileArguments)  # its own
         path, queries_path, corpus = Path(name), Path(options.run_queries), request.corpus
         inputs = Inputs.of(file for file in (path, queries_path) if file.is_file())
-        queries, run = read_queries(queries_path), read_run(path)
+        queries, run = read_query_table(queries_path), read_run(path)
         rows = _rows_of_run(path, corpus, {docno for lines in run.values() for docno in lines})
         scores: dict[str, dict[int, float]] = {}
         for query, text in queries.items():

@@ -43,7 +43,7 @@ from pgra.prompts.template import PromptTemplate
 from pgra.reader.calibrate import Calibration
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.record import RECORD_FILE, ReaderRecord, read_record, write_record
-from pgra.retrieval.trec import read_qrels, read_queries, read_run
+from pgra.retrieval.trec import read_qrels, read_query_table, read_run
 
 LONGEST_SECONDS = 20
 """Of one case. A reader of a small file takes milliseconds; this is against hangs."""
@@ -229,8 +229,8 @@ READERS = {
         "a.jsonl", _rows('{"question": "who ?", "answers": ["he", "she"]}'), _answers("nq_open")
     ),
     "queries": Reader("q.jsonl", _LABELLED, lambda p: read_queries_file(p, ["text"])),
-    "trec queries": Reader("q.jsonl", _rows('{"_id": 7, "text": "a film"}'), read_queries),
-    "trec pairs": Reader("q.tsv", _rows("7\ta film", "8\ta town"), read_queries),
+    "trec queries": Reader("q.jsonl", _rows('{"_id": 7, "text": "a film"}'), read_query_table),
+    "trec pairs": Reader("q.tsv", _rows("7\ta film", "8\ta town"), read_query_table),
     "qrels": Reader("judged", _rows("7 0 d1 1", "7 0 d2 -1", "8 0 d1 0"), read_qrels),
     "events": Reader("m.jsonl", _EVENT, read_events),
     "stream": Reader("s.jsonl", _STEP, lambda p: read_stream(p, _family("lexical"))),

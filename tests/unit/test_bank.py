@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pgra.artifacts import Inputs, lock_folder
 from pgra.core import Context, Example, Worker
 from pgra.errors import ArtifactError, DamageError, ModelError
-from pgra.rerank.bank import Bank, Shard, query_key, write_shard
+from pgra.rerank.bank import Bank, BankShard, query_key, write_shard
 
 FIELDS = {"model": "m", "dtype": "float32"}
 QUIET = Context(progress=False)
@@ -207,7 +207,7 @@ def test_a_job_waits_for_another_that_fills_its_bank_and_computes_the_rest(tmp_p
                 time.sleep(0.01)
             write_shard(tmp_path, places, slopes(places), bank=name)
         assert len(waiting.result()) == 6
-    shards = [Shard(path, bank=name) for path in tmp_path.glob("[0-9a-f]*.json")]
+    shards = [BankShard(path, bank=name) for path in tmp_path.glob("[0-9a-f]*.json")]
     assert sorted(len(shard.keys) for shard in shards) == [2, 4]
 
 
@@ -250,7 +250,7 @@ def states_of(seed=0, dtype=torch.float32):
 
 
 def write(folder, states):
-    return Shard(write_shard(folder, ROWS, states))
+    return BankShard(write_shard(folder, ROWS, states))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -284,24 +284,24 @@ def test_a_file_changed_cut_short_or_gone_is_refused_by_name(tmp_path, part):
 
     flip(path)
     with refused("damaged"):  # states are compared before they are first read
-        Shard(record).states(ALL[:1])
+        BankShard(record).states(ALL[:1])
     for spoil, fault in ((cut_short, "damaged"), (Path.unlink, "missing")):
         spoil(path)
         with refused(fault):  # on opening
-            Shard(record)
+            BankShard(record)
 
 
 def test_no_byte_of_a_record_changes_a_state(tmp_path):
     record = write(tmp_path, states_of()).record
-    whole, states = record.read_bytes(), Shard(record).states(ALL)
+    whole, states = record.read_bytes(), BankShard(record).states(ALL)
     for at in range(len(whole)):
         flip(record, at)
         with contextlib.suppress(DamageError):
-            np.testing.assert_array_equal(Shard(record).states(ALL), states)
+            np.testing.assert_array_equal(BankShard(record).states(ALL), states)
         flip(record, at)
     record.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DamageError, match=r"\.json cannot be read"):
-        Shard(record)
+        BankShard(record)
 
 
 @pytest.mark.parametrize("is_changed", [True, False])

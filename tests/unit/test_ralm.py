@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pgra.core import Example
 from pgra.errors import DataError
 from pgra.lm.causal_lm import CausalLM
-from pgra.methods.ralm import PromptReader, RalmArguments
+from pgra.methods.ralm import EvidenceReader, RalmArguments
 from pgra.prompts.template import PromptTemplate
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
@@ -24,7 +24,7 @@ EVIDENCE = [["The sea is blue.", "Critics praised it."], [], ["A dull, lifeless 
 def reader_of(lm_dir, **changes):
     lm = CausalLM(str(lm_dir), dtype="float32", device="cpu", with_head=True)
     args = RalmArguments(reader_lm=str(lm_dir), **{"max_reader_tokens": 200, **changes})
-    return PromptReader(lm, TEMPLATE, WORDS, args)
+    return EvidenceReader(lm, TEMPLATE, WORDS, args)
 
 
 def stock_scores(lm_dir, texts):

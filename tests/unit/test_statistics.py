@@ -11,7 +11,7 @@ from scipy import stats
 
 from pgra.data.tasks import METRICS
 from pgra.report.metrics import (
-    Decisions,
+    LabelOutcomes,
     average_differences,
     bootstrap,
     bootstrap_mean,
@@ -32,7 +32,7 @@ answers = st.lists(st.tuples(*[st.sampled_from(NAMES)] * 3), min_size=1, max_siz
 
 
 def of(metric, labels, *sides):
-    return [Decisions(metric, labels, side, NAMES) for side in sides]
+    return [LabelOutcomes(metric, labels, side, NAMES) for side in sides]
 
 
 def compare(metric, labels, a, b, seed=0):

@@ -19,7 +19,7 @@ from pgra.retrieval.trec import (
     find_docnos,
     measure_run,
     read_qrels,
-    read_queries,
+    read_query_table,
     warn_of_unknown,
     write_run,
 )
@@ -107,7 +107,7 @@ HEADERS = ("id", "_id", "ID", "#id", "qid", "query_id", "query-id", "queryId", "
 )
 def test_queries_are_read_by_their_ids_and_a_header_is_none(world, caplog, name, text, expected):
     path = world.write(name, [text])
-    assert list(read_queries(path)) == expected
+    assert list(read_query_table(path)) == expected
     assert ("is a header and left out" in caplog.text) == (text.split("\t")[0] in HEADERS)
 
 
