@@ -19,7 +19,8 @@ from pgra.core import Json
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ArtifactError, ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS
-from pgra.reader.record import OWN_INPUTS, READER_FOLDER, RECORD_FILE
+from pgra.reader import READER_FOLDER, RECORD_FILE
+from pgra.reader.record import OWN_INPUTS
 from pgra.report.results import METRICS_FILE, read_object
 from pgra.run_folder import (
     ARGUMENTS_FILE,

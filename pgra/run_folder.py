@@ -9,14 +9,13 @@ from typing import Any
 from pgra.artifacts import check_fingerprint, digest, find_damage
 from pgra.core import Json
 from pgra.errors import DamageError, reading
+from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.report.results import METRICS_FILE, read_metrics, read_object
 
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
 TRAINING_FILE = "training.json"
 PROMPT_FILE = "prompt.txt"
-READER_FOLDER = "reader"
-RECORD_FILE = "pgra.json"
 CARD_FILE = "README.md"
 WEIGHTS_FILE = "model.safetensors"
 # Others follow from these, so a difference in these is reported first.

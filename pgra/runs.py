@@ -38,6 +38,7 @@ from pgra.methods.base import (
     find_method,
     open_method,
 )
+from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.inputs import Query, read_queries
 from pgra.reader.record import fetch_reader, find_reader, is_on_hub
 from pgra.report.metrics import measure, no_better_than_one_label
@@ -56,8 +57,6 @@ from pgra.run_folder import (
     CARD_FILE,
     IDENTITY_FILE,
     PROMPT_FILE,
-    READER_FOLDER,
-    RECORD_FILE,
     TRAINING_FILE,
     WEIGHTS_FILE,
     check_reader,

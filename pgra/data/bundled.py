@@ -33,7 +33,7 @@ from pgra.progress import quiet_transformers
 logger = logging.getLogger(__name__)
 
 BUNDLED = "bundled:"
-STAGE = "bundled"
+_STAGE = "bundled"
 TEST_SHARE = 0.2
 _WRITER = 2  # raise it when what is written changes, so that older folders are not used
 _SPLIT_SEED = 20_230
@@ -110,9 +110,9 @@ def _folder(name: str, kind: str, missing: type[PgraError]) -> Path:
     if entry.write is None:
         return locate_files(entry, missing)[0].parent  # every one is checked
     fields: dict[str, Json] = {"bundled": name, "writer": _WRITER, "sources": dict(entry.files)}
-    folder = artifact_dir(cache_dir() / STAGE, name, fields)
+    folder = artifact_dir(cache_dir() / _STAGE, name, fields)
     build = partial(_write, entry, missing)
-    build_once(folder, stage=STAGE, fingerprint=fields, build=build)
+    build_once(folder, stage=_STAGE, fingerprint=fields, build=build)
     return folder
 
 

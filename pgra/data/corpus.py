@@ -345,7 +345,7 @@ class SeenTexts:
 
 logger = logging.getLogger(__name__)
 
-STAGE = "corpus"
+_STAGE = "corpus"
 COUNTS = ("rows", "blank", "duplicates", "not_utf8")
 _FILE = "corpus.arrow"
 _BATCH_ROWS = 1 << 14
@@ -539,7 +539,7 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
     folder = artifact_dir(artifacts / "corpora", name, fields)
     build_once(
         folder,
-        stage=STAGE,
+        stage=_STAGE,
         fingerprint=fields,
         build=lambda aside: _write_corpus(args, sources, aside, is_quiet=is_quiet),
         inputs=[source.inputs for source in sources],
@@ -577,7 +577,7 @@ def passage_ids(corpus: Corpus) -> Iterator[tuple[str, int]]:
 
 def load_corpus(folder: Path) -> Corpus:
     """Open a corpus that was read before; an ArtifactError if it is unfinished or damaged."""
-    manifest = read_manifest(folder, stage=STAGE)
+    manifest = read_manifest(folder, stage=_STAGE)
     counts = {name: manifest.counts.get(name, 0) for name in COUNTS}
     fingerprint = {"corpus_sha256": manifest.counts["sha256"], "rows": counts["rows"]}
     return Corpus(folder, fingerprint, counts, _Store(folder / _FILE, counts["rows"]))

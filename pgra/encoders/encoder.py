@@ -30,7 +30,7 @@ from pgra.lm import load
 from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
 from pgra.lm.kernels import packed_for
-from pgra.lm.load import ModelPart, ModelSource
+from pgra.lm.load import MODULES, ModelPart, ModelSource
 from pgra.progress import Bar
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,6 @@ _TOKENS = 32  # of a text, about
 _GPU_TIMES = 32
 _MOST_HALF = 65504  # that float16 holds
 _NO_LENGTH = 1 << 31  # what tokenizers say that know of none is larger still
-_MODULES = "modules.json"
 _LIMITS = tuple(  # of a transformer; the first is today's, and all are still read
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -252,13 +251,13 @@ def _read_layers(source: ModelSource, parts: Sequence[ModelPart]) -> tuple[Dense
     if not is_own or kinds[:2] != _FIRST or {*kinds[2:]} - _BEHIND:
         found = show(", ".join(kinds if is_own else names))
         raise ModelError(
-            f"'{source.name}' has the parts {found} (in {_MODULES}), and only a Transformer, a "
+            f"'{source.name}' has the parts {found} (in {MODULES}), and only a Transformer, a "
             "Pooling and then Dense, Dropout, Normalize of that library are read: choose another "
             "encoder"
         )
     if source.revision is not None and parts[0].path:
         raise ModelError(
-            f"'{source.name}' has its Transformer in the folder {parts[0].path} (in {_MODULES}), "
+            f"'{source.name}' has its Transformer in the folder {parts[0].path} (in {MODULES}), "
             "which is read of a local folder alone: download it, and give the folder"
         )
     layers: list[DenseLayer | None] = []

@@ -32,7 +32,8 @@ from pgra.errors import ConfigError, DamageError, DataError, unknown_name
 from pgra.exemplars.selection import vote
 from pgra.methods.arguments import PgraArguments
 from pgra.methods.stages import Stages
-from pgra.reader.record import RECORD_FILE, Reader, ReaderRecord, find_reader, read_record
+from pgra.reader import RECORD_FILE
+from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference
 from pgra.report.figures import plain_text, save_figure
 from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_95

@@ -57,8 +57,9 @@ from pgra.errors import (
 from pgra.experiments import SeriesArguments
 from pgra.methods.arguments import SECTIONS, RunArguments
 from pgra.methods.base import find_method, find_sections
+from pgra.reader import READER_FOLDER
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
-from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
+from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, check_writable
 
 logger = logging.getLogger(__name__)
 

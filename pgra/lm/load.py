@@ -47,7 +47,7 @@ _MAIN = "main"
 _PULL_REQUESTS = "refs/pr/"
 _BOT = "SFconvertbot"  # only its requests are read: anyone may open one
 _CONFIG = "config.json"
-_MODULES = "modules.json"
+MODULES = "modules.json"
 _ADAPTER = "adapter_config.json"
 _ADAPTER_WEIGHTS = ("lora_", "ia3_")  # in names of weights that peft adds to a model's own
 _SHORTEST = 7  # characters of a commit
@@ -125,7 +125,7 @@ def _find_transformer(name: str, folder: Path) -> str:
     if not (home / _CONFIG).is_file():
         lacks = "it has no config.json"
         if kind != "Transformer":
-            lacks = f"its first part is {show(kind)} (in {_MODULES}), not a Transformer"
+            lacks = f"its first part is {show(kind)} (in {MODULES}), not a Transformer"
         raise ModelError(f"{home} is not a model folder: {lacks}")
     if not any(home.glob("*.safetensors")):
         raise ModelError(
@@ -296,13 +296,13 @@ class ModelPart:
 def read_parts(source: ModelSource) -> list[ModelPart]:
     """Return the parts in `modules.json`, none without that file; ModelError if it is damaged."""
     parts = []
-    for module in read_model_json(source, _MODULES, list) or []:
+    for module in read_model_json(source, MODULES, list) or []:
         kind = module.get("type") if isinstance(module, dict) else None
         if not isinstance(kind, str):
-            raise ModelError(f"{_MODULES} of '{source.name}' cannot be read: a part without a type")
+            raise ModelError(f"{MODULES} of '{source.name}' cannot be read: a part without a type")
         path = PurePosixPath(str(module.get("path") or ""))
         if path.is_absolute() or ".." in path.parts:
-            raise ModelError(f"{_MODULES} of '{source.name}' has a path outside it: {show(path)}")
+            raise ModelError(f"{MODULES} of '{source.name}' has a path outside it: {show(path)}")
         parts.append(ModelPart(kind, "" if path == PurePosixPath() else str(path)))
     return parts
 

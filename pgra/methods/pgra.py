@@ -42,14 +42,13 @@ from pgra.methods.stages import Stages, neighbor_model, prompt_template, reads_p
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
+from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import NOT_DECIDING, ReaderArguments
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, describe, store_inputs
 from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
-    READER_FOLDER,
-    RECORD_FILE,
     ReaderRecord,
     check_reads_any,
     find_reader,

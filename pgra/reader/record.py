@@ -28,13 +28,12 @@ from pgra.errors import ArtifactError, ConfigError, DamageError, cut, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import Query, SegmentLayout, TokenizedInputs, build_inputs, read_queries
 from pgra.reader.predict import Decision, T5Classifier
 
-READER_FOLDER = "reader"
-RECORD_FILE = "pgra.json"
 FORMAT = 2
 OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
 _OTHERS = (RECORD_FILE, "README.md")  # the model card has the measurement, which comes later

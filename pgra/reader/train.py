@@ -42,11 +42,11 @@ from pgra.errors import (
     Stopped,
 )
 from pgra.progress import Bar
+from pgra.reader import READER_FOLDER
 from pgra.reader.arguments import LOSSES_FILE
 from pgra.reader.calibrate import decide
 from pgra.reader.module import ReaderModule, Trainable
 from pgra.reader.predict import T5Classifier
-from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
     Stopper,
     best_checkpoint,

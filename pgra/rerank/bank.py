@@ -129,7 +129,7 @@ def write_shard(folder: Path, keys: Rows, states: Tensor, *, bank: str = "") -> 
     return record
 
 
-STAGE = "bank"
+_STAGE = "bank"
 T = TypeVar("T")
 Advance = Callable[[int], object]
 
@@ -166,7 +166,7 @@ class Bank:
         self._name, self._inputs = digest(self.fingerprint), inputs
         try:
             if is_finished(folder):
-                read_manifest(folder, stage=STAGE, fingerprint=self.fingerprint)
+                read_manifest(folder, stage=_STAGE, fingerprint=self.fingerprint)
         except DamageError as error:  # it says nothing that a shard does not
             set_aside(folder / MANIFEST, error.what)
         self._forget()
@@ -276,7 +276,7 @@ class Bank:
     def _begin(self) -> None:
         if not is_finished(self.folder):
             write_manifest(
-                self.folder, stage=STAGE, fingerprint=self.fingerprint, counts={}, seconds=0.0
+                self.folder, stage=_STAGE, fingerprint=self.fingerprint, counts={}, seconds=0.0
             )
 
     def states(self, keys: npt.ArrayLike) -> Floats:

@@ -317,7 +317,7 @@ def find_similarity(name: str) -> type[Similarity]:
 # new query is scored as the run's were, without the training data.
 
 
-STAGE = "similarity"
+_STAGE = "similarity"
 SAMPLE = 2000
 _SEED = 0
 _FEWEST = 2
@@ -384,7 +384,7 @@ class Fitting:
     @property
     def is_ready(self) -> bool:
         """Whether nothing is left to measure."""
-        made_as: Any = {"stage": STAGE, "fingerprint": self.fingerprint}
+        made_as: Any = {"stage": _STAGE, "fingerprint": self.fingerprint}
         return not self._class.is_fitted or find_fault(self.folder, **made_as) is None
 
     def rows(self) -> Rows:
@@ -415,7 +415,7 @@ class Fitting:
         if self._class.is_fitted:
             build_once(
                 self.folder,
-                stage=STAGE,
+                stage=_STAGE,
                 fingerprint=self.fingerprint,
                 build=lambda aside: self._measure(aside, bank, query_bank),
             )

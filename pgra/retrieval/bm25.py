@@ -24,7 +24,7 @@ from pgra.retrieval.base import (
 
 logger = logging.getLogger(__name__)
 
-STAGE = "bm25_index"
+_STAGE = "bm25_index"
 _SETTINGS: dict[str, Json] = {
     "k1": 1.5,
     "b": 0.75,
@@ -76,7 +76,7 @@ class BM25Retriever(Retriever):
             refuse_strangers(folder, ())
         built = build_once(
             folder,
-            stage=STAGE,
+            stage=_STAGE,
             fingerprint=fields,
             build=lambda aside: _build(request, aside),
             context=request.context,
@@ -107,7 +107,7 @@ def _locate(request: IndexRequest) -> tuple[dict[str, Json], Path]:
     if request.args.retriever == "bm25":
         folder = Path(request.args.index_dir or request.output_dir or folder)
         if request.args.index_dir is not None:
-            read_manifest(folder, stage=STAGE, fingerprint=fields)
+            read_manifest(folder, stage=_STAGE, fingerprint=fields)
     return fields, folder
 
 

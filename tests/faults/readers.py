@@ -40,9 +40,10 @@ from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import read_pairs, read_stream, read_words
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
+from pgra.reader import RECORD_FILE
 from pgra.reader.calibrate import Calibration
 from pgra.reader.inputs import SegmentLayout
-from pgra.reader.record import RECORD_FILE, ReaderRecord, read_record, write_record
+from pgra.reader.record import ReaderRecord, read_record, write_record
 from pgra.retrieval.trec import read_qrels, read_query_table, read_run
 
 LONGEST_SECONDS = 20

@@ -11,12 +11,12 @@ from pgra.errors import ArtifactError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
+from pgra.reader import RECORD_FILE
 from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
-    RECORD_FILE,
     Reader,
     ReaderRecord,
     find_reader,
