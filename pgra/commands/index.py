@@ -2,8 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,23 +117,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if len(words) == 1 and wants_help(words):
         functions = {word: run for word, (run, _, _) in _WORDS.items()}
-        say_words("pgra index", main, {"build": build, **functions})
+        say_words("pgra index", main, {"build": build, "search": search, **functions})
         return 0
     word = words.pop(0) if words and not words[0].startswith("-") else "build"
-    choose("word after pgra index", word, ["build", *_WORDS])
+    choose("word after pgra index", word, ["build", "search", *_WORDS])
     if word == "build":
         return build(words)
     check_alone(f"pgra index {word}")
-    run, classes, unused = _WORDS[word]
     is_named = words and not words[0].startswith("-")
     if is_named and (word != "search" or Path(words[0]).is_dir()):  # a folder may stand first
         words = ["--index_dir", words[0], *name_leading_texts(words[1:])]
-    elif is_named:
-        words = name_leading_texts(words)
+    if word == "search":
+        return search(words)
+    run, classes, unused = _WORDS[word]
     texts = {**about(main), "description": about(run)["description"]}
     prog = f"pgra index {word} [DIR]"
-    parsed = parse_arguments(classes, words, prog=prog, unused=unused, **texts)
-    return run(words, *parsed) if word == "search" else run(*parsed)
+    return run(*parse_arguments(classes, words, prog=prog, unused=unused, **texts))
 
 
 def build(argv: Sequence[str] | None = None) -> int:
@@ -183,6 +182,8 @@ def build(argv: Sequence[str] | None = None) -> int:
 def search(argv: Sequence[str] | None = None) -> int:
     r"""Look up the passages of a corpus that come near a text.
 
+    Without --corpus, an index (--index_dir) is searched with the corpus it was made of.
+
     Examples:
       pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \
           --encoder bundled:minilm-l6
@@ -203,40 +204,36 @@ def search(argv: Sequence[str] | None = None) -> int:
     queries = QueryFile.read(own, texts.text)
     if not texts.text and queries is None:
         raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
-    request = _request(corpus_args, args, _context(runtime))
+    context, given = _context(runtime), given_names(words)
+    has_corpus = "corpus" in given or corpus_args.corpus != CorpusArguments().corpus
+    if args.index_dir is not None and not has_corpus:
+        request = _recipe_request(corpus_args, args, context, given)
+    else:
+        request = _request(corpus_args, args, context)
     request = replace(request, options=options[0] if options else None)
     return _show(texts.text, queries, _deepen(request, own, words))
 
 
-def _search_index(
-    words: Sequence[str],
-    texts: TextArguments,
-    own: QueryFileArguments,
-    runtime: RuntimeArguments,
-    corpus_args: CorpusArguments,
-    args: SearchArguments,
-) -> int:
-    """Look up the passages near a text."""
-    queries = QueryFile.read(own, texts.text)
-    if not texts.text and queries is None:
-        raise ConfigError('there is nothing to search with: pgra index search DIR "a text"')
+def _recipe_request(
+    corpus_args: CorpusArguments, args: SearchArguments, context: Context, given: Collection[str]
+) -> "IndexRequest":
+    """Name an index's corpus and encoder by its recipe; what else is given must fit the index."""
     from pgra.artifacts import load_manifest
     from pgra.data.corpus import load_corpus, open_corpus
     from pgra.retrieval import IndexRequest
     from pgra.retrieval.base import Recipe
 
-    folder, *_ = _find(runtime, corpus_args, args)
     quiet_libraries()
-    context, recipe = _context(runtime), Recipe.read(folder, load_manifest(folder))
+    folder = Path(str(args.index_dir))
+    recipe = Recipe.read(folder, load_manifest(folder))
     if recipe.corpus_folder.is_dir():
         corpus = load_corpus(recipe.corpus_folder)
     else:
         corpus = open_corpus(recipe.corpus, context.artifacts)
     named = replace(recipe.corpus, corpus_id=corpus_args.corpus_id or recipe.corpus.corpus_id)
-    corpus = replace(corpus, made_by=named)
-    settled = replace(recipe.retriever, num_candidates=args.num_candidates)
-    request = IndexRequest(args=settled, corpus=corpus, context=context)
-    return _show(texts.text, queries, _deepen(request, own, words))
+    names = {field.name for field in fields(args)} & {*given, "num_candidates"}
+    asked = replace(recipe.retriever, **{name: getattr(args, name) for name in names})
+    return IndexRequest(args=asked, corpus=replace(corpus, made_by=named), context=context)
 
 
 def _deepen(
@@ -319,7 +316,6 @@ def _add(runtime: RuntimeArguments, args: IndexAddArguments) -> int:
 # Each word's function, its classes of arguments, and which of these it does not use.
 _WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], Sequence[str]]] = {
     "info": (_info, _FIND, (*_UNUSED, *_FOR_BUILDING)),
-    "search": (_search_index, _SEARCH, _UNUSED),
     "add": (_add, (RuntimeArguments, IndexAddArguments), ["method"]),
 }
 
