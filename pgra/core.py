@@ -92,11 +92,15 @@ class Candidates:
         last = np.iinfo(np.int64).max
         order = np.lexsort((np.where(rows == MISSING_ROW, last, rows), -scores), axis=-1)[:, :k]
         rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
-        short = k - rows.shape[1]
-        if short > 0:
-            rows = np.pad(rows, ((0, 0), (0, short)), constant_values=MISSING_ROW)
-            scores = np.pad(scores, ((0, 0), (0, short)), constant_values=-np.inf)
-        return cls(rows, scores)
+        found = cls.missing(len(rows), k)
+        found.rows[:, : rows.shape[1]], found.scores[:, : rows.shape[1]] = rows, scores
+        return found
+
+    @classmethod
+    def missing(cls, num_queries: int, k: int) -> Self:
+        """Return only missing rows, (B, k), to be filled line by line."""
+        shape = (num_queries, k)
+        return cls(np.full(shape, MISSING_ROW), np.full(shape, -np.inf, dtype=np.float32))
 
     def top(self, n: int) -> "Candidates":
         """Keep each query's first n."""
@@ -112,6 +116,13 @@ def _are_best_first(rows: Rows, scores: Scores) -> npt.NDArray[np.bool_]:
     is_whole = (rows != MISSING_ROW).all(axis=1) & np.isfinite(scores).all(axis=1)
     both: npt.NDArray[np.bool_] = falls & is_whole
     return both
+
+
+def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the logarithm of the softmax of each row, (B, C), in the dtype of the logits."""
+    logits = logits - logits.max(axis=1, keepdims=True)
+    chances: npt.NDArray[Any] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return chances
 
 
 @dataclass(frozen=True)

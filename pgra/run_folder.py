@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,12 @@ def _compare(
             for values in (made, asked)
         ]
         check_fingerprint(folder, made=parts[0], asked=parts[1], way_out=way_out)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Delete a run's checkpoints: they only serve to resume, and many runs' would fill a disk."""
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
 
 
 def reader_checksum(folder: Path) -> str:

@@ -13,7 +13,6 @@ Several seeds: seed-N/ is a run each, unless the folder's name holds {seed}; and
 """
 
 import logging
-import shutil
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -65,6 +64,7 @@ from pgra.run_folder import (
     check_writable,
     read_training,
     reader_checksum,
+    remove_checkpoints,
 )
 
 logger = logging.getLogger(__name__)
@@ -197,8 +197,7 @@ class Prepared:
 def drop_checkpoints(args: RunArguments) -> None:
     """Delete a finished run's checkpoints, unless more than one was asked for."""
     if args.trains and args["training"].save_total_limit == 1:
-        for checkpoint in args.folder.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
+        remove_checkpoints(args.folder)
 
 
 def identity(method: Method) -> dict[str, Json]:

@@ -22,7 +22,6 @@ most candidates run first: their LM states serve those with fewer.
 
 import logging
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -59,7 +58,7 @@ from pgra.methods.arguments import SECTIONS, RunArguments
 from pgra.methods.base import find_method, find_sections
 from pgra.reader import READER_FOLDER
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
-from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, check_writable
+from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, check_writable, remove_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -402,8 +401,7 @@ def run_grid(
             continue
         is_kept = keep_plain and run.args.runtime.method == "plain"
         if drop_readers and not is_kept and context.is_main and run.is_finished:
-            for checkpoint in run.folder.glob("checkpoint-*"):
-                shutil.rmtree(checkpoint)
+            remove_checkpoints(run.folder)
             (run.folder / READER_FOLDER / WEIGHTS_FILE).unlink(missing_ok=True)
         context.barrier()
     return failures

@@ -8,7 +8,6 @@ reused, the interrupted one continues from its last checkpoint.
 """
 
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -20,6 +19,7 @@ from pgra.core import ALONE, Context
 from pgra.errors import ConfigError
 from pgra.experiments import PAPER_BATCH_SIZES, PAPER_LEARNING_RATES, SeriesArguments
 from pgra.methods.arguments import RunArguments
+from pgra.run_folder import remove_checkpoints
 from pgra.runs import (
     Outcome,
     Prepared,
@@ -126,9 +126,7 @@ def _attempt(prepared: Prepared, args: RunArguments, rate: float, size: int) -> 
     outcome = prepared.run(args, is_measured=False)
     metric, value = outcome.training["metric"], float(outcome.training["value"])
     if prepared.context.worker.is_main:
-        # They only serve to resume, and a grid's would fill a disk: the reader itself stays.
-        for checkpoint in outcome.folder.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
+        remove_checkpoints(outcome.folder)
     prepared.context.barrier()
     logger.info("search: %s gives dev %s %.4f", outcome.folder.name, metric, value)
     return {

@@ -19,7 +19,7 @@ from pgra.core import Json, check_device
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.base import Advance, Completion, LMArguments
-from pgra.lm.batching import pad, send
+from pgra.lm.batching import BackOff, pad, send
 from pgra.lm.kernels import (
     Packer,
     find_layers,
@@ -160,6 +160,11 @@ class CausalLM:
         is_cpu = self.device.type == "cpu"
         weights = None if is_cpu else self.num_weights
         return load.batch_budget(tokens, self.device, weights=weights)
+
+    def back_off(self, most_tokens: int) -> BackOff:
+        """Return what halves batches of up to so many tokens where memory runs out."""
+        advice = f"{self.device} with '{self.source.name}': use a smaller LM or --lm_dtype"
+        return BackOff(most_tokens, advice)
 
     def _check_kind(self) -> None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES

@@ -168,8 +168,7 @@ class PromptReader:
         self.lm, self.num_tokens = lm, 0
         most = batch_budget(batch_tokens, lm.device)
         self._cost = replace(batching.GroupCost.on(lm.device), max_tokens=most)
-        advice = f"{lm.device} with '{lm.source.name}': use a smaller LM or --lm_dtype"
-        self._back_off = batching.BackOff(most, advice)
+        self._back_off = lm.back_off(most)
         self._behind: tuple[Tokens, KVCache | None] = ((), None)  # the last shared beginning
         self.buffer = KVBuffer()  # where prompts that are written on are laid
 

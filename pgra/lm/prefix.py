@@ -24,7 +24,7 @@ from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance, StateArguments
-from pgra.lm.batching import BackOff, begin_fetch
+from pgra.lm.batching import begin_fetch
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.progress import Bar
@@ -164,9 +164,7 @@ class PromptedEncoder:
 
     def __post_init__(self) -> None:
         self._found: list[str] = []  # the way, by this encoder or one `under` it
-        most = self.lm.batch_budget(self.batch_tokens)
-        advice = f"{self.lm.device} with '{self.lm.source.name}': use a smaller LM or --lm_dtype"
-        self._back_off = BackOff(most, advice)
+        self._back_off = self.lm.back_off(self.lm.batch_budget(self.batch_tokens))
         self._check_room()
 
     @classmethod

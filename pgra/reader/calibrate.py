@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pgra.core import Prediction, Scores
+from pgra.core import Prediction, Scores, log_softmax
 from pgra.errors import ModelError
 
 LEAST_EXAMPLES = 50  # with 50, accuracy itself is unsure by 0.07 (one sigma)
@@ -53,10 +53,8 @@ def negative_log_likelihood(
     scores: Scores, truth: Sequence[int], *, temperature: float = 1.0
 ) -> float:
     """Return the mean of -log p of the true labels, columns of the finite scores (B, C)."""
-    logits = scores.astype(np.float64) / temperature
-    logits -= logits.max(axis=1, keepdims=True)
-    chosen = logits[np.arange(len(logits)), list(truth)]
-    return float((np.log(np.exp(logits).sum(axis=1)) - chosen).mean())
+    chances = log_softmax(scores.astype(np.float64) / temperature)
+    return float(-chances[np.arange(len(chances)), list(truth)].mean())
 
 
 @dataclass(frozen=True)

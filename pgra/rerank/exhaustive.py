@@ -60,14 +60,13 @@ class ExhaustiveSearch:
 
     def _in_chunks(self, examples: Sequence[Example], depth: int, spare: int) -> Candidates:
         """Search for so many queries at a time as memory holds; the bank is read for each."""
-        rows = np.empty((len(examples), depth), dtype=np.int64)
-        scores = np.empty((len(examples), depth), dtype=np.float32)
+        found = Candidates.missing(len(examples), depth)
         step = max(1, _CHUNK_BYTES // (4 * self.reranker.bank.width + 24 * (depth + spare)))
         for start in range(0, len(examples), step):
             chunk = slice(start, start + step)
             best = self._best_of_all(examples[chunk], depth, spare)
-            rows[chunk], scores[chunk] = best.rows, best.scores
-        return Candidates(rows, scores)
+            found.rows[chunk], found.scores[chunk] = best.rows, best.scores
+        return found
 
     def _best_of_all(self, examples: Sequence[Example], depth: int, spare: int) -> Candidates:
         """Rerank the nearest and a few more; where rounding might drop a tie, search deeper."""

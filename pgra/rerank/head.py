@@ -9,11 +9,11 @@ is decided by the head of the other folds.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pgra.core import log_softmax
 from pgra.errors import ConfigError
 
 Floats = npt.NDArray[np.float32]
@@ -42,12 +42,6 @@ def affine(values: Floats, weights: Floats) -> Floats:
     products = [np.vecdot(values, row) for row in weights[:, :-1]]
     logits: Floats = np.stack(products, axis=1) + weights[:, -1]
     return logits
-
-
-def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    logits = logits - logits.max(axis=1, keepdims=True)
-    chances: npt.NDArray[Any] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    return chances
 
 
 @dataclass(frozen=True)

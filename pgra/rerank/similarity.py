@@ -39,13 +39,13 @@ from pgra.artifacts import (
     write_array,
 )
 from pgra.config import find_class
-from pgra.core import MISSING_ROW, Example, Json, Rows
+from pgra.core import MISSING_ROW, Example, Json, Rows, log_softmax
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
-from pgra.rerank.head import affine, column_stats, fit_head, log_softmax
+from pgra.rerank.head import affine, column_stats, fit_head
 
 logger = logging.getLogger(__name__)
 

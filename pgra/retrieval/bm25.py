@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import artifact_dir, build_once, digest, is_finished, read_manifest
-from pgra.core import MISSING_ROW, Candidates, Json, Rows
+from pgra.core import Candidates, Json, Rows
 from pgra.data.text import WORDS, split_words
 from pgra.progress import Bar
 from pgra.retrieval.base import (
@@ -86,18 +86,17 @@ class BM25Retriever(Retriever):
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's best k passages, (B, k); scores are BM25's, above 0."""
         check_num_candidates(k, self._num_passages - len(self.removed))
-        rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
-        scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+        found = Candidates.missing(len(queries), k)
         for line, query in enumerate(queries):
             ids = self._index.get_tokens_ids(split_words(query))
             every: npt.NDArray[np.float32] = self._index.get_scores_from_ids(ids)
             every[self.removed] = 0
             # Keep all that tie with the k-th, so that ties at the border go by row too.
             bar = np.partition(every, -k)[-k]
-            found = np.flatnonzero((every >= bar) & (every > 0))
-            best = Candidates.best(found[None, :], every[found][None, :], k)
-            rows[line], scores[line] = best.rows[0], best.scores[0]
-        return Candidates(rows, scores)
+            shared = np.flatnonzero((every >= bar) & (every > 0))
+            best = Candidates.best(shared[None, :], every[shared][None, :], k)
+            found.rows[line], found.scores[line] = best.rows[0], best.scores[0]
+        return found
 
 
 def _locate(request: IndexRequest) -> tuple[dict[str, Json], Path]:

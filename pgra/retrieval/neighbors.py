@@ -145,9 +145,7 @@ class LeakGuard:
         most = len(self.distinct)
         depth = min(most, count + 1 if depth is None else depth)
         while True:
-            found = search(depth)
-            rows: Rows = np.full((len(queries), count), MISSING_ROW, dtype=np.int64)
-            scores = np.full((len(queries), count), -np.inf, dtype=np.float32)
+            found, shown = search(depth), Candidates.missing(len(queries), count)
             dropped = np.zeros(len(queries), dtype=np.int64)
             for line, query in enumerate(queries):
                 is_leak, kept = self.leaks(query), 0
@@ -157,12 +155,12 @@ class LeakGuard:
                     if is_leak(row):
                         dropped[line] += 1
                         continue
-                    rows[line, kept], scores[line, kept] = row, score
+                    shown.rows[line, kept], shown.scores[line, kept] = row, score
                     kept += 1
-            is_short = (rows == MISSING_ROW).any(axis=1)
+            is_short = (shown.rows == MISSING_ROW).any(axis=1)
             has_more = (found.rows != MISSING_ROW).all(axis=1)  # BM25 finds no row without a word
             if depth == most or not (is_short & has_more).any():
-                return Candidates(rows, scores), dropped
+                return shown, dropped
             depth = min(most, _DEEPER * depth)
 
 

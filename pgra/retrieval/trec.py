@@ -323,8 +323,7 @@ class RunRetriever(Retriever):
             DataError: If the run has no candidate of a query.
         """
         check_num_candidates(k, self._num_passages)
-        rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
-        scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+        found = Candidates.missing(len(queries), k)
         for line, query in enumerate(queries):
             own = self._scores.get(_key(query))
             if not own:
@@ -334,8 +333,8 @@ class RunRetriever(Retriever):
                 )
             given = np.array([[*own.values()]], dtype=np.float32)
             best = Candidates.best(np.array([[*own]], dtype=np.int64), given, k)
-            rows[line], scores[line] = best.rows[0], best.scores[0]
-        return Candidates(rows, scores)
+            found.rows[line], found.scores[line] = best.rows[0], best.scores[0]
+        return found
 
 
 def _rows_of_run(path: Path, corpus: Corpus, docnos: Collection[str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 from conftest import SENTENCES
 from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, run
 
-from pgra.core import Context
+from pgra.core import Context, log_softmax
 from pgra.errors import ConfigError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
@@ -16,7 +16,7 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank import Reference
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import RerankArguments, RerankRequest
-from pgra.rerank.head import affine, fit_head, log_softmax
+from pgra.rerank.head import affine, fit_head
 from pgra.rerank.prompted import PromptedReranker
 
 FITTED = ["head", "label_words", "whitened", "whitened_cosine"]

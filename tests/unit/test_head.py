@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from pgra.core import log_softmax
 from pgra.errors import ConfigError
-from pgra.rerank.head import affine, fit_head, log_softmax, stratified_folds
+from pgra.rerank.head import affine, fit_head, stratified_folds
 
 RNG = np.random.default_rng(5)
 
