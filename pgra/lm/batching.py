@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -119,25 +119,17 @@ def begin_fetch(values: Tensor) -> Callable[[], Tensor]:
     return wait
 
 
-# Segments packed for the reader: grouped by length, so that hardly a token is padding.
-#
-# Released readers pad every segment to 128 tokens, twice what there is to read. Here a batch's
-# segments are sorted by length and cut into groups, each padded to its own longest; where the cuts
-# fall is the cheapest of all ways, given what one more call of the encoder costs.
-
-
-TokenIds = npt.NDArray[np.int32]
-Group = tuple[int, int, int]  # rows, padded length and real tokens of one encoder call
-_SEGMENTS = 8  # an example has about so many: its tokens are padded to as many times the multiple
+# Texts grouped by length, so that hardly a token is padding: where the cuts fall is the cheapest of
+# all ways, given what one more call of the model costs.
 
 
 @dataclass(frozen=True)
 class GroupCost:
-    """What decides how segments are grouped.
+    """What decides how texts are grouped.
 
     Attributes:
-        overhead: Cost of one more encoder call, in tokens.
-        max_tokens: Most padded tokens of a call; a longer segment goes alone.
+        overhead: Cost of one more call, in tokens.
+        max_tokens: Most padded tokens of a call; a longer text goes alone.
         multiple: Padded lengths are multiples of it, so that shapes recur.
     """
 
@@ -160,76 +152,6 @@ class GroupCost:
 
     def padded(self, length: int) -> int:
         return -(-length // self.multiple) * self.multiple
-
-
-@dataclass(frozen=True)
-class PackedSegments:
-    """The segments of B examples as the encoder and then the decoder read them.
-
-    Attributes:
-        input_ids: The groups' padded rows one after the other, (M,) int64.
-        attention_mask: True on real tokens, (M,) bool.
-        groups: Rows, padded length and real tokens of each group.
-        places: Positions of each example's tokens among the M, in order, (B, S) int64; -1 is
-            padding.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    groups: tuple[Group, ...]
-    places: Tensor
-
-    def to(self, device: torch.device) -> "PackedSegments":
-        parts = {
-            n: send(part, device) for n, part in vars(self).items() if isinstance(part, Tensor)
-        }
-        moved: dict[str, Any] = {**vars(self), **parts}
-        return PackedSegments(**moved)
-
-
-def pack_segments(
-    examples: Sequence[Sequence[TokenIds]], *, pad_token_id: int, cost: GroupCost
-) -> PackedSegments:
-    """Group the segments of B examples by length; each example has one or more, none empty."""
-    segments = [segment for example in examples for segment in example]
-    lengths = np.array([len(segment) for segment in segments], dtype=np.int64)
-    ids: list[npt.NDArray[np.int64]] = []
-    starts = np.empty(len(segments), dtype=np.int64)  # of each segment among the M tokens
-    groups: list[Group] = []
-    done = 0
-    for indices in group_by_length(lengths, cost):
-        longest = cost.padded(int(lengths[indices].max()))
-        block = np.full((len(indices), longest), pad_token_id, dtype=np.int64)
-        for row, index in enumerate(indices):
-            block[row, : lengths[index]] = segments[index]
-        starts[indices] = done + np.arange(len(indices)) * longest
-        ids.append(block.ravel())
-        groups.append((len(indices), longest, int(lengths[indices].sum())))
-        done += block.size
-    places = _places(starts, lengths, [len(example) for example in examples])
-    spare = -places.shape[1] % (_SEGMENTS * cost.multiple) if cost.multiple > 1 else 0
-    places = np.pad(places, ((0, 0), (0, spare)), constant_values=-1)
-    mask = np.zeros(done, dtype=np.bool_)
-    mask[places[places >= 0]] = True
-    return PackedSegments(
-        torch.from_numpy(np.concatenate(ids)),
-        torch.from_numpy(mask),
-        tuple(groups),
-        torch.from_numpy(places),
-    )
-
-
-def _places(
-    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], counts: Sequence[int]
-) -> npt.NDArray[np.int64]:
-    """Return the positions of each example's tokens, (B, S), padded with -1."""
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat = np.repeat(starts, lengths) + within
-    owners = np.repeat(np.arange(len(counts)), counts)
-    totals = np.bincount(owners, weights=lengths, minlength=len(counts)).astype(np.int64)
-    places = np.full((len(counts), totals.max()), -1, dtype=np.int64)
-    places[np.arange(places.shape[1]) < totals[:, None]] = flat
-    return places
 
 
 def group_by_length(lengths: npt.NDArray[np.int64], cost: GroupCost) -> list[npt.NDArray[np.int64]]:

@@ -27,10 +27,10 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
 from pgra.encoders.encoder import Encoder, pool
 from pgra.errors import ArtifactError, ConfigError, DamageError, ModelError, reading
-from pgra.lm.batching import GroupCost, PackedSegments, TokenIds, pack_segments
+from pgra.lm.batching import GroupCost
 from pgra.methods.pgra import Pgra
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.fid import IGNORED, FusionReader
+from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, TokenIds, pack_segments
 from pgra.reader.inputs import (
     Join,
     SegmentLayout,

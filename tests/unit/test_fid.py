@@ -12,8 +12,8 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
 from pgra.errors import ModelError
-from pgra.lm.batching import GroupCost, pack_segments
-from pgra.reader.fid import FusionReader
+from pgra.lm.batching import GroupCost
+from pgra.reader.fid import FusionReader, pack_segments
 
 B, N = 3, 4
 COSTS = [GroupCost(1, 1 << 20), GroupCost(10_000, 1 << 20), GroupCost(1, 8), GroupCost(1, 8, 4)]
