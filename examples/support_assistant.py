@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import pgra
 from pgra.cli import run
-from pgra.lm.base import CompleterArguments, open_lm
+from pgra.lm import open_lm
+from pgra.lm.base import CompleterArguments
 
 EXAMPLES = """Answer the customer's question in one short sentence.
 

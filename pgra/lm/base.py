@@ -1,7 +1,4 @@
-"""The contract of a language model, local or remote, and the function that opens one.
-
-Light: nothing heavy is imported until an LM is opened, and an endpoint needs no torch.
-"""
+"""The contract of a language model, local or remote, and its arguments. Light: no torch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pgra.config import Arguments, arg
-from pgra.core import Context, Json
+from pgra.core import Json
 from pgra.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -219,39 +216,3 @@ class CompleterArguments(LMArguments):
     @property
     def is_remote(self) -> bool:
         return self.lm.startswith(REMOTE)
-
-
-def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
-    """Open an LM by its name; its answers are kept in `context.artifacts / "answers"` and reused.
-
-    Several processes share the prompts, each with its own LM.
-
-    Raises:
-        ConfigError: If an endpoint's address or key is invalid, its client is not installed, or
-            several processes would ask it.
-        ModelError: If an LM or tokenizer cannot be found or loaded.
-    """
-    args.check_named()
-    from pgra.lm.cache import AnswersCache, CachedLM
-
-    answers = AnswersCache(context.artifacts / "answers")
-    if not args.is_remote:
-        from pgra.lm.causal_lm import CausalLM
-
-        lm = CausalLM(args, device=context.device, with_head=True)
-        if args.lm_window is not None and args.lm_window > lm.window:
-            raise ConfigError(
-                f"lm_window is {args.lm_window}, and '{args.lm}' reads {lm.window} tokens: give "
-                "less, or leave it out"
-            )
-        lm.window = args.lm_window or lm.window
-        return CachedLM(lm, answers, context)
-    if context.worker.world > 1:
-        raise ConfigError(
-            f"--lm {args.lm} is behind an endpoint, which one process asks, and there are "
-            f"{context.worker.world}: start it alone; --max_parallel_calls says how many calls "
-            "are under way"
-        )
-    from pgra.lm.remote import RemoteLM
-
-    return RemoteLM(args, answers)

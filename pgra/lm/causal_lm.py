@@ -1,15 +1,14 @@
-"""A causal LM in this process: states of prompts, scores of words, and greedy text."""
+"""A causal LM in this process, and its states of prompts."""
 
 import copy
 import gc
 import logging
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,16 +17,12 @@ from pgra.config import choose
 from pgra.core import Json, check_device
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
-from pgra.lm.base import Advance, Completion, LMArguments
+from pgra.lm.base import LMArguments
 from pgra.lm.batching import BackOff, pad, send
 from pgra.lm.kernels import (
-    Packer,
     find_layers,
     tolerance,
 )
-
-if TYPE_CHECKING:
-    from pgra.lm.generate import PromptReader
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +140,7 @@ class CausalLM:
 
     def release(self) -> None:
         """Free the weights until they are needed again; a given loaded model stays its owner's."""
-        for name in ("model", "whole", "head", "reader", "_packer"):
+        for name in ("model", "whole", "head"):
             vars(self).pop(name, None)
         gc.collect()  # a model's parts know each other
         if self.device.type == "cuda":
@@ -367,85 +362,8 @@ class CausalLM:
                 "Give a GPT, OPT, Llama, Qwen, ..."
             )
 
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of texts, (B,), including those that open every input."""
-        return [len(ids) for ids in self._tokenize(texts)]
-
-    def complete(
-        self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
-    ) -> list[Completion]:
-        """Continue each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`.
-
-        This is KATE's LM call (Liu et al. 2022, section 3.3: temperature 0). The result is that of
-        each prompt alone, whatever else is in the batch: in float32 exactly, except where two
-        tokens are equally likely to the last digits; half precision has more such ties. A text may
-        begin with a space, where the tokenizer makes it part of the first word.
-
-        Raises:
-            ConfigError: If a prompt is empty, or does not fit the window with what is written.
-            ModelError: If the LM cannot be loaded, does not fit, or gives NaN or infinity.
-        """
-        from pgra.lm.generate import write, write_alone
-
-        def is_done(tokens: Tokens) -> bool:
-            return tokens[-1] in self.ends or stop in self._text(tokens)
-
-        ids = self._tokenize(prompts)
-        self._check_room(prompts, ids, max_new_tokens)
-        how = write if self.reader.fault is None else write_alone
-        with self._packer.packed(sum(map(len, ids))):
-            written = how(
-                self.reader, ids, max_new_tokens=max_new_tokens, is_done=is_done, advance=advance
-            )
-        return [
-            Completion(self._text(tokens).split(stop)[0], len(prompt), len(tokens))
-            for prompt, tokens in zip(ids, written, strict=True)
-        ]
-
-    def score(
-        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
-    ) -> list[list[float]]:
-        """Return the log-probability of all tokens of each word after each prompt.
-
-        It is not divided by the word's tokens. A prompt is read once for all words; a word of
-        several tokens costs those but its last.
-
-        Raises:
-            ConfigError: If a prompt is empty, or does not fit the window with a word.
-            ModelError: As `complete`, or if the tokenizer joins a word to the prompt before it.
-        """
-        from pgra.lm.generate import chance_alone, word_chances
-
-        pairs = [self.read_words(prompt, words) for prompt in prompts]
-        ids, behind = [prompt for prompt, _ in pairs], [own for _, own in pairs]
-        self._check_room(prompts, ids, max((len(w) for own in behind for w in own), default=0))
-        scores: list[list[float]] = [[] for _ in ids]
-        with self._packer.packed(sum(map(len, ids))):
-            if self.reader.fault is not None:
-                for row, prompt in enumerate(ids):
-                    scores[row] = [chance_alone(self, prompt, word) for word in behind[row]]
-                    advance(1)
-            else:
-                scores = word_chances(self.reader, ids, behind, advance)
-        if not all(math.isfinite(value) for values in scores for value in values):
-            raise self.not_finite("for a prompt", "number")
-        return scores
-
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return [[*self.lead_ids, *ids] for ids in self.tokenize(texts)]
-
-    def _check_room(
-        self, prompts: Sequence[str], ids: Sequence[Tokens], max_new_tokens: int
-    ) -> None:
-        for number, (text, line) in enumerate(zip(prompts, ids, strict=True), 1):
-            if not line:
-                raise ConfigError(f"prompt {number} is empty: there is nothing to go on with")
-            if len(line) + max_new_tokens > self.window:
-                raise ConfigError(
-                    f"prompt {number} has {len(line)} tokens ({text[-_SHOWN:]!r} at its end), and "
-                    f"'{self.source.name}' holds {self.window} with the {max_new_tokens} that may "
-                    "follow: use fewer exemplars (--num_exemplars), or an LM with a longer window"
-                )
 
     def read_words(self, prompt: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Return the token ids of a prompt and of each word; ModelError if a token joins them."""
@@ -458,29 +376,6 @@ class CausalLM:
                     "word with a space, end the prompt without one, or use another LM"
                 )
         return ids, [both[len(ids) :] for both in joint]
-
-    def _text(self, tokens: Tokens) -> str:
-        text: str = self.tokenizer.decode(
-            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
-
-    @cached_property
-    def reader(self) -> "PromptReader":
-        from pgra.lm.generate import PromptReader
-
-        return PromptReader(self, self.how.lm_batch_tokens)
-
-    @cached_property
-    def _packer(self) -> Packer:
-        return Packer(self.whole)
-
-    @cached_property
-    def ends(self) -> frozenset[int]:
-        """The tokens with which the LM ends a text by itself."""
-        given = getattr(getattr(self.whole, "generation_config", None), "eos_token_id", None)
-        ends = {*given} if isinstance(given, list) else {given}
-        return frozenset({*ends, self.tokenizer.eos_token_id} - {None})
 
 
 def head_logits(head: torch.nn.Linear, states: Tensor) -> Tensor:

@@ -16,21 +16,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pgra.errors import ModelError
+from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
-from pgra.lm.base import Advance
+from pgra.lm.base import Advance, Completion
 from pgra.lm.batching import PrefixGroup, send
-from pgra.lm.causal_lm import head_logits
+from pgra.lm.causal_lm import CausalLM, head_logits
 from pgra.lm.load import batch_budget
-
-if TYPE_CHECKING:
-    from pgra.lm.causal_lm import CausalLM
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +39,7 @@ _PROBES = ("The answer is", "Question: who wrote it? The answer is not")
 KEPT_BYTES = 1 << 29  # keys and values on a CPU
 _KEPT_SHARE = 0.3  # of what is free on a GPU; they are copied when others join them
 _HEADROOM = 64  # tokens that may follow a prompt, where a batch of prompts is cut
+_SHOWN = 60  # characters of a prompt in a message
 _DONE_SHARE = 4  # one in so many must be done before the others are moved together
 
 
@@ -163,7 +161,7 @@ class PromptReader:
     `num_tokens` counts the tokens read so far, without padding.
     """
 
-    def __init__(self, lm: "CausalLM", batch_tokens: int = 2048) -> None:
+    def __init__(self, lm: CausalLM, batch_tokens: int = 2048) -> None:
         """Take an LM, and the tokens of one batch on a CPU; a GPU takes 16 times as many."""
         self.lm, self.num_tokens = lm, 0
         most = batch_budget(batch_tokens, lm.device)
@@ -441,7 +439,7 @@ def write(
     return written
 
 
-def _likeliest(logits: Tensor, lm: "CausalLM") -> list[int]:
+def _likeliest(logits: Tensor, lm: CausalLM) -> list[int]:
     best, tokens = logits.max(dim=1)
     found: list[int] = torch.where(torch.isfinite(best), tokens, -1).tolist()  # waited for once
     if -1 in found:
@@ -503,14 +501,14 @@ def word_chances(
 
 
 @torch.inference_mode()
-def next_logits(lm: "CausalLM", ids: Tokens) -> Tensor:
+def next_logits(lm: CausalLM, ids: Tokens) -> Tensor:
     """Return the logits after each of a text's tokens, (L, V) float32, without a cache."""
     whole = torch.tensor([list(ids)], device=lm.device)
     logits: Tensor = lm.whole(input_ids=whole, use_cache=False).logits
     return logits[0].float()
 
 
-def chance_alone(lm: "CausalLM", ids: Tokens, word: Tokens) -> float:
+def chance_alone(lm: CausalLM, ids: Tokens, word: Tokens) -> float:
     logits = next_logits(lm, [*ids, *word[:-1]])[-len(word) :]
     chances = logits.log_softmax(dim=1)[torch.arange(len(word)), list(word)]
     found: list[float] = chances.tolist()
@@ -550,3 +548,111 @@ def write_alone(
         written.append(out[0, start:].tolist())
         advance(1)
     return written
+
+
+class LocalLM(CausalLM):
+    """A causal LM with its head, which scores words and writes text: a `LanguageModel`."""
+
+    def __init__(self, lm: Any, tokenizer: Any = None, **how: Any) -> None:
+        """Find an LM, as `CausalLM` does."""
+        super().__init__(lm, tokenizer, with_head=True, **how)
+
+    def release(self) -> None:
+        for name in ("reader", "_packer"):
+            vars(self).pop(name, None)
+        super().release()
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of texts, (B,), including those that open every input."""
+        return [len(ids) for ids in self._tokenize(texts)]
+
+    def complete(
+        self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
+    ) -> list[Completion]:
+        """Continue each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`.
+
+        This is KATE's LM call (Liu et al. 2022, section 3.3: temperature 0). The result is that of
+        each prompt alone, whatever else is in the batch: in float32 exactly, except where two
+        tokens are equally likely to the last digits; half precision has more such ties. A text may
+        begin with a space, where the tokenizer makes it part of the first word.
+
+        Raises:
+            ConfigError: If a prompt is empty, or does not fit the window with what is written.
+            ModelError: If the LM cannot be loaded, does not fit, or gives NaN or infinity.
+        """
+
+        def is_done(tokens: Tokens) -> bool:
+            return tokens[-1] in self.ends or stop in self._text(tokens)
+
+        ids = self._tokenize(prompts)
+        self._check_room(prompts, ids, max_new_tokens)
+        how = write if self.reader.fault is None else write_alone
+        with self._packer.packed(sum(map(len, ids))):
+            written = how(
+                self.reader, ids, max_new_tokens=max_new_tokens, is_done=is_done, advance=advance
+            )
+        return [
+            Completion(self._text(tokens).split(stop)[0], len(prompt), len(tokens))
+            for prompt, tokens in zip(ids, written, strict=True)
+        ]
+
+    def score(
+        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
+    ) -> list[list[float]]:
+        """Return the log-probability of all tokens of each word after each prompt.
+
+        It is not divided by the word's tokens. A prompt is read once for all words; a word of
+        several tokens costs those but its last.
+
+        Raises:
+            ConfigError: If a prompt is empty, or does not fit the window with a word.
+            ModelError: As `complete`, or if the tokenizer joins a word to the prompt before it.
+        """
+        pairs = [self.read_words(prompt, words) for prompt in prompts]
+        ids, behind = [prompt for prompt, _ in pairs], [own for _, own in pairs]
+        self._check_room(prompts, ids, max((len(w) for own in behind for w in own), default=0))
+        scores: list[list[float]] = [[] for _ in ids]
+        with self._packer.packed(sum(map(len, ids))):
+            if self.reader.fault is not None:
+                for row, prompt in enumerate(ids):
+                    scores[row] = [chance_alone(self, prompt, word) for word in behind[row]]
+                    advance(1)
+            else:
+                scores = word_chances(self.reader, ids, behind, advance)
+        if not all(math.isfinite(value) for values in scores for value in values):
+            raise self.not_finite("for a prompt", "number")
+        return scores
+
+    def _check_room(
+        self, prompts: Sequence[str], ids: Sequence[Tokens], max_new_tokens: int
+    ) -> None:
+        for number, (text, line) in enumerate(zip(prompts, ids, strict=True), 1):
+            if not line:
+                raise ConfigError(f"prompt {number} is empty: there is nothing to go on with")
+            if len(line) + max_new_tokens > self.window:
+                raise ConfigError(
+                    f"prompt {number} has {len(line)} tokens ({text[-_SHOWN:]!r} at its end), and "
+                    f"'{self.source.name}' holds {self.window} with the {max_new_tokens} that may "
+                    "follow: use fewer exemplars (--num_exemplars), or an LM with a longer window"
+                )
+
+    def _text(self, tokens: Tokens) -> str:
+        text: str = self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    @cached_property
+    def reader(self) -> PromptReader:
+        return PromptReader(self, self.how.lm_batch_tokens)
+
+    @cached_property
+    def _packer(self) -> kernels.Packer:
+        return kernels.Packer(self.whole)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens with which the LM ends a text by itself."""
+        given = getattr(getattr(self.whole, "generation_config", None), "eos_token_id", None)
+        ends = {*given} if isinstance(given, list) else {given}
+        return frozenset({*ends, self.tokenizer.eos_token_id} - {None})

@@ -22,7 +22,8 @@ from pgra.config import Arguments, arg
 from pgra.core import Context
 from pgra.data.read import Record, check_file, read_lines, read_records
 from pgra.errors import DataError, show
-from pgra.lm.base import CompleterArguments, Completion, LanguageModel, open_lm
+from pgra.lm import open_lm
+from pgra.lm.base import CompleterArguments, Completion, LanguageModel
 from pgra.memory.families import QUESTION, SITUATION, Family, judge_situation, plain
 from pgra.memory.log import Event, FeedbackLog, read_events, replay
 from pgra.memory.lookup import Lookup, Match, passing

@@ -25,7 +25,8 @@ from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
 from pgra.exemplars.similarity import PoolSimilarity, open_similarity
-from pgra.lm.base import LanguageModel, open_lm
+from pgra.lm import open_lm
+from pgra.lm.base import LanguageModel
 from pgra.lm.remote import RemoteLM
 from pgra.methods.answers import Answerer, LMAnswer, TextWriter, WordScorer
 from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments

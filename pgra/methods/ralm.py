@@ -16,7 +16,8 @@ import numpy as np
 
 from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.errors import ConfigError
-from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
+from pgra.lm import open_lm
+from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.methods.answers import progress_bar
 from pgra.methods.arguments import SECTIONS, RalmArguments, RunArguments
 from pgra.methods.base import SPLITS

@@ -20,6 +20,7 @@ from transformers import (
 from pgra.encoders.encoder import Encoder, load_t5_encoder
 from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
+from pgra.lm.generate import LocalLM
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.lookup import load_generator
 from pgra.reader.fid import FusionReader
@@ -37,7 +38,7 @@ def states(folder):
 
 
 def words(folder):
-    return torch.tensor(CausalLM(folder, device="cpu", with_head=True).score([TEXT], [" a"]))
+    return torch.tensor(LocalLM(folder, device="cpu").score([TEXT], [" a"]))
 
 
 def encode(folder, **how):

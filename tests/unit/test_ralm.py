@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.core import Example
 from pgra.errors import DataError
-from pgra.lm.causal_lm import CausalLM
+from pgra.lm.generate import LocalLM
 from pgra.methods.ralm import EvidenceReader, RalmArguments
 from pgra.prompts.template import PromptTemplate
 
@@ -22,7 +22,7 @@ EVIDENCE = [["The sea is blue.", "Critics praised it."], [], ["A dull, lifeless 
 
 
 def reader_of(lm_dir, **changes):
-    lm = CausalLM(str(lm_dir), dtype="float32", device="cpu", with_head=True)
+    lm = LocalLM(str(lm_dir), dtype="float32", device="cpu")
     args = RalmArguments(reader_lm=str(lm_dir), **{"max_reader_tokens": 200, **changes})
     return EvidenceReader(lm, TEMPLATE, WORDS, args)
 

@@ -12,8 +12,9 @@ from loopback import Fault, LoopbackEndpoint, Written, busy, toy_writer
 
 from pgra.core import Context
 from pgra.errors import ConfigError, ModelError
-from pgra.lm.base import CompleterArguments, open_lm
-from pgra.lm.causal_lm import CausalLM
+from pgra.lm import open_lm
+from pgra.lm.base import CompleterArguments
+from pgra.lm.generate import LocalLM
 from pgra.lm.replies import Reply, continuation, without_reasoning, word_chance
 
 KEY = "sk-proj-VerySecret0123456789abcdef"
@@ -492,7 +493,7 @@ def lm_writer(lm):
 
 def test_an_lm_answers_the_same_behind_an_endpoint(lm_dirs, server, open_at):
     name = str(lm_dirs["opt"])
-    local = CausalLM(name, device="cpu", with_head=True)
+    local = LocalLM(name, device="cpu")
     server.writer, server.faults = lm_writer(local), [busy("0.01")]
     with server.serve() as url:
         remote = open_at(url, tokenizer=name, lm_window=None, max_parallel_calls=1)
