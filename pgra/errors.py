@@ -54,7 +54,7 @@ def visible(text: str) -> str:
     return "".join(map(show, text))
 
 
-def nearest(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.5) -> list[str]:
+def like_names(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.5) -> list[str]:
     """Return the most similar names; none for a long one, which would take too long."""
     if len(name) > _LONGEST_NAME:
         return []
@@ -169,7 +169,7 @@ def near_files(path: Path) -> str:
     if not path.parent.is_dir():
         return f" Neither does the folder {path.parent}."
     names = [p.name for p in path.parent.iterdir() if p.is_file()]
-    near = nearest(path.name, names, count=3)
+    near = like_names(path.name, names, count=3)
     return f" Near it: {', '.join(near)}." if near else ""
 
 
@@ -177,7 +177,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name of a kind ("retriever"), with the nearest known."""
     names = sorted(known)
     bare = {each.lstrip("-"): each for each in names}  # dashes are alike in all flags
-    near = nearest(name.lower().lstrip("-"), bare, cutoff=0.6)
+    near = like_names(name.lower().lstrip("-"), bare, cutoff=0.6)
     hint = f" Did you mean '{bare[near[0]]}'?" if near else ""
     listed = cut(", ".join(names) or "none", _LONGEST_LIST)
     return f"unknown {kind} '{cut(name)}'.{hint} Known: {listed}."

@@ -84,19 +84,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_plan(stages: "Stages", *, timed: bool) -> Plan:
     """Run the first stage, and count what the second has yet to read."""
-    from pgra.core import MISSING_ROW
     from pgra.methods.base import SPLITS
+    from pgra.methods.stages import count_pairs
 
     stages.open()
     rows = stages.find_candidates()
     splits = {split: stages.data.examples(split) for split in SPLITS}
     examples = [example for split in SPLITS for example in splits[split]]
-    pairs = len(examples) * rows.size if stages.args.is_exhaustive else (rows != MISSING_ROW).sum()
     to_read = stages.reranker.count_missing(examples, rows)
     plan = Plan(
         task=stages.data.task.name,
         queries={split: len(own) for split, own in splits.items()},
-        pairs=int(pairs),
+        pairs=count_pairs(examples, rows),
         to_read=to_read,
     )
     if not timed or not to_read:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 import numpy as np
 import pyarrow as pa
 
-from pgra.errors import DataError, cut, near_files, nearest, show, unknown_name
+from pgra.errors import DataError, cut, like_names, near_files, show, unknown_name
 
 _MOST_DIGITS = 18  # of what fits into 64 bits
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
@@ -76,7 +76,7 @@ class Record:
     def lacks(self, name: str) -> DataError:
         """Return the error of a missing field, with the nearest that is there."""
         found = [str(field) for field in self.fields]
-        near = nearest(name, found)
+        near = like_names(name, found)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         names = cut(", ".join(found)) or "none"
         return DataError(f"{self.place}: no column '{name}'.{hint} Found: {names}.")

@@ -192,26 +192,33 @@ class Stages(Timed):
         self.open()
         if not self.depth or not splits:
             return
-        if self.args.is_exhaustive:
-            self._find_in_all(splits)
-            return
         rows = self.find_candidates(splits)
         with self.timed("states"):  # the LM reads the union of all candidates, each passage once
             everything = [example for split in splits for example in self.data.examples(split)]
             work = self.reranker.prepare(everything, rows)
             if work.num_passages:
-                pairs = int((rows != MISSING_ROW).sum())
+                pairs = count_pairs(everything, rows)
                 logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
         with self.timed("evidence"):
             for split in splits:
-                first = self.candidates[split]
-                fields = {**self.reranker.fingerprint, "candidates": digest(first.fingerprint)}
-                self.evidence[split] = self._store(
-                    "evidence",
-                    split,
-                    fields,
-                    partial(self.reranker.rerank, self.data.examples(split), first.candidates),
-                )
+                self.evidence[split] = self._order(split)
+                if self.args.is_exhaustive:
+                    self.candidates[split] = self.evidence[split]
+
+    def _order(self, split: str) -> Stored:
+        """Find the best of a split's candidates, or of all passages where there are none."""
+        queries = self.data.examples(split)
+        fields: dict[str, Json]
+        if self.args.is_exhaustive:
+            search, depth = self.exhaustive, num_kept(self.depth, len(self.corpus))
+            made_for = {"num_kept": depth, "queries": examples_digest(queries)}
+            fields = {**search.fingerprint, **made_for}
+            make = partial(search.search, queries, depth)
+        else:
+            first = self.candidates[split]
+            fields = {**self.reranker.fingerprint, "candidates": digest(first.fingerprint)}
+            make = partial(self.reranker.rerank, queries, first.candidates)
+        return self._store("evidence", split, fields, make)
 
     def find_candidates(self, splits: Sequence[str] = SPLITS) -> Rows:
         """Return the first stage's candidates of all queries, (B, K), and store them by split.
@@ -244,10 +251,9 @@ class Stages(Timed):
         None is the run's d.
         """
         if self.args.is_exhaustive:
-            search = self.exhaustive
-            search.prepare(queries)
-            most = min(self.depth if depth is None else depth, search.num_rows)
-            best = search.search(queries, most)
+            self.reranker.prepare(queries, np.arange(len(self.corpus)))
+            most = min(self.depth if depth is None else depth, len(self.corpus))
+            best = self.exhaustive.search(queries, most)
             return best, best
         first = _retrieve(self.retriever, queries, self.args.retriever.num_candidates)
         self.reranker.prepare(queries, first.rows)
@@ -286,32 +292,6 @@ class Stages(Timed):
             context=self.context,
             inputs=() if self.args.is_exhaustive else self.retriever.inputs,
         )
-
-    def _find_in_all(self, splits: Sequence[str]) -> None:
-        """Find evidence among all passages; the first stage's candidates are the same."""
-        search = self.exhaustive
-        examples = [example for split in splits for example in self.data.examples(split)]
-        with self.timed("states"):
-            work = search.prepare(examples)
-            pairs = len(examples) * work.num_passages
-            logger.info("exhaustive: %d query-passage pairs; %s", pairs, describe_work(work))
-        depth = num_kept(self.depth, search.num_rows)
-        with self.timed("evidence"):
-            for split in splits:
-                queries = self.data.examples(split)
-                fields: dict[str, Json] = {
-                    **search.fingerprint,
-                    "num_kept": depth,
-                    "queries": examples_digest(queries),
-                }
-                self.evidence[split] = self.candidates[split] = self._store(
-                    "evidence",
-                    split,
-                    fields,
-                    partial(search.search, queries, depth),
-                )
-        found = f"exhaustive: the best {self.depth} of {work.num_passages} passages"
-        self._log_found(found, self.evidence, splits)
 
     def _log_found(self, found: str, stored: Mapping[str, Stored], splits: Sequence[str]) -> None:
         count = sum(len(self.data.examples(split)) for split in splits)
@@ -377,6 +357,11 @@ def neighbor_model(args: PgraArguments) -> str:
     if args.retriever.neighbor_encoder == "reader":
         return args.reader.model_name_or_path
     return args.retriever.encoder
+
+
+def count_pairs(queries: Sequence[Example], rows: Rows) -> int:
+    """Count pairs of query and candidate; `rows` are (B, K), or (P,) of candidates of all."""
+    return len(queries) * rows.size if rows.ndim == 1 else int((rows != MISSING_ROW).sum())
 
 
 def describe_work(work: Work) -> str:

@@ -15,7 +15,7 @@ import torch
 from pgra.core import Candidates, Example, Json, Rows
 from pgra.errors import ConfigError
 from pgra.rerank.bank import query_key
-from pgra.rerank.base import BaseReranker, Work
+from pgra.rerank.base import BaseReranker
 from pgra.rerank.prompted import PromptedReranker
 from pgra.retrieval.faiss import Vectors, nearest_in_blocks
 
@@ -47,14 +47,10 @@ class ExhaustiveSearch:
         how = {"retriever": "exhaustive", "index_factory": "Flat"}
         return {**self.reranker.fingerprint, **how}
 
-    def prepare(self, examples: Sequence[Example]) -> Work:
-        """Let the LM read all passages and these queries, as far as it has not yet."""
-        return self.reranker.prepare(examples, np.arange(self.num_rows))
-
     def search(self, examples: Sequence[Example], depth: int) -> Candidates:
         """Return each query's evidence, (B, depth), by the reranker's scores, ties by row.
 
-        `prepare` must have seen the queries; `depth` is at most the corpus.
+        The reranker must be prepared for the queries and all rows; `depth` is at most these.
         """
         return self._in_chunks(examples, depth, _SPARE)
 
