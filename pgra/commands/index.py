@@ -180,9 +180,7 @@ def build(argv: Sequence[str] | None = None) -> int:
 
 
 def search(argv: Sequence[str] | None = None) -> int:
-    r"""Look up the passages of a corpus that come near a text.
-
-    Without --corpus, an index (--index_dir) is searched with the corpus it was made of.
+    r"""Look up the passages of a corpus, or of an index (--index_dir), that come near a text.
 
     Examples:
       pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \

@@ -554,7 +554,6 @@ class LocalLM(CausalLM):
     """A causal LM with its head, which scores words and writes text: a `LanguageModel`."""
 
     def __init__(self, lm: Any, tokenizer: Any = None, **how: Any) -> None:
-        """Find an LM, as `CausalLM` does."""
         super().__init__(lm, tokenizer, with_head=True, **how)
 
     def release(self) -> None:
@@ -602,11 +601,8 @@ class LocalLM(CausalLM):
         """Return the log-probability of all tokens of each word after each prompt.
 
         It is not divided by the word's tokens. A prompt is read once for all words; a word of
-        several tokens costs those but its last.
-
-        Raises:
-            ConfigError: If a prompt is empty, or does not fit the window with a word.
-            ModelError: As `complete`, or if the tokenizer joins a word to the prompt before it.
+        several tokens costs those but its last. Errors are those of `complete`, and a ModelError
+        if the tokenizer joins a word to the prompt before it.
         """
         pairs = [self.read_words(prompt, words) for prompt in prompts]
         ids, behind = [prompt for prompt, _ in pairs], [own for _, own in pairs]

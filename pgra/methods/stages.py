@@ -221,10 +221,7 @@ class Stages(Timed):
         return self._store("evidence", split, fields, make)
 
     def find_candidates(self, splits: Sequence[str] = SPLITS) -> Rows:
-        """Return the first stage's candidates of all queries, (B, K), and store them by split.
-
-        The exhaustive search returns all passages, (P,).
-        """
+        """Return all queries' candidates, (B, K), stored by split; exhaustive: all rows, (P,)."""
         if self.args.is_exhaustive:
             return np.arange(self.exhaustive.num_rows)
         k = self.args.retriever.num_candidates
