@@ -31,7 +31,7 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
-from pgra.retrieval.faiss import EXACT, Vectors, ask, build_faiss, map_faiss
+from pgra.retrieval.faiss import EXACT, Vectors, build_faiss, map_faiss, nearest_in_index
 from pgra.retrieval.shards import plan_shards, vector_source
 
 BATCHES = (1, 64, 1024)  # of queries
@@ -142,7 +142,7 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
     for size in BATCHES:
         batch = queries[:size]
         ways: dict[str, Callable[[], object]] = {
-            "pgra": partial(ask, index, batch, args.k),
+            "pgra": partial(nearest_in_index, index, batch, args.k),
             "tuned": partial(ask_raw, batch, 1),
             "default": partial(ask_raw, batch, default),
         }

@@ -93,7 +93,7 @@ class DotSimilarity(PoolSimilarity):
         return self._pool if len(rows) == len(self._pool) else self._pool[rows]
 
     def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
-        vectors = self._shape(self._neighbors.encode(queries))
+        vectors = self._shape(self._neighbors.encoder.encode_examples(queries))
         return nearest(sign * vectors, self._of(rows), depth, rows=rows)
 
 
@@ -121,7 +121,7 @@ class EuclideanSimilarity(DotSimilarity):
         return vectors - self._middle
 
     def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
-        vectors = self._shape(self._neighbors.encode(queries))
+        vectors = self._shape(self._neighbors.encoder.encode_examples(queries))
         # -|q - x|^2 / 2 = qx - |x|^2 / 2 - |q|^2 / 2, where the last part is the query's alone.
         pool = self._of(rows)
         halves = -0.5 * np.square(pool).sum(axis=1, keepdims=True)

@@ -51,12 +51,12 @@ from pgra.retrieval.faiss import (
     BlockSearch,
     Rescored,
     Vectors,
-    ask,
     build_faiss,
     empty_index,
     find_faiss,
     is_lossy,
     map_faiss,
+    nearest_in_index,
 )
 from pgra.retrieval.ray_engine import encode_by_ray
 from pgra.retrieval.shards import (
@@ -131,7 +131,7 @@ class DenseRetriever(Retriever):
         return Candidates(rows, scores)
 
     def search(self, vectors: Vectors, k: int) -> Candidates:
-        return ask(self._index, vectors, k)
+        return nearest_in_index(self._index, vectors, k)
 
 
 def dense_fingerprint(corpus: Corpus, encoder: Encoder, factory: str) -> dict[str, Json]:

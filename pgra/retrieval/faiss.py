@@ -69,7 +69,7 @@ def quick_products(num_queries: int) -> Iterator[None]:
         settings.distance_compute_blas_threshold = before
 
 
-def ask(index: Any, queries: Vectors, k: int) -> Candidates:
+def nearest_in_index(index: Any, queries: Vectors, k: int) -> Candidates:
     """Search a FAISS index, or what has its `search(queries, k)`, in the quicker way."""
     with quick_products(len(queries)):
         scores, rows = index.search(queries, k)
@@ -257,7 +257,7 @@ def measure_recall(index: Any, queries: Vectors, own: Rows, neighbours: Rows) ->
     `neighbours` (n, K) are the rows nearest to each, itself excluded.
     """
     depth: int = neighbours.shape[1]
-    found = without_own(ask(index, queries, depth + 1).rows, own)
+    found = without_own(nearest_in_index(index, queries, depth + 1).rows, own)
     pairs = zip(found, neighbours, strict=True)
     hits = [len(np.intersect1d(ours[ours != MISSING_ROW], true)) for ours, true in pairs]
     return round(float(np.mean(hits)) / depth, 4)

@@ -239,7 +239,7 @@ class Neighbors:
         if root is None:
             count = 0 if known is None else len(known)
             if known is None or count < len(self.examples):
-                new = self.encode(self.examples[count:])
+                new = self.encoder.encode_examples(self.examples[count:])
                 self._vectors = known = new if known is None else np.concatenate([known, new])
             return known
         if known is not None:
@@ -247,7 +247,7 @@ class Neighbors:
         made_of = {name: value for name, value in self.fingerprint.items() if name != "labels"}
 
         def build(folder: Path) -> Mapping[str, Json]:
-            write_array(folder / "vectors.npy", self.encode(self.examples))
+            write_array(folder / "vectors.npy", self.encoder.encode_examples(self.examples))
             return {"examples": len(self.examples)}
 
         folder = artifact_dir(root, "vectors", made_of)
@@ -262,9 +262,6 @@ class Neighbors:
         self._vectors = np.asarray(read_array(folder / "vectors.npy"))
         return self._vectors
 
-    def encode(self, examples: Sequence[Example]) -> Vectors:
-        return self.encoder.encode_examples(examples)
-
     def nearest(
         self, queries: Sequence[Example], count: int, context: Context = ALONE
     ) -> Candidates:
@@ -272,4 +269,4 @@ class Neighbors:
 
         A query in the collection is its own nearest: `LeakGuard` excludes it.
         """
-        return nearest(self.encode(queries), self.vectors(context), count)
+        return nearest(self.encoder.encode_examples(queries), self.vectors(context), count)
