@@ -19,10 +19,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.base import LMArguments
 from pgra.lm.batching import BackOff, pad, send
-from pgra.lm.kernels import (
-    find_layers,
-    tolerance,
-)
+from pgra.lm.kernels import find_layers, tolerance
 
 logger = logging.getLogger(__name__)
 

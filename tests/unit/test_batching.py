@@ -6,12 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.errors import ModelError
-from pgra.lm.batching import (
-    BackOff,
-    group_by_prefix,
-    pad,
-    token_budget_batches,
-)
+from pgra.lm.batching import BackOff, group_by_prefix, pad, token_budget_batches
 
 START = list(range(100, 150))
 few = settings(max_examples=30, derandomize=True, deadline=None)

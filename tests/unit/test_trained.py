@@ -16,13 +16,7 @@ from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import Decision, T5Classifier
-from pgra.reader.record import (
-    Reader,
-    ReaderRecord,
-    find_reader,
-    read_record,
-    write_record,
-)
+from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record, write_record
 
 RECORD = ReaderRecord(
     task="reviews",
