@@ -23,10 +23,9 @@ from pgra.lm.kernels import find_layers, tolerance
 
 logger = logging.getLogger(__name__)
 
-Tokens = Sequence[int]
 _NO_LIMIT = 1 << 20
 _OPTIONS = [f.name for f in fields(LMArguments) if f.name.startswith("lm_")]
-_SHOWN = 60  # characters of a prompt in a message
+SHOWN = 60  # characters of a prompt in a message
 
 
 class CausalLM:
@@ -66,7 +65,7 @@ class CausalLM:
                 transformers, whose weights are shared, not copied or changed.
             tokenizer: That of a loaded model.
             device: Where it runs; a loaded model stays where it is.
-            with_head: Whether it will also write and score words.
+            with_head: Whether the layer that scores words is loaded too.
             layer: "last"; or the number of the layer that it ends with (from 1), or a share of the
                 depth. A state is then that layer's output after the LM's own final norm (and
                 OPT-350m's projection).
@@ -369,7 +368,7 @@ class CausalLM:
             if both[: len(ids)] != ids or len(both) == len(ids):
                 raise ModelError(
                     f"the tokenizer of '{self.source.name}' joins {word!r} to the prompt before it "
-                    f"({prompt[-_SHOWN:]!r}): it cannot be scored or trained on apart. Begin the "
+                    f"({prompt[-SHOWN:]!r}): it cannot be scored or trained on apart. Begin the "
                     "word with a space, end the prompt without one, or use another LM"
                 )
         return ids, [both[len(ids) :] for both in joint]

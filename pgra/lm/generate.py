@@ -26,7 +26,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance, Completion
 from pgra.lm.batching import PrefixGroup, send
-from pgra.lm.causal_lm import CausalLM, head_logits
+from pgra.lm.causal_lm import SHOWN, CausalLM, head_logits
 from pgra.lm.load import batch_budget
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ _PROBES = ("The answer is", "Question: who wrote it? The answer is not")
 KEPT_BYTES = 1 << 29  # keys and values on a CPU
 _KEPT_SHARE = 0.3  # of what is free on a GPU; they are copied when others join them
 _HEADROOM = 64  # tokens that may follow a prompt, where a batch of prompts is cut
-_SHOWN = 60  # characters of a prompt in a message
 _DONE_SHARE = 4  # one in so many must be done before the others are moved together
 
 
@@ -550,6 +549,9 @@ def write_alone(
     return written
 
 
+# Both ways, as one LM.
+
+
 class LocalLM(CausalLM):
     """A causal LM with its head, which scores words and writes text: a `LanguageModel`."""
 
@@ -627,7 +629,7 @@ class LocalLM(CausalLM):
                 raise ConfigError(f"prompt {number} is empty: there is nothing to go on with")
             if len(line) + max_new_tokens > self.window:
                 raise ConfigError(
-                    f"prompt {number} has {len(line)} tokens ({text[-_SHOWN:]!r} at its end), and "
+                    f"prompt {number} has {len(line)} tokens ({text[-SHOWN:]!r} at its end), and "
                     f"'{self.source.name}' holds {self.window} with the {max_new_tokens} that may "
                     "follow: use fewer exemplars (--num_exemplars), or an LM with a longer window"
                 )
