@@ -30,7 +30,7 @@ def test_a_question_of_any_kind_gets_feedback_of_its_like_and_no_other(memory):
     memory("add", "How do I reset my password", "of the router")
 
     def told(question, *flags):
-        return memory("lookup", question, "--num_matches", 1, *flags)[1].split()[1]
+        return memory("search", question, "--k", 1, *flags)[1].split()[1]
 
     like = ("Why", "how do I  reset my pasword?", "Please, how do I reset my password?")
     other = ("hello", "x < 3 and y > 2", "<i>what is the capital of France</i>")
@@ -39,26 +39,26 @@ def test_a_question_of_any_kind_gets_feedback_of_its_like_and_no_other(memory):
     assert told("hello", "--family", "lexical") == "used"  # the release's
 
 
-def test_scopes_are_kept_apart_and_what_is_erased_is_gone(memory, tmp_path):
+def test_users_are_kept_apart_and_what_is_erased_is_gone(memory, tmp_path):
     memory("add", "how do I log in", "of the mail")
-    memory("add", "how do I log in", "of the router", "--scope", "anna")
-    memory("add", "where is it", "upstairs", "--scope", "bert")
+    memory("add", "how do I log in", "of the router", "--user", "anna")
+    memory("add", "where is it", "upstairs", "--user", "bert")
 
     def told(*flags):
-        return memory("lookup", "How do I log in?", *flags)[1]
+        return memory("search", "How do I log in?", *flags)[1]
 
     assert "of the mail" in told()
-    assert "router" not in told() + told("--scope", "bert")
-    lines = told("--scope", "anna").splitlines()
+    assert "router" not in told() + told("--user", "bert")
+    lines = told("--user", "anna").splitlines()
     assert ["router" in line for line in lines] == [True]
-    assert "upstairs" not in told("--scope", "anna")
-    listed = [len(memory("list", *f)[1].splitlines()) for f in ((), ("--scope", "anna"))]
+    assert "upstairs" not in told("--user", "anna")
+    listed = [len(memory("list", *f)[1].splitlines()) for f in ((), ("--user", "anna"))]
     assert listed == [3, 1]
-    memory("forget", 2)
-    assert "1 events" in memory("export", "bert.jsonl", "--scope", "bert")[1]
-    memory("import", "bert.jsonl", "--memory", "new.sqlite", "--scope", "clara")
+    memory("delete", 2)
+    assert "1 events" in memory("export", "bert.jsonl", "--user", "bert")[1]
+    memory("import", "bert.jsonl", "--memory", "new.sqlite", "--user", "clara")
     assert "clara" in memory("list", "--memory", "new.sqlite")[1]
-    assert "2 events erased, 2 entries left" in memory("erase", "--scope", "anna")[1]
+    assert "2 events erased, 0 entries left" in memory("erase", "--user", "anna")[1]
     assert "1 events erased, 1 entries left" in memory("erase", 1)[1]
     assert memory("list", "--log")[1].count("  erase\n") == 2
     bytes_left = b"".join(path.read_bytes() for path in tmp_path.glob("memory.sqlite*"))

@@ -5,17 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import pgra
-from pgra.errors import DataError
-from pgra.memory.log import FeedbackLog
+from pgra.errors import ArtifactError, DataError
 
 ASKED, MEANT = "How do I log in?", "the mail account, not the router"
 LIKE, OTHER = "how do I  login", "what is the capital of France?"
-
-
-@pytest.fixture
-def memory(tmp_path):
-    with pgra.Memory(tmp_path / "memory.sqlite") as memory:
-        yield memory
 
 
 def told(entries):
@@ -31,20 +24,21 @@ def test_what_was_said_of_a_like_question_is_found_by_every_look_up(tmp_path, lo
     if lookup == "loaded":
         more = {"encoder": pgra.Encoder(encoder_dir, device="cpu")}
     with pgra.Memory(path, **more) as memory:
-        assert memory.lookup(ASKED) == []
+        assert memory.search(ASKED) == []
         assert memory.prompt(ASKED) == ASKED
         entry = memory.add(ASKED, MEANT)
         memory.add("where do boats sleep by the sea", "in the harbour")
-        (found,) = memory.lookup(ASKED)
+        (found,) = memory.search(ASKED)
         assert (found.id, found.question, found.feedback) == (entry.id, ASKED, MEANT)
+        assert memory.get(entry.id) == entry
         assert memory.prompt(ASKED) == f"clarification: {MEANT}\n{ASKED}"
-        every = memory.lookup(ASKED, k=9)
+        every = memory.search(ASKED, k=9, threshold=-1)
         scores = [one.score for one in every]
-        assert scores == sorted(scores, reverse=True)
-        assert min(scores) >= memory.threshold
-    with pgra.Memory(path, **more) as again, FeedbackLog.open(tmp_path / "memory.sqlite") as log:
-        assert again.lookup(ASKED)[0] == found
-        assert [e.feedback for e in log.entries()] == told(again)  # the file of `pgra memory`
+        assert (len(scores), scores) == (2, sorted(scores, reverse=True))
+        near = [one for one in every if one.score >= memory.threshold]
+        assert memory.search(ASKED, k=9) == near
+    with pgra.Memory(path, **more, create=False) as again:
+        assert again.search(ASKED)[0] == found
 
 
 def test_feedback_is_data_in_a_prompt_and_the_question_stays(memory):
@@ -64,40 +58,65 @@ def test_feedback_is_data_in_a_prompt_and_the_question_stays(memory):
     assert both.endswith(f"\nclarification: the second\n{question} 1")  # the nearest stands next
 
 
-def test_a_scope_finds_what_all_share_and_touches_nobody_elses(tmp_path):
+def test_a_memory_that_is_on_no_disk_is_as_any_other_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pgra.Memory(":memory:") as memory, pgra.Memory(":memory:") as other:
+        entry = memory.add(ASKED, MEANT)
+        entry = memory.update(entry.id, "another")
+        assert told(memory.search(LIKE)) == told(memory) == ["another"]
+        memory.verify()
+        assert memory.erase(entry.id) == 2
+        assert (list(memory), list(other)) == ([], [])
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ArtifactError, match="there is no memory none.sqlite"):
+        pgra.Memory("none.sqlite", create=False)
+
+
+def test_a_user_finds_what_all_share_and_touches_nobody_elses(tmp_path):
     path = tmp_path / "memory.sqlite"
     with (
         pgra.Memory(path) as keeper,
-        pgra.Memory(path, scope="anna") as anna,
-        pgra.Memory(path, scope="bert") as bert,
+        pgra.Memory(path, user="anna") as anna,
+        pgra.Memory(path, user="bert") as bert,
     ):
         shared, own = keeper.add(ASKED, "of all"), anna.add(ASKED, "of anna")
-        assert [told(one.lookup(ASKED)) for one in (keeper, anna, bert)] == [
+        assert [told(one.search(ASKED)) for one in (keeper, anna, bert)] == [
             ["of all"],
             ["of anna"],
             ["of all"],
         ]
         assert [len(one) for one in (keeper, anna, bert)] == [2, 1, 0]
-        for change in (anna.forget, anna.erase, lambda i: anna.correct(i, "x")):
-            with pytest.raises(DataError, match="entry 1 is not of scope 'anna'"):
+        for change in (anna.get, anna.delete, anna.erase, lambda i: anna.update(i, "x")):
+            with pytest.raises(DataError, match="no entry 1 of anna"):
                 change(shared.id)
         assert anna.export(tmp_path / "anna.jsonl") == 1
         assert bert.import_(tmp_path / "anna.jsonl") == 1
-        assert told(bert.lookup(ASKED)) == ["of anna"]
+        assert told(bert.search(ASKED)) == ["of anna"]
         assert anna.erase_all() == 1
-        assert [told(one.lookup(ASKED)) for one in (anna, bert)] == [["of all"], ["of anna"]]
-        with pytest.raises(DataError, match="is not in the log"):
-            anna.erase(own.id)
-        with pytest.raises(DataError, match="nothing of scope 'anna'"):
-            anna.erase_all()
-        with pytest.raises(ValueError, match="no scope: name one, or delete the file"):
-            keeper.erase_all()
+        assert [told(one.search(ASKED)) for one in (anna, bert)] == [["of all"], ["of anna"]]
+        for erase in (lambda: anna.erase(own.id), anna.erase_all, keeper.erase_all):
+            with pytest.raises(DataError):
+                erase()
+        assert [len(one) for one in (keeper, anna, bert)] == [2, 0, 1]
+    with pytest.raises(ValueError, match="user is None"):  # who nobody is would be the keeper
+        pgra.Memory(path, user=None)
+
+
+def test_a_task_is_a_part_of_its_own(tmp_path):
+    path = tmp_path / "memory.sqlite"
+    with pgra.Memory(path) as every, pgra.Memory(path, task="bank") as bank:
+        entry = every.add(ASKED, "of no task")
+        bank.add(ASKED, MEANT)
+        assert [told(one) for one in (every, bank)] == [["of no task", MEANT], [MEANT]]
+        assert [told(one.search(ASKED, 9)) for one in (every, bank)] == [["of no task"], [MEANT]]
+        with pytest.raises(DataError):
+            bank.delete(entry.id)
 
 
 def test_threads_share_a_memory(memory):
     def use(number):
         memory.add(f"question {number}", f"said {number}")
-        return told(memory.lookup(f"question {number}"))
+        return told(memory.search(f"question {number}"))
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(use, range(40))) == [[f"said {number}"] for number in range(40)]
