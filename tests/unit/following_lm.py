@@ -6,7 +6,6 @@ import re
 from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation
 from pgra.memory.families import load_family
-from pgra.memory.log import Part
 from pgra.memory.lookup import EditLookup
 from pgra.memory.memory import Memory
 from pgra.memory.prompts import load_few_shot
@@ -63,10 +62,9 @@ class Echo(FollowingLM):
         return Completion(f"{answer} END", len(prompt.split()), 1)
 
 
-def open_memory(path, user=""):
+def open_memory(threshold=-5.0):
     """Open a memory as the paper's streams have it."""
-    part = Part(user=user)
-    return Memory(path, lookup=lambda log: EditLookup(log, part), threshold=-5.0, user=user)
+    return Memory(":memory:", lookup=EditLookup, threshold=threshold)
 
 
 def conversation(memory, family="lexical", completer=None):
@@ -87,7 +85,3 @@ def open_page(memory, completer=None):
     page = MemoryPage(conversation(memory, completer=completer))
     with memory, contextlib.closing(page):
         yield page.app(["127.0.0.1"])
-
-
-def told(memory):
-    return [(entry.question, entry.feedback) for entry in memory]

@@ -16,7 +16,7 @@ from pgra.memory.stream import Simulation, Step
 
 @pytest.fixture
 def memory():
-    with open_memory(":memory:") as memory:
+    with open_memory() as memory:
         yield memory
 
 

@@ -4,7 +4,7 @@ import re
 from html import unescape
 
 import pytest
-from following_lm import AKIN, MEANT, FollowingLM, open_memory, open_page, told
+from following_lm import AKIN, MEANT, FollowingLM, open_memory, open_page
 from starlette.testclient import TestClient
 
 from pgra.lm.base import Completion
@@ -30,7 +30,7 @@ class Visitor:
 
 @pytest.fixture
 def memory():
-    return open_memory(":memory:")
+    return open_memory()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_question_is_asked_feedback_is_added_and_its_entry_deleted(page, memor
     assert f"Question: {AKIN} Understood: the homonym for pretty is … Answer: x" in visitor.shown()
     assert "Nothing was found in the memory." in visitor.shown()
     visitor.send("add", question=AKIN, feedback=f"{MEANT}\r\nplease")
-    assert told(memory) == [(AKIN, f"{MEANT}\nplease")]
+    assert [entry.feedback for entry in memory] == [f"{MEANT}\nplease"]
     assert "Noted as entry 1, and asked again." in visitor.shown()
     assert "Understood: the synonym for pretty is …" in visitor.shown()
     assert f"Used: entry 1, score 0.0000, gate -5 {AKIN} {MEANT}" in visitor.shown()
@@ -55,28 +55,9 @@ def test_a_question_is_asked_feedback_is_added_and_its_entry_deleted(page, memor
         for name in ("update", "delete"):
             assert visitor.send(name, entry=number, feedback="x").status_code == 422
     visitor.send("update", entry="1", feedback="I want an <antonym>")
-    assert told(memory) == [(AKIN, "I want an <antonym>")]
+    assert memory.get(2).feedback == "I want an <antonym>"
     visitor.send("delete", entry="2")
-    assert told(memory) == []
-
-
-def test_a_user_shows_and_changes_its_own_entries_alone(tmp_path):
-    path = tmp_path / "memory.sqlite"
-    every, bert = open_memory(path), open_memory(path, user="bert")
-    every.add(AKIN, MEANT)
-    bert.add("expand on < a > ?", "of bert")
-    with open_page(open_memory(path, user="anna")) as page:
-        visitor = Visitor(page)
-        visitor.send("ask", question="what is akin to < fast > ?")
-        assert "Used: entry 1" in visitor.shown()  # what all share
-        for name in ("delete", "update"):
-            visitor.send(name, entry="2", feedback="x")
-            assert "no entry 2 of anna" in visitor.shown()
-        visitor.send("add", question="what is akin to < fast > ?", feedback="of anna")
-        assert "In the memory: 1" in visitor.shown()
-    with every, bert:
-        entries = [(e.user, e.feedback) for e in every]
-        assert entries == [("", MEANT), ("bert", "of bert"), ("anna", "of anna")]
+    assert len(memory) == 0
 
 
 def test_what_people_and_the_lm_wrote_is_text_and_never_markup(memory):
@@ -106,7 +87,7 @@ def test_a_mistake_is_shown_on_the_page_and_what_was_typed_stays(page, memory):
     assert '<p role="alert">' in answer.text
     assert "y" * 2001 in answer.text
     assert AKIN in unescape(answer.text)
-    assert told(memory) == []
+    assert len(memory) == 0
 
 
 def test_another_page_or_name_may_not_send_forms_here(page):
