@@ -106,7 +106,7 @@ def test_a_user_finds_what_all_share_and_touches_nobody_elses(tmp_path):
                 erase()
         assert [len(one) for one in (keeper, anna, bert)] == [2, 0, 1]
     with pytest.raises(ValueError, match="user is None"):  # who nobody is would be the keeper
-        pgra.Memory(path, user=None)
+        pgra.Memory(path, user=7)
 
 
 def test_a_task_is_a_part_of_its_own(tmp_path):
