@@ -28,15 +28,9 @@ from pgra.cli import run
 from pgra.commands.common import say
 from pgra.core import Context, Json
 from pgra.errors import ConfigError
-from pgra.memory.log import Event, FeedbackLog
-from pgra.memory.lookup import (
-    EditLookup,
-    EncoderLookup,
-    Lookup,
-    LookupArguments,
-    load_lookup,
-    passing,
-)
+from pgra.memory.log import MemoryEntry
+from pgra.memory.lookup import EditLookup, EncoderLookup, Lookup, LookupArguments, load_lookup
+from pgra.memory.memory import Memory
 from pgra.retrieval.faiss import Vectors
 
 QUICK_SIZES = (2_000,)
@@ -118,17 +112,16 @@ def compare_lookups(encoder: str) -> dict[str, float]:
     }
     figures: dict[str, float] = {}
     say(f"of {len(rows)}, rightly and wrongly: {', '.join(ways)}")
-    with tempfile.TemporaryDirectory() as name, FeedbackLog.open(Path(name) / "m.sqlite") as log:
-        log.extend(Event(key=text, feedback=text) for text in asked)
-        for lookup, gates in GATES.items():
-            args = LookupArguments(lookup=lookup, encoder=encoder)
-            opened = load_lookup(args, Context(device="cpu"))(log)
+    for lookup, gates in GATES.items():
+        args = LookupArguments(lookup=lookup, encoder=encoder)
+        with Memory(":memory:", lookup=load_lookup(args, Context(device="cpu"))) as memory:
+            memory.log.append(MemoryEntry(question=text, feedback=text) for text in asked)
             for gate in gates:
                 told = []
                 for way, texts in ways.items():
-                    found = [passing(opened.find(text), gate) for text in texts]
+                    found = [memory.search(text, threshold=gate) for text in texts]
                     right = sum(
-                        bool(one) and one[0].entry.key == text and way != "another question"
+                        bool(one) and one[0].question == text and way != "another question"
                         for one, text in zip(found, asked, strict=True)
                     )
                     wrong = sum(map(bool, found)) - right
@@ -145,38 +138,39 @@ def measure(size: int, width: int, num_queries: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "memory.sqlite"
         start = time.perf_counter()
-        with FeedbackLog.open(path) as log:
-            log.extend(event(number) for number in range(size))
+        with Memory(path) as memory:
+            memory.log.append(event(number) for number in range(size))
             filled = time.perf_counter()
-            EncoderLookup(log, encoder).find("question 0")
+            EncoderLookup(memory.log, encoder).find("question 0")
             followed = time.perf_counter()
         seconds = {"fill_s": filled - start, "follow_s": followed - filled}
         return {**seconds, **_measure_use(path, encoder, size, num_queries)}
 
 
-def event(number: int) -> Event:
-    """Return an entry; all keys differ also once they are normalised, which is the worst case."""
+def event(number: int) -> MemoryEntry:
+    """Return an entry; all questions differ also once they are normalised: the worst case."""
     letters = "".join(chr(97 + (number * step) % 26) for step in (1, 3, 5, 7, 11))
-    key = f"what {letters} would one say of < x > number {number}"
-    return Event(kind="write", key=key, feedback=f"I mean {number}", time="")
+    question = f"what {letters} would one say of < x > number {number}"
+    return MemoryEntry(question=question, feedback=f"I mean {number}")
 
 
 def _measure_use(
     path: Path, encoder: RandomEncoder, size: int, num_queries: int
 ) -> dict[str, float]:
     start = time.perf_counter()
-    with FeedbackLog.open(path) as log:
-        lookup = EncoderLookup(log, encoder)
+    with Memory(path) as memory:
+        lookup = EncoderLookup(memory.log, encoder)
         lookup.find("question 0")  # reads all vectors
         opened = time.perf_counter() - start
         rows = np.random.default_rng(1).choice(size, num_queries, replace=False)
         seconds = _time_each(lookup, [f"question {row}" for row in rows])
-        edit = EditLookup(log)
+        edit = EditLookup(memory.log)
         edit.find("what would one say of < x >")  # reads all keys
-        edits = _time_each(edit, [event(int(row)).key.replace("say", "tell") for row in rows[:10]])
+        asked = [event(int(row)).question for row in rows[:10]]
+        edits = _time_each(edit, [question.replace("say", "tell") for question in asked])
         start = time.perf_counter()
         for number in range(_WRITES):
-            log.write(f"another {number}", "said")
+            memory.add(f"another {number}", "said")
         durable = (time.perf_counter() - start) / _WRITES
     return {
         "open_s": opened,

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prompt = f"{EXAMPLES}Question: {shown}\nAnswer:"
             (answer,) = lm.complete([prompt], max_new_tokens=30, stop="\n")
             print(f"\n> {question}\n{answer.text.strip()}")
-            for entry in memory.lookup(question):
+            for entry in memory.search(question):
                 print(f"  (recalled, similarity {entry.score:.2f}: {entry.feedback})")
 
         ask(ASKED)

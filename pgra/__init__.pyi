@@ -1,7 +1,6 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
 from pgra.api.choosing import ExemplarSelector
-from pgra.api.remembering import Memory, MemoryEntry
 from pgra.api.reranking import Reranker
 from pgra.api.searching import Index
 from pgra.api.training import Run, train
@@ -14,6 +13,8 @@ from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraE
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
+from pgra.memory.log import MemoryEntry
+from pgra.memory.memory import Memory
 from pgra.methods.arguments import PgraArguments, RunArguments, RuntimeArguments
 from pgra.methods.base import Method
 from pgra.methods.stages import Stages, prompt_template

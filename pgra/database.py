@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pgra.errors import ArtifactError
 
+IN_MEMORY = Path(":memory:")  # SQLite's name of a database that is no file
 _SERIALIZED = 3  # of `sqlite3.threadsafety`
 # "Error" alone is that of a table that is not there.
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
@@ -68,12 +69,13 @@ def open_database(
     """Open a SQLite file of ours in autocommit mode: the caller begins and ends transactions.
 
     With `writable` and `create`, a missing file is made, with its folder. One that is not
-    `writable` may lie in a read-only folder.
+    `writable` may lie in a read-only folder. `IN_MEMORY` is always made.
 
     Raises:
         ArtifactError: If it is missing, foreign, damaged, locked for too long or not writable.
     """
-    if not (writable and create) and not path.is_file():
+    is_file = path != IN_MEMORY
+    if is_file and not (writable and create) and not path.is_file():
         raise ArtifactError(f"there is no {kind.name} {path}: name another file")
     wal = path.with_name(f"{path.name}-wal")
     is_fixed = not os.access(path.parent, os.W_OK) and not wal.exists()
@@ -83,7 +85,7 @@ def open_database(
         if writable and create:
             path.parent.mkdir(parents=True, exist_ok=True)
         db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?{mode}",
+            f"{path.absolute().as_uri()}?{mode}" if is_file else str(path),
             uri=True,
             isolation_level=None,
             timeout=kind.timeout,
@@ -93,7 +95,7 @@ def open_database(
         stack.callback(db.close)
         # What is no UTF-8 any more must be readable: checksums find the damage.
         db.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
-        if writable and create and not path.stat().st_size:
+        if not is_file or (writable and create and not path.stat().st_size):
             _make_tables(db, kind)
         _check_kind(path, kind, db)
         if writable:

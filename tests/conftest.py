@@ -205,12 +205,12 @@ def corpus(corpus_file, tmp_path):
 
 
 @pytest.fixture
-def log(tmp_path):
+def memory(tmp_path):
     """A memory, empty."""
-    from pgra.memory.log import FeedbackLog
+    from pgra.memory.memory import Memory
 
-    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
-        yield log
+    with Memory(tmp_path / "memory.sqlite") as memory:
+        yield memory
 
 
 def reader_inputs(tokenizer, verbalizer, items):

@@ -1,14 +1,14 @@
-"""A memory of what users corrected: `pgra memory add|list|lookup|correct|forget|...|stream`.
+"""A memory of what users corrected: `pgra memory add|list|search|update|delete|...|stream`.
 
 A word's docstring is its help. torch is imported where it is needed: listing loads none.
 """
 
 import contextlib
-import os
+import math
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,15 @@ from pgra.core import Context
 from pgra.errors import ConfigError, visible
 from pgra.help import wants_help
 from pgra.memory import GeneratorArguments, SimilarityArguments
-from pgra.memory.chat import (
-    ChatArguments,
-    Talk,
-    TalkingLMArguments,
-    load_conversation,
-    show_entry,
-)
+from pgra.memory.chat import Conversation, Talk, TalkingLMArguments, load_conversation, show_entry
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import Family, load_family
-from pgra.memory.log import Event, FeedbackLog, export_log, import_events, read_events, salvage
+from pgra.memory.log import MemoryEntry, salvage
 from pgra.memory.lookup import LookupArguments, load_lookup, passing
+from pgra.memory.memory import MemoryArguments, WriterArguments
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.report import choose_threshold, write_report
-from pgra.memory.stream import read_pairs, read_stream
+from pgra.memory.stream import PromptedArguments, read_pairs, read_stream
 
 _AHEAD = 16  # questions that an LM here is asked together
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -48,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Examples:
       pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
-      pgra memory lookup "what is akin to < pretty > ?" --family lexical
+      pgra memory search "what is akin to < pretty > ?" --family lexical
       pgra memory list --memory memory.sqlite
       pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
       pgra memory chat --lm bundled:smollm2-135m
@@ -93,13 +88,6 @@ def _parse(
 
 
 @dataclass(kw_only=True)
-class MemoryArguments(Arguments):
-    """Which memory."""
-
-    memory: str = arg("memory.sqlite", "The memory's file; add, import and stream make it.")
-
-
-@dataclass(kw_only=True)
 class FamilyArguments(Arguments):
     """Of which family questions are, where it may be none."""
 
@@ -113,63 +101,42 @@ class FamilyArguments(Arguments):
 
 
 @dataclass(kw_only=True)
-class AddArguments(Arguments):
-    """What is written."""
+class AddArguments(WriterArguments):
+    """What is added."""
 
     question: str | None = arg(None, "What was misunderstood; it may also stand first, bare.")
     feedback: str | None = arg(None, "What was meant; it may stand second.")
-    task: str = arg(
-        "",
-        "Which questions it is for; default: all that share the memory.",
-    )
-    scope: str = arg(
-        "",
-        "Whose it is, such as a user's name: it is found for questions of that scope alone. "
-        "Default: for all.",
-    )
-    source: str = arg("user", "Who says it.")
 
 
 @dataclass(kw_only=True)
-class ListArguments(Arguments):
+class ListArguments(MemoryArguments):
     """What is shown."""
 
-    scope: str | None = arg(None, "Only entries of this scope; default: all.")
     log: bool = arg(False, "Show every event instead of what is in the memory now.")
     verify: bool = arg(False, "Read every byte, and compare the entries with the log.")
 
 
 @dataclass(kw_only=True)
-class QuestionArguments(FamilyArguments, LookupArguments):
-    """What is looked up."""
+class SearchArguments(FamilyArguments, LookupArguments):
+    """What is searched for."""
 
     question: str | None = arg(None, "A question; it may also stand first, bare.")
-    num_matches: int = arg(3, "Entries shown.", least=1)
-    task: str = arg("", "Which entries count.")
-    scope: str = arg("", "Whose question it is: entries of this scope, and those of none, count.")
+    k: int = arg(3, "Entries shown.", least=1)
     device: str = arg("auto", "Where the encoder runs.")
 
 
 @dataclass(kw_only=True)
-class ChangeArguments(Arguments):
+class ChangeArguments(WriterArguments):
     """Which entries change."""
 
     ids: list[int] = arg([], "Entries, as pgra memory list shows them; they may also stand first.")
-    source: str = arg("user", "Who says it.")
 
 
 @dataclass(kw_only=True)
-class CorrectArguments(ChangeArguments):
-    """Which entry is corrected, and how."""
+class UpdateArguments(ChangeArguments):
+    """Which entry is updated, and how."""
 
     feedback: str | None = arg(None, "What was meant; it may also stand second.")
-
-
-@dataclass(kw_only=True)
-class EraseArguments(ChangeArguments):
-    """Which entries are erased."""
-
-    scope: str | None = arg(None, "All that was ever written in this scope, instead of ids.")
 
 
 @dataclass(kw_only=True)
@@ -177,91 +144,76 @@ class FileArguments(Arguments):
     """Which file."""
 
     file: str | None = arg(None, "The file; it may also stand first, bare.")
-    output: str | None = arg(None, "The new memory (salvage).")
 
 
 @dataclass(kw_only=True)
-class LogFileArguments(FileArguments):
-    """Which file, and what of it."""
+class SalvageArguments(FileArguments):
+    """Which files."""
 
-    scope: str | None = arg(
-        None,
-        "Only events of this scope (export); all go into this scope (import). Default: all, each "
-        "in its own.",
-    )
+    output: str | None = arg(None, "The new memory.")
 
 
 def _add(parse: Parse) -> None:
     """Write what was meant by a question that was misunderstood."""
-    memory, args = parse(MemoryArguments, AddArguments, bare=("question", "feedback"))
-    values = {"source": args.source, "task": args.task, "scope": args.scope}
-    Event(key=args.question, feedback=args.feedback, **values)  # refused before a memory is made
-    with FeedbackLog.open(Path(memory.memory)) as log:
-        entry = log.write(args.question, args.feedback, **values)
-        say(f"{memory.memory}: noted, as entry {entry.id} of {len(log):,}")
+    (args,) = parse(AddArguments, bare=("question", "feedback"))
+    with args.open(source=args.source, create=True) as memory:
+        entry = memory.add(args.question, args.feedback)
+    say(f"{args.memory}: noted, as entry {entry.id}")
 
 
 def _list(parse: Parse) -> None:
     """Show a memory."""
-    memory, args = parse(MemoryArguments, ListArguments)
+    (args,) = parse(ListArguments)
 
-    def show(event: Event, kind: str = "") -> None:
-        if args.scope not in (None, event.scope):
-            return
-        names = [event.time[:19], event.source, event.task, visible(event.scope)]
+    def show(event: MemoryEntry, kind: str = "") -> None:
+        names = [event.time[:19], event.source, event.task, visible(event.user)]
         texts = "" if event.kind == "erase" else show_entry(event)
         say(f"{event.id:>6}  {'  '.join(filter(None, names))}  {kind}{texts}".rstrip())
 
-    with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
+    with args.open() as memory:
         if args.verify:
-            log.verify()
-            say(f"{memory.memory}: whole: {log.last_id:,} events, {len(log):,} entries")
+            memory.verify()
+            say(f"{args.memory}: whole: {len(memory.events()):,} events, {len(memory):,} entries")
         if args.log:
-            for event in log.events():
+            for event in memory.events():
                 show(event, f"{event.kind} ")
         else:
-            for entry in log.entries():
+            for entry in memory:
                 show(entry)
 
 
-def _lookup(parse: Parse) -> None:
+def _search(parse: Parse) -> None:
     """Show which feedback a question would get."""
-    memory, args = parse(MemoryArguments, QuestionArguments, bare=("question",))
+    where, args = parse(MemoryArguments, SearchArguments, bare=("question",))
     family = args.load_family()
-    settled = args.settle(family)
     most = family.num_remembered if family is not None and family.is_of_answers else 1
     quiet_libraries()
-    path = Path(memory.memory)
-    keeps_vectors = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
-    with FeedbackLog.open(path, is_writable=keeps_vectors, may_make=False) as log:
-        lookup = load_lookup(
-            settled, Context(device=args.device), task=args.task, scope=args.scope
-        )(log)
-        matches = lookup.find(args.question, args.num_matches)
-    near = len(passing(matches, settled.gate_of(family)))
+    with where.open(args, family, device=args.device) as memory:
+        matches = memory.search(args.question, args.k, threshold=-math.inf)
+        near = len(passing(matches, memory.threshold))
     for place, match in enumerate(matches):
         use = ("used" if place < most else "passes") if place < near else "too far"
-        say(f"{match.score:9.4f}  {use:<7}  entry {match.entry.id}  {show_entry(match.entry)}")
+        say(f"{match.score:9.4f}  {use:<7}  entry {match.id}  {show_entry(match)}")
     if not matches:
         say("nothing found")
 
 
-def _correct(parse: Parse) -> None:
+def _update(parse: Parse) -> None:
     """Replace the feedback of an entry."""
-    memory, args = parse(MemoryArguments, CorrectArguments, bare=("ids", "feedback"))
+    (args,) = parse(UpdateArguments, bare=("ids", "feedback"))
     if len(args.ids) != 1:
-        raise ConfigError('name one entry: pgra memory correct 7 "I mean ..."')
-    with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
-        entry = log.correct(args.ids[0], args.feedback, source=args.source)
-    say(f"{memory.memory}: entry {args.ids[0]} is now entry {entry.id}: {show_entry(entry)}")
+        raise ConfigError('name one entry: pgra memory update 7 "I mean ..."')
+    with args.open(source=args.source) as memory:
+        entry = memory.update(args.ids[0], args.feedback)
+    say(f"{args.memory}: entry {args.ids[0]} is now entry {entry.id}: {show_entry(entry)}")
 
 
-def _forget(parse: Parse) -> None:
+def _delete(parse: Parse) -> None:
     """Take entries out of the memory."""
-    memory, args = parse(MemoryArguments, ChangeArguments, bare=("ids",))
-    with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
-        log.forget(*args.ids, source=args.source)
-        say(f"{memory.memory}: {len(args.ids):,} forgotten, {len(log):,} entries left")
+    (args,) = parse(ChangeArguments, bare=("ids",))
+    with args.open(source=args.source) as memory:
+        memory.delete(*args.ids)
+        say(f"{args.memory}: {len(args.ids):,} deleted, {len(memory):,} entries left")
 
 
 def _erase(parse: Parse) -> None:
@@ -269,43 +221,37 @@ def _erase(parse: Parse) -> None:
 
     Examples:
       pgra memory erase 7
-      pgra memory erase --scope anna
+      pgra memory erase --user anna
 
-    All that was ever said of the entry's question in its task and scope goes: no byte of the texts
-    is left in the memory's files or in its vectors, and the log tells when they were erased. Files
-    that were written from it (exports, copies, runs) are yours to delete.
+    All that was ever said of the entry's question by its user goes, and without entries all that
+    the user ever said: no byte of the texts is left in the memory's files or in its vectors, and
+    the log tells when they were erased. Files that were written from it (exports, copies, runs) are
+    yours to delete.
     """
-    memory, args = parse(MemoryArguments, EraseArguments, bare=("ids",), may_lack=("ids",))
-    if bool(args.ids) == (args.scope is not None):
-        raise ConfigError("name entries or a scope: pgra memory erase 7, or erase --scope NAME")
-    with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
-        if args.ids:
-            count = log.erase(*args.ids, source=args.source)
-        else:
-            count = log.erase_scope(args.scope, source=args.source)
-        say(f"{memory.memory}: {count:,} events erased, {len(log):,} entries left")
+    (args,) = parse(ChangeArguments, bare=("ids",), may_lack=("ids",))
+    with args.open(source=args.source) as memory:
+        count = memory.erase(*args.ids) if args.ids else memory.erase_all()
+        say(f"{args.memory}: {count:,} events erased, {len(memory):,} entries left")
 
 
 def _export(parse: Parse) -> None:
     """Write the log to a jsonl file."""
-    memory, args = parse(MemoryArguments, LogFileArguments, bare=("file",))
-    with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
-        say(f"{args.file}: {export_log(log, Path(args.file), scope=args.scope):,} events")
+    where, args = parse(MemoryArguments, FileArguments, bare=("file",))
+    with where.open() as memory:
+        say(f"{args.file}: {memory.export(args.file):,} events")
 
 
 def _import(parse: Parse) -> None:
-    """Append the events of a jsonl file."""
-    memory, args = parse(MemoryArguments, LogFileArguments, bare=("file",))
-    events = read_events(Path(args.file))  # before a memory is made
-    with FeedbackLog.open(Path(memory.memory)) as log:
-        count = import_events(log, events, scope=args.scope)
-        added = f"{count:,} events added, {len(events) - count:,} were there"
-        say(f"{memory.memory}: {added}; {len(log):,} entries")
+    """Append the events of a jsonl file; those that are there already are skipped."""
+    where, args = parse(MemoryArguments, FileArguments, bare=("file",))
+    with where.open(create=True) as memory:
+        count = memory.import_(args.file)
+        say(f"{where.memory}: {count:,} events added; {len(memory):,} entries")
 
 
 def _salvage(parse: Parse) -> None:
     """Read what is left of a damaged memory."""
-    (args,) = parse(FileArguments, bare=("file",), needs=("output",))
+    (args,) = parse(SalvageArguments, bare=("file",), needs=("output",))
     kept, lost = salvage(Path(args.file), Path(args.output))
     say(f"{args.output}: {kept:,} events of {args.file} were read whole")
     if lost:
@@ -380,7 +326,7 @@ def _train_gud_ir(parse: Parse) -> None:
 
     Examples:
       pgra memory train-gud-ir pairs.jsonl --model bundled:t5-small-titles --output_dir gud-ir
-      pgra memory lookup "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
+      pgra memory search "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
     """
     flags = "--lookup gud-ir --generator {folder}"
     _train_on_pairs(parse, GeneratorArguments, "train_generator", flags)
@@ -391,7 +337,7 @@ def _train_similarity(parse: Parse) -> None:
 
     Examples:
       pgra memory train-similarity pairs.jsonl --encoder bundled:minilm-l6 --output_dir similar
-      pgra memory lookup "what is akin to < pretty > ?" --family lexical --lookup encoder \
+      pgra memory search "what is akin to < pretty > ?" --family lexical --lookup encoder \
           --encoder similar
     """
     flags = "--lookup encoder --encoder {folder} --key_form {key_form}"
@@ -424,24 +370,32 @@ class WebArguments(Arguments):
 
 
 def _chat(parse: Parse) -> None:
-    r"""Ask an LM, see what it understood, correct it, and ask again.
+    r"""Ask an LM, see what it understood, say what you meant, and ask again.
 
     What is typed is a question, or one of the words that /help tells.
 
     Examples:
       pgra memory chat --lm bundled:smollm2-135m
-      printf 'what is akin to < pretty > ?\n/correct I want a synonym\n' | \
+      printf 'what is akin to < pretty > ?\n/add I want a synonym\n' | \
           pgra memory chat --lm MODEL
     """
-    classes = (MemoryArguments, ChatArguments, LookupArguments, TalkingLMArguments)
-    memory, chat, lookup, lm = parse(*classes)
-    quiet_libraries()
-    open_conversation = load_conversation(Path(memory.memory), chat, lookup, lm)
-    with FeedbackLog.open(Path(memory.memory)) as log:
-        conversation = open_conversation(log)
-        say(f"{log.path}: {len(log):,} entries; {conversation.about}")
+    where, *how = parse(WriterArguments, PromptedArguments, LookupArguments, TalkingLMArguments)
+    with _conversation(where, *how) as conversation:
+        say(f"{where.memory}: {len(conversation.memory):,} entries; {conversation.about}")
         say("/help tells what can be typed")
         Talk(conversation, say, is_watched=sys.stdin.isatty()).run(read_lines())
+
+
+@contextlib.contextmanager
+def _conversation(
+    where: WriterArguments, chat: PromptedArguments, lookup: LookupArguments, lm: TalkingLMArguments
+) -> Iterator[Conversation]:
+    """Open the memory and then the LM, which takes longer."""
+    quiet_libraries()
+    family = load_family(chat.family)
+    where = replace(where, user=where.user or "", task=where.task or "")  # no other user's is shown
+    with where.open(lookup, family, device=chat.device, source=where.source, create=True) as memory:
+        yield load_conversation(memory, family, chat, lm)
 
 
 def read_lines() -> Iterator[str]:
@@ -453,13 +407,13 @@ def read_lines() -> Iterator[str]:
 
 
 def _web(parse: Parse) -> None:
-    """Ask an LM in a browser, see what it understood, correct it, and ask again.
+    """Ask an LM in a browser, see what it understood, say what you meant, and ask again.
 
     Examples:
       pgra memory web --lm bundled:smollm2-135m
     """
-    classes = (MemoryArguments, ChatArguments, LookupArguments, TalkingLMArguments, WebArguments)
-    memory, chat, lookup, lm, web = parse(*classes)
+    classes = (WriterArguments, PromptedArguments, LookupArguments, TalkingLMArguments)
+    *how, web = parse(*classes, WebArguments)
     try:
         import uvicorn
 
@@ -468,7 +422,6 @@ def _web(parse: Parse) -> None:
         raise ConfigError(
             f"the page needs {error.name}: pip install 'pgra[web]', or use pgra memory chat"
         ) from None
-    path = Path(memory.memory)
     try:
         listener = socket.create_server((web.host, web.port))  # before the LM is loaded
     except OSError as error:
@@ -476,10 +429,8 @@ def _web(parse: Parse) -> None:
             f"cannot listen at {web.host}:{web.port} ({error.strerror}): give another --port (0 "
             "takes any that is free), or an address of this machine as --host"
         ) from None
-    with listener:
-        quiet_libraries()
-        open_conversation = load_conversation(path, chat, lookup, lm)
-        page = MemoryPage(lambda: open_conversation(FeedbackLog.open(path)), str(path))
+    with listener, _conversation(*how) as conversation:
+        page = MemoryPage(conversation)
         hosts = _LOOPBACK if web.host in _LOOPBACK else ("*",)
         config = uvicorn.Config(
             page.app(hosts),
@@ -498,9 +449,9 @@ def _web(parse: Parse) -> None:
 _WORDS: Mapping[str, Callable[[Parse], None]] = {
     "add": _add,
     "list": _list,
-    "lookup": _lookup,
-    "correct": _correct,
-    "forget": _forget,
+    "search": _search,
+    "update": _update,
+    "delete": _delete,
     "erase": _erase,
     "export": _export,
     "import": _import,

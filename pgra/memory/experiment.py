@@ -23,9 +23,9 @@ from pgra.core import Json
 from pgra.errors import ConfigError
 from pgra.lm.remote import RemoteLM
 from pgra.memory.families import Family
-from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import OpenLookup
-from pgra.memory.report import SYSTEMS, StreamResult, Variant, compare_with, measure, scratch_log
+from pgra.memory.memory import Memory
+from pgra.memory.report import SYSTEMS, StreamResult, Variant, compare_with, measure
 from pgra.memory.stream import (
     GrowPrompt,
     MemPrompt,
@@ -150,8 +150,8 @@ class Experiment(Simulation):
     @property
     def identity(self) -> dict[str, Json]:
         """All that decides the numbers, but for the variant and the stream."""
-        with scratch_log() as log:
-            lookup = dict(self.open_lookup(log).fingerprint)
+        with Memory(":memory:", lookup=self.open_lookup) as memory:
+            lookup = dict(memory.lookup.fingerprint)
         family = asdict(self.family)
         for name in ("paper", "is_of_paper"):  # they decide no number here
             del family[name]
@@ -213,14 +213,18 @@ class Experiment(Simulation):
         folder.mkdir(parents=True)
         outcomes = []
         with (
-            FeedbackLog.open(folder / MEMORY_FILE) as log,
+            Memory(
+                folder / MEMORY_FILE,
+                lookup=self.open_lookup,
+                threshold=self.threshold,
+                source="stream",
+            ) as memory,
             (folder / STEPS_FILE).open("w", encoding="utf-8") as file,
         ):
             most = 0 if variant.system == "no-mem" else self.max_added
             system: System = GrowPrompt(self.lm, max_added=most)
             if variant.system == "mem":
-                lookup = self.open_lookup(log)
-                system = MemPrompt(self.family, self.lm.few_shot, log, lookup, self.threshold)
+                system = MemPrompt(self.family, self.lm.few_shot, memory)
             played = self.play(steps, system, probability=variant.probability, seed=variant.seed)
             for outcome in Bar(played, total=len(steps), desc=variant.name, unit="step"):
                 file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""A memory of corrections: an append-only log in SQLite.
+"""The file of a memory of corrections: an append-only log in SQLite.
 
 `event` is the log; only `erase` deletes from it. `entry` lists the events in force, which are what
 `replay` makes of the log. `vector` holds encoders' vectors of entries; missing ones are recomputed.
@@ -16,21 +16,21 @@ import datetime
 import json
 import logging
 import mmap
+import os
 import re
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from pgra.artifacts import canonical_json, write_aside, write_lines
+from pgra.artifacts import canonical_json, write_aside
 from pgra.config import from_values
 from pgra.data.read import check_file, is_utf8, read_records
-from pgra.database import DatabaseKind, open_database
+from pgra.database import IN_MEMORY, DatabaseKind, open_database
 from pgra.errors import ArtifactError, DataError, PgraError
 
 MEMORY = DatabaseKind(
@@ -41,7 +41,7 @@ CREATE TABLE event (id INTEGER PRIMARY KEY, record BLOB NOT NULL);
 CREATE TABLE entry (event INTEGER PRIMARY KEY, slot BLOB NOT NULL UNIQUE);
 CREATE TABLE vector (event INTEGER, encoder TEXT, data BLOB NOT NULL, PRIMARY KEY (event, encoder));
 """,
-    version=2,
+    version=3,
     # A page holds the longest record whole, so that what is left of a damaged file can be read.
     page_bytes=65_536,
     if_damaged="pgra memory salvage {path} --output NEW.sqlite reads what is left",
@@ -49,14 +49,14 @@ CREATE TABLE vector (event INTEGER, encoder TEXT, data BLOB NOT NULL, PRIMARY KE
 logger = logging.getLogger(__name__)
 
 _CHECKPOINT_PAGES = 64
-Kind = Literal["write", "correct", "forget", "erase"]
-MAX_KEY_CHARS = 10_000
+Kind = Literal["add", "update", "delete", "erase"]
+MAX_QUESTION_CHARS = 10_000
 MAX_FEEDBACK_CHARS = 2_000
-MAX_NAME_CHARS = 200  # of source, task and scope; with these limits a record fits into a page
+MAX_NAME_CHARS = 200  # of source, task and user; with these limits a record fits into a page
 _LIMITS = {
-    "key": MAX_KEY_CHARS,
+    "question": MAX_QUESTION_CHARS,
     "feedback": MAX_FEEDBACK_CHARS,
-    **dict.fromkeys(("source", "task", "scope", "time"), MAX_NAME_CHARS),
+    **dict.fromkeys(("source", "task", "user", "time"), MAX_NAME_CHARS),
 }
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and line breaks
 _CHECKSUM_CHARS = 32
@@ -68,30 +68,33 @@ _ENTRIES = "SELECT event, record FROM entry LEFT JOIN event ON event.id = entry.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
-    """One line of the log, in the slot of its task, scope and key; an entry is an event in force.
+class MemoryEntry:
+    """What a user said of a question: one event of the log, in the slot of task, user and question.
+
+    An entry is an event in force: the last one of its slot, if that is no "delete".
 
     Attributes:
-        kind: "write" fills a slot, "correct" replaces its feedback, "forget" empties it; "erase"
-            records that earlier events were deleted.
-        key: The question that was misunderstood, as it was asked; "" for an "erase".
-        feedback: What the user said of it; "" for a "forget" and an "erase".
+        question: What was misunderstood, as it was asked; "" for an "erase".
+        feedback: What was meant; "" for a "delete" and an "erase".
+        kind: "add" fills a slot, "update" replaces its feedback, "delete" empties it; "erase"
+            records that earlier events were erased.
         time: UTC, ISO 8601; "" if unknown.
         source: Who or what gave the feedback: "user", "stream", a name.
-        scope: A user, a group or a project; "" for an entry that all share.
-        id: Its number in the log, from 1; 0 outside one.
+        task: Which questions it is for; "" for those of no task.
+        user: A user, a group or a project; "" for an entry that all share.
+        id: Its number in the log, from 1; 0 outside one. An update has a new one.
 
     Raises:
         DataError: If a text is empty, too long, not valid Unicode, or has control characters.
     """
 
-    kind: Kind = "write"
-    key: str = ""
+    question: str = ""
     feedback: str = ""
+    kind: Kind = "add"
     time: str = ""
     source: str = "user"
     task: str = ""
-    scope: str = ""
+    user: str = ""
     id: int = 0
 
     def __post_init__(self) -> None:
@@ -109,15 +112,15 @@ class Event:
                 )
         if self.kind == "erase":
             return
-        if not self.key.strip():
-            raise DataError("the key is empty: give the question that was misunderstood")
-        if self.kind != "forget" and not self.feedback.strip():
-            raise DataError("the feedback is empty: say what was meant, or use forget")
+        if not self.question.strip():
+            raise DataError("the question is empty: give the one that was misunderstood")
+        if self.kind != "delete" and not self.feedback.strip():
+            raise DataError("the feedback is empty: say what was meant, or use delete")
 
     @property
     def slot(self) -> bytes:
-        """A digest of task, scope and key."""
-        names = [self.task, *([self.scope] if self.scope else []), self.key]
+        """A digest of task, user and question."""
+        names = [self.task, *([self.user] if self.user else []), self.question]
         return xxhash.xxh3_128_digest("\0".join(names).encode())
 
     def pack(self) -> bytes:
@@ -125,12 +128,12 @@ class Event:
         return _checksum(body) + body + b"\n"
 
 
-def unpack(record: bytes) -> Event | None:
+def unpack(record: bytes) -> MemoryEntry | None:
     """Read a record; None if it is damaged."""
     body = record[_CHECKSUM_CHARS:].rstrip(b"\n")
     if _checksum(body) != record[:_CHECKSUM_CHARS]:
         return None
-    return Event(**json.loads(body))
+    return MemoryEntry(**json.loads(body))
 
 
 def _checksum(body: bytes) -> bytes:
@@ -139,58 +142,59 @@ def _checksum(body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Part:
-    """A task's entries of a scope and those that all share; of scope "" the latter alone."""
+    """A task's entries of a user and those that all share; of user "" the latter alone."""
 
     task: str = ""
-    scope: str = ""
+    user: str = ""
 
-    def holds(self, event: Event) -> bool:
-        return event.task == self.task and event.scope in ("", self.scope)
-
-
-SHARED = Part()  # entries of no task and no scope
+    def holds(self, event: MemoryEntry) -> bool:
+        return event.task == self.task and event.user in ("", self.user)
 
 
-def replay(events: Iterable[Event]) -> list[Event]:
+SHARED = Part()  # entries of no task and no user
+
+
+def replay(events: Iterable[MemoryEntry]) -> list[MemoryEntry]:
     """Return the entries in force after these events (in the log's order), the oldest first."""
-    slots: dict[bytes, Event] = {}
+    slots: dict[bytes, MemoryEntry] = {}
     for event in events:
         if event.kind == "erase":
             continue
         slots.pop(event.slot, None)
-        if event.kind != "forget":
+        if event.kind != "delete":
             slots[event.slot] = event
     return list(slots.values())
 
 
 class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
-    """The log and its entries. Several processes may open and write one file.
+    """The log and its entries in a file. Several processes may open and write one file.
 
     All methods raise an ArtifactError if the file is damaged or cannot be written.
     """
 
-    def __init__(self, path: Path, db: sqlite3.Connection, *, is_writable: bool = True) -> None:
-        self.path, self._db, self._is_writable = path, db, is_writable
-        self._place = path.absolute()  # SQLite's, wherever the process goes
-        self._inode = self._place.stat().st_ino
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        """Open a memory's file; a missing one is made, or an error without `create`.
 
-    @classmethod
-    def open(cls, path: Path, *, is_writable: bool = True, may_make: bool = True) -> Self:
-        """Open a memory; if `may_make`, a writable one is created where it is missing."""
-        db = open_database(path, MEMORY, writable=is_writable, create=may_make)
+        On a read-only disk it is only read. `IN_MEMORY` is no file.
+        """
+        place = path.absolute()  # SQLite's, wherever the process goes
+        needed = [place, place.parent] if place.exists() else []
+        self.path, self._place = path, place
+        self._is_writable = all(os.access(each, os.W_OK) for each in needed)
+        self._db = open_database(path, MEMORY, writable=self._is_writable, create=create)
         with contextlib.ExitStack() as stack:
-            stack.callback(db.close)
-            if is_writable:
-                db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-            log = cls(path, db, is_writable=is_writable)
+            stack.callback(self._db.close)
+            self._inode = self._find_inode()
+            if self._is_writable:
+                self._db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             # SQLite reads on over much damage, and leaves out entries: 0.3 s for 100,000 of them.
-            verdict = str(log._value("PRAGMA integrity_check(1)"))
+            verdict = str(self._value("PRAGMA integrity_check(1)"))
             if verdict != "ok":
                 why = " ".join(verdict.split()).removeprefix("*** in database main *** ")
                 raise MEMORY.damaged(path, why)
-            log.event(log.last_id)  # whose number is followed by the next one's
+            # The last one's number is followed by the next one's.
+            next(self.events(after=self._last_id - 1), None)
             stack.pop_all()
-            return log
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -199,87 +203,48 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         with MEMORY.errors_of(self.path):
             self._db.close()
 
-    def __len__(self) -> int:
-        return int(self._value("SELECT count(*) FROM entry"))
-
     @property
-    def last_id(self) -> int:
-        """The last event's id; 0 in an empty log."""
+    def _last_id(self) -> int:
         return int(self._value("SELECT max(id) FROM event") or 0)
 
-    def write(
-        self, key: str, feedback: str, *, source: str = "user", task: str = "", scope: str = ""
-    ) -> Event:
-        """Store a feedback on a question, the key; it replaces one of the same task, scope and key.
+    def append(
+        self, entries: Iterable[MemoryEntry], *, skip_known: bool = False
+    ) -> list[MemoryEntry]:
+        """Append in one transaction, all or none; return them with their ids.
 
-        Returns the entry, which is on the disk.
-
-        Raises:
-            DataError: If a text cannot be kept (see `Event`).
+        If `skip_known`, those that the log has already (all fields but the id) are left out.
         """
-        event = Event(
-            key=key, feedback=feedback, time=_now(), source=source, task=task, scope=scope
-        )
-        with self._transaction():
-            return self._insert(event)
+        with self.transaction():
+            known = {replace(event, id=0) for event in self.events()} if skip_known else set()
+            return [self.insert(entry) for entry in entries if entry not in known]
 
-    def correct(self, entry_id: int, feedback: str, *, source: str = "user") -> Event:
-        """Replace an entry's feedback; a DataError if there is no such entry now, or as `write`."""
-        with self._transaction():
-            return self._change(entry_id, "correct", feedback, source)
-
-    def forget(self, *entry_ids: int, source: str = "user") -> None:
-        """Take entries out, all or none; the log keeps them. A DataError if one is not there."""
-        with self._transaction():
-            for entry_id in entry_ids:
-                self._change(entry_id, "forget", "", source)
-
-    def erase(self, *event_ids: int, source: str = "user") -> int:
-        """Delete entries from the log too, all or none: no byte of their texts stays in a file.
-
-        All events of an entry's slot are deleted, also of one that was corrected or forgotten
-        since; returns how many. The log records when, and by which source.
-
-        Raises:
-            DataError: If one is not in the log.
-            ArtifactError: If another process has the file open: bytes of the texts stay until it is
-                closed.
-        """
-        with self._transaction():
-            slots = set()
-            for event_id in event_ids:
-                event = self.event(event_id)
-                if event is None or event.kind == "erase":
-                    raise DataError(
-                        f"{self.path}: entry {event_id} is not in the log: list --log shows what is"
-                    )
-                slots.add(event.slot)
-            count = self._delete(lambda event: event.slot in slots, source)
-        self._write_anew()
-        return count
-
-    def erase_scope(self, scope: str, *, source: str = "user") -> int:
-        """Erase all events of a scope (see `erase`); a DataError if there are none."""
-        with self._transaction():
-            count = self._delete(lambda event: event.scope == scope, source)
-            if not count:
-                raise DataError(f"{self.path} has nothing of scope '{scope}'")
-        self._write_anew()
-        return count
-
-    def _delete(self, is_meant: Callable[[Event], bool], source: str) -> int:
-        """Delete events within a transaction, and log it; count them."""
+    def insert(self, event: MemoryEntry) -> MemoryEntry:
+        """Append within a transaction; an entry replaces the one in its slot."""
+        event = replace(event, id=self._last_id + 1)
         run = self._db.execute
-        ids = [e.id for e in self.events() if e.kind != "erase" and is_meant(e)]
-        self._insert(Event(kind="erase", time=_now(), source=source))  # no id is given twice
-        run("PRAGMA secure_delete = ON")
-        for event_id in ids:
-            run("DELETE FROM event WHERE id = ?", (event_id,))
-            self._take_out(event_id)
-        return len(ids)
+        run("INSERT INTO event (id, record) VALUES (?, ?)", (event.id, event.pack()))
+        if event.kind != "erase":
+            self._take_out(self._value("SELECT event FROM entry WHERE slot = ?", event.slot))
+        if event.kind in ("add", "update"):
+            run("INSERT INTO entry (event, slot) VALUES (?, ?)", (event.id, event.slot))
+        return event
 
-    def _write_anew(self) -> None:
-        """Leave no byte of what was erased in the memory's files."""
+    def erase(self, ids: Sequence[int], source: str) -> None:
+        """Delete events within a transaction, and log that; `write_anew` must follow it."""
+        self.insert(MemoryEntry(kind="erase", time=now(), source=source))  # no id is given twice
+        self._db.execute("PRAGMA secure_delete = ON")
+        for event_id in ids:
+            self._db.execute("DELETE FROM event WHERE id = ?", (event_id,))
+            self._take_out(event_id)
+
+    def write_anew(self) -> None:
+        """Leave no byte of what was erased in the memory's files.
+
+        Raises:
+            ArtifactError: If another process has the file open: bytes stay until it is closed.
+        """
+        if self.path == IN_MEMORY:
+            return
         # A connection of its own, for VACUUM runs beside no reading of the same one.
         db = open_database(self.path, MEMORY, create=False)
         with MEMORY.errors_of(self.path), contextlib.closing(db):
@@ -292,41 +257,19 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
                 "in its files until that is closed"
             )
 
-    def _change(self, entry_id: int, kind: Kind, feedback: str, source: str) -> Event:
-        found = self.get([entry_id])
-        if not found:
-            raise DataError(
-                f"{self.path} has no entry {entry_id} now: pgra memory list shows those there are"
-            )
-        changed = replace(found[0], kind=kind, feedback=feedback, source=source, time=_now())
-        return self._insert(changed)
-
-    def extend(self, events: Iterable[Event], *, skip_known: bool = False) -> int:
-        """Append events in one transaction, all or none, with new ids; return how many.
-
-        If `skip_known`, those that the log has already (all fields but the id) are left out.
-        """
-        with self._transaction():
-            known = {replace(event, id=0) for event in self.events()} if skip_known else set()
-            return len([self._insert(event) for event in events if event not in known])
-
-    def events(self, *, after: int = 0) -> Iterator[Event]:
+    def events(self, *, after: int = 0) -> Iterator[MemoryEntry]:
         """Read the log's events with ids above `after`, in order."""
         yield from self._read("SELECT id, record FROM event WHERE id > ? ORDER BY id", after)
 
-    def entries(self) -> Iterator[Event]:
+    def entries(self) -> Iterator[MemoryEntry]:
         """Read the entries, the oldest first."""
         yield from self._read(f"{_ENTRIES} WHERE event > ? ORDER BY event", 0)
 
-    def get(self, ids: Sequence[int]) -> list[Event]:
+    def get(self, ids: Sequence[int]) -> list[MemoryEntry]:
         """Read the entries with these ids, in the order asked; those not in force are left out."""
         sql = f"{_ENTRIES} WHERE event IN (SELECT value FROM json_each(?))"
         found = {event.id: event for event in self._read(sql, json.dumps(list(ids)))}
         return [found[entry_id] for entry_id in ids if entry_id in found]
-
-    def event(self, event_id: int) -> Event | None:
-        """Read one event; None if there is none."""
-        return next(self._read("SELECT id, record FROM event WHERE id = ?", event_id), None)
 
     def vectors(self, encoder: str, ids: Sequence[int]) -> dict[int, Vector]:
         """Read stored vectors by entry; missing and damaged ones are left out.
@@ -354,7 +297,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             (encoder, _pack_vector(encoder, event_id, vector), event_id)
             for event_id, vector in vectors.items()
         ]
-        with self._transaction():
+        with self.transaction():
             self._db.executemany(sql, rows)
 
     def verify(self) -> None:
@@ -362,24 +305,14 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         if replay(self.events()) != list(self.entries()):
             raise MEMORY.damaged(self.path, "its entries are not what its log says")
 
-    def _insert(self, event: Event) -> Event:
-        event = replace(event, id=self.last_id + 1)
-        run = self._db.execute
-        run("INSERT INTO event (id, record) VALUES (?, ?)", (event.id, event.pack()))
-        if event.kind != "erase":
-            self._take_out(self._value("SELECT event FROM entry WHERE slot = ?", event.slot))
-        if event.kind in ("write", "correct"):
-            run("INSERT INTO entry (event, slot) VALUES (?, ?)", (event.id, event.slot))
-        return event
-
     def _take_out(self, event_id: int | None) -> None:
         for table in ("entry", "vector"):
             self._db.execute(f"DELETE FROM {table} WHERE event = ?", (event_id,))
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Make one change, whole or not at all; refuse a file that was moved or replaced."""
-        if not self._place.exists() or self._place.stat().st_ino != self._inode:
+        if self._find_inode() != self._inode:
             raise ArtifactError(
                 f"{self.path} was moved, removed or replaced while it is open: nothing is written; "
                 "put it back with the -wal beside it, or open it again"
@@ -388,12 +321,15 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             self._db.execute("BEGIN IMMEDIATE")
             yield
 
+    def _find_inode(self) -> int | None:
+        return self._place.stat().st_ino if self._place.exists() else None
+
     def _value(self, sql: str, *values: int | bytes) -> Any:
         with MEMORY.errors_of(self.path):
             row = self._db.execute(sql, values).fetchone()
         return row[0] if row else None
 
-    def _read(self, sql: str, value: int | str) -> Iterator[Event]:
+    def _read(self, sql: str, value: int | str) -> Iterator[MemoryEntry]:
         with MEMORY.errors_of(self.path):
             cursor = self._db.execute(sql, (value,))
             while rows := cursor.fetchmany(_ROWS_A_READ):
@@ -417,31 +353,12 @@ def _unpack_vector(encoder: str, event_id: int, data: object) -> Vector | None:
     return vector if _pack_vector(encoder, event_id, vector) == data else None
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
 
-# A memory's log as a jsonl file, there and back.
-
-
-def export_log(log: FeedbackLog, path: Path, *, scope: str | None = None) -> int:
-    """Write events, one JSON object a line, and return how many; `replay` gives the same memory.
-
-    `scope` limits them to one scope ("": those that all share); None writes every event.
-
-    Raises:
-        DataError: If the file is the memory's own.
-    """
-    own = [Path(f"{log.path.resolve()}{end}") for end in ("", "-wal", "-shm")]
-    if path.resolve() in own or (path.exists() and path.samefile(own[0])):
-        raise DataError(f"{path} is the memory itself: name another file")
-    lines = [asdict(event) for event in log.events() if scope in (None, event.scope)]
-    write_lines(path, lines)
-    return len(lines)
-
-
-def read_events(path: Path) -> list[Event]:
-    """Read events from jsonl with `key` and `feedback`, and optionally other fields of `Event`.
+def read_events(path: Path) -> list[MemoryEntry]:
+    """Read events from jsonl: `question`, `feedback`, and optionally other fields of `MemoryEntry`.
 
     Raises:
         DataError: If a line is no event (names file and line).
@@ -453,23 +370,11 @@ def read_events(path: Path) -> list[Event]:
         if type(values.get("feedback")) is int:  # a label of digits
             values["feedback"] = str(values["feedback"])
         try:
-            event = from_values(Event, values, id=0)
+            event = from_values(MemoryEntry, values, id=0)
             events.append(replace(event, source=str(record.fields.get("source", event.source))))
         except PgraError as error:
             raise DataError(f"{path}, line {record.line}: {error}") from None
     return events
-
-
-def import_events(log: FeedbackLog, events: Sequence[Event], *, scope: str | None = None) -> int:
-    """Append events of `read_events` in their order, all or none; return how many were appended.
-
-    Skips events that the log already has (all fields but the id), so that a file may be imported
-    twice, and erasures, which belong to another log. Later lines win, whatever their `time`. All
-    get the `scope`; None leaves each in its own.
-    """
-    if scope is not None:
-        events = [replace(event, scope=scope) for event in events]
-    return log.extend((e for e in events if e.kind != "erase"), skip_known=True)
 
 
 # What is left of a damaged memory, read into a new one; and what is not.
@@ -491,7 +396,7 @@ def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
     """
     if output.exists():
         raise ArtifactError(f"{output} is there already: name a new file for what is salvaged")
-    found: dict[int, Event] = {}
+    found: dict[int, MemoryEntry] = {}
     # What stands first wins: a write-ahead log may end in frames that never counted.
     for path in (damaged, damaged.with_name(f"{damaged.name}-wal")):
         if not path.is_file() or not path.stat().st_size:
@@ -503,6 +408,6 @@ def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
                     found.setdefault(event.id, event)
     if not found:
         raise DataError(f"nothing can be read from {damaged}: no whole record is left in it")
-    with write_aside(output) as aside, FeedbackLog.open(aside) as log:
-        log.extend(found[number] for number in sorted(found))
+    with write_aside(output) as aside, FeedbackLog(aside) as log:
+        log.append(found[number] for number in sorted(found))
     return len(found), [number for number in range(1, max(found)) if number not in found]

@@ -1,8 +1,8 @@
 """Look-ups M(x) and their gate (Madaan et al. 2022): the nearest stored feedback for a question.
 
-Each follows the log: what another process writes, corrects or forgets counts at the next question.
-Higher scores are nearer. A scope's question is looked up among its own entries and shared ones; of
-equal scores its own come first, then the newest (`nearest_first`). The release returns the oldest
+Each follows the log: what another process adds, updates or deletes counts at the next question.
+Higher scores are nearer. A user's question is looked up among their own entries and shared ones; of
+equal scores their own come first, then the newest (`nearest_first`). The release returns the oldest
 of equally near keys, and its semantic memory another key's.
 
 The combiner C(x, M(x)) is a gate, a threshold on the score (section 3.4). Questions are compared
@@ -30,7 +30,7 @@ from pgra.core import Context, Json, Rows
 from pgra.data.text import WORDS, copy_key, drop_punctuation, split_words, strip_marks
 from pgra.errors import ConfigError
 from pgra.memory.families import Family
-from pgra.memory.log import SHARED, Event, FeedbackLog, Part
+from pgra.memory.log import SHARED, FeedbackLog, MemoryEntry, Part
 
 LOOKUPS: Mapping[str, str] = {
     "bm25": "pgra.memory.lookup:Bm25Lookup",
@@ -54,7 +54,7 @@ _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
 _MOST_WRITTEN = 65_536  # generated feedback kept by question
 Floats = npt.NDArray[np.float64]
-_Slot = tuple[str, str]  # scope and key
+_Slot = tuple[str, str]  # user and question
 
 
 def strip_slot(question: str) -> str:
@@ -172,11 +172,10 @@ class LookupArguments(Arguments):
         return self.threshold if is_open else self.gate
 
 
-@dataclass(frozen=True)
-class Match:
-    """A stored entry and its score: higher is nearer, see `Lookup.scores`."""
+@dataclass(frozen=True, kw_only=True)
+class Match(MemoryEntry):
+    """An entry that was found, and its score: higher is nearer, see `Lookup.scores`."""
 
-    entry: Event
     score: float
 
 
@@ -218,13 +217,11 @@ class Lookup(Protocol):
 OpenLookup = Callable[[FeedbackLog], Lookup]
 
 
-def load_lookup(
-    args: LookupArguments, context: Context, *, task: str = "", scope: str = ""
-) -> OpenLookup:
+def load_lookup(args: LookupArguments, context: Context, part: Part = SHARED) -> OpenLookup:
     """Load a look-up by its name (see `Lookup.load`); open arguments are settled for no family."""
     args = args.settle()
     cls: type[Lookup] = find_class("lookup", str(args.lookup), LOOKUPS)
-    return cls.load(args, Part(task, scope), context)
+    return cls.load(args, part, context)
 
 
 def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
@@ -261,7 +258,7 @@ def _drop_exchanged(scores: Floats, likeness: Floats, key: str, keys: Sequence[s
 
 
 def nearest_first(scores: Floats, is_own: npt.ArrayLike, ids: npt.ArrayLike) -> Rows:
-    """Return the rows by score, then of an own scope, then newest (largest id)."""
+    """Return the rows by score, then the user's own, then newest (largest id)."""
     return np.lexsort((-np.asarray(ids), -np.asarray(is_own, np.int8), -scores))
 
 
@@ -288,7 +285,8 @@ class LogLookup(ABC):
                 break
             nearest.setdefault(self._name(row), row)
         found = {int(ids[row]): float(scores[row]) for row in nearest.values()}
-        return [Match(entry, found[entry.id]) for entry in self._log.get(list(found))]
+        entries = self._log.get(list(found))
+        return [Match(**vars(entry), score=found[entry.id]) for entry in entries]
 
     @abstractmethod
     def _score(self, question: str) -> Floats:
@@ -309,7 +307,7 @@ class LogLookup(ABC):
 
     def _follow(self) -> None:
         """Take in new events; all again after an erasure."""
-        news: Iterable[Event] = self._log.events(after=self._through)
+        news: Iterable[MemoryEntry] = self._log.events(after=self._through)
         if self._through:
             news = list(news)
             if any(event.kind == "erase" for event in news):
@@ -319,17 +317,17 @@ class LogLookup(ABC):
             self._through = event.id
             if event.kind == "erase" or not self._part.holds(event):
                 continue
-            slot = (event.scope, event.key)
+            slot = (event.user, event.question)
             if (old := self._rows.pop(slot, None)) is not None:
                 self._drop(old)
-            if event.kind != "forget":
+            if event.kind != "delete":
                 self._rows[slot] = len(self._ids)
                 self._take(event)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: MemoryEntry) -> None:
         self._ids.append(event.id)
-        self._is_own.append(event.scope != "")
-        text = event.feedback if self._form == "feedback" else event.key
+        self._is_own.append(event.user != "")
+        text = event.feedback if self._form == "feedback" else event.question
         self._texts.append(self._normalize(text))
 
     def _drop(self, row: int) -> None:
@@ -424,7 +422,7 @@ class Bm25Lookup(LogLookup):
         self._counts: Counter[str] = Counter()  # by word: entries now
         self._num_words = 0
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: MemoryEntry) -> None:
         super()._take(event)
         words = Counter(split_words(self._texts[-1], singles=True))
         for word, count in words.items():

@@ -6,10 +6,8 @@ Acc(u) is the accuracy of the understanding, Acc(y) that of the answer (Madaan e
 
 import logging
 import operator
-import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -20,8 +18,8 @@ from pgra.artifacts import write_text
 from pgra.core import Json
 from pgra.errors import DataError
 from pgra.memory.families import Family
-from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import OpenLookup
+from pgra.memory.memory import Memory
 from pgra.memory.stream import Step, StepOutcome
 from pgra.report.metrics import combine_p, mcnemar, mean_sd_interval
 from pgra.report.tables import Cell, Table
@@ -158,28 +156,18 @@ class GateReport:
     num_trials: int
 
 
-@contextmanager
-def scratch_log() -> Iterator[FeedbackLog]:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        FeedbackLog.open(Path(folder) / "memory.sqlite") as log,
-    ):
-        yield log
-
-
 def judge_thresholds(steps: Sequence[Step], open_lookup: OpenLookup) -> list[GateReport]:
     """Return a report of each score met, the largest first, used as the threshold.
 
     Each question is looked up among those before it, as if all of them had been clarified.
     """
     nearest, wanted, meanings = list[tuple[float, bool]](), 0, dict[int, str]()  # by entry
-    with scratch_log() as log:
-        lookup = open_lookup(log)
+    with Memory(":memory:", lookup=open_lookup) as memory:
         for step in steps:
             wanted += step.meaning in meanings.values()
-            for match in lookup.find(step.question):
-                nearest.append((match.score, meanings[match.entry.id] == step.meaning))
-            meanings[log.write(step.question, step.feedback, source="dev").id] = step.meaning
+            for match in memory.search(step.question):
+                nearest.append((match.score, meanings[match.id] == step.meaning))
+            meanings[memory.add(step.question, step.feedback).id] = step.meaning
     reports = []
     for threshold in sorted({score for score, _ in nearest}, reverse=True):
         passed = [is_right for score, is_right in nearest if score >= threshold]

@@ -7,6 +7,7 @@ Questions are read from a file, or made of a word list: relations of words, or f
 one (Brown et al. 2020, section 3.9.2; Madaan et al. 2022, 3.3.2).
 """
 
+import math
 import random
 import re
 from bisect import bisect_right
@@ -25,8 +26,9 @@ from pgra.errors import DataError, show
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel
 from pgra.memory.families import QUESTION, SITUATION, Family, judge_situation, plain
-from pgra.memory.log import Event, FeedbackLog, read_events, replay
-from pgra.memory.lookup import Lookup, Match, passing
+from pgra.memory.log import MemoryEntry, read_events, replay
+from pgra.memory.lookup import Match, passing
+from pgra.memory.memory import Memory
 from pgra.memory.prompts import FewShot, PromptExample, fill
 from pgra.report.text_metrics import is_exact_match
 
@@ -212,15 +214,15 @@ def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
     """
     if family is not None:
         return read_stream(path, family)
-    entries, records = list[Event](), list[Record]()
+    entries, records = list[MemoryEntry](), list[Record]()
     if check_file(path, ("jsonl", "sqlite")) == "sqlite":
-        with FeedbackLog.open(path, is_writable=False) as log:
-            entries = list(log.entries())
+        with Memory(path, create=False) as memory:
+            entries = list(memory)
     else:
         records = list(read_records(path))
-        if records and {"key", "kind"} <= set(records[0].fields):
+        if records and {"kind", "source"} <= set(records[0].fields):
             entries, records = replay(read_events(path)), []
-    pairs = [Step(str(entry.id), "", entry.key, entry.feedback) for entry in entries]
+    pairs = [Step(str(entry.id), "", entry.question, entry.feedback) for entry in entries]
     hint = ": each line has a question and the feedback it got"
     for record in records:
         kind = str(record.fields.get("type") or "")
@@ -398,33 +400,33 @@ class MemPrompt:
     prompt's own examples and stand after the rest, the nearest last.
 
     Attributes:
-        threshold: The gate's; None lets all pass, as the paper does with label feedback.
-        kinds: Each key's type, for the report.
+        memory: Its threshold is the gate; None lets all pass, as the paper does with label
+            feedback.
+        kinds: Each question's type, for the report.
     """
 
     family: Family
     few_shot: FewShot
-    log: FeedbackLog
-    lookup: Lookup
-    threshold: float | None
+    memory: Memory
     kinds: dict[str, str] = field(default_factory=dict)
 
     def ask(self, step: Step) -> BuiltPrompt:
         question, is_of_answers = step.question, self.family.is_of_answers
-        found = self.lookup.find(question, self.family.num_remembered if is_of_answers else 1)
-        near = [match.entry for match in passing(found, self.threshold)]
+        num_found = self.family.num_remembered if is_of_answers else 1
+        found = self.memory.search(question, num_found, threshold=-math.inf)
+        near = passing(found, self.memory.threshold)
         if is_of_answers:
-            more = [PromptExample(entry.key, entry.feedback) for entry in reversed(near)]
+            more = [PromptExample(entry.question, entry.feedback) for entry in reversed(near)]
             num_own = max(0, len(self.few_shot.examples_of(question)) - len(more))
             text = self.few_shot.write(question, more=more, num_own=num_own)
         else:
             feedback = near[0].feedback if near else ""
             text = self.few_shot.write(question, feedback=feedback)
-        kind = self.kinds.get(near[0].key) if near else None
+        kind = self.kinds.get(near[0].question) if near else None
         return BuiltPrompt(text, found, len(near), kind)
 
     def learn(self, step: Step) -> None:
-        self.log.write(step.question, step.feedback, source="stream")
+        self.memory.add(step.question, step.feedback)
         self.kinds[step.question] = step.kind
 
 
@@ -524,8 +526,8 @@ class Simulation:
                 understood=understood,
                 answered=answered,
                 clarified=not understood and bool(draws[row] < probability),
-                feedback=used.entry.feedback if used else "",
-                neighbors=[match.entry.key for match in prompt.found[: prompt.num_used]],
+                feedback=used.feedback if used else "",
+                neighbors=[match.question for match in prompt.found[: prompt.num_used]],
                 matched_kind=prompt.matched_kind,
                 score=used.score if used else None,
                 num_prompt_tokens=completion.num_prompt_tokens,

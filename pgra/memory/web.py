@@ -36,24 +36,18 @@ _Form = Mapping[str, str]
 
 
 class MemoryPage:
-    """The page, and what its forms do; the log and the LM have one thread."""
+    """The page, and what its forms do; the memory and the LM have one thread."""
 
-    def __init__(self, start: Callable[[], Conversation], about: str) -> None:
-        """Open the conversation in its thread; what `start` raises is raised here."""
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self.about = f"{conversation.memory.path}: {conversation.about}"
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversation")
-        try:
-            self.conversation = self._thread.submit(start).result()
-        except BaseException:
-            self._thread.shutdown()
-            raise
-        self.about = f"{about}: {self.conversation.about}"
         loader = FileSystemLoader(Path(__file__).parent / "assets")
         pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
         pages.filters["visible"] = visible
         self._template = pages.get_template("memory.html")
 
     def close(self) -> None:
-        self._thread.submit(self.conversation.system.log.close).result()
         self._thread.shutdown()
 
     def app(self, hosts: Sequence[str]) -> Starlette:
@@ -80,7 +74,7 @@ class MemoryPage:
         return await self._render(typed, turn)
 
     async def _render(self, typed: _Form, turn: Turn | None = None, error: str = "") -> Response:
-        entries = await self._do(lambda conversation: conversation.entries())
+        entries = await self._do(lambda conversation: list(conversation.memory))
         text = self._template.render(
             about=self.about,
             system=self.conversation.system,
@@ -98,14 +92,14 @@ def _act(conversation: Conversation, typed: _Form) -> Turn | None:
     entry, name = whole_number(typed.get("entry", "")), typed.get("do")
     if name == "ask":
         return conversation.ask(question)
-    if name == "correct":
-        return conversation.ask(question, conversation.correct(question, feedback))
+    if name == "add":
+        return conversation.ask(question, conversation.add(question, feedback))
     if entry is None:
         raise DataError(f"'{typed.get('entry', '')}' is no entry's number")
-    if name == "change":
-        conversation.change(entry, feedback)
-    elif name == "forget":
-        conversation.forget(entry)
+    if name == "update":
+        conversation.memory.update(entry, feedback.strip())
+    elif name == "delete":
+        conversation.memory.delete(entry)
     return None
 
 
@@ -122,7 +116,7 @@ async def _read_form(request: Request) -> dict[str, str]:
         async for part in request.stream():
             body += part
             if len(body) > _MOST_BYTES:
-                raise HTTPException(413, "that is more than a question and a correction")
+                raise HTTPException(413, "that is more than a question and a feedback")
         found = parse_qs(body.decode("ascii"), errors="strict", max_num_fields=8)
     except (ClientDisconnect, ValueError):  # of the decoding too
         raise HTTPException(400, "that is no form of this page") from None

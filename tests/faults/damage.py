@@ -16,7 +16,7 @@ from world import BESIDE, JOBS, Ended, Job, World, alike, differing, seen
 
 KINDS = ("flip", "cut", "empty", "swap", "delete")
 STATE = (
-    *("index", "bm25", "train", "plain", "rag", "icl", "predict", "memory", "lookup"),
+    *("index", "bm25", "train", "plain", "rag", "icl", "predict", "memory", "search memory"),
     *("ablate", "similar", "gud-ir", "consistency", "stream"),
     *BESIDE,
 )
@@ -39,13 +39,13 @@ READERS: Mapping[str, Job] = {
     "page": Job("report runs/pgra runs/plain runs/icl --html page.html"),
     "ablate": JOBS["ablate"],
     "grid report": Job("report runs/grid --format csv"),
-    "look up": JOBS["lookup"],
+    "search memory": JOBS["search memory"],
     "list": Job("memory list"),
     "search bm25": Job("search 'film town' --corpus corpus.txt --retriever bm25"),
     "consistency": JOBS["consistency"],
     "stream": JOBS["stream"],
-    "similar": Job("memory lookup $ask $memory --encoder similar"),
-    "gud-ir": Job("memory lookup $ask $memory --lookup gud-ir --generator gud-ir"),
+    "similar": Job("memory search $ask $memory --encoder similar"),
+    "gud-ir": Job("memory search $ask $memory --lookup gud-ir --generator gud-ir"),
 }
 # Which of them read a file, by the first pattern that fits.
 READ_BY: Mapping[str, tuple[str, ...]] = {
@@ -67,7 +67,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "runs/stream/*": ("stream",),
     "labels/pseudo_labels/*": ("consistency",),
     "labels/*": ("consistency",),
-    "memory.sqlite*": ("look up", "list"),
+    "memory.sqlite*": ("search memory", "list"),
     "similar/*": ("similar",),
     "gud-ir/*": ("gud-ir",),
 }

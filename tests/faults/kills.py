@@ -17,8 +17,7 @@ from world import JOBS, QUESTION, Ended, Fault, World, differing, seen
 
 DONE = (
     "is there already",  # of a command whose product is whole and must be new
-    "has no entry 1 now",  # what another corrected or forgot before
-    "is not in the log",
+    "has no entry 1:",  # what another updated, deleted or erased before
 )
 
 
@@ -179,5 +178,5 @@ def two_at_once(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
 
 
 Broken = Callable[[World, str, int, Unbroken], str]
-APPENDS = ("memory", "correct", "chat")
+APPENDS = ("memory", "update", "chat")
 """Given twice they may write twice."""

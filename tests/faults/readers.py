@@ -34,7 +34,8 @@ from pgra.experiments.grid import Grid, read_grid
 from pgra.lm.load import ModelSource
 from pgra.lm.replies import read_reply, show_error, without_reasoning
 from pgra.memory.families import Family, load_family
-from pgra.memory.log import FeedbackLog, read_events, salvage
+from pgra.memory.log import read_events, salvage
+from pgra.memory.memory import Memory
 from pgra.memory.nearest_examples import read_pool
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import read_pairs, read_stream, read_words
@@ -125,8 +126,8 @@ def _folder(path: Path) -> object:
 def _memory() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.sqlite"
-        with FeedbackLog.open(path) as log:
-            log.write("what is akin to warm ?", "a synonym")
+        with Memory(path) as memory:
+            memory.add("what is akin to warm ?", "a synonym")
         return path.read_bytes()
 
 
@@ -189,7 +190,7 @@ _MODULES = _rows(
     '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},',
     '{"idx": 1, "name": "1", "path": "1", "type": "sentence_transformers.models.Pooling"}]',
 )
-_EVENT = _rows('{"key": "what is akin to warm ?", "feedback": "a synonym", "kind": "write"}')
+_EVENT = _rows('{"question": "what is akin to warm ?", "feedback": "a synonym", "kind": "add"}')
 _STEP = _rows(
     '{"type": "syn", "word": "warm", "question": "what is akin to < warm > ?", '
     '"feedback": "clarification: when I say akin to, I want a synonym", '

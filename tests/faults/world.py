@@ -258,7 +258,7 @@ def _write_files(here: Path) -> None:
     (here / "prompt.yaml").write_text(
         yaml.safe_dump({"separator": "\n\n", "end": "END", "clarified": form, "examples": shown})
     )
-    typed = [QUESTION, "/correct I want a synonym", "/quit"]
+    typed = [QUESTION, "/add I want a synonym", "/quit"]
     (here / "typed.txt").write_text("\n".join(typed) + "\n")
     years = [f"In the year {1901 + 7 * n} the town of Ex{n} built {n} mills." for n in range(12)]
     (here / "years.txt").write_text("\n".join(years) + "\n")
@@ -337,10 +337,10 @@ JOBS: Mapping[str, Job] = {
     ),
     "memory": Job("memory add $ask 'I want a synonym'"),
     "import": Job("memory import log.jsonl --memory other.sqlite", ["memory", "export"]),
-    "correct": Job("memory correct 1 'I want an antonym'", ["memory"]),
-    "forget": Job("memory forget 1", ["memory"]),
-    "erase": Job("memory erase 1", ["memory", "lookup"]),
-    "lookup": Job("memory lookup $ask $memory", ["memory"]),
+    "update": Job("memory update 1 'I want an antonym'", ["memory"]),
+    "delete": Job("memory delete 1", ["memory"]),
+    "erase": Job("memory erase 1", ["memory", "search memory"]),
+    "search memory": Job("memory search $ask $memory", ["memory"]),
     "export": Job("memory export log.jsonl", ["memory"]),
     "salvage": Job("memory salvage memory.sqlite --output saved.sqlite", ["memory"]),
     "similar": Job(

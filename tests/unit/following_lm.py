@@ -6,8 +6,8 @@ import re
 from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation
 from pgra.memory.families import load_family
-from pgra.memory.log import SHARED, FeedbackLog
 from pgra.memory.lookup import EditLookup
+from pgra.memory.memory import Memory
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import MemPrompt, PromptedLM
 
@@ -62,29 +62,26 @@ class Echo(FollowingLM):
         return Completion(f"{answer} END", len(prompt.split()), 1)
 
 
-def conversation(log, family="lexical", completer=None, threshold=-5.0, part=SHARED):
+def open_memory(threshold=-5.0):
+    """Open a memory as the paper's streams have it."""
+    return Memory(":memory:", lookup=EditLookup, threshold=threshold)
+
+
+def conversation(memory, family="lexical", completer=None):
     """Return a person's conversation, by default about lexical relations."""
     few_shot = load_few_shot(family)
     return Conversation(
         lm=PromptedLM(few_shot=few_shot, completer=completer or FollowingLM()),
-        system=MemPrompt(load_family(family), few_shot, log, EditLookup(log, part), threshold),
-        part=part,
+        system=MemPrompt(load_family(family), few_shot, memory),
+        about="LM <following>",
     )
 
 
 @contextlib.contextmanager
-def open_page(path, *args, **more):
+def open_page(memory, completer=None):
     """Open the page's application on a memory, with the conversation that it shows."""
     from pgra.memory.web import MemoryPage
 
-    with contextlib.closing(
-        MemoryPage(lambda: conversation(FeedbackLog.open(path), *args, **more), "LM <following>")
-    ) as page:
-        app = page.app(["127.0.0.1"])
-        app.state.path = path
-        yield app
-
-
-def entries(app):
-    with FeedbackLog.open(app.state.path, is_writable=False) as log:
-        return [(entry.key, entry.feedback) for entry in log.entries()]
+    page = MemoryPage(conversation(memory, completer=completer))
+    with memory, contextlib.closing(page):
+        yield page.app(["127.0.0.1"])

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sqlite3
 
 import bm25s
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
 from pgra.core import Context
+from pgra.errors import ArtifactError
 from pgra.memory.families import load_family
-from pgra.memory.log import Event, FeedbackLog, Part
+from pgra.memory.log import MemoryEntry, Part
 from pgra.memory.lookup import (
     LOOKUPS,
     Bm25Lookup,
@@ -26,6 +28,7 @@ from pgra.memory.lookup import (
     normalize_key,
     strip_slot,
 )
+from pgra.memory.memory import Memory
 
 CPU = Context(device="cpu")
 
@@ -47,7 +50,12 @@ class LetterEncoder:
 
 
 def found(lookup, question, k=1):
-    return [(match.entry.feedback, round(match.score, 3)) for match in lookup.find(question, k)]
+    return [(match.feedback, round(match.score, 3)) for match in lookup.find(question, k)]
+
+
+def write(memory, question, feedback, **names):
+    """Add an entry of any task and user."""
+    memory.log.append([MemoryEntry(question=question, feedback=feedback, **names)])
 
 
 class Own(EditLookup):
@@ -61,40 +69,40 @@ EVERY = [
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_look_up_keeps_the_contract(name, log, encoder_dir, t5_dir):
+def test_every_look_up_keeps_the_contract(name, memory, encoder_dir, t5_dir):
     args = LookupArguments(
         lookup=name, encoder=str(encoder_dir), generator=str(t5_dir) if name == "gud-ir" else None
     ).settle()
-    lookup = load_lookup(args, CPU, task="t")(log)
-    assert lookup.find("the film is warm") == []
-    log.write("the film is warm", "one", task="t")
-    log.write("the boats by the sea", "two", task="t")
-    log.write("the film is warm", "of another task")
-    before = lookup.find("the film is warm", 5)
+    text = "the film is warm"
+    lookup = load_lookup(args, CPU, Part("t"))(memory.log)
+    assert lookup.find(text) == []
+    write(memory, text, "one", task="t")
+    write(memory, "the boats by the sea", "two", task="t")
+    write(memory, text, "of another task")
+    before = lookup.find(text, 5)
     scores = [match.score for match in before]
     assert scores == sorted(scores, reverse=True)
-    assert {match.entry.task for match in before} <= {"t"}
-    assert lookup.find("the film is warm", 1) == before[:1]
-    assert load_lookup(args, CPU, task="t")(log).find("the film is warm", 5) == before
-    log.write("the film is warm", "three", task="t")
+    assert {match.task for match in before} <= {"t"}
+    assert lookup.find(text, 1) == before[:1]
+    assert load_lookup(args, CPU, Part("t"))(memory.log).find(text, 5) == before
+    write(memory, text, "three", task="t")
     if name != "gud-ir":  # which compares what an untrained model writes
-        feedback = [match.entry.feedback for match in before + lookup.find("the film is warm")]
+        feedback = [match.feedback for match in before + lookup.find(text)]
         assert (feedback[0], feedback[-1]) == ("one", "three")
-    # Of what is the same a scope's own wins, and no other scope is seen.
-    for scope, feedback in (("anna", "four"), ("", "five"), ("bert", "six")):
-        log.write("the film is warm", feedback, task="t", scope=scope)
-    of_anna = load_lookup(args, CPU, task="t", scope="anna")(log).find("the film is warm", 9)
-    assert {match.entry.feedback for match in of_anna} <= {"four", "five", "two"}
-    everybodys = {match.entry.scope for match in lookup.find("the film is warm", 9)}
-    assert everybodys == {""}
+    # Of what is the same a user's own wins, and no other user is seen.
+    for user, feedback in (("anna", "four"), ("", "five"), ("bert", "six")):
+        write(memory, text, feedback, task="t", user=user)
+    of_anna = load_lookup(args, CPU, Part("t", "anna"))(memory.log).find(text, 9)
+    assert {match.feedback for match in of_anna} <= {"four", "five", "two"}
+    assert {match.user for match in lookup.find(text, 9)} == {""}
     if name != "gud-ir":
-        assert of_anna[0].entry.feedback == "four"
+        assert of_anna[0].feedback == "four"
     # What is erased is not found by who had found it before, and what is near it then is.
-    log.erase(next(e.id for e in log.entries() if e.feedback == "five"))
-    left = [match.entry.feedback for match in lookup.find("the film is warm by the sea", 9)]
+    memory.erase(next(e.id for e in memory if e.feedback == "five"))
+    left = [match.feedback for match in lookup.find("the film is warm by the sea", 9)]
     assert left == ["two"]
-    log.forget(*(entry.id for entry in log.entries()))
-    assert lookup.find("the film is warm", 5) == []
+    memory.delete(*(entry.id for entry in memory))
+    assert lookup.find(text, 5) == []
     assert json.dumps(dict(lookup.fingerprint))
 
 
@@ -113,27 +121,25 @@ KEY = st.text("ab cd", min_size=1, max_size=7).filter(str.strip)
     k=st.integers(1, 4),
     form=st.sampled_from(["slotless", "feedback"]),
 )
-def test_edit_distance_finds_what_comparing_every_entry_finds(
-    tmp_path_factory, changes, question, k, form
-):
-    """Whatever was written, corrected and forgotten before, and between two questions."""
-    with FeedbackLog.open(tmp_path_factory.mktemp("log") / "m.sqlite") as log:
-        lookup = EditLookup(log, form=form)
-        for key, feedback, is_written in changes:
-            found = [entry.id for entry in log.entries() if entry.key == key]
-            if is_written:
-                log.write(key, feedback)
+def test_edit_distance_finds_what_comparing_every_entry_finds(changes, question, k, form):
+    """Whatever was added and deleted before, and between two questions."""
+    with Memory(":memory:") as memory:
+        lookup = EditLookup(memory.log, form=form)
+        for key, feedback, is_added in changes:
+            found = [entry.id for entry in memory if entry.question == key]
+            if is_added:
+                memory.add(key, feedback)
             else:
-                log.forget(*found)
+                memory.delete(*found)
             lookup.find(question)
         newest = {}
-        for entry in log.entries():
-            text = entry.feedback if form == "feedback" else entry.key
+        for entry in memory:
+            text = entry.feedback if form == "feedback" else entry.question
             newest[normalize_key(text)] = entry.id
         distances = {c: Levenshtein.distance(c, normalize_key(question)) for c in newest}
         nearest = sorted(newest, key=lambda c: (distances[c], -newest[c]))[:k]
         matches = lookup.find(question, k)
-        assert [match.entry.id for match in matches] == [newest[c] for c in nearest]
+        assert [match.id for match in matches] == [newest[c] for c in nearest]
         assert [match.score for match in matches] == [-distances[c] for c in nearest]
 
 
@@ -146,39 +152,37 @@ WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "e"]), min_size=1, max_siz
     question=WORDS,
     k=st.integers(1, 4),
 )
-def test_bm25_that_follows_gives_what_an_index_made_anew_gives(
-    tmp_path_factory, changes, question, k
-):
+def test_bm25_that_follows_gives_what_an_index_made_anew_gives(changes, question, k):
     """Equal to the last digit, and to `bm25s` but for float32; whatever was done in between."""
-    part = Part(scope="s")
-    with FeedbackLog.open(tmp_path_factory.mktemp("log") / "m.sqlite") as log:
-        following = Bm25Lookup(log, part)
-        for number, (key, scope, is_written) in enumerate(changes):
-            there = [e.id for e in log.entries() if (e.key, e.scope) == (key, scope)]
-            if is_written:
-                log.write(key, f"said {number}", scope=scope)
+    part = Part(user="s")
+    with Memory(":memory:") as memory:
+        following = Bm25Lookup(memory.log, part)
+        for number, (key, user, is_added) in enumerate(changes):
+            there = [e.id for e in memory if (e.question, e.user) == (key, user)]
+            if is_added:
+                write(memory, key, f"said {number}", user=user)
             elif there and number % 3 == 0:
-                log.erase(*there)
+                memory.erase(*there)
             else:
-                log.forget(*there)
+                memory.delete(*there)
             following.find(question, k)
         found = following.find(question, k)
-        assert found == Bm25Lookup(log, part).find(question, k)
-        entries = list(log.entries())
+        assert found == Bm25Lookup(memory.log, part).find(question, k)
+        entries = list(memory)
     if not entries:
         assert found == []
         return
     index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", idf_method="lucene")
-    index.index([entry.key.split() for entry in entries], show_progress=False)
+    index.index([entry.question.split() for entry in entries], show_progress=False)
     scores = index.get_scores(question.split())
     wanted = sorted(-round(float(x), 5) for x in scores if x > 0)[:k]
     assert [match.score for match in found] == pytest.approx([-x for x in wanted], abs=2e-5)
 
 
-def test_a_relative_distance_is_that_worked_out_by_hand(log):
-    log.write("Why?", "reason")
-    log.write("what is C++", "language")
-    lookup = RelativeEditLookup(log)
+def test_a_relative_distance_is_that_worked_out_by_hand(memory):
+    memory.add("Why?", "reason")
+    memory.add("what is C++", "language")
+    lookup = RelativeEditLookup(memory.log)
     assert found(lookup, "why") == [("reason", 1.0)]
     assert found(lookup, "who") == [("reason", round(1 - 2 / 6, 3))]  # y goes, o comes
     assert found(lookup, "WHAT  is really c++?") == [("language", round(1 - 7 / 29, 3))]
@@ -196,9 +200,10 @@ def test_a_relative_distance_is_that_worked_out_by_hand(log):
         ("How do I reset my password?", "how do I reset my  pasword", False),
     ],
 )
-def test_a_question_with_an_exchanged_word_is_another_one(stored, asked, is_other, log):
+def test_a_question_with_an_exchanged_word_is_another_one(stored, asked, is_other, memory):
     """For both look-ups of people's questions; the cosine alone takes it for the same."""
-    log.write(stored, "meant")
+    memory.add(stored, "meant")
+    log = memory.log
     for lookup in (RelativeEditLookup(log), ParaphraseLookup(log, LetterEncoder())):
         (match,) = lookup.find(asked)
         assert (match.score < lookup.scores.gate) == is_other, lookup
@@ -208,8 +213,8 @@ def test_a_question_with_an_exchanged_word_is_another_one(stored, asked, is_othe
 
 
 def in_order(matches):
-    """Whether matches have the order that is promised: score, own scope, newest first."""
-    places = [(-m.score, m.entry.scope == "", -m.entry.id) for m in matches]
+    """Whether matches have the order that is promised: score, the user's own, newest first."""
+    places = [(-m.score, m.user == "", -m.id) for m in matches]
     return places == sorted(places)
 
 
@@ -220,33 +225,33 @@ def in_order(matches):
     question=WORDS,
     k=st.integers(1, 4),
 )
-def test_all_look_ups_have_one_order(tmp_path_factory, name, changes, question, k):
-    with FeedbackLog.open(tmp_path_factory.mktemp("log") / "m.sqlite") as log:
-        lookup = open_by(name, log)
-        for key, scope, is_written in changes:
-            if is_written:
-                log.write(key, "said", scope=scope)
+def test_all_look_ups_have_one_order(name, changes, question, k):
+    with Memory(":memory:") as memory:
+        lookup = open_by(name, memory.log)
+        for key, user, is_added in changes:
+            if is_added:
+                write(memory, key, "said", user=user)
             else:
-                log.forget(*(e.id for e in log.entries() if (e.key, e.scope) == (key, scope)))
+                memory.delete(*(e.id for e in memory if (e.question, e.user) == (key, user)))
             lookup.find(question, k)  # what is taken in late must not come late
         found = lookup.find(question, 99)
         assert in_order(found)
         assert lookup.find(question, k) == found[:k]
-        assert open_by(name, log).find(question, 99) == found
+        assert open_by(name, memory.log).find(question, 99) == found
         # The control: with a shared and an own entry of equal score, the other order is wrong.
-        for scope in ("anna", ""):
-            log.write(f"{question} {question}", "equal", scope=scope)
+        for user in ("anna", ""):
+            write(memory, f"{question} {question}", "equal", user=user)
         (first,) = lookup.find(f"{question} {question}")
-        assert (first.entry.scope, first.entry.feedback) == ("anna", "equal")
+        assert (first.user, first.feedback) == ("anna", "equal")
         if "edit" not in name:  # those by edit distance find equal keys once
             found = lookup.find(f"{question} {question}", 99)
-            both = [match for match in found if match.entry.feedback == "equal"]
-            assert [match.entry.scope for match in both] == ["anna", ""]
+            both = [match for match in found if match.feedback == "equal"]
+            assert [match.user for match in both] == ["anna", ""]
             assert not in_order(both[::-1])
 
 
 def open_by(name, log):
-    part = Part(scope="anna")
+    part = Part(user="anna")
     if name in ("encoder", "paraphrase"):
         kind = EncoderLookup if name == "encoder" else ParaphraseLookup
         return kind(log, LetterEncoder(), part)
@@ -254,19 +259,23 @@ def open_by(name, log):
     return classes[name](log, part)
 
 
-def test_vectors_are_kept_with_the_log_and_made_once_for_an_encoder(log):
-    log.extend(Event(key=key, feedback=key) for key in ("ab", "cd", "ef"))
+def test_vectors_are_kept_with_the_log_and_made_once_for_an_encoder(memory, monkeypatch):
+    log = memory.log
+    log.append(MemoryEntry(question=key, feedback=key) for key in ("ab", "cd", "ef"))
     one = LetterEncoder()
     assert found(EncoderLookup(log, one), "cd") == [("cd", 1)]
-    log.write("gh", "gh")
+    memory.add("gh", "gh")
     assert found(EncoderLookup(log, one), "gh") == [("gh", 1)]
     assert one.encoded == ["ab", "cd", "ef", "cd", "gh", "gh"]  # each key once, and the questions
     other = LetterEncoder("another")
     assert found(EncoderLookup(log, other), "cd") == [("cd", 1)]
     assert other.encoded == ["ab", "cd", "ef", "gh", "cd"]
-    with FeedbackLog.open(log.path, is_writable=False) as reader:
+    monkeypatch.setattr(os, "access", lambda *args: False)  # as on a read-only disk
+    with Memory(log.path) as reader:
         third = LetterEncoder("third")
-        assert found(EncoderLookup(reader, third), "cd") == [("cd", 1)]
+        assert found(EncoderLookup(reader.log, third), "cd") == [("cd", 1)]
+        with pytest.raises(ArtifactError, match="readonly"):
+            reader.add("ij", "ij")
     assert kept_vectors(log.path) == 8  # the reader left none
 
 
@@ -275,16 +284,17 @@ def kept_vectors(path):
         return db.execute("SELECT count(*) FROM vector").fetchone()[0]
 
 
-def test_the_vector_of_what_left_the_memory_is_gone_and_the_others_stay(log):
-    log.extend(Event(key=key, feedback=key) for key in ("ab", "cd", "ef", "gh"))
+def test_the_vector_of_what_left_the_memory_is_gone_and_the_others_stay(memory):
+    log = memory.log
+    log.append(MemoryEntry(question=key, feedback=key) for key in ("ab", "cd", "ef", "gh"))
     encoder = LetterEncoder()
     vectors = encoder.encode(["ab", "cd", "ef", "gh"])
     lookup = EncoderLookup(log, encoder)
     assert found(lookup, "cd") == [("cd", 1)]
     assert [stands_in(log.path, vector) for vector in vectors] == [True] * 4  # the control
-    log.correct(2, "another")
-    log.forget(3)
-    log.erase(4)
+    memory.update(2, "another")
+    memory.delete(3)
+    memory.erase(4)
     assert [stands_in(log.path, vector) for vector in vectors] == [True, False, False, False]
     assert found(lookup, "cd", 9) == [("another", 1), ("ab", 0)]
     # What leaves while it is encoded by another process gets no vector.
@@ -301,21 +311,21 @@ def stands_in(path, vector):
 @settings(derandomize=True, deadline=None, max_examples=20)
 def test_no_flipped_bit_of_a_vector_hides_an_entry(place, bit, tmp_path_factory):
     keys, path = ["ab", "cd", "ef", "gh", "ij"], tmp_path_factory.mktemp("flip") / "m.sqlite"
-    with FeedbackLog.open(path) as log:
-        log.extend(Event(key=key, feedback=key) for key in keys)
-        lookup = EncoderLookup(log, LetterEncoder())
+    with Memory(path) as memory:
+        memory.log.append(MemoryEntry(question=key, feedback=key) for key in keys)
+        lookup = EncoderLookup(memory.log, LetterEncoder())
         before = {key: found(lookup, key) for key in keys}
     vector, data = LetterEncoder().encode(["cd"]).tobytes(), bytearray(path.read_bytes())
     start = bytes(data).index(vector) - 8  # of the checksum
     data[start + int(place * (len(vector) + 8))] ^= 1 << bit
     path.write_bytes(data)
     encoder = LetterEncoder()
-    with FeedbackLog.open(path) as log:
-        lookup = EncoderLookup(log, encoder)
+    with Memory(path) as memory:
+        lookup = EncoderLookup(memory.log, encoder)
         assert {key: found(lookup, key) for key in keys} == before
     assert encoder.encoded == ["cd", *keys]  # made again, and nothing else
-    with FeedbackLog.open(path) as log:
-        assert found(EncoderLookup(log, encoder), "cd") == before["cd"]
+    with Memory(path) as memory:
+        assert found(EncoderLookup(memory.log, encoder), "cd") == before["cd"]
     assert encoder.encoded == ["cd", *keys, "cd"]  # and kept
 
 

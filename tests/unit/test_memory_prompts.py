@@ -16,7 +16,7 @@ from pgra.errors import DataError
 from pgra.lm.base import Completion
 from pgra.memory.experiment import Experiment
 from pgra.memory.families import judge_situation, load_family, read_verdict
-from pgra.memory.lookup import EditLookup, Match, normalize_key
+from pgra.memory.lookup import EditLookup, normalize_key
 from pgra.memory.prompts import CLARIFIED, PromptExample, as_data, fill, load_few_shot
 from pgra.memory.report import Variant, judge_thresholds, render_report
 from pgra.memory.stream import (
@@ -107,10 +107,10 @@ def every_way(few_shot, question, feedback):
             CLARIFIED, question=as_data(question, is_question=True), feedback=as_data(feedback)
         ),
     }
-    entry = SimpleNamespace(key=question, feedback=feedback)  # which a memory may refuse
-    lookup = SimpleNamespace(find=lambda *asked, **more: [Match(entry, 0.0)])
+    entry = SimpleNamespace(question=question, feedback=feedback)  # which a memory may refuse
+    memory = SimpleNamespace(search=lambda *asked, **more: [entry], threshold=None)
     for name in ("lexical", "webquestions"):
-        ways[name] = MemPrompt(FAMILIES[name], few_shot, None, lookup, None).ask(step).text
+        ways[name] = MemPrompt(FAMILIES[name], few_shot, memory).ask(step).text
     return {way: shape(text, ICL if way == "icl" else few_shot) for way, text in ways.items()}
 
 

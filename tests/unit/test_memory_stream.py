@@ -4,13 +4,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from following_lm import Echo, FollowingLM
+from following_lm import Echo, FollowingLM, open_memory
 
 from pgra.errors import ArtifactError
 from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import load_family
-from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup, Match
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.report import (
@@ -50,19 +49,17 @@ def play(simulated, steps, system, p=1.0):
     return list(simulated.play(steps, system, probability=p, seed=0))
 
 
-def remembering(log, threshold=-5.0):
-    return MemPrompt(FAMILY, FEW_SHOT, log, EditLookup(log), threshold)
-
-
 def understood(outcomes):
     return [step.understood for step in outcomes]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-def test_only_what_was_clarified_is_written_and_then_understood(log, tmp_path, p):
+def test_only_what_was_clarified_is_added_and_then_understood(p):
     """The paper's closest memory holds one key a phrasing: 12 can fail here, homonyms never."""
     steps, seen, ahead, alone = stream(), set(), simulation(), simulation(num_ahead=1)
-    outcomes = play(ahead, steps, remembering(log, 0.0), p)
+    with open_memory(0.0) as memory:
+        outcomes = play(ahead, steps, MemPrompt(FAMILY, FEW_SHOT, memory), p)
+        num_kept = len(memory)
     for number, (step, one) in enumerate(zip(steps, outcomes, strict=True), 1):
         frame = step.question.replace(step.word, "")
         assert one.step == number
@@ -70,13 +67,12 @@ def test_only_what_was_clarified_is_written_and_then_understood(log, tmp_path, p
         assert one.used_memory == (frame in seen)
         assert not (one.clarified and one.understood)
         seen |= {frame} if one.clarified else set()
-    assert len(log) == len(seen) == {0.0: 0, 1.0: 12}.get(p, len(seen))
-    assert {event.source for event in log.events()} <= {"stream"}
+    assert num_kept == len(seen) == {0.0: 0, 1.0: 12}.get(p, len(seen))
     failed = [step.clarified for step in outcomes if not step.understood]
     assert p * 0.5 <= sum(failed) / len(failed) <= p * 1.5
     # Asking ahead changes no outcome, only the number of calls.
-    with FeedbackLog.open(tmp_path / "other.sqlite") as other:
-        assert play(alone, steps, remembering(other, 0.0), p) == outcomes
+    with open_memory(0.0) as memory:
+        assert play(alone, steps, MemPrompt(FAMILY, FEW_SHOT, memory), p) == outcomes
     assert len(ahead.lm.completer.calls) < len(alone.lm.completer.calls) / 2
     bare = play(simulation(), steps, GrowPrompt(simulation().lm, max_added=0), p)
     assert p or bare == outcomes
@@ -88,9 +84,9 @@ def test_the_threshold_with_the_largest_f1_is_chosen_of_equals_the_strictest():
     steps = [Step(str(i), kind, str(i), "f") for i, kind in enumerate(kinds, 1)]
 
     def open_lookup(log):
-        def find(question):
+        def find(question, k):
             entry, score = found.get(question, (0, 0.0))
-            return [Match(entry, score) for entry in log.get([entry])]
+            return [Match(**vars(entry), score=score) for entry in log.get([entry])]
 
         return SimpleNamespace(find=find)
 
@@ -103,25 +99,29 @@ def test_the_threshold_with_the_largest_f1_is_chosen_of_equals_the_strictest():
     assert (best.threshold, best.f1) == (0.8, 4 / 6)  # as of 0.5
 
 
-def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_length(log):
+def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_length():
     few_shot = load_few_shot("webquestions")
     family = replace(load_family("webquestions"), num_remembered=1)
     asked = [("who wrote a", "X"), ("who wrote b", "X"), ("who wrote a", "X"), ("where is c", "Y")]
     steps = [Step(str(i), "question", q, a, expected=(a, "Z")) for i, (q, a) in enumerate(asked)]
-    system = MemPrompt(family, few_shot, log, EditLookup(log), None)
-    lm = PromptedLM(few_shot=few_shot, completer=Echo())
-    outcomes = play(simulation(family=family, lm=lm), steps, system)
-    assert understood(outcomes) == [False, True, True, False]  # the first taught the second
-    assert [step.neighbors for step in outcomes] == [[], *[["who wrote a"]] * 3]
-    assert [(e.key, e.feedback) for e in log.entries()] == [asked[0], asked[3]]
-    prompt = system.ask(steps[0]).text
-    assert prompt.count("END") == len(few_shot.examples) == 16
-    assert few_shot.examples[15].question not in prompt
-    assert few_shot.examples[14].question in prompt
-    assert not any(step.is_wrong_kind for step in outcomes)
-    shut = replace(system, threshold=-1.0)  # as with --threshold
-    used = [shut.ask(replace(steps[0], question=q)).num_used for q in ("who wrote a", "who wrote?")]
-    assert used == [1, 0]
+    with open_memory(None) as memory:
+        system = MemPrompt(family, few_shot, memory)
+        lm = PromptedLM(few_shot=few_shot, completer=Echo())
+        outcomes = play(simulation(family=family, lm=lm), steps, system)
+        assert understood(outcomes) == [False, True, True, False]  # the first taught the second
+        assert [step.neighbors for step in outcomes] == [[], *[["who wrote a"]] * 3]
+        assert [(e.question, e.feedback) for e in memory] == [asked[0], asked[3]]
+        prompt = system.ask(steps[0]).text
+        assert prompt.count("END") == len(few_shot.examples) == 16
+        assert few_shot.examples[15].question not in prompt
+        assert few_shot.examples[14].question in prompt
+        assert not any(step.is_wrong_kind for step in outcomes)
+        memory.threshold = -1.0  # as with --threshold
+        used = [
+            system.ask(replace(steps[0], question=q)).num_used
+            for q in ("who wrote a", "who wrote?")
+        ]
+        assert used == [1, 0]
 
 
 @pytest.fixture(scope="module")

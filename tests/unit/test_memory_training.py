@@ -15,7 +15,6 @@ from pgra.encoders.encoder import DenseLayer, Encoder
 from pgra.errors import ArtifactError, ModelError
 from pgra.lm.load import find_model
 from pgra.memory.families import load_family
-from pgra.memory.log import export_log
 from pgra.memory.lookup import EditLookup, GeneratingLookup
 from pgra.memory.stream import Step, read_pairs
 from pgra.memory.train import (
@@ -40,18 +39,18 @@ PAIRS = [
 
 
 def found(lookup, text):
-    return lookup.find(text)[0].entry.feedback
+    return lookup.find(text)[0].feedback
 
 
-def test_gud_ir_finds_the_feedback_nearest_to_the_one_that_is_written(log):
+def test_gud_ir_finds_the_feedback_nearest_to_the_one_that_is_written(memory):
     """The paper's example: lexically far situations with one feedback (App. A.1)."""
-    log.write("tom hated skating because he had no balance", "practicing to improve your skills")
-    log.write("jordyn hated soccer", "saying what you like")
+    memory.add("tom hated skating because he had no balance", "practicing to improve your skills")
+    memory.add("jordyn hated soccer", "saying what you like")
     asked, rough = "jordyn was trying to improve her soccer", "practising to improve skills"
-    nearest = EditLookup(log, form="feedback")
+    nearest = EditLookup(memory.log, form="feedback")
     lookup = GeneratingLookup(lambda text: rough if text == asked else "", "a table", nearest)
     assert found(lookup, asked) == "practicing to improve your skills"
-    assert found(EditLookup(log), asked) == "saying what you like"  # by the key
+    assert found(EditLookup(memory.log), asked) == "saying what you like"  # by the key
     assert lookup.find("another") == []  # nothing is written for it
 
 
@@ -145,13 +144,13 @@ def pairs(path, family=None):
     return [(pair.question, pair.feedback, pair.kind) for pair in read_pairs(path, family)]
 
 
-def test_pairs_come_from_streams_memories_and_exports(tmp_path, log):
+def test_pairs_come_from_streams_memories_and_exports(tmp_path, memory):
     row = {"question": "q", "feedback": "clarification: f", "type": "syn", "word": "w"}
     stream = write_jsonl(tmp_path / "s.jsonl", [row])
     assert pairs(stream) == [("q", "f", "syn")]
     whole = write_jsonl(tmp_path / "w.jsonl", [row | {"expected_answer": "x"}])
     assert pairs(whole, load_family("lexical")) == [("q", "f", "syn")]
-    log.write("q", "f")
-    assert pairs(log.path) == [("q", "f", "")]
-    export_log(log, tmp_path / "log.jsonl")
+    memory.add("q", "f")
+    assert pairs(memory.path) == [("q", "f", "")]
+    memory.export(tmp_path / "log.jsonl")
     assert pairs(tmp_path / "log.jsonl") == [("q", "f", "")]

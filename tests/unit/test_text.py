@@ -6,8 +6,8 @@ import unicodedata
 import pytest
 
 from pgra.data.text import copy_key, drop_punctuation, split_words, strip_marks, text_key
-from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import Bm25Lookup, EditLookup, RelativeEditLookup
+from pgra.memory.memory import Memory
 from pgra.retrieval.bm25 import BM25Retriever
 
 # A text, a query that finds it, and one that does not though it shares letters with it.
@@ -35,25 +35,25 @@ OTHERS = ["red stone", "blue hill", "green sea", "wide town"]
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_bm25_finds_words_of_any_script_however_they_are_coded(tmp_path, script, form):
+def test_bm25_finds_words_of_any_script_however_they_are_coded(script, form):
     text, query, other = SCRIPTS[script]
     text = unicodedata.normalize(form, text)
     retriever = BM25Retriever.of_texts([*OTHERS, text])
     assert retriever.retrieve([query, other], 1).rows.tolist() == [[len(OTHERS)], [-1]]
-    with FeedbackLog.open(tmp_path / "m.sqlite") as log:
-        log.write(text, "found")
-        assert [bool(Bm25Lookup(log).find(q)) for q in (query, other)] == [True, False]
+    with Memory(":memory:") as memory:
+        memory.add(text, "found")
+        assert [bool(Bm25Lookup(memory.log).find(q)) for q in (query, other)] == [True, False]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_equal_texts_are_equal_however_they_are_coded_and_marked(tmp_path, script):
+def test_equal_texts_are_equal_however_they_are_coded_and_marked(script):
     text, _, other = SCRIPTS[script]
     asked = f"«{unicodedata.normalize('NFD', text.upper())}»؟"
     assert copy_key(text) == copy_key(unicodedata.normalize("NFD", text)) != copy_key(other)
     assert text_key(text) == text_key(asked) != text_key(other)
-    with FeedbackLog.open(tmp_path / "m.sqlite") as log:
-        log.write(text, "found")
-        for lookup in (EditLookup(log), RelativeEditLookup(log)):
+    with Memory(":memory:") as memory:
+        memory.add(text, "found")
+        for lookup in (EditLookup(memory.log), RelativeEditLookup(memory.log)):
             best = lookup.scores.most
             assert [lookup.find(q)[0].score == best for q in (asked, other)] == [True, False]
 

@@ -1,0 +1,366 @@
+"""A memory of what users corrected: MemPrompt (Madaan et al. 2022).
+
+    memory = pgra.Memory("memory.sqlite")
+    memory.add("what is akin to quick?", "when I ask for akin to, I want a synonym")
+    memory.search("What is akin to  quick")       # entries that are near enough, nearest first
+    memory.prompt("What is akin to  quick")       # the feedback, then the question
+
+`pgra memory` is made from it, and so are its streams, chat and page.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pgra.artifacts import write_lines
+from pgra.config import Arguments, arg
+from pgra.core import Context
+from pgra.errors import DataError
+from pgra.memory.families import Family
+from pgra.memory.log import FeedbackLog, MemoryEntry, Part, now, read_events
+from pgra.memory.lookup import (
+    EncoderLookup,
+    LookupArguments,
+    Match,
+    OpenLookup,
+    ParaphraseLookup,
+    load_lookup,
+    passing,
+)
+from pgra.memory.prompts import as_data, fill
+
+BEFORE = "clarification: {feedback}\n{question}"  # of Memory.prompt
+_SEPARATOR, _END = "###", "END"  # of the prompts in configs/memory_prompts
+_SLOTS = ("{question}", "{feedback}")
+
+
+class Memory(AbstractContextManager["Memory"]):
+    """Keeps what users said of misunderstood questions, and finds it for similar ones.
+
+    With a user (a group, a project) it holds that user's entries: it adds, iterates over, changes
+    and exports these, and a search finds these and shared ones. Without one (None) it is the
+    administrator's: it adds shared entries, iterates over and changes everyone's, and a search
+    finds shared ones alone; with "" all are the shared ones. A task limits it likewise, but that a
+    search finds no other task's.
+
+    A write is on the disk when it returns. Threads may share one memory, and processes the file.
+
+    Attributes:
+        log: The file: all events, of everyone.
+        lookup: What finds entries in it.
+        threshold: The smallest score that passes; None if all do.
+    """
+
+    def __init__(
+        self,
+        path: str | Path = "memory.sqlite",
+        *,
+        lookup: str | OpenLookup | None = None,
+        threshold: float | None = None,
+        encoder: Any = None,
+        user: str | None = None,
+        task: str | None = None,
+        source: str = "user",
+        device: str = "auto",
+        create: bool = True,
+    ) -> None:
+        """Open a memory.
+
+        Args:
+            path: The file; ":memory:" for one that is on no disk.
+            lookup: relative-edit (letters: the same question with a slip or a word more),
+                paraphrase (an encoder: also in other words), encoder (its cosine alone), edit (the
+                paper's: edit distance), bm25, or module:Class; default: paraphrase where an encoder
+                is given, else relative-edit. Or what `load_lookup` returns, whose models are loaded
+                once for many memories.
+            threshold: Smallest score that passes; higher is nearer. Default: the look-up's own
+                (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5, bm25 1); of a loaded
+                look-up all pass.
+            encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME or a `pgra.Encoder`.
+            user: Whose entries; "" for the shared ones, None for the administrator: see the class.
+            task: Which questions it is for; "" for those of no task, None for all.
+            source: Who writes; kept with each event.
+            device: Where an encoder runs.
+            create: Whether a missing file is made.
+
+        Raises:
+            ValueError: If user or task is no text, or the look-up has no encoder.
+            ConfigError: If the look-up is unknown, or the threshold outside its range.
+            ArtifactError: If the file is missing and not created, damaged, or no memory.
+            ModelError: If the encoder cannot be found or loaded.
+        """
+        if not (isinstance(user, str | None) and isinstance(task, str | None)):
+            raise ValueError(f"user is {user!r}, and task {task!r}: give texts")
+        self.path, self.user, self.task, self.source = Path(path), user, task, source
+        part = Part(task or "", user or "")
+        if callable(lookup):
+            open_lookup, self.threshold = lookup, threshold
+        else:
+            lookup = lookup or (None if encoder is None else "paraphrase")
+            if encoder is not None and lookup not in ("encoder", "paraphrase"):
+                raise ValueError(
+                    f"encoder is given, and lookup is '{lookup}': use lookup='paraphrase'"
+                )
+            is_named = isinstance(encoder, str | Path)
+            named = {"encoder": str(encoder)} if is_named else {}
+            args = LookupArguments(lookup=lookup, threshold=threshold, **named).settle()
+            self.threshold = args.gate
+            if encoder is None or is_named:
+                open_lookup = load_lookup(args, Context(device=device), part)
+            else:
+                _check_unit_length(encoder)
+                kind = EncoderLookup if lookup == "encoder" else ParaphraseLookup
+                open_lookup = lambda log: kind(log, encoder, part)  # noqa: E731
+        self._lock = threading.RLock()
+        self.log = FeedbackLog(self.path, create=create)
+        self.lookup = open_lookup(self.log)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self.log.close()
+
+    def __repr__(self) -> str:
+        user = f", user={self.user!r}" if self.user else ""
+        return f"Memory({str(self.path)!r}{user})"
+
+    def __len__(self) -> int:
+        """Count the entries; with a user, its own."""
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[MemoryEntry]:
+        """Iterate over the entries, the oldest first; with a user, its own."""
+        with self._lock:  # read at once: while a file is read, nothing can be erased from it
+            entries = [entry for entry in self.log.entries() if self._owns(entry)]
+        return iter(entries)
+
+    def events(self) -> list[MemoryEntry]:
+        """Return all that was ever written and not erased, in its order; with a user, its own."""
+        with self._lock:
+            return [event for event in self.log.events() if self._owns(event)]
+
+    def get(self, entry_id: int) -> MemoryEntry:
+        """Return an entry by its id; a DataError if there is none now, or it is another user's."""
+        with self._lock:
+            found = self.log.get([entry_id])
+        if not found or not self._owns(found[0]):
+            raise self._missing(entry_id)
+        return found[0]
+
+    def add(self, question: str, feedback: str) -> MemoryEntry:
+        """Store what a user said of a question; it replaces earlier feedback on it.
+
+        Args:
+            question: As it was asked, at most 10,000 characters.
+            feedback: What was meant, at most 2,000.
+
+        Raises:
+            DataError: If a text is empty, too long, not valid Unicode, or has control characters.
+            ArtifactError: If the file cannot be written.
+        """
+        entry = MemoryEntry(
+            question=question,
+            feedback=feedback,
+            time=now(),
+            source=self.source,
+            task=self.task or "",
+            user=self.user or "",
+        )
+        with self._lock:
+            return self.log.append([entry])[0]
+
+    def search(self, question: str, k: int = 1, *, threshold: float | None = None) -> list[Match]:
+        """Return at most k entries for similar questions, with their scores.
+
+        Those that pass the threshold (default: the memory's), nearest first, of equals the newest;
+        [] where none does.
+        """
+        if not isinstance(k, int) or k < 1:
+            raise ValueError(f"k is {k!r}: give a whole number above 0")
+        with self._lock:
+            found = self.lookup.find(question, k)
+        return passing(found, self.threshold if threshold is None else threshold)
+
+    def prompt(self, question: str, k: int = 1, *, template: str = BEFORE) -> str:
+        r"""Return a question with the feedback on similar ones, for a model to read.
+
+        Feedback is data: it stands on one line, and "|", "###" and END are altered in it, so that
+        it adds no example or clarification to a prompt. The question stays, alone if none is near.
+
+        Args:
+            question: Any text.
+            k: Most feedback, the nearest next to the question.
+            template: With {question} and {feedback}; the paper's is
+                "{question} | clarification: {feedback}".
+
+        Raises:
+            ValueError: If the template lacks a slot.
+        """
+        if not all(slot in template for slot in _SLOTS):
+            raise ValueError(f"template is {template!r}: it needs {' and '.join(_SLOTS)}")
+        shown = question
+        for entry in self.search(question, k):
+            said = as_data(entry.feedback, clarified=template, separator=_SEPARATOR, end=_END)
+            shown = fill(template, question=shown, feedback=said)
+        return shown
+
+    def update(self, entry_id: int, feedback: str) -> MemoryEntry:
+        """Replace an entry's feedback; the returned entry has another id.
+
+        Raises:
+            DataError: As `get` and `add`.
+        """
+        with self._lock, self.log.transaction():
+            return self._change(entry_id, kind="update", feedback=feedback)
+
+    def delete(self, *entry_ids: int) -> None:
+        """Take entries out of the memory, all or none; the log keeps them (see `erase`).
+
+        Raises:
+            DataError: As `get`.
+        """
+        with self._lock, self.log.transaction():
+            for entry_id in entry_ids:
+                self._change(entry_id, kind="delete", feedback="")
+
+    def erase(self, *entry_ids: int) -> int:
+        """Delete entries from the log too, all or none: no byte of their texts stays in its files.
+
+        All that was ever said of an entry's question by its user is erased, also if it was updated
+        or deleted; returns the number of events. The log records when, and by which source.
+        Exports and copies are yours to delete.
+
+        Raises:
+            DataError: If one is not in the log, or is another user's.
+            ArtifactError: If another process has the file open: bytes stay until it is closed.
+        """
+        return self._erase(entry_ids)
+
+    def erase_all(self) -> int:
+        """Erase all that was ever written in this memory by its user; see `erase`.
+
+        Raises:
+            DataError: If it has no user (delete the file instead), or there is nothing.
+        """
+        if not self.user:
+            raise DataError("the memory is everyone's: name entries or a user, or delete the file")
+        return self._erase(None)
+
+    def export(self, path: str | Path) -> int:
+        """Write the log (only the user's events, if any) as jsonl; return how many events.
+
+        Raises:
+            DataError: If the file is the memory's own.
+        """
+        path = Path(path)
+        own = [Path(f"{self.path.resolve()}{end}") for end in ("", "-wal", "-shm")]
+        if path.resolve() in own or (path.exists() and own[0].exists() and path.samefile(own[0])):
+            raise DataError(f"{path} is the memory itself: name another file")
+        events = self.events()
+        write_lines(path, [asdict(event) for event in events])
+        return len(events)
+
+    def import_(self, path: str | Path) -> int:
+        """Append the events of a jsonl file, all or none; return how many were appended.
+
+        All get the memory's user and task, if it has one. Skips events that the log has already
+        (all fields but the id), so that a file may be imported twice, and erasures, which belong to
+        another log. Later lines win, whatever their time.
+
+        Raises:
+            DataError: If a line is no event (names file and line).
+        """
+        own = {name: value for name in ("user", "task") if (value := getattr(self, name))}
+        events = [replace(e, **own) for e in read_events(Path(path)) if e.kind != "erase"]
+        with self._lock:
+            return len(self.log.append(events, skip_known=True))
+
+    def verify(self) -> None:
+        """Read the whole file; an ArtifactError if its entries are not what its log says."""
+        with self._lock:
+            self.log.verify()
+
+    def _owns(self, event: MemoryEntry) -> bool:
+        return self.user in (None, event.user) and self.task in (None, event.task)
+
+    def _missing(self, entry_id: int, flag: str = "") -> DataError:
+        of = f" of {self.user}" if self.user else ""
+        return DataError(
+            f"{self.path} has no entry {entry_id}{of}: pgra memory list{flag} shows those there are"
+        )
+
+    def _change(self, entry_id: int, **values: Any) -> MemoryEntry:
+        entry = self.get(entry_id)
+        return self.log.insert(replace(entry, **values, source=self.source, time=now()))
+
+    def _erase(self, entry_ids: Sequence[int] | None) -> int:
+        """Erase the slots of entries; None: all."""
+        with self._lock:
+            with self.log.transaction():
+                own = {event.id: event for event in self.events() if event.kind != "erase"}
+                named = own if entry_ids is None else entry_ids
+                if missing := [entry_id for entry_id in named if entry_id not in own]:
+                    raise self._missing(missing[0], " --log")
+                if not named:
+                    raise DataError(f"there is nothing to erase in {self!r}")
+                slots = {own[entry_id].slot for entry_id in named}
+                erased = [event.id for event in own.values() if event.slot in slots]
+                self.log.erase(erased, self.source)
+            self.log.write_anew()
+        return len(erased)
+
+
+@dataclass(kw_only=True)
+class MemoryArguments(Arguments):
+    """Which memory, and whose part of it."""
+
+    memory: str = arg("memory.sqlite", "The memory's file; add, import, chat and web make it.")
+    user: str | None = arg(
+        None,
+        "Whose entries: a user's, a group's or a project's. What is added is found for this user's "
+        "questions alone, beside what all share. Default: everyone's; what is added is for all.",
+    )
+    task: str | None = arg(None, "Which questions they are for; default: all.")
+
+    def open(
+        self,
+        lookup: LookupArguments | None = None,
+        family: Family | None = None,
+        *,
+        device: str = "auto",
+        source: str = "user",
+        create: bool = False,
+    ) -> Memory:
+        """Open it, with the look-up and the gate that suit a family of questions."""
+        how = (lookup or LookupArguments()).settle(family)
+        return Memory(
+            self.memory,
+            lookup=load_lookup(how, Context(device=device), Part(self.task or "", self.user or "")),
+            threshold=how.gate_of(family),
+            user=self.user,
+            task=self.task,
+            source=source,
+            create=create,
+        )
+
+
+@dataclass(kw_only=True)
+class WriterArguments(MemoryArguments):
+    """Which memory, and who writes."""
+
+    source: str = arg("user", "Who says it.")
+
+
+def _check_unit_length(encoder: Any) -> None:
+    """Refuse an encoder whose dot products are no cosines."""
+    if abs(float(np.linalg.norm(encoder.encode(["a text"])[0])) - 1) > 1e-3:
+        raise ValueError(
+            "encoder makes vectors that are not of unit length: open it with normalize"
+        )
