@@ -8,7 +8,7 @@ import math
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -393,8 +393,9 @@ def _conversation(
     """Open the memory and then the LM, which takes longer."""
     quiet_libraries()
     family = load_family(chat.family)
-    where = replace(where, user=where.user or "", task=where.task or "")  # no other user's is shown
-    with where.open(lookup, family, device=chat.device, source=where.source, create=True) as memory:
+    with where.open(
+        lookup, family, device=chat.device, source=where.source, create=True, admin=False
+    ) as memory:
         yield load_conversation(memory, family, chat, lm)
 
 

@@ -43,10 +43,9 @@ class Memory(AbstractContextManager["Memory"]):
     """Keeps what users said of misunderstood questions, and finds it for similar ones.
 
     With a user (a group, a project) it holds that user's entries: it adds, iterates over, changes
-    and exports these, and a search finds these and shared ones. Without one (None) it is the
+    and exports these, and a search finds these and shared ones. Without one it is the
     administrator's: it adds shared entries, iterates over and changes everyone's, and a search
-    finds shared ones alone; with "" all are the shared ones. A task limits it likewise, but that a
-    search finds no other task's.
+    finds shared ones alone. A task limits it likewise, but that a search finds no other task's.
 
     A write is on the disk when it returns. Threads may share one memory, and processes the file.
 
@@ -63,11 +62,12 @@ class Memory(AbstractContextManager["Memory"]):
         lookup: str | OpenLookup | None = None,
         threshold: float | None = None,
         encoder: Any = None,
-        user: str | None = None,
-        task: str | None = None,
+        user: str = "",
+        task: str = "",
         source: str = "user",
         device: str = "auto",
         create: bool = True,
+        admin: bool = True,
     ) -> None:
         """Open a memory.
 
@@ -82,11 +82,13 @@ class Memory(AbstractContextManager["Memory"]):
                 (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5, bm25 1); of a loaded
                 look-up all pass.
             encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME or a `pgra.Encoder`.
-            user: Whose entries; "" for the shared ones, None for the administrator: see the class.
-            task: Which questions it is for; "" for those of no task, None for all.
+            user: Whose entries; "" for the administrator, see the class.
+            task: Which questions it is for; "" for those of no task.
             source: Who writes; kept with each event.
             device: Where an encoder runs.
             create: Whether a missing file is made.
+            admin: Whether one without a user is the administrator's; else it has the shared entries
+                alone, and without a task those of no task.
 
         Raises:
             ValueError: If user or task is no text, or the look-up has no encoder.
@@ -94,10 +96,10 @@ class Memory(AbstractContextManager["Memory"]):
             ArtifactError: If the file is missing and not created, damaged, or no memory.
             ModelError: If the encoder cannot be found or loaded.
         """
-        if not (isinstance(user, str | None) and isinstance(task, str | None)):
+        if not (isinstance(user, str) and isinstance(task, str)):
             raise ValueError(f"user is {user!r}, and task {task!r}: give texts")
         self.path, self.user, self.task, self.source = Path(path), user, task, source
-        part = Part(task or "", user or "")
+        self._admin, part = admin, Part(task, user)
         if callable(lookup):
             open_lookup, self.threshold = lookup, threshold
         else:
@@ -170,8 +172,8 @@ class Memory(AbstractContextManager["Memory"]):
             feedback=feedback,
             time=now(),
             source=self.source,
-            task=self.task or "",
-            user=self.user or "",
+            task=self.task,
+            user=self.user,
         )
         with self._lock:
             return self.log.append([entry])[0]
@@ -288,7 +290,9 @@ class Memory(AbstractContextManager["Memory"]):
             self.log.verify()
 
     def _owns(self, event: MemoryEntry) -> bool:
-        return self.user in (None, event.user) and self.task in (None, event.task)
+        if not self._admin:
+            return (event.user, event.task) == (self.user, self.task)
+        return self.user in ("", event.user) and self.task in ("", event.task)
 
     def _missing(self, entry_id: int, flag: str = "") -> DataError:
         of = f" of {self.user}" if self.user else ""
@@ -322,12 +326,12 @@ class MemoryArguments(Arguments):
     """Which memory, and whose part of it."""
 
     memory: str = arg("memory.sqlite", "The memory's file; add, import, chat and web make it.")
-    user: str | None = arg(
-        None,
+    user: str = arg(
+        "",
         "Whose entries: a user's, a group's or a project's. What is added is found for this user's "
         "questions alone, beside what all share. Default: everyone's; what is added is for all.",
     )
-    task: str | None = arg(None, "Which questions they are for; default: all.")
+    task: str = arg("", "Which questions they are for; default: all.")
 
     def open(
         self,
@@ -337,17 +341,19 @@ class MemoryArguments(Arguments):
         device: str = "auto",
         source: str = "user",
         create: bool = False,
+        admin: bool = True,
     ) -> Memory:
         """Open it, with the look-up and the gate that suit a family of questions."""
         how = (lookup or LookupArguments()).settle(family)
         return Memory(
             self.memory,
-            lookup=load_lookup(how, Context(device=device), Part(self.task or "", self.user or "")),
+            lookup=load_lookup(how, Context(device=device), Part(self.task, self.user)),
             threshold=how.gate_of(family),
             user=self.user,
             task=self.task,
             source=source,
             create=create,
+            admin=admin,
         )
 
 

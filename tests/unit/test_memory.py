@@ -106,7 +106,7 @@ def test_a_user_finds_what_all_share_and_touches_nobody_elses(tmp_path):
                 erase()
         assert [len(one) for one in (keeper, anna, bert)] == [2, 0, 1]
     with pytest.raises(ValueError, match="user is None"):  # who nobody is would be the keeper
-        pgra.Memory(path, user=7)
+        pgra.Memory(path, user=None)
 
 
 def test_a_task_is_a_part_of_its_own(tmp_path):
@@ -118,6 +118,9 @@ def test_a_task_is_a_part_of_its_own(tmp_path):
         assert [told(one.search(ASKED, 9)) for one in (every, bank)] == [["of no task"], [MEANT]]
         with pytest.raises(DataError):
             bank.delete(entry.id)
+        with pgra.Memory(path, user="anna") as anna, pgra.Memory(path, admin=False) as shared:
+            anna.add(ASKED, "of anna")
+            assert [told(one) for one in (shared, anna)] == [["of no task"], ["of anna"]]
 
 
 def test_threads_share_a_memory(memory):
