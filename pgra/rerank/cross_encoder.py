@@ -22,10 +22,7 @@ _UNNAMED = ["label_0", "label_1"]  # what transformers calls two classes
 
 
 class CrossEncoderReranker(PairReranker):
-    """Orders candidates by a cross-encoder's scores; a long pair loses the end of its longer part.
-
-    A model whose classes do not say which one counts is a ModelError.
-    """
+    """Orders candidates by a cross-encoder's scores; the longer text of a long pair is cut."""
 
     Arguments = CrossEncoderArguments
     model_class = "AutoModelForSequenceClassification"

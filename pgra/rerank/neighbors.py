@@ -36,13 +36,7 @@ class NeighborReranker(PairBankReranker):
     reads_queries = True
 
     def __init__(self, request: RerankRequest) -> None:
-        """Open an LM, and the bank of an LM, a template and a corpus, whatever the exemplars.
-
-        Raises:
-            ConfigError: If the prompt leaves no room for a text.
-            ArtifactError: If the bank is damaged.
-            ModelError: If the LM cannot be used.
-        """
+        """Open an LM, and the bank of LM, template and corpus; errors as `PromptedReranker`'s."""
         args, exemplars = request.args, request.exemplars
         assert exemplars is not None  # `exemplars` says so
         encoder = PromptedEncoder.open(args, exemplars.prompt(()), request.context.device)

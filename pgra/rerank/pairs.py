@@ -70,11 +70,7 @@ class Pairs:
 class PairBankReranker(ScoringReranker):
     """Orders candidates by a score of query and passage read together, each pair once.
 
-    Attributes:
-        bank: Scores of pairs, a column for each kind of score.
-        column: The one that decides.
-        shard_rows: Pairs in one shard of the bank, about: a query's new pairs stay together.
-        reads_queries: Whether each query with new pairs is a text of its own, too.
+    `column` of the bank's scores decides; `reads_queries` says whether a query is read alone too.
     """
 
     reads_queries = False
@@ -276,10 +272,7 @@ class PairReranker(PairBankReranker):
         return [dict(zip(encoded, line, strict=True)) for line in lines]
 
     def compute(self, shard: Sequence[Tokens], advance: Advance) -> Callable[[], Tensor]:
-        """Begin to score tokenised pairs, in batches of similar length; a GPU is not waited for.
-
-        Returns a function that waits for the scores, (n, 1) float32, in the pairs' order.
-        """
+        """Begin to score pairs by length; return a function that waits for (n, 1) float32."""
         lengths = [len(pair["input_ids"]) for pair in shard]
         order, held = list[int](), list[Tensor]()
 
