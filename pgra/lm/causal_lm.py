@@ -307,10 +307,8 @@ class CausalLM:
         """Return each text's token ids, without special tokens."""
         if not texts:
             return []
-        ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)[
-            "input_ids"
-        ]
-        return ids
+        found = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        return list(found["input_ids"])
 
     @cached_property
     def lead_ids(self) -> list[int]:

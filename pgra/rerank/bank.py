@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -132,13 +132,6 @@ def write_shard(folder: Path, keys: Rows, states: Tensor, *, bank: str = "") -> 
 _STAGE = "bank"
 T = TypeVar("T")
 Advance = Callable[[int], object]
-
-
-class Block(NamedTuple):
-    """Some of a bank's states, (n, H) float32, with their keys (n,) int64."""
-
-    keys: Rows
-    states: Floats
 
 
 class Bank:
@@ -288,8 +281,8 @@ class Bank:
         """
         return self._gather(self._find(keys))
 
-    def blocks(self, keys: Rows | None = None, *, rows: int) -> Iterator[Block]:
-        """Return states in the order in which they lie on disk, `rows` at a time.
+    def blocks(self, keys: Rows | None = None, *, rows: int) -> Iterator[tuple[Rows, Floats]]:
+        """Yield keys and states in the order in which they lie on disk, `rows` at a time.
 
         `keys` are distinct, in any order; None is all. Errors as of `states`.
         """
@@ -298,7 +291,7 @@ class Bank:
         order = np.argsort(slots, kind="stable")
         for start in range(0, len(wanted), rows):
             part = order[start : start + rows]
-            yield Block(wanted[part], self._gather(slots[part]))
+            yield wanted[part], self._gather(slots[part])
 
     def _find(self, keys: npt.ArrayLike) -> npt.NDArray[np.int32]:
         wanted = np.asarray(keys, dtype=np.int64)

@@ -96,8 +96,8 @@ class ExhaustiveSearch:
         """Return all states as they lie on disk."""
         similarity = self.reranker.fitting.similarity
         size = min(_BLOCK_ROWS, max(1, _BLOCK_BYTES // (4 * self.reranker.bank.width)))
-        for block in self.reranker.bank.blocks(rows=size):
-            yield block.keys, similarity.of_passages(block.states)
+        for keys, states in self.reranker.bank.blocks(rows=size):
+            yield keys, similarity.of_passages(states)
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from pgra.core import Example, Json, Rows
-from pgra.errors import ConfigError
 from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
 from pgra.rerank.bank import Advance
 from pgra.rerank.base import RerankRequest
-from pgra.rerank.pairs import PairReranker, Pairs
+from pgra.rerank.pairs import PairBankReranker, Pairs
 
 KEPT = ("dot", "cosine")  # the columns of a pair's entry in the bank
 
@@ -28,7 +27,7 @@ KEPT = ("dot", "cosine")  # the columns of a pair's entry in the bank
 Unit = tuple[PromptedEncoder, TokenizedPrompts, npt.NDArray[np.intp]]
 
 
-class NeighborReranker(PairReranker):
+class NeighborReranker(PairBankReranker):
     """Orders candidates by the similarity of states under the query's own exemplars.
 
     `encoder` is the LM without exemplars; `similarity` is "dot" (the paper) or "cosine" (its code).
@@ -37,23 +36,12 @@ class NeighborReranker(PairReranker):
     reads_queries = True
 
     def __init__(self, request: RerankRequest) -> None:
-        """Open an LM, and the bank of an LM, a template and a corpus, whatever the exemplars.
-
-        Raises:
-            ConfigError: If the exemplars are missing, or leave no room for a text.
-            ArtifactError: If the bank is damaged.
-            ModelError: If the LM cannot be used.
-        """
+        """Open an LM, and the bank of LM, template and corpus; errors as `PromptedReranker`'s."""
         args, exemplars = request.args, request.exemplars
-        if exemplars is None:
-            raise ConfigError(
-                f"exemplars '{args.exemplars}' are chosen from training examples: give the request "
-                "a NearestExemplars, or use other exemplars"
-            )
-        context = request.context
-        encoder = PromptedEncoder.open(args, exemplars.prompt(()), context.device)
+        assert exemplars is not None  # `exemplars` says so
+        encoder = PromptedEncoder.open(args, exemplars.prompt(()), request.context.device)
         fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
-        super().__init__(request, args.lm, encoder.lm.device, fields, encoder.lm.source.inputs)
+        super().__init__(request, encoder.lm.source, fields)
         self.encoder = self.counter = encoder
         self.exemplars, self.similarity = exemplars, args.similarity
         self.column = KEPT.index(args.similarity)

@@ -1,13 +1,15 @@
-"""Scores of pairs of query and passage, each computed once and kept in a bank by a hash of both.
+"""Rerankers that read a passage together with its query, and keep each pair's score in a bank.
 
-For rerankers that read a passage together with its query, so that it has no state of its own.
+One of your own derives from `PairReranker`, as `MonoT5` in `tests/outside/toys.py` does.
 """
 
+import math
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +17,25 @@ import torch
 import xxhash
 from torch import Tensor
 
-from pgra.artifacts import Inputs, artifact_dir, canonical_json
+from pgra.artifacts import artifact_dir, canonical_json
 from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
-from pgra.lm.load import batch_budget
+from pgra.errors import ConfigError, ModelError
+from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
+from pgra.lm.load import (
+    ModelSource,
+    batch_budget,
+    choose_device,
+    choose_dtype,
+    find_model,
+    load_config,
+    load_pretrained,
+    load_tokenizer,
+    model_fields,
+)
 from pgra.rerank.bank import Advance, Bank, bank_name
 from pgra.rerank.base import RerankRequest, ScoringReranker
+
+Tokens = Mapping[str, list[int]]  # of one pair, by the names that its model calls them
 
 
 @dataclass(frozen=True)
@@ -51,35 +67,27 @@ class Pairs:
         return shards
 
 
-class PairReranker(ScoringReranker):
-    """Orders candidates by a score of query and passage read together.
+class PairBankReranker(ScoringReranker):
+    """Orders candidates by a score of query and passage read together, each pair once.
 
-    Attributes:
-        bank: Scores of pairs, a column for each kind of score.
-        column: The one that decides.
-        shard_rows: Pairs in one shard of the bank, about: a query's new pairs stay together.
-        reads_queries: Whether each query with new pairs is a text of its own, too.
+    `column` of the bank's scores decides; `reads_queries` says whether a query is read alone too.
     """
 
     reads_queries = False
     column = 0
 
     def __init__(
-        self,
-        request: RerankRequest,
-        model: str,
-        device: torch.device,
-        fields: Mapping[str, Json],
-        inputs: Inputs,
+        self, request: RerankRequest, source: ModelSource, made_of: Mapping[str, Json]
     ) -> None:
-        """Open the bank; `fields` are what scores depend on, besides corpus, query and passage."""
+        """Open the bank; `made_of` is what scores depend on, besides corpus, query and passage."""
         self.corpus, self.context = request.corpus, request.context
         self.topic_weight = request.args.topic_weight
-        self.shard_rows = batch_budget(request.args.bank_shard_rows, device)
-        fields = {**fields, **self.corpus.fingerprint}
+        self.device = choose_device(self.context.device)
+        self.shard_rows = batch_budget(request.args.bank_shard_rows, self.device)
+        fields = {**made_of, **self.corpus.fingerprint}
         root = self.context.artifacts / "banks"
-        folder = artifact_dir(root, f"{bank_name(model)}-pairs", fields)
-        self.bank = Bank(folder, fields, inputs=inputs)
+        folder = artifact_dir(root, f"{bank_name(source.name)}-pairs", fields)
+        self.bank = Bank(folder, fields, inputs=source.inputs)
 
     @abstractmethod
     def identify(self, example: Example) -> Mapping[str, Json]:
@@ -139,3 +147,156 @@ class PairReranker(ScoringReranker):
         pairs = self.pairs(examples, rows)
         new = len(self.bank.missing(pairs.keys))
         return new + self._count_queries(pairs) * self.reads_queries
+
+
+class PairReranker(PairBankReranker):
+    """Orders candidates by a model of transformers that reads query and passage as one text.
+
+    A subclass names its model (the first of `models`) and the class of transformers that loads it
+    (`model_class`), writes pairs (`text`, or `encode`) and scores them (`score_batch`).
+    """
+
+    model_class: ClassVar[str]
+    reads_prompt = False
+
+    def __init__(self, request: RerankRequest, *, max_tokens: int | None = None) -> None:
+        """Open a model, without its weights, and the bank of its scores.
+
+        `max_tokens` is the most tokens of a pair; None is the model's window.
+
+        Raises:
+            ConfigError: If the model reads fewer tokens than asked for.
+            ArtifactError: If the bank is damaged.
+            ModelError: If there is no such model, or it cannot be used.
+        """
+        args, self.options = request.args, request.options
+        name = self.models(args, self.options)[0]
+        self.source, device = find_model(name), choose_device(request.context.device)
+        self.dtype = choose_dtype(args.lm_dtype, device)
+        self.config = load_config(self.source)
+        self.tokenizer = load_tokenizer(self.source, self.config)
+        window = int(min(self.tokenizer.model_max_length, _num_positions(self.config)))
+        if max_tokens is not None and max_tokens > window:
+            raise ConfigError(
+                f"{max_tokens} tokens a pair are asked for, but '{name}' reads at most {window}"
+            )
+        self.max_tokens = max_tokens or window
+        self.counter, self.num_tokens, self.num_cut = self, 0, 0
+        advice = f"{device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
+        self._back_off = BackOff(batch_budget(args.lm_batch_tokens, device), advice)
+        self._check_segments()
+        own = {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
+        super().__init__(request, self.source, {**own, **self.fields()})
+
+    def _check_segments(self) -> None:
+        """Refuse a tokenizer that numbers more segments than the model embeds."""
+        last = max(self.encode(["a"], ["b"])[0].get("token_type_ids") or [0])
+        if 0 < (getattr(self.config, "type_vocab_size", None) or 0) <= last:
+            raise ModelError(
+                f"'{self.source.name}': its tokenizer counts the parts of a text up to {last + 1}, "
+                f"the model {self.config.type_vocab_size}. Give the model its own tokenizer"
+            )
+
+    def fields(self) -> Mapping[str, Json]:
+        """Return what else scores depend on: class, options, and how a pair is written."""
+        cls, options = type(self), self.options.deciding() if self.options else {}
+        written = self.encode(["query"], ["passage"])[0]["input_ids"]
+        return {**options, "reranker": f"{cls.__module__}:{cls.__qualname__}", "pair": written}
+
+    def text(self, query: str, passage: str) -> str:
+        """Write a pair as one text, for `encode`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def score_batch(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Score pairs by `self.model`, (B,); `batch` is what `encode` gave, padded, each (B, L)."""
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        return self.with_topic(self.bank.fingerprint)
+
+    @cached_property
+    def model(self) -> Any:
+        """The model, loaded at its first use; missing weights are a ModelError."""
+        import transformers
+
+        loader = getattr(transformers, self.model_class).from_pretrained
+        model = load_pretrained(loader, self.source, dtype=self.dtype)
+        return model.to(self.device).eval()
+
+    def release(self) -> None:
+        vars(self).pop("model", None)
+
+    def identify(self, example: Example) -> Mapping[str, Json]:
+        return {"query": example.text}
+
+    def read(self, pairs: Pairs, keys: Rows) -> list[Tokens]:
+        at = pairs.find(keys)
+        queries = [pairs.examples[query].text for query in pairs.queries[at]]
+        return self.tokenize(queries, self.corpus.texts(pairs.rows[at]))
+
+    def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
+        """Tokenise pairs; those longer than `max_tokens` are cut, and counted."""
+        found = self.encode(queries, passages)
+        long = [i for i, pair in enumerate(found) if len(pair["input_ids"]) > self.max_tokens]
+        if long:
+            texts = [queries[i] for i in long], [passages[i] for i in long]
+            for i, pair in zip(long, self.encode(*texts, self.max_tokens), strict=True):
+                found[i] = pair
+        self.num_cut += len(long)
+        return found
+
+    def encode(
+        self, queries: Sequence[str], passages: Sequence[str], max_tokens: int | None = None
+    ) -> list[Tokens]:
+        """Tokenise pairs; with `max_tokens` passages lose their ends, until pairs have no more."""
+        if max_tokens is not None:
+            pairs = zip(queries, passages, strict=True)
+            passages = [self._shorten(*pair, max_tokens) for pair in pairs]
+        return self.call_tokenizer(list(map(self.text, queries, passages)))
+
+    def _shorten(self, query: str, passage: str, max_tokens: int) -> str:
+        def count_tokens(length: int) -> int:
+            text = self.text(query, passage[:length])
+            return len(self.call_tokenizer([text])[0]["input_ids"])
+
+        length = bisect_right(range(len(passage) + 1), max_tokens, key=count_tokens) - 1
+        if length < 0:
+            raise ConfigError(f"a query does not fit {max_tokens} tokens: '{query[:80]}'")
+        return passage[:length]
+
+    def call_tokenizer(self, *texts: Sequence[str], **options: Any) -> list[Tokens]:
+        """Tokenise texts, or texts in two parts, without padding."""
+        encoded = self.tokenizer(*map(list, texts), verbose=False, **options)
+        lines = zip(*encoded.values(), strict=True)
+        return [dict(zip(encoded, line, strict=True)) for line in lines]
+
+    def compute(self, shard: Sequence[Tokens], advance: Advance) -> Callable[[], Tensor]:
+        """Begin to score pairs by length; return a function that waits for (n, 1) float32."""
+        lengths = [len(pair["input_ids"]) for pair in shard]
+        order, held = list[int](), list[Tensor]()
+
+        def size(rows: Sequence[int]) -> int:
+            return len(rows) * lengths[rows[0]]
+
+        for batch in token_budget_batches(lengths, self._back_off.budget):
+            held += self._back_off.run(batch, size, partial(self._run, shard))
+            order += batch
+            self.num_tokens += sum(lengths[i] for i in batch)
+            advance(len(batch))
+        fetch, places = begin_fetch(torch.cat(held)), np.argsort(order)
+        return lambda: fetch()[places, None]
+
+    @torch.inference_mode()
+    def _run(self, shard: Sequence[Tokens], rows: Sequence[int]) -> Tensor:
+        """Score some of a shard's pairs in one call, (B,) float32."""
+        padded = self.tokenizer.pad([shard[i] for i in rows], return_tensors="pt")
+        batch = {name: send(values, self.device) for name, values in padded.items()}
+        return self.score_batch(batch).float()
+
+
+def _num_positions(config: Any) -> float:
+    """Return how many positions a model has; in RoBERTa's family they begin after the padding's."""
+    positions: float = getattr(config, "max_position_embeddings", None) or math.inf
+    is_behind = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
+    return positions - (config.pad_token_id + 1 if is_behind else 0)

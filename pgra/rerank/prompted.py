@@ -5,7 +5,6 @@ change the order, so scores are the plain products; others are in `pgra.rerank.s
 query has its own prefix in `pgra.rerank.neighbors`.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -24,8 +23,6 @@ from pgra.rerank.base import (
 )
 from pgra.rerank.neighbors import NeighborReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
-
-logger = logging.getLogger(__name__)
 
 Fields = Sequence[Mapping[str, str]]
 
@@ -102,12 +99,6 @@ class PromptedReranker(ScoringReranker):
         """Let the LM read queries, candidates and the similarity's sample; fit it."""
         self.check()
         wanted = self._wanted(rows)
-        logger.info(
-            "reranker: %d distinct passages of %d in the corpus, %d for the LM to read",
-            len(wanted),
-            len(self.corpus),
-            len(self.bank.missing(wanted)),
-        )
         template = self.encoder.prompt.template
         by_key = {query_key(query): query for query in [*examples, *self.fitting.queries()]}
 
@@ -133,12 +124,10 @@ class PromptedReranker(ScoringReranker):
         return len(self.query_bank.missing(queries)) + len(self.bank.missing(self._wanted(rows)))
 
     def _fill(self, bank: Bank, keys: Rows, fields: Callable[[Rows], Fields], title: str) -> int:
-        is_cpu = self.encoder.lm.device.type == "cpu"  # all is done when it returns
-        read = self.encoder.encode_prompts if is_cpu else self.encoder.begin
         return bank.fill(
             keys,
             lambda keys: self.encoder.tokenize(fields(keys)),
-            lambda prompts, advance: read(prompts, advance=advance),
+            lambda prompts, advance: self.encoder.begin(prompts, advance=advance),
             shard_rows=self.shard_rows,
             context=self.context,
             title=f"LM reads {title}",

@@ -503,12 +503,12 @@ def _score(bank: Bank, rows: Rows, *, queries: Floats, similarity: Similarity) -
     distinct, first, count = np.unique(flat[pairs], return_index=True, return_counts=True)
     scores = np.full(flat.shape, -np.inf, dtype=np.float32)
     width = max(1, bank.width, queries.shape[1])
-    for block in bank.blocks(distinct, rows=max(1, _BLOCK_BYTES // (4 * width))):
-        at = np.searchsorted(distinct, block.keys)
+    for keys, states in bank.blocks(distinct, rows=max(1, _BLOCK_BYTES // (4 * width))):
+        at = np.searchsorted(distinct, keys)
         passage = np.repeat(np.arange(len(at)), count[at])
         place = pairs[_runs(first[at], count[at])]
         query = place // rows.shape[1]
-        passages = similarity.of_passages(block.states)
+        passages = similarity.of_passages(states)
         scores[place] = _products(passages, passage, right=queries, right_rows=query)
     return scores.reshape(rows.shape)
 

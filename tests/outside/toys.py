@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW, Candidates, Prediction
 from pgra.exemplars.selection import Selector
 from pgra.methods.base import Decisions, Method
 from pgra.rerank.base import BaseReranker
+from pgra.rerank.pairs import PairReranker
 from pgra.rerank.similarity import Similarity
 from pgra.retrieval.base import Retriever
 
@@ -44,37 +46,53 @@ class Stride(Retriever):
         return Candidates(rows, np.ascontiguousarray(scores))
 
 
-@dataclass(kw_only=True)
-class LengthArguments(Arguments):
-    """Which passages are best."""
-
-    shortest: bool = arg(False, "Take the shortest passages, not the longest.")
-
-
 class ByLength(BaseReranker):
-    """Takes the longest passages, or the shortest."""
+    """Takes the longest passages."""
 
-    Arguments = LengthArguments
-
-    def __init__(self, corpus, sign):
-        self.corpus, self.sign = corpus, sign
-
-    @classmethod
-    def open(cls, request):
-        return cls(request.corpus, -1 if request.options.shortest else 1)
+    def __init__(self, request):
+        self.corpus = request.corpus
 
     @property
     def fingerprint(self):
-        return {"reranker": "length", "sign": self.sign, **self.corpus.fingerprint}
+        return {"reranker": "length", **self.corpus.fingerprint}
 
     def rerank(self, examples, candidates):
         del examples
-        scores = [
-            [0 if row == MISSING_ROW else self.sign * len(self.corpus[row]) for row in line]
-            for line in candidates.rows.tolist()
-        ]
-        scores = np.array(scores, dtype=np.float32)
-        return Candidates.best(candidates.rows, scores, scores.shape[1])
+        rows = candidates.rows.tolist()
+        lengths = [[row != MISSING_ROW and len(self.corpus[row]) for row in line] for line in rows]
+        return Candidates.best(candidates.rows, np.array(lengths, np.float32), len(rows[0]))
+
+
+@dataclass(kw_only=True)
+class MonoT5Arguments(Arguments):
+    """Which T5, and how much of a pair it reads."""
+
+    monot5: str = arg("castorini/monot5-base-msmarco", "T5 that answers true or false.")
+    monot5_tokens: int = arg(512, "Longest pair of query and passage.", least=8)
+
+
+class MonoT5(PairReranker):
+    """Scores a pair by log p("true") of {true, false} (Nogueira et al. 2020)."""
+
+    Arguments = MonoT5Arguments
+    model_class = "AutoModelForSeq2SeqLM"
+
+    def __init__(self, request):
+        super().__init__(request, max_tokens=request.options.monot5_tokens)
+        words = self.tokenizer(["true", "false"], add_special_tokens=False)["input_ids"]
+        self.answers = [ids[0] for ids in words]
+
+    @classmethod
+    def models(cls, args, options=None):
+        return [(options or MonoT5Arguments()).monot5]
+
+    def text(self, query, passage):
+        return f"Query: {query} Document: {passage} Relevant:"
+
+    def score_batch(self, batch):
+        start = torch.full_like(batch["input_ids"][:, :1], self.config.decoder_start_token_id)
+        logits = self.model(**batch, decoder_input_ids=start).logits[:, 0, self.answers]
+        return logits.float().log_softmax(dim=1)[:, 0]
 
 
 class LastFirst(Selector):

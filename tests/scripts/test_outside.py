@@ -4,11 +4,21 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from conftest import SENTENCES
 from scripted import call, read_json
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pgra.cli import main
+from pgra.core import Candidates, Context, Example
+from pgra.errors import ConfigError
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+from pgra.rerank import RerankRequest, open_reranker
+from pgra.rerank.base import RerankArguments
 
 pytestmark = pytest.mark.slow
 
@@ -69,10 +79,10 @@ def test_each_is_a_point_of_a_grid_whose_runs_are_planned_measured_and_asked(ben
     points = {
         "halves": {"retriever": "toys:Stride", "stride": 2, "similarity": "toys:Halves"},
         "longest": {"retriever": "stride", "reranker": "length"},
-        "shortest": {"retriever": "stride", "stride": 2, "reranker": "toys:ByLength"},
+        "true": {"retriever": "stride", "stride": 2, "reranker": "toys:MonoT5"},
         "last": {"exemplars": "toys:LastFirst"},
     }
-    points["shortest"]["shortest"] = True
+    points["true"] |= {"monot5": str(bench.t5), "same_train": True}  # for one table
     grid = {"base": base, "points": [{"name": n, **p} for n, p in points.items()], "seeds": [0]}
     path, runs = bench.root / "all.yaml", bench.root / "runs"
     path.write_text(yaml.safe_dump(grid))
@@ -90,13 +100,62 @@ def test_each_is_a_point_of_a_grid_whose_runs_are_planned_measured_and_asked(ben
         right = [line for line in lines if line["prediction"] == "positive"]
         share = sum(line["label"] == "positive" for line in right) / max(1, len(right))
         assert (metrics["metric"], metrics["value"]) == ("toys:positives", pytest.approx(share))
-        lengths = [[len(one["text"]) for one in line["evidence"]] for line in lines]
-        if "reranker" in point:
-            assert lengths == [sorted(each, reverse=name == "longest") for each in lengths]
-    arguments = read_json(runs / "shortest/seed-0/arguments.json")
+        if name == "longest":
+            lengths = [[len(one["text"]) for one in line["evidence"]] for line in lines]
+            assert lengths == [sorted(each, reverse=True) for each in lengths]
+    arguments = read_json(runs / "true/seed-0/arguments.json")
     assert arguments["retriever_options"] == {"stride": 2}
-    assert arguments["rerank_options"] == {"shortest": True}
+    assert arguments["rerank_options"] == {"monot5": str(bench.t5), "monot5_tokens": 512}
     assert all(name in pgra("report", runs).out for name in points)
+
+
+def open_monot5(bench, corpus, tokens=512):
+    from toys import MonoT5Arguments
+
+    return open_reranker(
+        RerankRequest(
+            args=RerankArguments(reranker="toys:MonoT5", lm_batch_tokens=200, bank_shard_rows=3),
+            prompt=FewShotPrompt(PromptTemplate("{text}")),
+            corpus=corpus,
+            context=Context(artifacts=bench.artifacts, device="cpu"),
+            options=MonoT5Arguments(monot5=str(bench.t5), monot5_tokens=tokens),
+        )
+    )
+
+
+def test_monot5_gives_the_scores_of_transformers_and_reads_a_pair_once(bench, corpus):
+    model = AutoModelForSeq2SeqLM.from_pretrained(bench.t5).eval()
+    tokenizer = AutoTokenizer.from_pretrained(bench.t5)
+    answers = [tokenizer(word).input_ids[0] for word in ("true", "false")]
+    start = torch.tensor([[model.config.decoder_start_token_id]])
+    rows, query = np.array([[3, 0, 7, -1, 11]]), "A warm film."
+    scores = np.full(rows.shape, -np.inf, np.float32)
+    for place in (0, 1, 2, 4):
+        text = f"Query: {query} Document: {SENTENCES[rows[0, place]]} Relevant:"
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logits = model(input_ids=ids, decoder_input_ids=start).logits[0, 0, answers]
+        scores[0, place] = logits.log_softmax(0)[0]
+    expected = Candidates.best(rows, scores, 5)
+    for name, num_new in (("one", 4), ("other", 0)):
+        reranker, asked = open_monot5(bench, corpus), [Example(name, {"text": query})]
+        assert reranker.prepare(asked, rows).num_new == num_new
+        found = reranker.rerank(asked, Candidates(rows, np.zeros((1, 5), np.float32)))
+        assert found.rows.tolist() == expected.rows.tolist()
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+    assert np.ptp(found.scores[0, :4]) > 1e-3
+    assert open_monot5(bench, corpus, 64).prepare(asked, rows).num_new == 4  # the control
+
+
+def test_monot5_cuts_the_passage_alone(bench, corpus):
+    reranker, long = open_monot5(bench, corpus, 64), " ".join(SENTENCES)
+    (pair,) = reranker.tokenize(["A warm film."], [long])
+    text = reranker.tokenizer.decode(pair["input_ids"], skip_special_tokens=True)
+    assert ": A warm film. Document: The film is a warm and funny" in text
+    assert text.endswith(" Relevant:")
+    assert (len(pair["input_ids"]), reranker.num_cut) == (64, 1)
+    with pytest.raises(ConfigError, match="a query does not fit 64 tokens: 'The film"):
+        reranker.tokenize([long], ["short"])
 
 
 def test_a_method_runs_is_measured_reported_ablated_and_asked(bench):

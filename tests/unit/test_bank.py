@@ -136,7 +136,7 @@ class FilledKilledDamaged(RuleBasedStateMachine):
         with pytest.raises(KeyError):
             self.bank.states([*keys, 31])
         blocks = list(self.bank.blocks(rows=3))
-        assert sorted(key for block in blocks for key in block.keys.tolist()) == sorted(self.known)
+        assert sorted(key for keys, _ in blocks for key in keys.tolist()) == sorted(self.known)
 
 
 FilledKilledDamaged.TestCase.settings = settings(
@@ -215,11 +215,11 @@ def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path):
     fill(tmp_path, [20, 21, 30, 40, 5], shard_rows=2)  # (5, 20), (21, 30), (40)
     bank = fill(tmp_path, range(3), shard_rows=2)
     blocks = list(bank.blocks(rows=3))
-    assert [block.keys.tolist() for block in blocks] == [[5, 20, 21], [30, 40, 0], [1, 2]]
+    assert [keys.tolist() for keys, _ in blocks] == [[5, 20, 21], [30, 40, 0], [1, 2]]
     for keys, states in blocks:
         np.testing.assert_array_equal(states, bank.states(keys))
     some = list(bank.blocks(np.array([40, 0, 30, 5]), rows=3))
-    assert [block.keys.tolist() for block in some] == [[5, 30, 40], [0]]
+    assert [keys.tolist() for keys, _ in some] == [[5, 30, 40], [0]]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from small_reranking import QUERIES, ROWS, run
 from tiny_models import build_cross_encoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from pgra.core import Candidates, Context, Example
+from pgra.core import Context
 from pgra.errors import ModelError
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
@@ -131,22 +131,6 @@ def test_a_long_pair_loses_the_end_of_its_longer_text_and_is_counted(start, cros
     cut = stock(*long, truncation="longest_first", max_length=24)
     assert rows[0] == dict(cut)
     assert rows[1] == dict(stock(*PAIRS[0]))  # the control: a short one stays whole
-
-
-def test_candidates_are_ordered_by_the_scores_and_each_pair_is_scored_once(start):
-    reranker = start()
-    found, work = run(reranker)
-    scores = score(reranker)
-    own = np.full(ROWS.shape, -np.inf, np.float32)
-    own[ROWS > -1] = scores
-    expected = Candidates.best(ROWS, own, 4)
-    np.testing.assert_array_equal(found.rows, expected.rows)
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
-    assert (work.num_new, work.num_passages) == (11, 9)
-    assert run(start())[1].num_new == 0
-    assert run(start(), [QUERIES[1]], np.array([[5, 6]]))[1].num_new == 1  # the control
-    same = Example("other-id", QUERIES[0].fields)
-    assert run(start(), [same], ROWS[:1, :2])[1].num_new == 0
 
 
 def test_a_model_without_a_trained_head_is_refused(encoder_dir, start):

@@ -55,18 +55,6 @@ def test_a_column_that_does_not_vary_counts_for_nothing_whatever_it_is():
     assert found == pytest.approx(np.array([[0.15], [0.05]]))
 
 
-@pytest.mark.parametrize("is_unit", [False, True])
-def test_whitening_does_not_see_offset_and_scale_of_a_column(is_unit):
-    rng = np.random.default_rng(0)
-    passages, queries = rng.normal(size=(2, 20, 6)).astype(np.float32)
-    offset = rng.normal(size=6).astype(np.float32)
-    scale = np.array([1, 8, 0.5, 3, 20, 0.1], np.float32)
-    moved = [states * scale + offset for states in (passages, queries)]
-    before = scores(whitened(passages, queries, is_unit=is_unit), passages, queries)
-    after = scores(whitened(*moved, is_unit=is_unit), *moved)
-    np.testing.assert_allclose(after, before, atol=2e-5)
-
-
 def test_label_words_by_hand():
     """Logits (1, 1 + x): the log-chances of two words, whatever all other tokens get."""
     words = np.array([[0, 0, 1], [1, 0, 1]], np.float32)
