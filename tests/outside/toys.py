@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from pgra.config import Arguments, arg
-from pgra.core import MISSING_ROW, Candidates, Prediction
+from pgra.core import Candidates, Prediction
 from pgra.exemplars.selection import Selector
 from pgra.methods.base import Decisions, Method
-from pgra.rerank.base import BaseReranker
 from pgra.rerank.pairs import PairReranker
 from pgra.rerank.similarity import Similarity
 from pgra.retrieval.base import Retriever
@@ -44,23 +43,6 @@ class Stride(Retriever):
         rows = np.stack([(len(query) + steps) % self.size for query in queries])
         scores = np.broadcast_to(-np.arange(k, dtype=np.float32), rows.shape)
         return Candidates(rows, np.ascontiguousarray(scores))
-
-
-class ByLength(BaseReranker):
-    """Takes the longest passages."""
-
-    def __init__(self, request):
-        self.corpus = request.corpus
-
-    @property
-    def fingerprint(self):
-        return {"reranker": "length", **self.corpus.fingerprint}
-
-    def rerank(self, examples, candidates):
-        del examples
-        rows = candidates.rows.tolist()
-        lengths = [[row != MISSING_ROW and len(self.corpus[row]) for row in line] for line in rows]
-        return Candidates.best(candidates.rows, np.array(lengths, np.float32), len(rows[0]))
 
 
 @dataclass(kw_only=True)

@@ -100,13 +100,6 @@ def test_a_label_that_no_training_example_shows(bench):
     assert not bench.run("one-sided").exists()
 
 
-def test_a_damaged_lm_is_named(bench, tmp_path):
-    lm = build_lm(tmp_path / "lm", "gpt2")
-    weights = lm / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    assert f"cannot load model '{lm}'" in bench.train("never", lm=lm).error
-
-
 @pytest.mark.slow
 def test_a_run_is_not_measured_on_inputs_that_changed_since(new_bench):
     task = new_bench.root / "mine.yaml"

@@ -78,8 +78,7 @@ def test_each_is_a_point_of_a_grid_whose_runs_are_planned_measured_and_asked(ben
     }
     points = {
         "halves": {"retriever": "toys:Stride", "stride": 2, "similarity": "toys:Halves"},
-        "longest": {"retriever": "stride", "reranker": "length"},
-        "true": {"retriever": "stride", "stride": 2, "reranker": "toys:MonoT5"},
+        "true": {"retriever": "stride", "stride": 2, "reranker": "monot5"},
         "last": {"exemplars": "toys:LastFirst"},
     }
     points["true"] |= {"monot5": str(bench.t5), "same_train": True}  # for one table
@@ -100,9 +99,6 @@ def test_each_is_a_point_of_a_grid_whose_runs_are_planned_measured_and_asked(ben
         right = [line for line in lines if line["prediction"] == "positive"]
         share = sum(line["label"] == "positive" for line in right) / max(1, len(right))
         assert (metrics["metric"], metrics["value"]) == ("toys:positives", pytest.approx(share))
-        if name == "longest":
-            lengths = [[len(one["text"]) for one in line["evidence"]] for line in lines]
-            assert lengths == [sorted(each, reverse=True) for each in lengths]
     arguments = read_json(runs / "true/seed-0/arguments.json")
     assert arguments["retriever_options"] == {"stride": 2}
     assert arguments["rerank_options"] == {"monot5": str(bench.t5), "monot5_tokens": 512}
@@ -197,8 +193,8 @@ def test_a_method_that_is_not_there_is_refused(bench):
         ({"reranker": "crossencoder"}, "unknown reranker 'crossencoder'. Did you mean 'cross-enc"),
         ({"reranker": "pgra.rerank.bank:Bank"}, "is no subclass of pgra.rerank.BaseReranker"),
         ({"cross_encoder": "x"}, "--cross_encoder is an argument of --reranker cross-encoder: add"),
-        ({"reranker": "toys:ByLength", "stride": 1}, "unknown argument '--stride'"),
-        ({"reranker": "toys:ByLength", "retriever": "exhaustive"}, "searches by the LM's states"),
+        ({"reranker": "toys:MonoT5", "stride": 1}, "unknown argument '--stride'"),
+        ({"reranker": "toys:MonoT5", "retriever": "exhaustive"}, "searches by the LM's states"),
     ],
 )
 def test_a_mistake_is_one_line(bench, change, message):

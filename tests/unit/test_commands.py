@@ -58,16 +58,3 @@ def test_rerank_does_all_splits_with_neighbors_by_the_reader_that_a_yaml_names(
     other = [*flags, "--model_name_or_path", str(tmp_path / "none")]
     assert main(["rerank", "A warm film.", *other]) == 2  # the control: it is what is opened
     assert str(tmp_path / "none") in capsys.readouterr().err
-
-
-def test_a_search_for_more_than_there_is_shows_all_and_says_so(stage_flags, tmp_path, capsys):
-    (tmp_path / "three.txt").write_text("red apples\ngreen pears\nblue plums\n")
-    words = ["search", "red apples", "--retriever", "bm25", "--corpus", str(tmp_path / "three.txt")]
-    assert main([*words, "--artifacts_dir", str(tmp_path / "artifacts")]) == 0
-    shown = capsys.readouterr()
-    assert "row 0         red apples" in shown.out
-    assert "num_candidates is 5, and the corpus has 3 passages: all" in shown.err
-    assert (
-        main([*words, "--artifacts_dir", str(tmp_path / "artifacts"), "--num_candidates", "3"]) == 0
-    )
-    assert "num_candidates is" not in capsys.readouterr().err  # the control

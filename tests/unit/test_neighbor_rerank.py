@@ -9,6 +9,7 @@ from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, plain_lm, run
 
 from pgra.core import Candidates, Context
 from pgra.encoders.encoder import Encoder
+from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.prompts.fewshot import PromptFormat
@@ -110,3 +111,8 @@ def test_what_was_read_costs_nothing_and_other_exemplars_are_other_pairs(lm_dirs
     assert reranker.fingerprint != open_one(lm_dirs["gpt2"]).fingerprint
     with pytest.raises(KeyError, match="lacks the state"):
         reranker.rerank(QUERIES, Candidates(ROWS + 1, np.zeros(ROWS.shape, np.float32)))
+
+
+def test_a_full_bank_needs_one_prompt_for_all():
+    with pytest.raises(ConfigError, match="reads the corpus once under one prompt.* --bank lazy"):
+        RerankArguments(exemplars="knn", bank="full")
