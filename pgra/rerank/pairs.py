@@ -204,8 +204,8 @@ class PairReranker(PairBankReranker):
         return {**options, "reranker": f"{cls.__module__}:{cls.__qualname__}", "pair": written}
 
     def text(self, query: str, passage: str) -> str:
-        """Write a pair as one text, for `encode`."""
-        raise NotImplementedError
+        """Write a pair as one text, for `encode`; by default one after the other."""
+        return f"{query} {passage}"
 
     @abstractmethod
     def score_batch(self, batch: Mapping[str, Tensor]) -> Tensor:

@@ -67,7 +67,7 @@ def test_a_key_says_what_of_the_questions_is_compared(encoder_dirs, tmp_path):
 def test_nearest_and_farthest_follow_the_definition(neighbors, metric):
     similarity = of_metric(metric, neighbors)
     pool = neighbors.vectors().astype(np.float64)
-    asked = neighbors.encode(QUERIES).astype(np.float64)
+    asked = neighbors.encoder.encode_examples(QUERIES).astype(np.float64)
     every = np.array([[by_definition(metric, q, pool[row]) for row in ROWS] for q in asked])
     near, far = similarity.nearest(QUERIES, ROWS, 3), similarity.nearest(QUERIES, ROWS, 3, sign=-1)
     np.testing.assert_array_equal(near.rows, ROWS[np.argsort(-every)[:, :3]])
