@@ -21,6 +21,7 @@ from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
 
 pytestmark = pytest.mark.slow
+T5 = {"monot5": "bundled:t5-small-titles"}
 
 OUTSIDE = Path(__file__).parents[1] / "outside"
 TASK = """
@@ -194,7 +195,7 @@ def test_a_method_that_is_not_there_is_refused(bench):
         ({"reranker": "pgra.rerank.bank:Bank"}, "is no subclass of pgra.rerank.BaseReranker"),
         ({"cross_encoder": "x"}, "--cross_encoder is an argument of --reranker cross-encoder: add"),
         ({"reranker": "toys:MonoT5", "stride": 1}, "unknown argument '--stride'"),
-        ({"reranker": "toys:MonoT5", "retriever": "exhaustive"}, "searches by the LM's states"),
+        ({"reranker": "monot5", "retriever": "exhaustive", **T5}, "searches by the LM's states"),
     ],
 )
 def test_a_mistake_is_one_line(bench, change, message):
