@@ -13,12 +13,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "pgra: code lines": 23_999,
+    "pgra: code lines": 23_850,
     "pgra: files": 138,
-    "pgra: docstring lines": 5_818,
-    "tests: code lines": 15_729,
-    "benchmarks: code lines": 1_799,
-    "docs: words": 37_408,
+    "pgra: docstring lines": 5_786,
+    "tests: code lines": 15_728,
+    "benchmarks: code lines": 1_793,
+    "docs: words": 37_401,
 }
 _SPACE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
