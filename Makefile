@@ -47,7 +47,7 @@ check: $(STAMP)  ## ruff, ruff format, mypy --strict, and the limits on sizes
 test: check test-quick  ## All checks and all tests but those that need a GPU
 	$(PYTEST) -m "slow and not gpu" --numprocesses 2 --dist loadfile --durations=20
 
-test-quick: $(STAMP)  ## The quick tests: two minutes on two cores
+test-quick: $(STAMP)  ## The quick tests: a minute on two quiet cores
 	$(PYTEST) --numprocesses 2 --dist worksteal
 
 test-reader: $(STAMP)  ## The reader's tests on the oldest transformers allowed, or TRANSFORMERS=VERSION
