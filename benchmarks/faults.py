@@ -6,13 +6,14 @@
              must refuse it by name, or say and write what it does with whole files
     kills    a command is killed before a change of a file, or at a random moment; given again it
              must leave what an unbroken one leaves, and nothing half-written
+    pairs    one of two processes of a job is killed; given again to two, the same
     twins    a command runs twice at once: the second waits or is refused; the same
 
 A stopped call goes on where it was, if --json names the same file. Exit code 1 where a case failed;
 the figures name it, and `--only KIND --part PART --first N --cases 1` runs it again.
 
 python benchmarks/faults.py --only inputs --cases 500 --json faults.json
-python benchmarks/faults.py --only damage kills twins --minutes 20 --json faults.json
+python benchmarks/faults.py --only damage kills pairs twins --minutes 20 --json faults.json
 """
 
 import atexit
@@ -154,6 +155,7 @@ KINDS = {
     "inputs": Kind(READERS, spoil_inputs, block=BLOCK, warm=_warm),
     "damage": Kind(damage.KINDS, _one(_damage)),
     "kills": Kind(JOBS, _break(kills.kill)),
+    "pairs": Kind(kills.SHARED, _break(kills.kill_one_of_two)),
     "twins": Kind(JOBS, _break(kills.two_at_once)),
 }
 
@@ -170,8 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="where to write the figures, and go on from")
     args = parse_flags(parser, argv)
-    if args.quick:
-        args.cases = 2
+    args.cases = 2 if args.quick else args.cases
     about = {"seed": args.seed, "first": args.first}
     before = json.loads(args.json.read_text()) if args.json and args.json.is_file() else {}
     tallies: dict[str, dict[str, Tally]] = {}

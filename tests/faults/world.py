@@ -3,6 +3,7 @@
 All commands run in one folder by relative paths, which is put back as it was between two cases.
 """
 
+import io
 import json
 import os
 import re
@@ -40,11 +41,13 @@ class Fault:
         at_write: It is killed before its so-manieth change of a file, counted from 1.
         after: It is killed after so many seconds.
         late: It starts so many seconds later.
+        environment: Variables that differ.
     """
 
     at_write: int | None = None
     after: float | None = None
     late: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
     # What a killed command leaves there goes with the world.
     tempfile.tempdir = os.environ["TMPDIR"] = os.path.dirname(told[0])  # noqa: PTH120
     sys.stdin = Path("typed.txt").open(encoding="utf-8")  # noqa: SIM115 (it ends with the fork)
+    os.environ.update(fault.environment)
     count = os.open(told[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     writes = 0
 
@@ -196,9 +200,9 @@ class Running:
     fault: Fault
     began: float = field(default_factory=time.monotonic)
 
-    def wait(self) -> Ended:
-        """Wait for its end, or for its kill; after LONGEST_SECONDS it is killed in any case."""
-        limit = LONGEST_SECONDS if self.fault.after is None else self.fault.after
+    def wait(self, limit: float = LONGEST_SECONDS) -> Ended:
+        """Wait for its end, or for its kill; after `limit` seconds it is killed in any case."""
+        limit = limit if self.fault.after is None else self.fault.after
         self.process.join(max(0.0, limit - (time.monotonic() - self.began)))
         hangs = self.process.is_alive() and self.fault.after is None
         self.process.kill()
@@ -430,8 +434,12 @@ def differing(one: object, other: object, place: str = "", *, same: Same = eq) -
 def alike(one: object, other: object) -> bool:
     """Whether two values are the same but for rounding: other texts in a batch change last digits.
 
-    Numbers within a text or a list are compared each.
+    Numbers within a text, a list or an array are compared each.
     """
+    if all(isinstance(value, bytes) and value[:6] == b"\x93NUMPY" for value in (one, other)):
+        one, other = (np.load(io.BytesIO(data)) for data in (one, other))
+        kinds = one.dtype == other.dtype and one.dtype.kind == "f"
+        return kinds and one.shape == other.shape and np.allclose(one, other, *_ROUNDING)
     parts = [_FRACTION.split(repr(value)) for value in (one, other)]
     numbers = [[float(n) for n in _FRACTION.findall(repr(value))] for value in (one, other)]
     return parts[0] == parts[1] and np.allclose(*numbers, *_ROUNDING)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import pgra
+from pgra.cli import main
 from pgra.errors import ArtifactError, DataError
 
 ASKED, MEANT = "How do I log in?", "the mail account, not the router"
@@ -107,6 +108,15 @@ def test_a_user_finds_what_all_share_and_touches_nobody_elses(tmp_path):
         assert [len(one) for one in (keeper, anna, bert)] == [2, 0, 1]
     with pytest.raises(ValueError, match="user is None"):  # who nobody is would be the keeper
         pgra.Memory(path, user=None)
+
+
+def test_a_flag_names_the_user_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["--user", "anna"]):
+        assert main(["memory", "add", ASKED, f"of {words}", *words]) == 0
+        assert main(["memory", "search", ASKED, *words]) == 0
+        assert f"of {words}" in capsys.readouterr().out.splitlines()[1]
+    assert main(["memory", "delete", "1", "--user", "anna"]) == 2
 
 
 def test_a_task_is_a_part_of_its_own(tmp_path):
