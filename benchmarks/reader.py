@@ -10,7 +10,7 @@ random weights, for speed alone.
 
     usual   each segment padded to 128 tokens, the encoder's outputs put side by side with their
             padding, torch.optim.AdamW; with `--bf16` by autocast; labels by `generate`
-    pgra    what train.py and evaluate.py run: the Trainer, segments in groups of like length, no
+    pgra    what train.py and evaluate.py run: segments in groups of like length, no
             padding for the decoder; labels by scoring the words of each
 
 Each way trains and decides in a process of its own, so that neither finds the other's memory. The
@@ -41,9 +41,8 @@ from measuring import (
     wait_for,
     write_figures,
 )
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_model, save_model
 from subjects import open_reader
-from transformers import TrainerCallback
 from usual import PADDED, Reading, batches, decide_usual, train_usual
 
 from pgra.cli import run
@@ -53,11 +52,10 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import Task
 from pgra.lm.load import choose_device
+from pgra.reader.arguments import TrainingArguments
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
 from pgra.reader.predict import T5Classifier
-from pgra.reader.train import train_reader
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
-from pgra.report.metrics import measure as measure_labels
+from pgra.reader.train import fit
 from pgra.retrieval import open_retriever
 from pgra.retrieval.base import RetrieverArguments
 
@@ -184,19 +182,21 @@ def tokenize(reading: Reading, depth: int, tokenizer: Any) -> TokenizedInputs:
     return build_inputs(reading.examples, evidence, tokenizer, reading.verbalizer, layout=layout)
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
-    """Notes when each step ended, and when the training did."""
+@dataclass(frozen=True)
+class Timed(T5Classifier):
+    """Notes when each step ended."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.times = device, list[float]()
+    num_steps: int = 0
+    times: list[float] = field(default_factory=list)
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        if not self.times:
-            wait_for(self.device)  # the work before must not be counted in the steps after
-        self.times.append(time.perf_counter())
+    def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
+        made = super().optimizer(arguments)
+        made.register_step_post_hook(lambda *_: self.note())
+        return made
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        wait_for(self.device)
+    def note(self) -> None:
+        if len(self.times) in (0, self.num_steps - 1):  # what was before is not counted after
+            wait_for(self.module.device)
         self.times.append(time.perf_counter())
 
 
@@ -209,34 +209,22 @@ def train_ours(
     """Train by what train.py calls, and keep the weights."""
     reader, tokenizer = open_reader(args.model, device=args.device)
     inputs = tokenize(reading, depth, tokenizer)
-    clock = Clock(args.device)
+    classifier = Timed(reader, tokenizer, reading.verbalizer, num_steps=args.steps + 1)
     with tempfile.TemporaryDirectory() as folder, measured(args.device) as cost:
-        training = ReaderTrainingArguments(
+        training = TrainingArguments(
             output_dir=folder,
             max_steps=args.steps + 1,
             per_device_train_batch_size=args.batch_size,
             learning_rate=args.learning_rate,
-            eval_strategy="no",
-            save_strategy="no",
-            load_best_model_at_end=False,
-            disable_tqdm=True,
+            eval_steps=0,
+            save_steps=0,
             bf16=args.bf16,
             tf32=False,  # as usual's float32
-            use_cpu=args.device.type == "cpu",
         )
-        train_reader(
-            T5Classifier(reader, tokenizer, reading.verbalizer),
-            inputs,
-            inputs,
-            measure=lambda truth, found: measure_labels(
-                reading.metric, truth, found, reading.labels
-            ),
-            metric=reading.metric,
-            arguments=training,
-            callbacks=[clock],
-        )
-    save_file(reader.state_dict(), weights)
-    return replace(cost, seconds=clock.times[-1] - clock.times[0])
+        context = Context(device=args.device.type, progress=False)
+        fit(classifier, inputs, training, context, folder=Path(folder) / "reader")
+    save_model(reader.model, str(weights))
+    return replace(cost, seconds=classifier.times[-1] - classifier.times[0])
 
 
 def decide_ours(
@@ -244,7 +232,7 @@ def decide_ours(
 ) -> tuple[Cost, list[str | None]]:
     """Decide by what evaluate.py calls."""
     reader, tokenizer = open_reader(args.model, device=args.device)
-    reader.load_state_dict(load_file(weights))
+    load_model(reader.model, weights)
     classifier = T5Classifier(reader, tokenizer, reading.verbalizer)
 
     def decide(count: int) -> list[str | None]:

@@ -58,9 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_steps=10,
         learning_rate=2e-3,  # high: for ten steps
         per_device_train_batch_size=4,
-        eval_strategy="no",  # no checkpoint is chosen: few rows cannot tell which is best
-        save_strategy="no",
-        load_best_model_at_end=False,
+        eval_steps=0,  # no checkpoint is chosen: few rows cannot tell which is best
+        save_steps=0,
         artifacts_dir="artifacts",
     )
     print(run)

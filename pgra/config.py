@@ -221,19 +221,8 @@ def arg(
     return field(default=default, metadata=metadata)
 
 
-def _is_declared(cls: type, f: Any) -> bool:
-    """Whether a field is ours, and not transformers'."""
-    return not hasattr(cls, "WHOLE") or "rule" in f.metadata
-
-
 def rules(cls: type) -> dict[str, Rule]:
     return {f.name: f.metadata.get("rule", Rule()) for f in dataclasses.fields(cls)}
-
-
-def whole(cls: type) -> type:
-    """Return the class that a class of arguments names as its `WHOLE`, else the class itself."""
-    path = getattr(cls, "WHOLE", None)
-    return import_named(path) if path else cls
 
 
 @dataclass(kw_only=True)
@@ -335,8 +324,6 @@ def parse_arguments(
         stated = (layer.values for layer in layers)
         named = [{n: own[n] for n in CHOOSING if n in own} for own in (*stated, early)]
         classes = classes({name: value for own in named for name, value in own.items()})
-    if not is_help:  # which shows what it knows, without torch
-        classes = [whole(cls) for cls in classes]
     kinds = _field_kinds(classes)
     values: dict[str, Any] = {}
     for layer in layers:
@@ -345,8 +332,7 @@ def parse_arguments(
     _add_flags(parser, classes, values, unused, is_help=is_help, is_whole=wants_all(words))
     _add_file_flags(parser, has_profile="retriever" in kinds or "reranker" in kinds)
     if is_help:
-        more = [cls.MORE for cls in classes if hasattr(cls, "MORE")]
-        parser.show(*more)
+        parser.show()
         raise SystemExit(0)
     strange = {*others} - {*kinds, "profile"}
     for name in strange:
@@ -496,9 +482,9 @@ def _add_file_flags(parser: HelpParser, *, has_profile: bool) -> None:
 
 
 def _field_kinds(classes: Iterable[type]) -> dict[str, Any]:
-    """Return types by field name; of transformers' fields only those of numbers and switches."""
+    """Return types by field name."""
     return {
-        f.name: hints[f.name] if _is_declared(cls, f) else _simple(hints[f.name])
+        f.name: hints[f.name]
         for cls in classes
         for hints in (typing.get_type_hints(cls),)
         for f in dataclasses.fields(cls)
@@ -508,14 +494,6 @@ def _field_kinds(classes: Iterable[type]) -> dict[str, Any]:
 
 def _has_list(parts: Iterable[Any]) -> bool:
     return any(typing.get_origin(part) is list for part in parts)
-
-
-def _simple(kind: Any) -> Any:
-    parts = {kind, *typing.get_args(kind)}
-    plain = next((each for each in (bool, int, float) if each in parts), None)
-    if plain is None:
-        return kind if _has_list(parts) and str not in parts else Any
-    return plain | (str if str in parts else None)
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:

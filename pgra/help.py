@@ -110,8 +110,8 @@ class HelpParser(argparse.ArgumentParser):
 
         return add
 
-    def show(self, *more: str) -> None:
-        """Write the help, with `more` below the flags."""
+    def show(self) -> None:
+        """Write the help."""
         general = self._groups["General"]
         add_general(general)
         general.add_argument("-h", "--help", action="store_true", help="Show the usual flags.")
@@ -119,6 +119,6 @@ class HelpParser(argparse.ArgumentParser):
         if self._unusual and self._count > _FEW:
             for action in self._unusual:
                 action.help = argparse.SUPPRESS
-            more = (f"{len(self._unusual)} more: {self.prog.partition(' [')[0]} --help-all", *more)
-        self.epilog = "\n\n".join(filter(None, [*more, self.epilog]))
+            more = f"{len(self._unusual)} more: {self.prog.partition(' [')[0]} --help-all"
+            self.epilog = "\n\n".join(filter(None, [more, self.epilog]))
         sys.stdout.write(self.format_help())

@@ -4,7 +4,7 @@ run.json              what decides the run; the same command continues, another 
 arguments.json        all arguments
 prompt.txt            a prompt as the LM sees it
 losses.jsonl          the loss and the learning rate of every step
-checkpoint-N/         the Trainer's, until the run is finished
+checkpoint-N/         to resume from, until the run is finished
 training.json         what was decided on the dev set
 reader/               the best reader: a plain model folder with pgra.json and its model card
 predictions.jsonl, metrics.json
@@ -550,13 +550,9 @@ def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE
         return sum_up(run_all(runs, context), root, args, context)
 
 
-def variant(args: RunArguments, folder: Path, **changes: float) -> RunArguments:
+def variant(args: RunArguments, folder: Path, **changes: float | None) -> RunArguments:
     """Return the arguments of one of several runs; `changes` are of the section with its folder."""
-    own: dict[str, Any] = {"output_dir": str(folder), **changes}
-    if args.home == "training":
-        name = args["training"].run_name
-        own["run_name"] = name and f"{name}-{folder.name}"
-    return args.change(args.home, **own)
+    return args.change(args.home, output_dir=str(folder), **changes)
 
 
 def check_series(root: Path) -> None:

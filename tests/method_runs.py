@@ -11,7 +11,7 @@ from pgra.lm.base import CompleterArguments
 from pgra.methods.arguments import FolderArguments, PgraArguments, RunArguments, RuntimeArguments
 from pgra.methods.base import find_method, find_sections
 from pgra.methods.kate import AnswerArguments
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
+from pgra.reader.arguments import TrainingArguments
 
 
 def run_of(args: PgraArguments, method: str, folder: Path, **training: object) -> RunArguments:
@@ -30,10 +30,8 @@ def run_of(args: PgraArguments, method: str, folder: Path, **training: object) -
             own = {f.name for f in fields(cls)} & set(training)
             sections[name] = cls(**{key: training.pop(key) for key in own})
     if "training" in find_sections({"method": method}):
-        usual = {"max_steps": 2, "per_device_train_batch_size": 4, "seed": 1, "disable_tqdm": True}
-        sections["training"] = ReaderTrainingArguments(
-            output_dir=str(folder), use_cpu=True, **{**usual, **training}
-        )
+        usual = {"max_steps": 2, "per_device_train_batch_size": 4, "seed": 1}
+        sections["training"] = TrainingArguments(output_dir=str(folder), **{**usual, **training})
     else:
         seed = int(training.get("seed", 0))
         sections["folder"] = FolderArguments(output_dir=str(folder), seed=seed)

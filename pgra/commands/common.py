@@ -10,7 +10,7 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import Defaults, parse_arguments, whole
+from pgra.config import Defaults, parse_arguments
 from pgra.errors import ConfigError
 from pgra.experiments import SeriesArguments
 from pgra.help import HelpParser, same_spelling
@@ -31,7 +31,7 @@ SECTIONS: dict[str, Any] = {
 
 def all_arguments() -> frozenset[str]:
     """Return the names of all arguments that a YAML for several programs may hold."""
-    classes = [*SECTIONS.values(), SeriesArguments, whole(TrainingArguments)]
+    classes = [*SECTIONS.values(), SeriesArguments, TrainingArguments]
     return frozenset(field.name for cls in classes for field in fields(cls))
 
 
@@ -62,13 +62,12 @@ def parse_run(
 
     `others` is for words of several runs, such as a grid's: all arguments that they may have. What
     this run does not have is then ignored, and what its method decides otherwise gives way.
-    `--device cpu` keeps the Trainer on the CPU too. The rest is as in `parse_arguments`.
+    The rest is as in `parse_arguments`.
     """
     from pgra.methods.arguments import SECTIONS as OWN
     from pgra.methods.base import find_sections, refuse_contradictions
 
     words = same_spelling(sys.argv[1:] if argv is None else argv)
-    on_cpu = [Defaults("--device", {"use_cpu": True})] if is_on_cpu(words) else []
     ours = {
         field.name
         for sections in OWN.values()
@@ -83,7 +82,7 @@ def parse_run(
         others=ours.union(others),
         is_shared=is_shared,
         under=under,
-        over=[*over, *on_cpu],
+        over=over,
         prog=prog,
         description=description,
         epilog=epilog,
@@ -149,7 +148,7 @@ def is_on_cpu(words: Sequence[str]) -> bool:
 
 
 def join_run(words: Sequence[str]) -> "Context":
-    """Join the other processes, before the Trainer's arguments would with a shorter time limit."""
+    """Join the other processes of `accelerate launch`."""
     from pgra.core import join_context
 
     return join_context("cpu" if is_on_cpu(words) else "auto")

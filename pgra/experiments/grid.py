@@ -41,7 +41,6 @@ from pgra.config import (
     list_yamls,
     parse_yaml,
     read_yaml,
-    whole,
 )
 from pgra.core import ALONE, Context, Json
 from pgra.errors import (
@@ -222,18 +221,15 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def argument_names(grid: Grid, *, is_whole: bool = True) -> set[str]:
-    """Return the names of all arguments that a grid's points may have.
-
-    Those of our methods and of the classes that the grid names; if `is_whole` also transformers'.
-    """
+def argument_names(grid: Grid) -> set[str]:
+    """Return the names of all arguments of our methods and of the classes that a grid names."""
     sections = list(SECTIONS.values())
     for point in grid.cells:
         for own in ({}, *point.by_task.values()):
             layer = {**grid.base, **point.values, **own}
             sections.append(find_sections({n: layer[n] for n in CHOOSING if n in layer}))
     classes = {cls for own in sections for cls in own.values()}
-    return {f.name for cls in classes for f in fields(whole(cls) if is_whole else cls)}
+    return {f.name for cls in classes for f in fields(cls)}
 
 
 def short(value: Json) -> str:
@@ -250,7 +246,7 @@ def short(value: Json) -> str:
 def _check(grid: Grid) -> None:
     for seeds in (grid.seeds, *(point.seeds for point in grid.cells)):
         SeriesArguments(seeds=list(seeds))
-    known = {PROFILE, *argument_names(grid, is_whole=False)}
+    known = {PROFILE, *argument_names(grid)}
     kinds = dict.fromkeys(grid.baseline or {}, "argument of the baseline")
     for name, kind in {**kinds, **dict.fromkeys(grid.axes, "axis")}.items():
         known |= set() if name in known else argument_names(grid)

@@ -76,7 +76,7 @@ def _search(
 
     def arguments(rate: float, size: int, seed: int = seeds[0]) -> RunArguments:
         name = f"lr{rate:g}-batch{size}-seed{seed}"
-        batch = {"per_device_train_batch_size": args["training"].share_of(size)}
+        batch = {"total_train_batch_size": size, "per_device_train_batch_size": None}
         return variant(args, root / name, learning_rate=rate, **batch, seed=seed)
 
     rates = series.search_learning_rates or PAPER_LEARNING_RATES
@@ -106,18 +106,10 @@ def _search(
 
 
 def _check_search(args: RunArguments, series: SeriesArguments) -> None:
-    training = args["training"]
-    strategy = getattr(training.eval_strategy, "value", training.eval_strategy)
-    if strategy == "no" or not training.load_best_model_at_end:
+    if not args["training"].load_best_model_at_end:
         raise ConfigError(
-            f"search '{series.search}' decides on the dev set, which eval_strategy '{strategy}' "
-            f"with load_best_model_at_end {training.load_best_model_at_end} does not measure: "
-            "leave both at their defaults"
-        )
-    if training.metric_for_best_model not in (None, "loss") and not training.greater_is_better:
-        raise ConfigError(
-            f"a search keeps the highest {training.metric_for_best_model}, and greater_is_better "
-            "is false: leave it out"
+            f"search '{series.search}' decides on the dev set, which --eval_steps 0 does not "
+            "measure, or --no_load_best_model_at_end leaves aside: leave both out"
         )
 
 

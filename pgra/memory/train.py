@@ -11,7 +11,7 @@ The generator is trained by `pgra.reader.train.fit`: it can be interrupted at an
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,21 +22,21 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import normalize
-from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
+from transformers import Adafactor, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
 from pgra.artifacts import digest, lock_folder, replace_folder, write_checksums, write_json
 from pgra.config import Arguments
 from pgra.core import Context, Json
 from pgra.encoders.encoder import DenseLayer, Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
-from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
+from pgra.lm.load import find_model, load_pretrained, load_tokenizer
 from pgra.memory import GeneratorArguments, SimilarityArguments
 from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, in_form, plain_input
 from pgra.memory.stream import Step
 from pgra.progress import Bar
+from pgra.reader.arguments import TrainingArguments
 from pgra.reader.module import ReaderModule, Trainable
 from pgra.reader.train import TrainResult, fit
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
 
 ABOUT_FILE = "trained_on.json"  # in a trained model's folder: its data and arguments
 _SHOWN_EVERY = 10  # steps, of a loss on the bar
@@ -59,21 +59,17 @@ class _Trainable(Trainable):
     def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:  # noqa: ARG002
         return self.collate
 
+    def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
+        """Return Adafactor, with which T5 was trained."""
+        rate = arguments.learning_rate
+        weights = self.module.parameters()
+        return Adafactor(weights, lr=rate, scale_parameter=False, relative_step=False)
+
     def save(self, folder: Path) -> None:
         super().save(folder)
         name, content = self.record
         write_json(folder / name, content)
         write_checksums(folder)
-
-
-def _arguments(folder: Path, **more: Any) -> ReaderTrainingArguments:
-    whole: Mapping[str, Any] = {
-        "eval_strategy": "no",
-        "load_best_model_at_end": False,
-        "weight_decay": 0.0,
-        "dataloader_drop_last": False,
-    }
-    return ReaderTrainingArguments(output_dir=str(folder), **whole, **more)
 
 
 def _about(pairs: Sequence[Step], arguments: Arguments, **model: str) -> dict[str, Json]:
@@ -133,14 +129,15 @@ def train_generator(
                 (ABOUT_FILE, about),
             ),
             [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
-            _arguments(
-                work,
+            TrainingArguments(
+                output_dir=str(work),
                 **values,
                 max_steps=-1,
+                eval_steps=0,
                 lr_scheduler_type="constant",
-                optim="adafactor",
-                use_cpu=choose_device(context.device).type == "cpu",
+                dataloader_drop_last=False,
             ),
+            context,
             folder=folder,
         )
         shutil.rmtree(work, ignore_errors=True)

@@ -360,7 +360,7 @@ class RunArguments:
     def as_json(self) -> dict[str, Any]:
         """Return the content of `arguments.json`: all values by section."""
         return {
-            name: part.to_dict() if hasattr(part, "to_dict") else dataclasses.asdict(part)
+            name: dataclasses.asdict(part)
             for name, part in self.sections.items()
             if part is not None
         }

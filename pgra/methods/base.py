@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pgra.artifacts import digest
-from pgra.config import CHOOSING, Defaults, find_class, parse_arguments, whole
+from pgra.config import CHOOSING, Defaults, find_class, parse_arguments
 from pgra.core import Context, Example, Json, Prediction
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import DataArguments, load_splits
@@ -326,8 +326,6 @@ def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: st
         sections = find_sections(chosen)
         names.extend(sections)
         _refuse_strangers(given.values, sections, chosen)
-        if "training" in sections and given.values.get("device") == "cpu":
-            given.values["use_cpu"] = True  # type: ignore[index]
         return list(sections.values())
 
     parsed = parse_arguments(classes, layers, prog=caller, description="", over=[given])
@@ -347,7 +345,7 @@ def _refuse_strangers(
     given: Mapping[str, Any], sections: Mapping[str, type], chosen: Mapping[str, Any]
 ) -> None:
     """Refuse what the method does not have; a layer would ignore it in silence."""
-    known = {f.name for cls in sections.values() for f in fields(whole(cls)) if f.init}
+    known = {f.name for cls in sections.values() for f in fields(cls)}
     for name in given:
         if name not in known:
             message = unknown_name("argument", name, known).partition(" Known:")[0]
@@ -389,7 +387,7 @@ def arguments_from(
     chosen = {name: value for own in made for name, value in own.items() if name in CHOOSING}
     chosen["method"] = values["runtime"]["method"]
     sections = {}
-    for name, cls in ((name, whole(cls)) for name, cls in find_sections(chosen).items()):
+    for name, cls in find_sections(chosen).items():
         if values.get(name) is None and name not in changes:
             continue
         asked = changes.get(name, {})
@@ -398,9 +396,6 @@ def arguments_from(
                 f"{min(strange)} is not an argument of method '{chosen['method']}': leave it out"
             )
         own = {**(values.get(name) or {}), **asked}
-        if hasattr(cls, "to_dict"):  # the Trainer's, which writes more than it reads
-            known = {f.name for f in fields(cls) if f.init}
-            own = {key: value for key, value in own.items() if key in known}
         sections[name] = cls(**own)
     return RunArguments(sections)
 

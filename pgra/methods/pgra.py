@@ -7,10 +7,7 @@ Its settings are the paper's other readers: fid (the first stage's best), random
 evidence), exhaustive (no first stage).
 """
 
-import copy
-import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -43,10 +40,11 @@ from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
 from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.reader.arguments import NOT_DECIDING, ReaderArguments
+from pgra.reader.arguments import ReaderArguments, TrainingArguments, default_learning_rate
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, describe, store_inputs
+from pgra.reader.module import choose_precision
 from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
     ReaderRecord,
@@ -55,11 +53,7 @@ from pgra.reader.record import (
     read_record,
     write_record,
 )
-from pgra.reader.train import check_batches, train_reader
-from pgra.reader.trainer_arguments import (
-    ReaderTrainingArguments,
-    default_learning_rate,
-)
+from pgra.reader.train import check_trackers, fit
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
@@ -88,8 +82,8 @@ class Pgra(Method):
         self.pgra = args.pgra
 
     @property
-    def training(self) -> ReaderTrainingArguments:
-        training: ReaderTrainingArguments = self.args["training"]
+    def training(self) -> TrainingArguments:
+        training: TrainingArguments = self.args["training"]
         return training
 
     @classmethod
@@ -132,20 +126,18 @@ class Pgra(Method):
             )
 
     def check_training(self, num_examples: int) -> None:
-        """Choose the learning rate where none is given; refuse what cannot be trained.
-
-        `num_examples` is the length of an epoch.
-        """
-        training = self.training
+        """Fill in what is not given; refuse what cannot be trained on so many examples an epoch."""
+        training, world = self.training, self.context.worker.world
+        check_trackers(training.report_to)
+        precision = choose_precision(training, choose_device(self.context.device))
+        training.bf16 = precision == "bfloat16"
+        training.share_batch(world)
+        training.check_rows(num_examples, world)
         if training.learning_rate is None:
-            epoch = num_examples / training.examples_per_step
-            steps = training.max_steps
-            steps = steps if steps >= 0 else math.ceil(epoch * training.num_train_epochs)
+            steps, _ = training.count_steps(num_examples, world)
             width = load_config(self.source).hidden_size
             training.learning_rate = default_learning_rate(width, steps)
             logger.info("training: learning rate %g", training.learning_rate)
-        check_training(self.pgra, training)
-        check_batches(num_examples, training)
 
     @cached_property
     def verbalizer(self) -> Verbalizer:
@@ -173,8 +165,8 @@ class Pgra(Method):
             "reader_weights": self.source.identity,
         }
         if self.args.trains:
-            named["num_processes"] = self.training.world_size
-            named |= training_identity(self.training, self.data.metric)
+            named["num_processes"] = self.context.worker.world
+            named |= {**self.training.deciding(), "metric_for_best_model": self.best_metric}
         return named
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
@@ -211,32 +203,40 @@ class Pgra(Method):
         """Load the reader that training starts from, or a trained one from its folder."""
         return FusionReader.from_name(str(trained or self.pgra.reader.model_name_or_path))
 
-    def begin(self) -> T5Classifier:
-        """Return the reader that training starts from."""
-        return self.CLASSIFIER(self.load_module(), self.tokenizer, self.verbalizer, self.decision)
-
     def open_trained(self, home: Path) -> None:
         """Load a trained reader from its folder."""
         module = self.load_module(home).to(choose_device(self.pgra.runtime.device))
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decision)
 
+    @property
+    def best_metric(self) -> str:
+        """What chooses the checkpoint."""
+        return self.training.metric_for_best_model or self.data.metric
+
     def fit(self, folder: Path) -> Mapping[str, Json]:
         """Train the reader, from the last whole checkpoint if the run was stopped."""
-        metric = self.data.metric
         train, dev = self.inputs("train"), self.inputs("dev")
-        self.reader = self.begin()
-        result = train_reader(
+        module = self.load_module()
+        self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decision)
+        truth, labels = [str(label) for label in dev.labels], self.data.labels
+
+        def evaluate() -> Mapping[str, float]:
+            scores = self.reader.score(dev, self.context)
+            decided = [p.label for p in decide(dev.example_ids, scores, labels)]
+            return measure(self.data.metric, truth, decided, labels)
+
+        result = fit(
             self.reader,
             train,
-            dev,
-            measure=lambda truth, decided: measure(metric, truth, decided, self.data.labels),
-            metric=metric,
-            arguments=self.training,
+            self.training,
+            self.context,
+            folder=folder / READER_FOLDER,
+            evaluate=evaluate,
+            metric=self.best_metric,
         )
         self._describe(folder)
         return {
-            "metric": str(self.training.metric_for_best_model).removeprefix("eval_"),
-            "greater_is_better": bool(self.training.greater_is_better),
+            "metric": self.best_metric,
             "value": result.best_metric,
             "step": result.best_step,
             "steps": result.steps,
@@ -442,34 +442,7 @@ def _check(home: Path, stage: str, made: Json, asked: Json) -> None:
     )
 
 
-# What is refused before anything is trained, and what decides a training.
-
-
-def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
-    """Refuse a device that is not the Trainer's, with a ConfigError."""
-    device = choose_device(args.runtime.device)
-    if (device.type, device.index or 0) != (training.device.type, training.device.index or 0):
-        raise ConfigError(
-            f"device is '{args.runtime.device}', but the Trainer uses {training.device}: choose a "
-            "GPU by CUDA_VISIBLE_DEVICES, or the CPU by --device cpu --use_cpu"
-        )
-
-
-def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[str, Json]:
-    """Return the Trainer's arguments that decide the weights, as they will be resolved.
-
-    `metric` is the task's, which chooses the checkpoint where no other is named.
-    """
-    chosen = copy.copy(training)
-    chosen.choose_metric(metric)
-    named = {name: v for name, v in chosen.to_dict().items() if name not in NOT_DECIDING}
-    # A whole number is written in one way: transformers' default is 0, the command line's 0.0.
-    plain: dict[str, Json] = json.loads(json.dumps(named), parse_float=_number)
-    return plain
-
-
-def _number(text: str) -> float:
-    return int(float(text)) if float(text).is_integer() else float(text)
+# The reader's template, and the models of its evidence.
 
 
 def reader_template(task: Task, args: ReaderArguments) -> str:

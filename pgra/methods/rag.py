@@ -84,10 +84,8 @@ class RagReader(FusionReader):
             DamageError: If the query encoder is damaged.
         """
         reader = cls(FusionReader.from_name(name).model, encoder, num_evidence)
-        path = Path(name) / QUERY_ENCODER_FILE
-        if path.is_file():
-            with reading(path, DamageError):
-                reader.query_encoder.load_state_dict(load_file(path))
+        if (Path(name) / QUERY_ENCODER_FILE).is_file():
+            reader._load_encoder(Path(name))
         return reader.eval()
 
     def weigh(
@@ -143,6 +141,14 @@ class RagReader(FusionReader):
         save_file(
             {n: t.contiguous().cpu() for n, t in weights.items()}, folder / QUERY_ENCODER_FILE
         )
+
+    def load_weights(self, folder: Path) -> None:
+        super().load_weights(folder)
+        self._load_encoder(folder)
+
+    def _load_encoder(self, folder: Path) -> None:
+        with reading(folder / QUERY_ENCODER_FILE, DamageError):
+            self.query_encoder.load_state_dict(load_file(folder / QUERY_ENCODER_FILE))
 
 
 # Inputs whose evidence the reader itself chooses among an example's candidates.

@@ -1,9 +1,13 @@
-"""Arguments of the reader and of its training, without `transformers`."""
+"""Arguments of the reader and of its training, without torch."""
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pgra.config import Arguments, arg
+from pgra.errors import ConfigError
+
+LOSSES_FILE = "losses.jsonl"  # a run's, with every step's loss
+_PAPER_BATCH = 8  # of SST-2 and most others (Guo et al. 2023, appendix H, table 7)
 
 
 @dataclass(kw_only=True)
@@ -43,26 +47,17 @@ class ReaderArguments(Arguments):
     )
 
 
-_A_WEEK = 7 * 24 * 3600
-
-
 @dataclass(kw_only=True)
 class TrainingArguments(Arguments):
-    """How a reader is trained: of `transformers.TrainingArguments` what a T5 needs, and our own.
-
-    They are read into a `WHOLE`, which has all others of transformers too; `MORE` is their help.
-    """
+    """How a reader is trained; defaults are the paper's for SST-2 (appendix H, table 7)."""
 
     GROUP = "Training"
-    WHOLE: ClassVar[str] = "pgra.reader.trainer_arguments:ReaderTrainingArguments"
-    MORE: ClassVar[str] = (
-        "All other arguments of transformers.TrainingArguments are taken too, here and in a YAML."
-    )
 
-    output_dir: str | None = arg(
+    output_dir: str = arg(
         "runs/{task}-{method}-seed{seed}",
         "Folder of this run: checkpoints and results.",
         is_common=True,
+        decides=False,
         group="Output",
     )
     learning_rate: float | None = arg(
@@ -82,12 +77,14 @@ class TrainingArguments(Arguments):
     per_device_train_batch_size: int | None = arg(
         None,
         "Examples a device holds at once; default: its share of total_train_batch_size. Beside "
-        "that, batches are accumulated; alone, a step has so many times devices times "
-        "gradient_accumulation_steps, as in transformers.",
+        "that, batches are accumulated; alone, a step has so many times devices.",
         least=1,
     )
     max_steps: int = arg(
-        5000, "Training steps; over num_train_epochs. 0: the reader as it is.", is_common=True
+        5000,
+        "Training steps; -1: as many as num_train_epochs has. 0: the reader as it is.",
+        is_common=True,
+        least=-1,
     )
     num_train_epochs: float = arg(3.0, "Epochs, with --max_steps -1.", above=0)
     seed: int = arg(
@@ -108,74 +105,127 @@ class TrainingArguments(Arguments):
         "Where a GPU multiplies float32: round factors to TF32. The default without bf16; "
         "--no_tf32: exact products.",
     )
-    weight_decay: float = arg(0.01, "AdamW's weight decay.", least=0)
-    eval_strategy: str = arg("steps", "When the dev set is measured: steps, epoch or no.")
-    eval_steps: float | None = arg(
-        500, "Steps between measurements on the dev set (at most max_steps).", above=0
+    lr_scheduler_type: str = arg(
+        "linear",
+        "How the learning rate falls after its rise.",
+        choices=("constant", "constant_with_warmup", "cosine", "inverse_sqrt", "linear"),
     )
-    save_steps: float | None = arg(None, "Steps between checkpoints; default: eval_steps.", above=0)
-    save_total_limit: int | None = arg(
-        1,
-        "Checkpoints kept: the best, and the last so many. With 1 a finished run keeps its reader "
-        "alone, which is the best one.",
+    warmup_steps: float = arg(
+        0, "Steps over which the learning rate rises; below 1: their share of all.", least=0
     )
-    load_best_model_at_end: bool = arg(
-        True, "Keep the checkpoint that is best on the dev set.", off="Keep the last checkpoint."
+    weight_decay: float = arg(
+        0.01, "AdamW's weight decay, of all weights but norms and biases.", least=0
     )
-    logging_steps: float = arg(50, "Steps between lines of the log.", above=0)
+    adam_epsilon: float = arg(1e-8, "AdamW's epsilon.", least=0)
+    max_grad_norm: float = arg(1.0, "Gradients are cut to this norm; 0: not.", least=0)
     dataloader_drop_last: bool = arg(
         True,
         "Leave out an epoch's last, smaller batch.",
         off="Keep an epoch's last, smaller batch.",
     )
-    disable_tqdm: bool | None = arg(False, "Show no bar while the reader trains.")
+    dataloader_num_workers: int = arg(0, "Processes that prepare batches.", least=0, decides=False)
+    gradient_checkpointing: bool = arg(
+        False, "Compute activations twice instead of keeping them: less memory.", decides=False
+    )
+    full_determinism: bool = arg(False, "Only deterministic kernels, where there are any.")
+    eval_steps: int = arg(
+        500,
+        "Steps between measurements on the dev set (at most max_steps); 0: none, and the last "
+        "weights are kept.",
+        least=0,
+    )
+    metric_for_best_model: str | None = arg(
+        None, "What the best checkpoint has the most of; default: the task's metric."
+    )
+    load_best_model_at_end: bool = arg(
+        True, "Keep the checkpoint that is best on the dev set.", off="Keep the last checkpoint."
+    )
+    save_steps: int | None = arg(
+        None,
+        "Steps between checkpoints; default: eval_steps, or 500. 0: none, unless a signal asks.",
+        least=0,
+        decides=False,
+    )
+    save_total_limit: int | None = arg(
+        1,
+        "Checkpoints kept: the best, and the last so many. With 1 a finished run keeps its reader "
+        "alone, which is the best one.",
+        least=1,
+        decides=False,
+    )
+    logging_steps: int = arg(50, "Steps between lines of the log.", least=1, decides=False)
     report_to: list[str] | None = arg(
-        None, "Trackers of the log: tensorboard, wandb, trackio, ..., several; default: none."
+        None,
+        "Trackers of the log: tensorboard, wandb, trackio, ..., several; default: none.",
+        decides=False,
     )
     max_train_minutes: float | None = arg(
         None,
         "Minutes of training after which it saves and leaves with exit code 124; the same command "
         "goes on.",
         above=0,
+        decides=False,
     )
-    ddp_timeout: int = arg(_A_WEEK, "Seconds that processes wait for each other.", least=1)
-    warmup_steps: float = arg(
-        0, "Steps over which the learning rate rises; below 1: their share of all.", least=0
-    )
-    lr_scheduler_type: str = arg("linear", "How the learning rate falls: linear, cosine, ...")
-    gradient_accumulation_steps: int = arg(1, "Batches a step.", least=1)
-    max_grad_norm: float = arg(1.0, "Gradients are cut to this norm; 0: not.", least=0)
-    metric_for_best_model: str | None = arg(
-        None, "What the best checkpoint has the most of; default: the task's metric."
-    )
-    full_determinism: bool = arg(False, "Only deterministic kernels, where there are any.")
-    dataloader_num_workers: int = arg(0, "Processes that prepare batches.", least=0)
+
+    def check(self) -> None:
+        """Tie checkpoints to measurements."""
+        if self.max_steps > 0:
+            self.eval_steps = min(self.eval_steps, self.max_steps)
+        if self.eval_steps == 0:
+            self.load_best_model_at_end = False
+        if self.save_steps is None:
+            self.save_steps = self.eval_steps or 500
+        elif self.load_best_model_at_end and self.save_steps != self.eval_steps:
+            raise ConfigError(
+                f"save_steps ({self.save_steps}) differs from eval_steps ({self.eval_steps}): the "
+                "best measurement needs its checkpoint. Leave save_steps out"
+            )
+
+    def share_batch(self, num_processes: int) -> None:
+        """Fill in both batch sizes; one that cannot be shared evenly is a ConfigError."""
+        held = self.per_device_train_batch_size
+        if self.total_train_batch_size is None:
+            self.total_train_batch_size = held * num_processes if held else _PAPER_BATCH
+        share, left = divmod(self.total_train_batch_size, num_processes)
+        self.per_device_train_batch_size = held = held or share
+        if left or not share or share % held:
+            raise ConfigError(
+                f"total_train_batch_size ({self.total_train_batch_size}) is not divisible by "
+                f"{num_processes} processes times per_device_train_batch_size ({held}): start "
+                "another number of processes, or change one of the two"
+            )
+
+    def num_accumulated(self, num_processes: int) -> int:
+        """Return how many batches of a process are a step; both batch sizes are filled in."""
+        total, held = self.total_train_batch_size or 1, self.per_device_train_batch_size or 1
+        return total // (held * num_processes)
+
+    def check_rows(self, num_rows: int, num_processes: int) -> None:
+        """Refuse, with a ConfigError, batches that the training set does not fill once."""
+        held = self.per_device_train_batch_size or 1
+        if num_rows < (held * num_processes if self.dataloader_drop_last else 1):
+            raise ConfigError(
+                f"per_device_train_batch_size ({held}) times {num_processes} processes exceeds the "
+                f"{num_rows} training examples: lower it"
+            )
+
+    def count_steps(self, num_rows: int, num_processes: int) -> tuple[int, int]:
+        """Return the number of steps of the training, and of one epoch of `num_rows` examples.
+
+        Both batch sizes are filled in. An epoch's last step has what batches are left.
+        """
+        rounds = num_rows / ((self.per_device_train_batch_size or 1) * num_processes)
+        batches = math.floor(rounds) if self.dataloader_drop_last else math.ceil(rounds)
+        epoch = math.ceil(batches / self.num_accumulated(num_processes))
+        if self.max_steps >= 0:
+            return self.max_steps, epoch
+        return math.ceil(self.num_train_epochs * epoch), epoch
 
 
-LOSSES_FILE = "losses.jsonl"  # a run's, with every step's loss
-# Where, how fast and how loud: they change no weight and no prediction. All others decide a run, a
-# new one of a later `transformers` too, until it is added here.
-NOT_DECIDING = frozenset(
-    {
-        # Where: folders, names, the Hub.
-        *("output_dir", "run_name", "project", "trackio_space_id", "trackio_bucket_id"),
-        *("trackio_static_space_id", "push_to_hub", "hub_token", "hub_private_repo"),
-        *("hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"),
-        # On which machine. How many processes train together is compared by itself.
-        *("use_cpu", "local_rank", "ddp_backend", "ddp_timeout"),
-        # How much is logged, how often, how loud. (A missing eval_steps is resolved before.)
-        *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
-        *("log_on_each_node", "log_level", "log_level_replica", "disable_tqdm", "report_to"),
-        *("include_num_input_tokens_seen", "skip_memory_metrics"),
-        # How often a run is saved, when it pauses, where it resumes: that is bit-exact, and the
-        # best checkpoint is always kept (with it, save_steps is eval_steps, which decides).
-        *("save_steps", "save_total_limit", "save_on_each_node", "resume_from_checkpoint"),
-        "max_train_minutes",
-        # Memory and speed of the same computation: what is computed twice, who reads batches.
-        *("activation_checkpointing", "gradient_checkpointing", "torch_empty_cache_steps"),
-        *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"),
-        "dataloader_multiprocessing_context",
-        # Asked by nobody: a run always trains, measures and predicts.
-        *("do_train", "do_eval", "do_predict"),
-    }
-)
+def default_learning_rate(width: int, steps: int) -> float:
+    """Return the default rate: 8e-5 x 768 / width x (5000 / steps)^(1/3), to 1e-3.
+
+    The paper's for SST-2 (table 7) with its T5-base and 5,000 steps; smaller readers (hidden size
+    `width`) and shorter trainings need more (docs/training.md).
+    """
+    return float(f"{min(1e-3, 8e-5 * 768 / width * (5000 / max(steps, 1)) ** (1 / 3)):.2g}")

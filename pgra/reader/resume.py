@@ -1,33 +1,35 @@
-"""Stopping and resuming a training: checkpoints, signals, time limits, the finished reader."""
+"""Stopping and resuming a training: checkpoints, signals, time limits.
 
+All processes leave after the same step, with a whole checkpoint. Exit codes: 128 + the signal's
+number (SIGINT 130, SIGUSR1 138, SIGTERM 143), and 124 when time is up, as of `timeout`.
+
+    checkpoint-N/         a plain model folder, and in it
+      state.json          the step, the best measurement, the log, the losses
+      training.pt         states of optimizer, schedule and random generators
+      checksums.json      written last: a checkpoint without it does not count
+"""
+
+import json
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
-from transformers import TrainerState
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
-from pgra.artifacts import CHECKSUMS_FILE, find_changes
-from pgra.core import cpu_group, wait_for_all
+from pgra.artifacts import CHECKSUMS_FILE, find_changes, replace_folder, write_checksums, write_json
+from pgra.core import Worker, cpu_group, gather
 from pgra.errors import ArtifactError, DamageError, Stopped, reading
-from pgra.reader.module import ReaderModule
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
-
-# Stops a training so that the same command resumes it: at a signal, or when its time is up.
-#
-# All processes leave after the same step, with a whole checkpoint. Exit codes: 128 + the signal's
-# number (SIGINT 130, SIGUSR1 138, SIGTERM 143), and 124 when time is up, as of `timeout`.
-
+from pgra.reader.module import ReaderModule, Trainable
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +42,9 @@ _ECHO_SECONDS = 5.0
 
 
 class Stopper:
-    """Knows whether training is to stop, and when it may.
+    """Knows whether training is to stop.
 
-    `code` is the exit code of what asked for a stop; 0 if nothing did.
+    `code` is the exit code of the signal that asked for it; 0 if none did.
     """
 
     def __init__(self, *, world: int = 1, minutes: float | None = None) -> None:
@@ -51,8 +53,6 @@ class Stopper:
         self._world = world
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
         self._first_signal = 0.0
-        self._agreed = 0
-        self._awaits_epoch_end = False
         self._previous: dict[signal.Signals, Any] = {}
 
     @contextmanager
@@ -81,136 +81,155 @@ class Stopper:
                 signal.Signals(number).name,
             )
 
-    def agree(self, code: int) -> int:
-        """Return the largest exit code of all processes; all must call it together."""
+    def agreed(self, *, has_more: bool) -> int:
+        """Return the largest exit code of all processes, 0 to go on; all must call it together.
+
+        Time that is up stops a training that has more steps.
+        """
+        code = self.code
+        if not code and has_more and self._end is not None and time.monotonic() >= self._end:
+            code = OUT_OF_TIME
         if self._world == 1:
             return code
         shared = torch.tensor(code)  # on the CPU: no GPU waits for it
         dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=cpu_group())
         return int(shared)
 
-    @property
-    def wish(self) -> int:
-        """The exit code with which this process alone wants to stop; 0 if it does not."""
-        if not self.code and self._end is not None and time.monotonic() >= self._end:
-            return OUT_OF_TIME
-        return self.code
 
-    def end_step(self, args: Any, state: Any, control: Any, *, code: int) -> None:
-        """Ask the Trainer (by `control`) to save and leave if the processes agreed on a code."""
-        is_last = state.global_step >= state.max_steps
-        if not code or (is_last and code == OUT_OF_TIME):  # all is done: let it be measured
-            return
-        self._agreed = code
-        # What is due at an epoch's end comes before the checkpoint, or a resumed run, which begins
-        # with the next epoch, would leave it out.
-        by_epoch = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
-        self._awaits_epoch_end = float(state.epoch).is_integer() and (
-            by_epoch or args.save_strategy == "epoch"
-        )
-        control.should_training_stop = True
-        control.should_save = control.should_save or not self._awaits_epoch_end
-
-    def end_epoch(self, control: Any) -> None:
-        """Save at an epoch's end, where the stop waited for it."""
-        if self._agreed and self._awaits_epoch_end:
-            self._awaits_epoch_end = False
-            control.should_save = True
-
-    def after_save(self, state: Any) -> None:
-        """Raise `Stopped` if the processes agreed so, once the checkpoint is whole on all."""
-        if not self._agreed or self._awaits_epoch_end:
-            return
-        if self._world > 1:
-            # The first that leaves makes a launcher kill the others.
-            wait_for_all()
-        raise _stopped(self._agreed, f"after step {state.global_step} of {state.max_steps}")
-
-    def after_training(self) -> None:
-        """Raise `Stopped` if a signal came to any process when no step was left."""
-        if code := self.agree(self.code):
-            raise _stopped(code, "after training")
-
-
-def _stopped(code: int, where: str) -> Stopped:
+def stopped(code: int, where: str) -> Stopped:
+    """Return what ends a training that the processes agreed to stop."""
     reason = "time is up" if code == OUT_OF_TIME else signal.Signals(code - 128).name
     return Stopped(f"stopped ({reason}) {where}; the same command goes on from there", code=code)
 
 
-_STATE_FILE = "trainer_state.json"
+@dataclass
+class Progress:
+    """How far a training is.
 
-
-def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Path | None:
-    """Find the last whole checkpoint, which has the random states of `num_processes` (None: any).
-
-    Damaged and unfinished ones are skipped.
+    Attributes:
+        step: Steps that are done.
+        best_step: That of the best measurement on the dev set; None before the first.
+        losses: The loss of each step, over the target tokens of all processes and batches.
+        rates: The learning rate of each.
+        history: The log: a line for each mean loss and each measurement, with its "step".
     """
-    numbered = {
-        int(number): folder
-        for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-        if (number := folder.name.rpartition("-")[2]).isdigit()
-    }
-    for _, folder in sorted(numbered.items(), reverse=True):
-        if (fault := _fault(folder, num_processes)) is None:
+
+    step: int = 0
+    best_step: int | None = None
+    best_value: float | None = None
+    losses: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def add(self, line: Mapping[str, float]) -> None:
+        """Add a line of this step to the log."""
+        self.history.append({**line, "step": self.step})
+
+    def keep_best(self, value: float) -> None:
+        """Note a measurement; of equals the first is the best."""
+        if self.best_value is None or value > self.best_value:
+            self.best_step, self.best_value = self.step, value
+
+
+_STATE_FILE = "state.json"
+_TENSORS_FILE = "training.pt"
+
+
+def checkpoint_folder(home: Path, step: int) -> Path:
+    return home / f"checkpoint-{step}"
+
+
+def save_checkpoint(
+    home: Path,
+    trainable: Trainable,
+    progress: Progress,
+    states: Mapping[str, Any],
+    *,
+    worker: Worker,
+    limit: int | None,
+) -> None:
+    """Write a checkpoint, and delete older ones but the best and the last `limit`.
+
+    `states` has objects with a `state_dict` by name. All processes call it together.
+    """
+    device = trainable.module.device
+    random = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        random["cuda"] = torch.cuda.get_rng_state(device)
+    tensors: dict[str, Any] = {"random": gather([random], worker)}
+    if not worker.is_main:
+        return
+    tensors |= {name: part.state_dict() for name, part in states.items()}
+
+    def save(aside: Path) -> None:
+        trainable.save(aside)
+        torch.save(tensors, aside / _TENSORS_FILE)
+        write_json(aside / _STATE_FILE, asdict(progress))
+        write_checksums(aside)
+
+    replace_folder(checkpoint_folder(home, progress.step), save)
+    if limit is not None:
+        for step, folder in _checkpoints(home)[:-limit]:
+            if step != progress.best_step:
+                shutil.rmtree(folder)
+
+
+def resume(
+    home: Path,
+    module: ReaderModule,
+    states: Mapping[str, Any],
+    worker: Worker,
+    *,
+    needs_best: bool,
+) -> Progress:
+    """Load the last whole checkpoint, and return its progress; there may be none.
+
+    Raises:
+        ArtifactError: If a better checkpoint, which `needs_best` asks for, is gone or damaged.
+    """
+    folder = last_checkpoint(home)
+    if folder is None:
+        return Progress()
+    logger.info("run: going on from %s", folder)
+    with reading(folder, DamageError):
+        progress = Progress(**json.loads((folder / _STATE_FILE).read_text("utf-8")))
+        tensors = torch.load(folder / _TENSORS_FILE, map_location="cpu", weights_only=True)
+    if needs_best and progress.best_step is not None:
+        best = checkpoint_folder(home, progress.best_step)
+        if (fault := _fault(best)) is not None:
+            raise ArtifactError(
+                f"{best}, the best on the dev set, is gone or damaged ({fault}): bring it back, or "
+                "choose another output_dir"
+            )
+    module.load_weights(folder)
+    for name, part in states.items():
+        part.load_state_dict(tensors[name])
+    random = tensors["random"][worker.rank]
+    torch.set_rng_state(random["cpu"])
+    if module.device.type == "cuda":
+        torch.cuda.set_rng_state(random["cuda"], module.device)
+    return progress
+
+
+def _checkpoints(home: Path) -> list[tuple[int, Path]]:
+    """Return checkpoints by their steps, in order."""
+    folders = home.glob("checkpoint-*")
+    numbers = {folder.name.rpartition("-")[2]: folder for folder in folders}
+    return sorted((int(number), folder) for number, folder in numbers.items() if number.isdigit())
+
+
+def last_checkpoint(home: Path) -> Path | None:
+    """Find the last whole checkpoint; damaged and unfinished ones are skipped."""
+    for _, folder in reversed(_checkpoints(home)):
+        if (fault := _fault(folder)) is None:
             return folder
         logger.warning("%s is passed over: %s", folder, fault)
     return None
 
 
-def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
+def _fault(checkpoint: Path) -> str | None:
     """Return why a checkpoint cannot be resumed from; None if it is whole."""
     if not (checkpoint / CHECKSUMS_FILE).is_file():
         return f"it was not finished (it has no {CHECKSUMS_FILE})"
-    if change := next(find_changes(checkpoint), None):
-        return " ".join(change)
-    random = [f"rng_state_{rank}.pth" for rank in range(num_processes or 0)]
-    if num_processes == 1:
-        random = ["rng_state.pth"]
-    missing = (name for name in random if not (checkpoint / name).is_file())
-    return next((f"{name} is missing" for name in missing), None)
-
-
-def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
-    """Find the last whole checkpoint, None at the start; a lost best one is an ArtifactError."""
-    checkpoint = last_checkpoint(
-        Path(str(arguments.output_dir)), num_processes=arguments.world_size
-    )
-    if checkpoint is None:
-        return None
-    logger.info("run: going on from %s", checkpoint)
-    best = read_state(checkpoint).best_model_checkpoint
-    if arguments.load_best_model_at_end and best and best_checkpoint(checkpoint) is None:
-        raise ArtifactError(
-            f"{checkpoint} tells of a better one, {best}, that is gone or "
-            "damaged: bring it back, or choose another output_dir"
-        )
-    return checkpoint
-
-
-def read_state(checkpoint: Path) -> Any:
-    """Read the Trainer's state in a checkpoint; if it cannot be read, that is a DamageError."""
-    with reading(checkpoint / _STATE_FILE, DamageError):
-        return TrainerState.load_from_json(str(checkpoint / _STATE_FILE))
-
-
-def best_checkpoint(checkpoint: Path) -> Path | None:
-    """Find the checkpoint with the best weights up to this one; None if there is none."""
-    state = read_state(checkpoint)
-    if not state.best_model_checkpoint:
-        return None
-    best = Path(state.best_model_checkpoint)
-    places = (checkpoint.with_name(best.name), best)
-    return next((place for place in places if _fault(place) is None), None)
-
-
-def is_finished(checkpoint: Path) -> bool:
-    """Return whether no step is left after a checkpoint: the Trainer would do one more."""
-    state = read_state(checkpoint)
-    return bool(state.global_step >= state.max_steps)
-
-
-def load_weights(module: ReaderModule, checkpoint: Path) -> None:
-    weights: dict[str, Any] = {}
-    for path in sorted(checkpoint.glob("*.safetensors")):
-        weights.update(load_file(path))
-    module.load_state_dict(weights)
+    change = next(find_changes(checkpoint), None)
+    return " ".join(change) if change else None

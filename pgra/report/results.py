@@ -29,7 +29,7 @@ from pgra.config import rules
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.base import KernelArguments
-from pgra.reader.arguments import LOSSES_FILE, NOT_DECIDING, ReaderArguments
+from pgra.reader.arguments import LOSSES_FILE, ReaderArguments, TrainingArguments
 from pgra.report.metrics import (
     RIGHT,
     WRONG,
@@ -312,7 +312,7 @@ class Trial:
             for name, value in (values.items() if isinstance(values, Mapping) else ())
             if section not in unused or f"{section}.{name}" in still_used
             if f"{section}.{name}" in _PATHS or name not in _FREE
-            if section != "training" or name not in _FREE_IN_TRAINING
+            if section != "training" or name != "seed"  # of one row's runs
         }
 
 
@@ -518,13 +518,10 @@ TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("rerank.num_exemplars", "rerank.exemplars", "rerank.exemplar_seed")
 _OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, and at no evidence
-_FREE = {
-    name
-    for cls in (KernelArguments, ReaderArguments, RerankArguments, RetrieverArguments)
-    for name, rule in rules(cls).items()
-    if not rule.decides
-}
-_FREE_IN_TRAINING = NOT_DECIDING | {"seed", "data_seed"}  # of one row's runs
+_OF_RUNS = (
+    *(KernelArguments, ReaderArguments, RerankArguments, RetrieverArguments, TrainingArguments),
+)
+_FREE = {name for cls in _OF_RUNS for name, rule in rules(cls).items() if not rule.decides}
 # Paths of content that may have moved since; runs are compared by content, not by name.
 _PATHS = {
     *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),

@@ -46,7 +46,7 @@ def test_every_stage_is_built_from_it(new_bench, lm_dirs):
     assert "13 passages" in built.out  # drop_duplicates: false
     of_the_paper = dict.fromkeys(("per_device_train_batch_size", "seed"))
     small = {"num_evidence": 3, "num_exemplars": 4, "lm": lm_dirs["opt"], **of_the_paper}
-    new_bench.make("run", config=PAPER, use_cpu=True, report_to="none", **small)
+    new_bench.make("run", config=PAPER, **small)
     assert new_bench.metrics("run")["n"] == 12
     assert [len(line["evidence"]) for line in new_bench.predictions("run")] == [3] * 12
     # One index served both programs, and the states are a float16 LM's.

@@ -21,8 +21,7 @@ TEXTS = ["A warm film by the sea.", "A dull story."]
 def run(bench):
     """A run that calibrates on sixty examples."""
     dev = write_jsonl(bench.root / "dev.jsonl", review_rows(60, start=40))
-    bench.flags |= {"validation_file": dev, "eval_strategy": "no", "save_strategy": "no"}
-    bench.flags["load_best_model_at_end"] = "false"
+    bench.flags |= {"validation_file": dev, "eval_steps": 0, "save_steps": 0}
     bench.make("pgra")
     return bench.run("pgra")
 

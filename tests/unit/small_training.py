@@ -1,11 +1,12 @@
 """A small training, for tests of it: in this process, or as one of several."""
 
 import itertools
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,15 @@ import torch
 from conftest import reader_inputs
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pgra.core import Context, Worker
+from pgra.core import join_context
 from pgra.errors import PgraError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.arguments import TrainingArguments
+from pgra.reader.calibrate import decide
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
-from pgra.reader.train import train_reader
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
+from pgra.reader.train import fit
 
 # Targets of two and of four tokens: a mean of batches' means is not the mean over tokens.
 VERBALIZER = Verbalizer(
@@ -57,10 +59,8 @@ def make_arguments(folder, **changes):
         "logging_steps": 1,
         "learning_rate": 5e-3,
         "per_device_train_batch_size": 4,
-        "disable_tqdm": True,
-        "use_cpu": True,
     }
-    return ReaderTrainingArguments(**{**values, **changes})
+    return TrainingArguments(**{**values, **changes})
 
 
 def classifier_of(reader, t5_dir, **changes):
@@ -76,17 +76,38 @@ def lively(folder: Path) -> FusionReader:
     return reader
 
 
-def train(t5_dir, arguments, *, rows=None, dev=None, reader=None, measure=accuracy, dropout=None):
+def train(
+    t5_dir,
+    arguments,
+    *,
+    rows=None,
+    dev=None,
+    reader=None,
+    measure=accuracy,
+    dropout=None,
+    kind=T5Classifier,
+    device="cpu",
+):
     reader = reader or FusionReader.from_name(str(t5_dir))
     if dropout is not None:
         set_dropout(reader, dropout)
-    result = train_reader(
-        classifier_of(reader, t5_dir),
+    classifier = kind(reader, load_tokenizer(find_model(str(t5_dir))), VERBALIZER)
+    context = replace(join_context(device), progress=False)
+    inputs = tokens(t5_dir, dev or make_inputs(7, name="dev"))
+
+    def evaluate():
+        scores = classifier.score(inputs, context)
+        decided = decide(inputs.example_ids, scores, classifier.labels)
+        return measure(inputs.labels, [prediction.label for prediction in decided])
+
+    result = fit(
+        classifier,
         tokens(t5_dir, rows or make_inputs(18)),
-        tokens(t5_dir, dev or make_inputs(7, name="dev")),
-        measure=measure,
+        arguments,
+        context,
+        folder=Path(arguments.output_dir) / "reader",
+        evaluate=evaluate,
         metric="accuracy",
-        arguments=arguments,
     )
     return reader, result
 
@@ -105,7 +126,7 @@ LONG = {
     "eval_steps": 5,
     "logging_steps": 4,
     "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 2,
+    "total_train_batch_size": 4,
 }
 """Into the third epoch of 13 batches, 7 steps each: steps, epochs and measurements cross."""
 LONG_ROWS = 26
@@ -193,13 +214,12 @@ def run_files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def log_lines(result) -> list[dict]:
-    """Give what was logged, without times."""
-    return [
-        {key: value for key, value in entry.items() if not key.endswith(("runtime", "_second"))}
-        for entry in result.history
-        if "train_runtime" not in entry
-    ]
+def losses(folder: Path) -> list[float]:
+    """Give the losses of a training's file."""
+    lines = (folder / "losses.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    return [row["loss"] for row in rows]
 
 
 def train_told(t5_dir: Path, folder: Path, told: dict) -> Told:
@@ -215,17 +235,17 @@ def train_told(t5_dir: Path, folder: Path, told: dict) -> Told:
             reader, result = train_long(t5_dir, folder, rows, dropout, **asked)
         except (PgraError, Stopped) as error:
             return Told(str(error))
-    return Told("", log_lines(result), shares_alike(reader, t5_dir))
+    return Told("", result.history, shares_alike(reader, t5_dir))
 
 
 def shares_alike(reader: FusionReader, t5_dir: str) -> list[bool]:
     """Say for some sizes whether a set that the processes share is decided as one alone does."""
-    worker = Worker(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    context = join_context("cpu")
     found = []
     for count in (1, 3, 7):
         inputs = tokens(t5_dir, make_inputs(count, name="dev"))
         alone = classifier_of(reader, t5_dir).predict(inputs)
-        shared = classifier_of(reader, t5_dir, batch_tokens=30).predict(inputs, Context(worker))
+        shared = classifier_of(reader, t5_dir, batch_tokens=30).predict(inputs, context)
         found.append([p.example_id for p in shared] == [f"dev-{i}" for i in range(count)])
         found.append([p.label for p in shared] == [p.label for p in alone])
     return found

@@ -192,18 +192,6 @@ def test_the_tokens_written_are_those_that_transformers_writes(reader, examples,
     assert (again[0, 1:] == reader.model.config.pad_token_id).all()
 
 
-def test_a_head_of_its_own_is_refused_where_it_would_replace_the_embeddings(t5_dirs):
-    tied, own = (FusionReader.from_name(str(t5_dirs[kind])) for kind in ("t5", "t5-v1.1"))
-    assert (has_own_head(tied), has_own_head(own)) == (False, True)
-    weights = dict(tied.model.state_dict())
-    tied.load_state_dict(weights)  # all names of one weight, and all equal
-    weights["lm_head.weight"] = torch.randn_like(tied.model.shared.weight)
-    with pytest.raises(
-        RuntimeError, match=r"weights do not fit: shared\.weight and lm_head\.weight"
-    ):
-        tied.load_state_dict(weights)
-
-
 def test_what_is_no_t5_is_refused(lm_dirs):
     with pytest.raises(ModelError, match="gpt2"):
         FusionReader.from_name(str(lm_dirs["gpt2"]))

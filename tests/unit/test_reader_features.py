@@ -1,4 +1,4 @@
-"""The Trainer's features, through the fused reader."""
+"""What a training can do, through the fused reader."""
 
 from unittest.mock import Mock
 
@@ -6,23 +6,19 @@ import pytest
 import torch
 from small_training import (
     Asked,
-    accuracy,
     classifier_of,
+    losses,
     make_arguments,
     make_inputs,
     tokens,
     train,
 )
-from transformers import TrainerCallback, modeling_utils
+from transformers import modeling_utils
 
 from pgra.reader.fid import FusionReader
-from pgra.reader.train import read_losses, train_reader
+from pgra.reader.predict import T5Classifier
 
 EVIDENCE = ("the sea", "a town on a hill", "her second album")
-
-
-def losses(folder):
-    return [record.loss for record in read_losses(folder / "losses.jsonl", 99)]
 
 
 def run(t5_dir, folder, **changes):
@@ -90,34 +86,25 @@ def test_tf32_is_for_the_reader_alone(t5_dir, monkeypatch):
         assert torch.get_float32_matmul_precision() == "highest"
 
 
-class CountSteps(TrainerCallback):
-    """Counts in each step, from its first batch until its weights are updated."""
+asked = Asked()
+counts = []
 
-    def __init__(self):
-        self.counts = []
 
-    def on_step_begin(self, *_, **__):
-        self.mode = Asked()
-        self.mode.__enter__()
+class Counted(T5Classifier):
+    """Notes after each step how often a number was asked for so far."""
 
-    def on_step_end(self, *_, **__):
-        self.mode.__exit__(None, None, None)
-        self.counts.append(self.mode.count)
+    def optimizer(self, arguments):
+        made = super().optimizer(arguments)
+        made.register_step_post_hook(lambda *_: counts.append(asked.count))
+        return made
 
 
 @pytest.mark.slow
 def test_no_step_waits_for_a_number(t5_dir, tmp_path):
-    counting = CountSteps()
     arguments = make_arguments(tmp_path, max_steps=4, eval_steps=4, logging_steps=4)
-    train_reader(
-        classifier_of(FusionReader.from_name(str(t5_dir)), t5_dir),
-        tokens(t5_dir, make_inputs(18, extra=EVIDENCE)),
-        tokens(t5_dir, make_inputs(2, name="dev")),
-        measure=accuracy,
-        metric="accuracy",
-        arguments=arguments,
-        callbacks=[counting],
-    )
-    first, *others = counting.counts
-    assert first > 0  # kernels are compared with the stock way when they are first used
-    assert others == [0, 0, 0]
+    with asked:
+        train(t5_dir, arguments, rows=make_inputs(18, extra=EVIDENCE), kind=Counted)
+    assert counts[0] > 0  # kernels are compared with the stock way when they are first used
+    assert len(counts) == 4
+    assert len({*counts}) == 1
+    assert asked.count > counts[0]  # the control: the log asks

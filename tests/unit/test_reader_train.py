@@ -8,6 +8,7 @@ from small_training import (
     at_batch,
     batches_read,
     classifier_of,
+    losses,
     make_arguments,
     make_inputs,
     tokens,
@@ -19,21 +20,16 @@ from pgra.errors import ModelError
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
 from pgra.reader.resume import last_checkpoint
-from pgra.reader.train import read_losses
-
-
-def _losses(result):
-    return [entry["loss"] for entry in result.history if "loss" in entry]
 
 
 @pytest.mark.slow
 def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
     run = tmp_path / "run"
     reader, result = train(t5_dir, make_arguments(run, max_steps=30, eval_steps=10))
-    losses = _losses(result)
-    assert len(losses) == result.steps == 30
-    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
-    measured = {e["step"]: e["eval_accuracy"] for e in result.history if "eval_accuracy" in e}
+    found = losses(run)
+    assert len(found) == result.steps == 30
+    assert sum(found[-5:]) < 0.6 * sum(found[:5])
+    measured = {e["step"]: e["dev_accuracy"] for e in result.history if "dev_accuracy" in e}
     assert sorted(measured) == [10, 20, 30]
     assert result.best_metric == max(measured.values()) == measured[result.best_step]
     assert result.folder == run / "reader"
@@ -53,7 +49,7 @@ def test_no_step_leaves_the_reader_as_it_is(t5_dir, tmp_path):
         written = FusionReader.from_name(str(result.folder)).state_dict()
         assert all(torch.equal(written[n], w) for n, w in before.items()) == (steps == 0)
         assert (result.steps, result.best_step) == (steps, steps or None)
-        assert len(read_losses(tmp_path / str(steps) / "losses.jsonl", 9)) == steps
+        assert len(losses(tmp_path / str(steps))) == steps
     assert last_checkpoint(tmp_path / "0") is None
 
 
@@ -61,8 +57,7 @@ def test_no_step_leaves_the_reader_as_it_is(t5_dir, tmp_path):
 def test_examples_come_in_the_same_order_whatever_the_evidence(t5_dir, tmp_path):
     orders = []
     for name, extra, seed in (("none", (), 1), ("two", ("the sea", "a town"), 1), ("3", (), 2)):
-        changes = {"eval_strategy": "no", "load_best_model_at_end": False, "seed": seed}
-        changes |= {"max_steps": 3, "save_strategy": "no"}
+        changes = {"eval_steps": 0, "save_steps": 0, "seed": seed, "max_steps": 3}
         with batches_read() as batches:
             arguments = make_arguments(tmp_path / name, **changes)
             train(t5_dir, arguments, rows=make_inputs(18, extra=extra))
@@ -77,10 +72,10 @@ def test_a_loss_that_is_nan_stops_and_names_the_last_good_checkpoint(t5_dir, tmp
         pytest.raises(ModelError, match="the loss is nan at step 5: the last good one") as told,
     ):
         train(t5_dir, make_arguments(run))
-    assert str(told.value).endswith("checkpoint-3. Lower the learning rate (0.005)")
+    assert str(told.value).endswith("checkpoint-3. Lower the learning rate")
     assert sorted(p.name for p in run.glob("checkpoint-*")) == ["checkpoint-3"]
     assert not (run / "reader").exists()
-    assert [record.step for record in read_losses(run / "losses.jsonl", 9)] == [1, 2, 3, 4]
+    assert len(losses(run)) == 4
 
 
 def test_broken_weights_reach_no_checkpoint(t5_dir, tmp_path):
@@ -101,10 +96,10 @@ def test_broken_weights_reach_no_checkpoint(t5_dir, tmp_path):
 def test_a_t5_learns_in_bfloat16_on_a_gpu(t5_dir, tmp_path):
     """Its position bias too, which cuDNN's attention would give no gradient."""
     before = FusionReader.from_name(str(t5_dir)).model
-    arguments = make_arguments(tmp_path, max_steps=1, eval_steps=1, use_cpu=False, bf16=True)
-    reader, result = train(t5_dir, arguments)
+    arguments = make_arguments(tmp_path, max_steps=1, eval_steps=1, bf16=True)
+    reader, _ = train(t5_dir, arguments, device="cuda")
     assert reader.device.type == "cuda"
-    assert all(map(math.isfinite, _losses(result)))
+    assert all(map(math.isfinite, losses(tmp_path)))
     for name, weight in before.state_dict().items():
         if "relative_attention_bias" in name:
             assert not torch.equal(reader.model.state_dict()[name].cpu(), weight)
