@@ -10,13 +10,12 @@ The command line's artifacts have the same layout, but for the index's name.
 
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self, overload
 
-import numpy as np
 import torch
 
 from pgra.artifacts import (
@@ -28,6 +27,10 @@ from pgra.artifacts import (
     sync_folder,
 )
 from pgra.core import MISSING_ROW, Context, Hit, check_device
+from pgra.core import as_list as as_list
+from pgra.core import as_texts as as_texts
+from pgra.core import check_count as check_count
+from pgra.core import check_kinds as check_kinds
 from pgra.data.corpus import Corpus, CorpusArguments, load_corpus, open_corpus, write_passages
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError
@@ -326,35 +329,6 @@ def _open_encoder(encoder: Any, device: str) -> Encoder:
             "leave device out, or open the encoder with it"
         )
     return encoder
-
-
-def as_list(name: str, given: Any, wanted: str = "a list") -> list[Any]:
-    """Return several things as a list; raise ValueError for one text, a mapping and the like."""
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise ValueError(f"{name} is {given!r:.80}: give {wanted}")
-    return list(given)
-
-
-def as_texts(name: str, given: Any) -> list[str]:
-    """Return texts as a list; raise a ValueError if it is no iterable of texts."""
-    texts = as_list(name, given, "a list of texts")
-    for place, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"{name}[{place}] is {text!r:.80}, not a text")
-    return texts
-
-
-def check_kinds(wanted: str, kinds: Any, **given: object) -> None:
-    """Raise a ValueError ("give {wanted}") for an argument that is none of `kinds`."""
-    for name, value in given.items():
-        if not isinstance(value, kinds):
-            raise ValueError(f"{name} is {value!r:.80}: give {wanted}")
-
-
-def check_count(name: str, value: Any) -> None:
-    """Raise a ValueError if a value is no whole number from 1 on."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} is {value!r}: give a whole number from 1 on")
 
 
 def _root_of(recipe: Recipe) -> Path:
