@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -358,44 +358,11 @@ class Encoder:
         num_cut: Texts longer than `max_tokens` so far; only their beginning was read.
     """
 
-    def __init__(
-        self,
-        encoder: Any,
-        tokenizer: Any = None,
-        *,
-        device: str = "auto",
-        **options: Any,
-    ) -> None:
-        """Load an encoder.
-
-        Args:
-            encoder: Hub id, folder or bundled:NAME; or arguments that name one; or a loaded model,
-                of transformers or a `SentenceTransformer`, which is saved to a folder and read from
-                it. Options override a sentence-transformers model's own pooling, lengths and
-                prompts; another pooling drops its layers.
-            tokenizer: That of a loaded model of transformers.
-            device: Where it runs; with "auto" a loaded model's copy runs where that does.
-            **options: Fields of `PassageEncoderArguments`, such as `pooling="cls"`.
-
-        Raises:
-            ConfigError: If an option is unknown, or the model has too few positions for it.
-            ModelError: If the model cannot be found, loaded, or used as an encoder.
-            ValueError: If `encoder` is none of these, or a loaded model has no tokenizer.
-        """
-        self.copied: TemporaryFolder | None = None
-        check_device(device, is_used=False)
-        if isinstance(encoder, EncoderParts):
-            parts = encoder
-        elif isinstance(encoder, PassageEncoderArguments):
-            parts = _read_parts(encoder, device)
-        else:
-            kept: int | None = None
-            if not isinstance(encoder, str | Path):
-                kept = getattr(encoder, "truncate_dim", None)  # before 6.2 it is not saved
-                self.copied = load.save_loaded(encoder, tokenizer, "an encoder")
-                device = str(encoder.device) if device == "auto" else device
-                encoder = self.copied.path
-            parts = _read_parts(_encoder_arguments(str(encoder), options), device, kept)
+    def __init__(self, parts: EncoderParts, copied: TemporaryFolder | None = None) -> None:
+        """Join what was loaded; `Encoder.load` opens an encoder by name."""
+        if not isinstance(parts, EncoderParts):
+            raise ValueError("Encoder.load(name_or_folder) opens an encoder, or a loaded model")
+        self.copied = copied
         self.args, self.batch_tokens = parts.args, parts.args.encoder_batch_tokens
         self.inputs = parts.inputs
         self.model, self.tokenizer, self.device = parts.model, parts.tokenizer, parts.device
@@ -408,6 +375,44 @@ class Encoder:
         times = 1 if self.device.type == "cpu" else _GPU_TIMES
         self._back_off = BackOff(times * self.batch_tokens, advice)
         self._max_tokens = int(str(self.fingerprint["max_tokens"]))
+
+    @classmethod
+    def load(
+        cls, encoder: Any, tokenizer: Any = None, *, device: str = "auto", **options: Any
+    ) -> Self:
+        """Load an encoder.
+
+        Args:
+            encoder: Hub id, folder or bundled:NAME; or arguments that name one; or a loaded model,
+                of transformers or a `SentenceTransformer`, which is saved to a folder and read from
+                it; an `Encoder` is returned as it is. Options override a sentence-transformers
+                model's own pooling, lengths and prompts; another pooling drops its layers.
+            tokenizer: That of a loaded model of transformers.
+            device: Where it runs; with "auto" a loaded model's copy runs where that does.
+            **options: Fields of `PassageEncoderArguments`, such as `pooling="cls"`.
+
+        Raises:
+            ConfigError: If an option is unknown, or the model has too few positions for it.
+            ModelError: If the model cannot be found, loaded, or used as an encoder.
+            ValueError: If `encoder` is none of these, or a loaded model has no tokenizer.
+        """
+        check_device(device, is_used=False)
+        if isinstance(encoder, cls):
+            if device not in ("auto", encoder.device.type, str(encoder.device)):
+                raise ConfigError(
+                    f"device is '{device}', and the encoder given is on {encoder.device} and stays "
+                    "there: leave device out, or open the encoder with it"
+                )
+            return encoder
+        if isinstance(encoder, PassageEncoderArguments):
+            return cls(_read_parts(encoder, device))
+        copied, kept = None, None
+        if not isinstance(encoder, str | Path):
+            kept = getattr(encoder, "truncate_dim", None)  # before 6.2 it is not saved
+            copied = load.save_loaded(encoder, tokenizer, "an encoder")
+            device = str(encoder.device) if device == "auto" else device
+            encoder = copied.path
+        return cls(_read_parts(_encoder_arguments(str(encoder), options), device, kept), copied)
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:

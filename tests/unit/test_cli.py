@@ -135,7 +135,7 @@ def test_a_reader_that_leaves_ends_a_listing_without_a_word():
     "words",
     [
         ["memory", "add", "a question", "a correction"],
-        ["index", "add", "none", "--corpus", "none.txt"],
+        ["index", "info", "none"],
     ],
     ids=lambda words: words[0],
 )
