@@ -181,7 +181,7 @@ class Index(Retriever):
                 args = replace(args, encoder=str(root / "encoder"))
                 shutil.copytree(own.copied.path, args.encoder, dirs_exist_ok=True)
         place = None if is_there else root
-        corpus = open_corpus(passages, place, corpus_field=field, is_quiet=True)
+        corpus = open_corpus(passages, place, corpus_field=field)
         context = Context(artifacts=root, device=str(own.device))
         request = IndexRequest(args=args, corpus=corpus, context=context, output_dir=root / _PLACE)
         if is_there:

@@ -225,7 +225,7 @@ def test_parts_are_read_where_modules_json_says(encoder_dirs, tmp_path):
     with pytest.raises(ModelError, match="cannot load model"):  # and it is what is read
         make(folder)
     (folder / "pool" / "config.json").unlink()
-    with pytest.raises(ModelError, match="has a Pooling without pool/config.json"):
+    with pytest.raises(ModelError, match="pool/config.json is missing"):
         make(folder)
 
 
@@ -254,7 +254,7 @@ def test_of_a_vector_the_first_dimensions_are_kept_where_a_model_says_so(encoder
     assert make(folder).width == 16
     for value in (0, -1, "8", True):
         write_json(about, {"truncate_dim": value})
-        with pytest.raises(ModelError, match="truncate_dim of .* not a number above 0"):
+        with pytest.raises(ModelError, match="truncate_dim is .* not a number above 0"):
             make(folder)
 
 
