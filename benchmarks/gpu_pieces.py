@@ -5,7 +5,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from pgra.lm.load import dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.retrieval.faiss import BlockSearch
 from pgra.retrieval.shards import plan_shards, vector_source
 
 TOKENIZERS = {"lm": TOKENIZER, "encoder": BERT_TOKENIZER, "t5": T5_TOKENIZER}
@@ -293,7 +292,7 @@ def measure_search(bench: Bench) -> None:
             vectors[shard.start : shard.stop] = part
             np.save(shard.path, part.cpu().numpy())
         source = vector_source(plan_shards(Path(folder), rows, SHARD), width)
-        ours = partial(BlockSearch(source, str(bench.device)).search, queries.cpu().numpy())
+        ours = partial(replace(source, device=str(bench.device)).search, queries.cpu().numpy())
         wait_for(bench.device)
         with measured(bench.device) as cost:
             found = ours(k)[1]

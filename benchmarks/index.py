@@ -31,7 +31,7 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
-from pgra.retrieval.faiss import EXACT, Vectors, build_faiss, map_faiss, nearest_in_index
+from pgra.retrieval.faiss import EXACT, Vectors, build_faiss, nearest
 from pgra.retrieval.shards import plan_shards, vector_source
 
 BATCHES = (1, 64, 1024)  # of queries
@@ -85,7 +85,7 @@ def compare_encoders(args: argparse.Namespace, folder: Path) -> Figures:
 
     corpus = open_corpus(CorpusArguments(corpus=args.corpus, max_passages=args.num_texts), folder)
     texts = corpus.texts(range(len(corpus)))
-    ours = Encoder(args.encoder, max_encoder_tokens=128, device=args.device)
+    ours = Encoder.load(args.encoder, max_encoder_tokens=128, device=args.device)
     made = {name: str(ours.fingerprint[name]) for name in ("pooling", "dtype")}
     body = Transformer(find_model(args.encoder).path, max_seq_length=128)
     head = Pooling(body.get_embedding_dimension(), pooling_mode=made["pooling"])
@@ -128,7 +128,7 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
     start = time.perf_counter()
     build_faiss(source, EXACT, folder / "ours.faiss")
     built = time.perf_counter() - start
-    index = map_faiss(folder / "ours.faiss")
+    index = faiss.read_index(str(folder / "ours.faiss"), faiss.IO_FLAG_MMAP_IFC)
     raw = faiss.IndexFlatIP(width)
     for block in source.blocks():
         raw.add(block)
@@ -142,7 +142,7 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
     for size in BATCHES:
         batch = queries[:size]
         ways: dict[str, Callable[[], object]] = {
-            "pgra": partial(nearest_in_index, index, batch, args.k),
+            "pgra": partial(nearest, batch, index, args.k),
             "tuned": partial(ask_raw, batch, 1),
             "default": partial(ask_raw, batch, default),
         }

@@ -120,7 +120,7 @@ def open_encoder(
     """Open an encoder, by name or at random in a shape (`random:bert-base`)."""
     options = {"encoder_dtype": dtype, "max_encoder_tokens": max_tokens, "device": device}
     if not name.startswith(RANDOM):
-        return Encoder(name, **options)
+        return Encoder.load(name, **options)
     shape, tokenizer = shape_of(name, BERT_SHAPES, BERT_TOKENIZER)
     layers, width, heads = BERT_SHAPES[shape]
     config = transformers.BertConfig(
@@ -130,7 +130,7 @@ def open_encoder(
         intermediate_size=4 * width,
     )
     model = _fill(config, choose_device(device), torch.float32)
-    return Encoder(model, tokenizer, pooling="mean", **options)
+    return Encoder.load(model, tokenizer, pooling="mean", **options)
 
 
 def open_lm(

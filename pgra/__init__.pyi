@@ -2,7 +2,6 @@
 
 from pgra.api.choosing import ExemplarSelector
 from pgra.api.reranking import Reranker
-from pgra.api.searching import Index
 from pgra.api.training import Run, train
 from pgra.core import Candidates, Context, Example, Hit, Prediction
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
@@ -28,6 +27,7 @@ from pgra.rerank import open_reranker
 from pgra.rerank.base import BaseReranker, RerankArguments, RerankRequest
 from pgra.rerank.prompted import PromptedReranker
 from pgra.retrieval.base import RetrieverArguments, open_retriever
+from pgra.retrieval.dense import Index
 from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
 
 __version__: str

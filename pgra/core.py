@@ -5,7 +5,7 @@ Axes: B queries, K candidates a query, N evidence read, P corpus passages.
 
 import atexit
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -195,6 +195,38 @@ def check_device(name: object, *, is_used: bool = True) -> None:
         reason = str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
         wanted = ", ".join([*there, "auto or cpu"])
         raise ModelError(f"cannot use device '{name}': {reason}. Use {wanted}.") from None
+
+
+# What a user gives from Python, checked where it enters.
+
+
+def as_list(name: str, given: Any, wanted: str = "a list") -> list[Any]:
+    """Return several things as a list; raise ValueError for one text, a mapping and the like."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise ValueError(f"{name} is {given!r:.80}: give {wanted}")
+    return list(given)
+
+
+def as_texts(name: str, given: Any) -> list[str]:
+    """Return texts as a list; raise a ValueError if it is no iterable of texts."""
+    texts = as_list(name, given, "a list of texts")
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{name}[{place}] is {text!r:.80}, not a text")
+    return texts
+
+
+def check_kinds(wanted: str, kinds: Any, **given: object) -> None:
+    """Raise a ValueError ("give {wanted}") for an argument that is none of `kinds`."""
+    for name, value in given.items():
+        if not isinstance(value, kinds):
+            raise ValueError(f"{name} is {value!r:.80}: give {wanted}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise a ValueError if a value is no whole number from 1 on."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} is {value!r}: give a whole number from 1 on")
 
 
 def no_wait() -> None:

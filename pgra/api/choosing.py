@@ -121,7 +121,7 @@ class ExemplarSelector:
         loaded: ExampleEncoder | None = None
         if not isinstance(encoder, str | Path):
             is_ours = hasattr(encoder, "encode_examples")
-            loaded = encoder if is_ours else Encoder(encoder, normalize=False, device=device)
+            loaded = encoder if is_ours else Encoder.load(encoder, normalize=False, device=device)
         self._task = load_any_task(str(task)) if isinstance(task, str | Path) else task
         format_name = options.pop("prompt_format", None)
         if format_name is not None and not isinstance(self._task, Task):

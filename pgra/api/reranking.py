@@ -14,9 +14,17 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from pgra.api.searching import as_list, as_texts, check_count, check_kinds
 from pgra.artifacts import TemporaryFolder
-from pgra.core import Candidates, Example, Hit, check_device
+from pgra.core import (
+    Candidates,
+    Example,
+    Hit,
+    as_list,
+    as_texts,
+    check_count,
+    check_device,
+    check_kinds,
+)
 from pgra.data.examples import class_names, open_rows, read_split
 from pgra.data.read import Record, read_label
 from pgra.data.tasks import LABEL, Task

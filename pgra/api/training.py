@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
 
-from pgra.api.searching import Index
 from pgra.artifacts import at_home, canonical_json, digest, user_cache, write_text
 from pgra.core import ALONE
 from pgra.data.bundled import BUNDLED
@@ -32,6 +31,7 @@ from pgra.publish import push_run
 from pgra.reader.inputs import Query
 from pgra.reader.record import Reader
 from pgra.report.results import METRICS_FILE, PREDICTIONS_FILE, read_lines, read_object
+from pgra.retrieval.dense import Index
 from pgra.run_folder import TRAINING_FILE
 from pgra.runs import Answer, Predictor, read_arguments, run, series_folder
 
@@ -346,7 +346,7 @@ def _keep_index(index: Index, home: Path) -> Index:
     """Return an index with a permanent folder."""
     if not index.is_temporary:
         return index
-    kept = home / f"index-{digest(dict(index.retriever.fingerprint))[:12]}"
+    kept = home / f"index-{digest(dict(index.fingerprint))[:12]}"
     if not kept.is_dir():
         index.save(kept)
     return Index.load(kept, encoder=index.encoder)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from pgra.commands.common import about, given_names, parse_stages, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
-from pgra.commands.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
 from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError, visible
 from pgra.methods.arguments import PgraArguments
 from pgra.reader.arguments import ReaderArguments
+from pgra.retrieval.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
 
 if TYPE_CHECKING:
     from pgra.core import Candidates, Context

@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -172,10 +172,13 @@ class Source:
             yield read.clean_name(place, column, value)
 
     def _values(self, column: str, flag: str) -> Iterator[tuple[str, object]]:
-        is_table = self.kind in ("jsonl", "csv", "tsv")
-        return (self._record_values if is_table else self._column_values)(column, flag)
-
-    def _record_values(self, column: str, flag: str) -> Iterator[tuple[str, object]]:
+        """Yield each value of a field with its place, in words."""
+        if self.kind in ("parquet", "dataset"):
+            with reading(self.where):
+                values = chain.from_iterable(self._batches(column, flag))
+                for number, value in enumerate(values, 1):
+                    yield f"{self.where}, row {number}", value
+            return
         if self.kind == "jsonl":
             records = read.read_records(self.path, self.reading)
         else:
@@ -185,36 +188,23 @@ class Source:
                 raise _no_field(record.place, column, record.fields, flag)
             yield record.place, record.fields[column]
 
-    def _column_values(self, column: str, flag: str) -> Iterator[tuple[str, object]]:
-        batches = self._batches(column, flag)
-        scalars = (scalar for batch in batches for scalar in batch.column(column))
-        for number, scalar in enumerate(scalars, 1):
-            place = f"{self.where}, row {number}"
-            try:
-                value = scalar.as_py()
-            except UnicodeDecodeError:
-                raise DataError(f"{place}: '{column}' is not UTF-8") from None
-            yield place, value
-
-    def _batches(self, column: str, flag: str) -> Iterator[Any]:
+    def _batches(self, column: str, flag: str) -> Iterator[list[object]]:
         """Yield a column of a hub's data set or of a parquet file, some rows at a time."""
         if self.table is not None:
             self._check_column(column, self.table.data.schema, flag)
             for batch in self.table.select_columns([column]).with_format("arrow").iter(_READ_ROWS):
-                yield batch
+                yield batch.column(column).to_pylist()
                 self.reading.done += len(batch)
             return
-        with reading(f"{self.where}, as parquet,"), pq.ParquetFile(self.path) as file:
+        with pq.ParquetFile(self.path) as file:
             self._check_column(column, file.schema_arrow, flag)
-            num_rows, told = 0, file.metadata.num_rows
+            left = total = file.metadata.num_rows
             for batch in file.iter_batches(_READ_ROWS, columns=[column]):
-                yield batch
-                num_rows += len(batch)
-                self.reading.done = self.size * num_rows // max(num_rows, told)
-            if num_rows != told:
-                raise DataError(
-                    f"{self.where} is damaged: it says that it has {told} rows, and has {num_rows}"
-                )
+                yield batch.column(column).to_pylist()
+                left -= len(batch)
+                self.reading.done = self.size * (total - left) // total
+            if left:
+                raise DataError(f"{self.where} is damaged: {left} of its {total} rows are missing")
 
     def _check_column(self, column: str, schema: Any, flag: str) -> None:
         if column not in schema.names:
@@ -446,7 +436,6 @@ def open_corpus(
     artifacts: str | Path | None = None,
     *,
     corpus_field: str = "text",
-    is_quiet: bool = False,
 ) -> Corpus:
     """Open a corpus, reading its source into `artifacts/corpora` the first time.
 
@@ -456,7 +445,6 @@ def open_corpus(
             their lines, as `CorpusArguments`. A source that changed is read again.
         artifacts: Root of all products; None: a temporary folder, kept as long as the corpus.
         corpus_field: Field that holds the passage, for all but .txt and lists.
-        is_quiet: Whether to log nothing of what was read.
 
     Raises:
         DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; if a
@@ -465,18 +453,14 @@ def open_corpus(
     """
     if artifacts is None:
         keeper = TemporaryFolder()
-        found = open_corpus(source, keeper.path, corpus_field=corpus_field, is_quiet=is_quiet)
-        return replace(found, keeper=keeper)
+        return replace(open_corpus(source, keeper.path, corpus_field=corpus_field), keeper=keeper)
     artifacts = Path(artifacts)
-    if isinstance(source, str | Path):
-        args = CorpusArguments(corpus=str(source), corpus_field=corpus_field)
-    elif isinstance(source, CorpusArguments):
-        args = source
-    else:
-        file = write_passages(source, artifacts / "passages", corpus_field)
-        args = CorpusArguments(corpus=str(file), corpus_field=corpus_field, drop_duplicates=False)
-        is_quiet = True
-    return _open(args, artifacts, is_quiet=is_quiet)
+    if isinstance(source, CorpusArguments):
+        return _open(source, artifacts)
+    is_file = isinstance(source, str | Path)
+    file = source if is_file else write_passages(source, artifacts / "passages", corpus_field)
+    how: dict[str, Any] = {} if is_file else {"drop_duplicates": False}
+    return _open(CorpusArguments(corpus=str(file), corpus_field=corpus_field, **how), artifacts)
 
 
 def write_passages(passages: object, folder: Path, corpus_field: str = "text") -> Path:
@@ -523,7 +507,7 @@ def _is_file(name: str) -> bool:
     return len(name) < _LONGEST_NAME and (name.startswith(BUNDLED) or Path(name).is_file())
 
 
-def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
+def _open(args: CorpusArguments, artifacts: Path) -> Corpus:
     sources = [find_source(name) for name in args.sources]
     kinds, identities = [s.kind for s in sources], [s.identity for s in sources]
     fields: dict[str, Json] = {
@@ -541,7 +525,7 @@ def _open(args: CorpusArguments, artifacts: Path, *, is_quiet: bool) -> Corpus:
         folder,
         stage=_STAGE,
         fingerprint=fields,
-        build=lambda aside: _write_corpus(args, sources, aside, is_quiet=is_quiet),
+        build=lambda aside: _write_corpus(args, sources, aside),
         inputs=[source.inputs for source in sources],
     )
     return replace(load_corpus(folder), made_by=args)
@@ -584,7 +568,7 @@ def load_corpus(folder: Path) -> Corpus:
 
 
 def _write_corpus(
-    args: CorpusArguments, sources: Sequence[Source], folder: Path, *, is_quiet: bool
+    args: CorpusArguments, sources: Sequence[Source], folder: Path
 ) -> Mapping[str, Json]:
     """Stream sources into an Arrow file, in constant memory."""
     counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
@@ -606,7 +590,15 @@ def _write_corpus(
     for source in sources:
         source.reading.check()
         counts["not_utf8"] += source.reading.count
-    _check_counts(args, sources, counts, level=logging.DEBUG if is_quiet else logging.INFO)
+    where = ", ".join(without_home(source.where) for source in sources)
+    if not counts["rows"]:
+        raise DataError(f"{where} holds no passage: all of its lines are blank")
+    told = [counts[name] for name in ("rows", "blank", "duplicates")]
+    message = "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s"
+    logger.info(message, where, *told, "dropped" if args.drops_duplicates else "kept")
+    for source in sources:
+        if count := source.reading.count:
+            logger.warning("corpus: %d lines dropped, as %s", count, source.reading.first)
     return {**{name: counts[name] for name in COUNTS}, "sha256": sha256.hexdigest()}
 
 
@@ -646,22 +638,6 @@ def _passages(
                 yield document
             else:
                 yield from cut_words(document, args.passage_words)
-
-
-def _check_counts(
-    args: CorpusArguments, sources: Sequence[Source], counts: Mapping[str, int], *, level: int
-) -> None:
-    """Log what was read, and refuse an empty corpus."""
-    where = ", ".join(without_home(source.where) for source in sources)
-    if not counts["rows"]:
-        raise DataError(f"{where} holds no passage: all of its lines are blank")
-    told = [counts[name] for name in ("rows", "blank", "duplicates")]
-    message = "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s"
-    logger.log(level, message, where, *told, "dropped" if args.drops_duplicates else "kept")
-    for source in sources:
-        if source.reading.count:
-            count, first = source.reading.count, source.reading.first
-            logger.warning("corpus: %d lines dropped, as %s", count, first)
 
 
 def cut_words(text: str, num_words: int) -> list[str]:

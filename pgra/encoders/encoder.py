@@ -10,22 +10,22 @@ import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
-from pgra.artifacts import NO_INPUTS, Inputs, TemporaryFolder, file_checksum
+from pgra.artifacts import TemporaryFolder, file_checksum
 from pgra.config import choose
 from pgra.core import Example, Json, check_device, run_overlapped
 from pgra.encoders import POOLINGS, PassageEncoderArguments
-from pgra.errors import ConfigError, ModelError, device_failures, show
+from pgra.errors import ConfigError, ModelError, device_failures, reading, show
 from pgra.lm import load
 from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
@@ -48,11 +48,6 @@ _LIMITS = tuple(  # of a transformer; the first is today's, and all are still re
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-_LIMIT_DEFAULTS = {
-    "method_output_name": "last_hidden_state",
-    "query_expansion": None,
-    "transformer_task": "feature-extraction",
-}
 _MODES = {
     "lasttoken": "last",
     "pooling_mode_cls_token": "cls",
@@ -60,9 +55,15 @@ _MODES = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
 }
-_FIRST, _BEHIND = ["Transformer", "Pooling"], {"Dense", "Dropout", "Normalize"}
+_FIRST, _LATER = ["Transformer", "Pooling"], {"Dense", "Dropout", "Normalize"}
 _ACTIVATIONS = ("GELU", "Identity", "ReLU", "Sigmoid", "Tanh")
-_LAYER_DEFAULTS = {
+# What the file of a part may say, but only this.
+_TRANSFORMER_SAYS = {
+    "method_output_name": "last_hidden_state",
+    "query_expansion": None,
+    "transformer_task": "feature-extraction",
+}
+_LAYER_SAYS = {
     "module_input_name": "sentence_embedding",
     "module_output_name": "sentence_embedding",
     "use_residual": False,
@@ -117,12 +118,11 @@ def choose_pooling(
         told = modes.get("pooling_mode") or [
             key for key, value in modes.items() if key.startswith("pooling_mode") and value
         ]
-        told = told or "mean"  # as the library reads a file without any
-        names = [told] if isinstance(told, str) else [str(name) for name in told]
+        names = [told] if isinstance(told, str) else told or ["mean"]  # as the library reads none
         own = _MODES.get(names[0], names[0]) if len(names) == 1 else " + ".join(names)
     if asked != "auto":
-        bare, own = (name.removesuffix("_before_pooler") for name in (asked, own))  # one vector
-        return asked, bare == own
+        # Two names of one vector.
+        return asked, asked.removesuffix("_before_pooler") == own.removesuffix("_before_pooler")
     if modes is not None and (own not in _MODES.values() or not modes.get("include_prompt", True)):
         raise ModelError(
             f"'{source.name}' has a pooling that is not done here ({show(dict(modes))}): give "
@@ -178,64 +178,60 @@ class SentenceModel:
     def is_normalized(self) -> bool:
         return bool(self.layers) and self.layers[-1] is None
 
+    def width(self, config: Any) -> int:
+        """Return the length of a vector (D), of a transformer with this configuration."""
+        dense = [layer for layer in self.layers if layer]
+        return len(dense[-1].weight) if dense else int(config.hidden_size)
+
 
 def read_sentence_model(source: ModelSource) -> SentenceModel:
     """Read a model's `modules.json` and its parts; ModelError if one is damaged or unknown."""
     parts = load.read_parts(source)
     if not parts:
         return SentenceModel()
-    layers = _read_layers(source, parts)
-    limits = _read_limits(source, parts[0].path)
-    about = load.read_model_json(source, "config_sentence_transformers.json", dict) or {}
-    prompts = about.get("prompts") or {}
-    if not isinstance(prompts, dict):
-        raise ModelError(f"the prompts of '{source.name}' are {show(prompts)}, not texts by name")
-    texts = {name: text for name, text in prompts.items() if isinstance(text, str)}
-    longest, kept = limits.get("max_seq_length"), about.get("truncate_dim")
-    if kept is not None and (type(kept) is not int or kept < 1):
-        raise ModelError(f"truncate_dim of '{source.name}' is {show(kept)}, not a number above 0")
-    pooling = _read_config(source, parts[1])
-    if not pooling:
-        raise ModelError(
-            f"'{source.name}' has a Pooling without {parts[1].path}/config.json, which says which: "
-            "save it again with sentence-transformers"
+    with reading(f"the parts of '{source.name}'", ModelError):
+        layers = _read_layers(source, parts)
+        found = (_read_config(source, parts[0].path, name) for name in _LIMITS)
+        limits = dict(next(filter(None, found), {}))
+        for place in ("tokenizer_args", "processor_kwargs"):
+            if "model_max_length" in (limits.get(place) or {}):
+                limits["max_seq_length"] = limits[place]["model_max_length"]
+        texts = (limits.get("modality_config") or {}).get("text", {})
+        _refuse_others(source, {**limits, **texts}, _TRANSFORMER_SAYS)
+        about = _read_config(source, "", "config_sentence_transformers.json")
+        prompts, kept = about.get("prompts") or {}, about.get("truncate_dim")
+        if kept is not None and (type(kept) is not int or kept < 1):
+            raise ValueError(f"truncate_dim is {show(kept)}, not a number above 0")
+        pooling = _read_config(source, parts[1].path)
+        if not pooling:
+            raise ValueError(f"{parts[1].path}/config.json is missing, which says how to pool")
+        return SentenceModel(
+            is_one=True,
+            max_tokens=limits.get("max_seq_length"),
+            is_lower=bool(limits.get("do_lower_case")),
+            query_prompt=prompts.get("query") or "",
+            passage_prompt=prompts.get("document") or "",  # the library has "" where no file does
+            pooling=pooling,
+            layers=layers,
+            truncate_dim=kept,
         )
-    return SentenceModel(
-        is_one=True,
-        max_tokens=longest if isinstance(longest, int) else None,
-        is_lower=bool(limits.get("do_lower_case")),
-        query_prompt=texts.get("query", ""),
-        passage_prompt=texts.get("document", ""),  # the library has one, "", where no file does
-        pooling=pooling,
-        layers=layers,
-        truncate_dim=kept,
-    )
 
 
-def _read_limits(source: ModelSource, folder: str) -> Mapping[str, Any]:
-    """Read a transformer's limits from its file, by any of that file's names."""
-    names = [PurePosixPath(folder, name).as_posix() for name in _LIMITS]
-    found = (load.read_model_json(source, name, dict) for name in names)
-    limits: dict[str, Any] = next(filter(None, found), {})
-    for place in ("tokenizer_args", "processor_kwargs"):
-        tokens = limits.get(place)
-        if isinstance(tokens, dict) and "model_max_length" in tokens:
-            limits["max_seq_length"] = tokens["model_max_length"]
-    modalities = limits.get("modality_config")
-    texts = modalities.get("text") if isinstance(modalities, dict) else None
-    limits |= texts if isinstance(texts, dict) else {}
-    for name, plain in _LIMIT_DEFAULTS.items():
-        if limits.get(name) not in (plain, None, {}):
+def _read_config(source: ModelSource, folder: str, name: str = "config.json") -> dict[str, Any]:
+    found = load.read_model_json(source, PurePosixPath(folder, name).as_posix(), dict)
+    return dict(found or {})
+
+
+def _refuse_others(
+    source: ModelSource, config: Mapping[str, Any], known: Mapping[str, object]
+) -> None:
+    """Refuse what a part's file asks for and is not done here: vectors would be another model's."""
+    for name, plain in known.items():
+        if config.get(name) not in (plain, None, {}):
             raise ModelError(
-                f"'{source.name}' has {name} {show(limits[name])} (in {_LIMITS[0]}), which is not "
-                "done here: choose another encoder"
+                f"'{source.name}' has {name} {show(config[name])}, which is not done here: choose "
+                "another encoder"
             )
-    return limits
-
-
-def _read_config(source: ModelSource, part: ModelPart) -> Mapping[str, Any]:
-    name = PurePosixPath(part.path, "config.json").as_posix()
-    return load.read_model_json(source, name, dict) or {}
 
 
 def choose_max_tokens(source: ModelSource, asked: int | None) -> int:
@@ -248,7 +244,7 @@ def _read_layers(source: ModelSource, parts: Sequence[ModelPart]) -> tuple[Dense
     names = [part.kind for part in parts]
     kinds = [name.rpartition(".")[2] for name in names]
     is_own = all(name.startswith("sentence_transformers.") for name in names)
-    if not is_own or kinds[:2] != _FIRST or {*kinds[2:]} - _BEHIND:
+    if not is_own or kinds[:2] != _FIRST or {*kinds[2:]} - _LATER:
         found = show(", ".join(kinds if is_own else names))
         raise ModelError(
             f"'{source.name}' has the parts {found} (in {MODULES}), and only a Transformer, a "
@@ -262,13 +258,8 @@ def _read_layers(source: ModelSource, parts: Sequence[ModelPart]) -> tuple[Dense
         )
     layers: list[DenseLayer | None] = []
     for part, kind in zip(parts[2:], kinds[2:], strict=True):
-        config = _read_config(source, part)
-        for name, plain in _LAYER_DEFAULTS.items():
-            if config.get(name) not in (plain, None):
-                raise ModelError(
-                    f"{part.path} of '{source.name}' has {name} {show(config[name])}, which is not "
-                    "done here: choose another encoder"
-                )
+        config = _read_config(source, part.path)
+        _refuse_others(source, config, _LAYER_SAYS)
         if kind == "Dense":
             layers.append(_read_dense(source, part.path, config))
         elif kind == "Normalize":
@@ -286,18 +277,9 @@ def _read_dense(source: ModelSource, folder: str, config: Mapping[str, Any]) -> 
             f"{folder} of '{source.name}' needs a config.json, a model.safetensors and one of the "
             f"activations {', '.join(_ACTIVATIONS)} (it has {show(activation)})"
         )
-    try:
-        tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
-        weight = tensors["linear.weight"]
-    except (SafetensorError, OSError, KeyError) as error:
-        raise ModelError(f"{weights} of '{source.name}' cannot be read: {error}") from None
+    tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
     identity = f"{activation}:{file_checksum(weights)}"
-    return DenseLayer(weight, tensors.get("linear.bias"), activation, identity)
-
-
-def _first_dimensions(kept: int, width: int) -> DenseLayer:
-    """Keep a vector's first dimensions: a layer, saved and fingerprinted like others."""
-    return DenseLayer(torch.eye(kept, width), None, "Identity", f"first {kept}")
+    return DenseLayer(tensors["linear.weight"], tensors.get("linear.bias"), activation, identity)
 
 
 def _count_positions(model: Any) -> int | None:
@@ -308,20 +290,6 @@ def _count_positions(model: Any) -> int | None:
         return table.num_embeddings - unused
     window: int | None = getattr(model.config, "max_position_embeddings", None)
     return window
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderParts:
-    """What an encoder is made of: see `Encoder`."""
-
-    args: PassageEncoderArguments
-    model: Any
-    tokenizer: Any
-    fingerprint: Mapping[str, Json]
-    device: torch.device
-    sentence: SentenceModel = SentenceModel()
-    query_prompt: str = ""
-    inputs: Inputs = NO_INPUTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,19 +328,41 @@ class Encoder:
 
     def __init__(
         self,
-        encoder: Any,
-        tokenizer: Any = None,
+        args: PassageEncoderArguments,
+        source: ModelSource,
+        model: Any,
+        tokenizer: Any,
         *,
-        device: str = "auto",
-        **options: Any,
+        fingerprint: Mapping[str, Json],
+        device: torch.device,
+        sentence: SentenceModel | None = None,
     ) -> None:
+        """Join what was loaded; `Encoder.load` opens an encoder by name."""
+        self.args, self.batch_tokens = args, args.encoder_batch_tokens
+        self.model, self.tokenizer, self.device = model, tokenizer, device
+        self.fingerprint, self.inputs, self.num_cut = fingerprint, source.inputs, 0
+        self.copied: TemporaryFolder | None = None
+        self.sentence = sentence or SentenceModel()
+        asked = args.query_prompt
+        self.query_prompt = self.sentence.query_prompt if asked is None else asked
+        self._layers = [layer and layer.to(self.device) for layer in self.sentence.layers]
+        self.width = self.sentence.width(model.config)
+        advice = f"{device}: lower max_encoder_tokens, or choose a smaller encoder"
+        times = 1 if device.type == "cpu" else _GPU_TIMES
+        self._back_off = BackOff(times * self.batch_tokens, advice)
+        self._max_tokens = int(str(fingerprint["max_tokens"]))
+
+    @classmethod
+    def load(
+        cls, encoder: Any, tokenizer: Any = None, *, device: str = "auto", **options: Any
+    ) -> Self:
         """Load an encoder.
 
         Args:
             encoder: Hub id, folder or bundled:NAME; or arguments that name one; or a loaded model,
                 of transformers or a `SentenceTransformer`, which is saved to a folder and read from
-                it. Options override a sentence-transformers model's own pooling, lengths and
-                prompts; another pooling drops its layers.
+                it; an `Encoder` is returned as it is. Options override a sentence-transformers
+                model's own pooling, lengths and prompts; another pooling drops its layers.
             tokenizer: That of a loaded model of transformers.
             device: Where it runs; with "auto" a loaded model's copy runs where that does.
             **options: Fields of `PassageEncoderArguments`, such as `pooling="cls"`.
@@ -382,32 +372,74 @@ class Encoder:
             ModelError: If the model cannot be found, loaded, or used as an encoder.
             ValueError: If `encoder` is none of these, or a loaded model has no tokenizer.
         """
-        self.copied: TemporaryFolder | None = None
         check_device(device, is_used=False)
-        if isinstance(encoder, EncoderParts):
-            parts = encoder
-        elif isinstance(encoder, PassageEncoderArguments):
-            parts = _read_parts(encoder, device)
-        else:
-            kept: int | None = None
-            if not isinstance(encoder, str | Path):
-                kept = getattr(encoder, "truncate_dim", None)  # before 6.2 it is not saved
-                self.copied = load.save_loaded(encoder, tokenizer, "an encoder")
-                device = str(encoder.device) if device == "auto" else device
-                encoder = self.copied.path
-            parts = _read_parts(_encoder_arguments(str(encoder), options), device, kept)
-        self.args, self.batch_tokens = parts.args, parts.args.encoder_batch_tokens
-        self.inputs = parts.inputs
-        self.model, self.tokenizer, self.device = parts.model, parts.tokenizer, parts.device
-        self.fingerprint, self.query_prompt = parts.fingerprint, parts.query_prompt
-        self.sentence, self.num_cut = parts.sentence, 0
-        self._layers = [layer and layer.to(self.device) for layer in self.sentence.layers]
-        dense = [layer for layer in self.sentence.layers if layer]
-        self.width: int = len(dense[-1].weight) if dense else self.model.config.hidden_size
-        advice = f"{self.device}: lower max_encoder_tokens, or choose a smaller encoder"
-        times = 1 if self.device.type == "cpu" else _GPU_TIMES
-        self._back_off = BackOff(times * self.batch_tokens, advice)
-        self._max_tokens = int(str(self.fingerprint["max_tokens"]))
+        if isinstance(encoder, cls):
+            if device not in ("auto", encoder.device.type, str(encoder.device)):
+                raise ConfigError(
+                    f"device is '{device}', and the encoder given is on {encoder.device} and stays "
+                    "there: leave device out, or open the encoder with it"
+                )
+            return encoder
+        if isinstance(encoder, PassageEncoderArguments):
+            return cls._read(encoder, device)
+        copied, kept = None, None
+        if not isinstance(encoder, str | Path):
+            kept = getattr(encoder, "truncate_dim", None)  # before 6.2 it is not saved
+            copied = load.save_loaded(encoder, tokenizer, "an encoder")
+            device = str(encoder.device) if device == "auto" else device
+            encoder = copied.path
+        known = {each.name for each in fields(PassageEncoderArguments)} - {"encoder"}
+        for option in options:
+            choose("option of an encoder", option, known)
+        opened = cls._read(PassageEncoderArguments(encoder=str(encoder), **options), device, kept)
+        opened.copied = copied
+        return opened
+
+    @classmethod
+    def _read(
+        cls, args: PassageEncoderArguments, device: str, truncate_dim: int | None = None
+    ) -> Self:
+        place, source = load.choose_device(device), load.find_model(args.encoder)
+        sentence = read_sentence_model(source)
+        pooling, is_own = choose_pooling(source, sentence.pooling, args.pooling)
+        dtype = load.choose_dtype(args.encoder_dtype, place)
+        config = load.load_config(source)
+        kept, width = sentence.truncate_dim or truncate_dim, sentence.width(config)
+        if not is_own:
+            sentence = replace(sentence, layers=())
+        elif kept is not None and kept < width:  # a layer, saved and fingerprinted like others
+            first = DenseLayer(torch.eye(kept, width), None, "Identity", f"first {kept}")
+            sentence = replace(sentence, layers=(*sentence.layers, first))
+        tokenizer = load.load_tokenizer(source, config)  # before weights, which take longer
+        if tokenizer.pad_token_id is None:
+            raise ModelError(f"'{source.name}' has no padding token: it is no text encoder")
+        model = _load_model(source, config, pooling, dtype).to(place).eval()
+        window = _count_positions(model)
+        length = args.max_encoder_tokens or DEFAULT_MAX_TOKENS
+        if args.max_encoder_tokens is None and sentence.is_one:  # what sentence-transformers reads
+            own = sentence.max_tokens or tokenizer.model_max_length
+            length = min(int(own), window or (own if own < _NO_LENGTH else DEFAULT_MAX_TOKENS))
+        if window is not None and length > window:
+            raise ConfigError(
+                f"max_encoder_tokens is {length}, but '{source.name}' reads at most {window}: "
+                "lower it"
+            )
+        fingerprint: dict[str, Json] = {
+            "encoder": source.identity,
+            "pooling": pooling,
+            "normalize": args.normalize or sentence.is_normalized,
+            "max_tokens": length,
+            "dtype": load.dtype_name(dtype),
+        }
+        if any(sentence.layers):
+            names: Json = [layer.identity if layer else "normalize" for layer in sentence.layers]
+            fingerprint["layers"] = names
+        prompt = sentence.passage_prompt if args.passage_prompt is None else args.passage_prompt
+        # Only where there is one: indexes that were made before keep their fingerprints.
+        fingerprint |= {"passage_prompt": prompt} if prompt else {}
+        fingerprint |= {"lower_case": True} if sentence.is_lower else {}
+        how: dict[str, Any] = {"fingerprint": fingerprint, "device": place, "sentence": sentence}
+        return cls(args, source, model, tokenizer, **how)
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
@@ -528,28 +560,24 @@ class Encoder:
             advance(len(rows))
         return begin_fetch(vectors), begin_fetch(peaks)
 
-    def _read_tokens(self, texts: Sequence[str]) -> tuple[list[Sequence[int]], int]:
+    def _read_tokens(self, texts: list[str]) -> tuple[list[Sequence[int]], int]:
         """Return the token ids of all texts, and how many texts were cut."""
-
-        def by_transformers(texts: Sequence[str]) -> Any:
-            return self.tokenizer(
-                list(texts),
-                truncation=True,
-                max_length=self._max_tokens,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-            )
-
-        lines: list[list[int]] = []
-        encodings, first = None, None
+        read = partial(
+            self.tokenizer,
+            truncation=True,
+            max_length=self._max_tokens,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        lines, encodings, first = [], None, None
         if self.tokenizer.is_fast and len(texts) > 1:
             # The call sets up the truncation. Of many texts the library itself is asked: the lists
             # that transformers makes of them take as long as the tokens.
-            first = by_transformers(texts[:1])["input_ids"]
-            encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts))
+            first = read(texts[:1])["input_ids"]
+            encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(texts)
             lines = [line.ids for line in encodings]
         if lines[:1] != first:  # a tokenizer with steps of its own, or a slow one, or one text
-            told = by_transformers(texts)
+            told = read(texts)
             lines, encodings = told["input_ids"], told.encodings
         if encodings is not None:
             num_cut = sum(bool(line.overflowing) for line in encodings)
@@ -579,71 +607,6 @@ def _check_peaks(peaks: npt.NDArray[np.float32], chunk: TokenChunk, *, in_half: 
             f"{name} is not finite: {text}. Try another encoder_dtype (float32 or bfloat16)."
         )
     raise ModelError(f"{name} exceeds {_MOST_HALF}, the most that float16 holds: use normalize")
-
-
-def _encoder_arguments(name: str, options: Mapping[str, Any]) -> PassageEncoderArguments:
-    known = {each.name for each in fields(PassageEncoderArguments)} - {"encoder"}
-    for option in options:
-        choose("option of an encoder", option, known)
-    return PassageEncoderArguments(encoder=name, **options)
-
-
-def _read_parts(
-    args: PassageEncoderArguments, device: str, kept: int | None = None
-) -> EncoderParts:
-    """Read an encoder; `kept` is its truncate_dim, where no file says it."""
-    place, source = load.choose_device(device), load.find_model(args.encoder)
-    sentence, pooling = read_sentence_model(source), args.pooling
-    kept = sentence.truncate_dim or kept
-    if pooling == "auto" or sentence.layers or kept:
-        pooling, is_own = choose_pooling(source, sentence.pooling, pooling)
-        if not is_own:
-            sentence, kept = replace(sentence, layers=()), None
-    dtype = load.choose_dtype(args.encoder_dtype, place)
-    config = load.load_config(source)
-    tokenizer = load.load_tokenizer(source, config)  # before weights, which take longer
-    if tokenizer.pad_token_id is None:
-        raise ModelError(f"'{source.name}' has no padding token: it is no text encoder")
-    model = _load_model(source, config, pooling, dtype).to(place).eval()
-    dense = [layer for layer in sentence.layers if layer]
-    width = len(dense[-1].weight) if dense else config.hidden_size
-    if kept is not None and kept < width:
-        layers = (*sentence.layers, _first_dimensions(kept, width))
-        sentence = replace(sentence, layers=layers)
-    window = _count_positions(model)
-    length = args.max_encoder_tokens or DEFAULT_MAX_TOKENS
-    if args.max_encoder_tokens is None and sentence.is_one:  # what sentence-transformers reads
-        own = sentence.max_tokens or tokenizer.model_max_length
-        length = min(int(own), window or (own if own < _NO_LENGTH else DEFAULT_MAX_TOKENS))
-    if window is not None and length > window:
-        raise ConfigError(
-            f"max_encoder_tokens is {length}, but '{source.name}' reads at most {window}: lower it"
-        )
-    fingerprint: dict[str, Json] = {
-        "encoder": source.identity,
-        "pooling": pooling,
-        "normalize": args.normalize or sentence.is_normalized,
-        "max_tokens": length,
-        "dtype": load.dtype_name(dtype),
-    }
-    if any(sentence.layers):
-        names: Json = [layer.identity if layer else "normalize" for layer in sentence.layers]
-        fingerprint["layers"] = names
-    prompt = sentence.passage_prompt if args.passage_prompt is None else args.passage_prompt
-    # Only where there is one: indexes that were made before keep their fingerprints.
-    fingerprint |= {"passage_prompt": prompt} if prompt else {}
-    fingerprint |= {"lower_case": True} if sentence.is_lower else {}
-    query_prompt = sentence.query_prompt if args.query_prompt is None else args.query_prompt
-    return EncoderParts(
-        args=args,
-        model=model,
-        tokenizer=tokenizer,
-        fingerprint=fingerprint,
-        device=place,
-        sentence=sentence,
-        query_prompt=query_prompt,
-        inputs=source.inputs,
-    )
 
 
 def _load_model(source: ModelSource, config: Any, pooling: str, dtype: torch.dtype) -> Any:
@@ -689,12 +652,6 @@ def load_t5_encoder(args: PassageEncoderArguments, name: str, device: str) -> En
         "max_tokens": args.max_encoder_tokens or DEFAULT_MAX_TOKENS,
         "dtype": load.dtype_name(torch.float32),
     }
-    parts = EncoderParts(
-        args=args,
-        model=model.to(place).eval(),
-        tokenizer=load.load_tokenizer(source),
-        fingerprint=fingerprint,
-        device=place,
-        inputs=source.inputs,
-    )
-    return Encoder(parts)
+    model, tokenizer = model.to(place).eval(), load.load_tokenizer(source)
+    args = replace(args, query_prompt=None)
+    return Encoder(args, source, model, tokenizer, fingerprint=fingerprint, device=place)

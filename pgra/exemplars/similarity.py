@@ -94,7 +94,7 @@ class DotSimilarity(PoolSimilarity):
 
     def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
         vectors = self._shape(self._neighbors.encoder.encode_examples(queries))
-        return nearest(sign * vectors, self._of(rows), depth, rows=rows)
+        return nearest(sign * vectors, [(rows, self._of(rows))], depth)
 
 
 class CosineSimilarity(DotSimilarity):
@@ -126,7 +126,7 @@ class EuclideanSimilarity(DotSimilarity):
         pool = self._of(rows)
         halves = -0.5 * np.square(pool).sum(axis=1, keepdims=True)
         wide = np.hstack([vectors, np.ones((len(vectors), 1), np.float32)])
-        found = nearest(sign * wide, np.hstack([pool, halves]), depth, rows=rows).rows
+        found = nearest(sign * wide, [(rows, np.hstack([pool, halves]))], depth).rows
         # The distances themselves: their squares lose digits in the product.
         distances = np.empty(found.shape, dtype=np.float32)
         step = max(1, _GATHERED // max(1, found.shape[1] * vectors.shape[1]))
@@ -182,6 +182,6 @@ def open_similarity(
     asked = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
     plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
     pool = examples if key is None else key(examples)
-    neighbors = Neighbors(lambda: encoder or Encoder(plain, device=device), pool, root)
+    neighbors = Neighbors(lambda: encoder or Encoder.load(plain, device=device), pool, root)
     name = BM25 if args.encoder == BM25 else args.likeness
     return cast(PoolSimilarity, find_class("similarity", name, SIMILARITIES)(neighbors, key=key))

@@ -466,7 +466,7 @@ class EncoderLookup(LogLookup):
         from pgra.encoders.encoder import Encoder
 
         form = "feedback" if of_feedback else str(args.key_form)
-        encoder = Encoder(args.encoder, device=context.device)
+        encoder = Encoder.load(args.encoder, device=context.device)
         return lambda log: cls(log, encoder, part, form=form)
 
     def _score(self, question: str) -> Floats:

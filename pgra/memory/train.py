@@ -168,7 +168,7 @@ def train_encoder(
                 "must be several; or give --target feedback"
             )
         start = time.monotonic()
-        encoder = Encoder(arguments.encoder, encoder_dtype="float32", device=context.device)
+        encoder = Encoder.load(arguments.encoder, encoder_dtype="float32", device=context.device)
         if encoder.fingerprint["pooling"] == "pooler":
             raise ConfigError(
                 "a sentence-transformers folder cannot say pooling 'pooler': choose another encoder"

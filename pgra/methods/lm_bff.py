@@ -109,7 +109,9 @@ class LmBff(Pgra):
 
     @cached_property
     def _encoder(self) -> Encoder:
-        return Encoder(replace(self.pgra.retriever, normalize=True), device=self.context.device)
+        return Encoder.load(
+            replace(self.pgra.retriever, normalize=True), device=self.context.device
+        )
 
     def _vectors(self, split: str) -> Vectors:
         texts = [example.text for example in self.data.examples(split)]

@@ -373,7 +373,7 @@ class Rag(Pgra):
     def _encoder(self) -> Encoder:
         """Load the untrained query encoder; in float32, for it is trained."""
         retriever = replace(self.pgra.retriever, encoder_dtype="float32")
-        return Encoder(retriever, device=self.context.device)
+        return Encoder.load(retriever, device=self.context.device)
 
     @cached_property
     def _index(self) -> Path:

@@ -17,7 +17,7 @@ from pgra.errors import ConfigError
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import BaseReranker
 from pgra.rerank.prompted import PromptedReranker
-from pgra.retrieval.faiss import Vectors, nearest_in_blocks
+from pgra.retrieval.faiss import Vectors, nearest
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +69,11 @@ class ExhaustiveSearch:
         fetched = min(depth + spare, self.num_rows)
         queries = self._queries(examples)
         try:
-            hits = nearest_in_blocks(queries, self._blocks(), fetched, device=self._device)
+            hits = nearest(queries, self._blocks(), fetched, device=self._device)
         except torch.OutOfMemoryError:
             logger.warning("out of memory: states are compared on the CPU, not on %s", self._device)
             self._device = "cpu"
-            hits = nearest_in_blocks(queries, self._blocks(), fetched)
+            hits = nearest(queries, self._blocks(), fetched)
         best = self.reranker.rerank(examples, hits)
         kept = best.top(depth)
         if fetched == self.num_rows:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pgra.artifacts import (
     at_home,
     build_once,
     digest,
+    load_manifest,
     read_array,
     without_home,
     write_array,
@@ -25,23 +26,20 @@ from pgra.artifacts import (
 from pgra.config import Arguments as _Arguments
 from pgra.config import arg, find_class
 from pgra.core import ALONE, Candidates, Context, Example, Json
-from pgra.data.corpus import CorpusArguments
+from pgra.data.corpus import Corpus, CorpusArguments, load_corpus, open_corpus
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ArtifactError, ConfigError
-
-if TYPE_CHECKING:
-    from pgra.data.corpus import Corpus
-
 
 # For --retriever; `module:Class` and entry points in `pgra.retrievers` are taken too.
 RETRIEVERS: dict[str, str] = {
     "bm25": "pgra.retrieval.bm25:BM25Retriever",
-    "dense": "pgra.retrieval.dense:DenseRetriever",
+    "dense": "pgra.retrieval.dense:Index",
     "hybrid": "pgra.retrieval.hybrid:HybridRetriever",
     "random": "pgra.retrieval.random:RandomRetriever",
     "run": "pgra.retrieval.trec:RunRetriever",
 }
 NEIGHBOR_ENCODERS = ("encoder", "reader")
+INDEXES = "indexes"  # their folder among the artifacts
 
 
 @dataclass(kw_only=True)
@@ -112,7 +110,7 @@ class IndexRequest:
     """
 
     args: RetrieverArguments
-    corpus: "Corpus"
+    corpus: Corpus
     context: Context
     options: _Arguments | None = None
     output_dir: Path | None = None
@@ -121,7 +119,7 @@ class IndexRequest:
 
     @property
     def home(self) -> Path:
-        return self.context.artifacts / "indexes"
+        return self.context.artifacts / INDEXES
 
 
 @dataclass(frozen=True)
@@ -164,17 +162,11 @@ class Retriever(ABC):
         """
 
     @classmethod
-    def folders(cls, request: IndexRequest) -> list[Path]:
-        """Return its indexes' folders, built or not; ConfigError if it has none, as by default."""
+    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
+        """Find or build its indexes without loading them; ConfigError if it has none."""
         raise ConfigError(
             f"retriever '{request.args.retriever}' has no index: there is nothing to build"
         )
-
-    @classmethod
-    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find or build its indexes without loading them; ConfigError if it has none."""
-        cls.folders(request)
-        return []
 
 
 def find_retriever(name: str) -> type[Retriever]:
@@ -199,7 +191,7 @@ def find_retriever(name: str) -> type[Retriever]:
 
 def open_retriever(
     args: RetrieverArguments,
-    corpus: "Corpus",
+    corpus: Corpus,
     context: Context,
     *,
     options: _Arguments | None = None,
@@ -256,35 +248,58 @@ _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encode
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an index was asked for; "auto" is replaced by the dtype it gave."""
+    """What an index was asked for; "auto" is replaced by the dtype it gave.
+
+    Paths are those of today, also where the index was moved with all artifacts.
+    """
 
     corpus: CorpusArguments
     retriever: RetrieverArguments
-    corpus_folder: Path  # beside the index, or else where it was then
+    corpus_folder: Path
 
     @classmethod
-    def read(cls, folder: Path, manifest: Manifest) -> Self:
+    def read(cls, folder: Path, *, stage: str | None = None) -> Self:
         """Read a finished index's recipe; ArtifactError if its corpus was not opened by name."""
+        manifest = load_manifest(folder, stage=stage)
         made, kind = manifest.fingerprint, manifest.stage.removesuffix("_index")
         own: dict[str, Any] = {"retriever": kind, "index_dir": str(folder)}
         own |= {"encoder_dtype": made["dtype"]} if "dtype" in made else {}
         try:
-            kept = _at_home(manifest.counts["recipe"])
-            written = Path(kept["corpus_folder"])
-            # Moved or copied with all artifacts, an index has its corpus beside it.
-            beside = folder.resolve().parent.parent / written.parent.name / written.name
+            kept = manifest.counts["recipe"]
+            old, new = at_home(kept["corpus_folder"]).parents[1], folder.resolve().parent.parent
+
+            def here(name: str) -> str:
+                path = at_home(name)
+                moved = new / path.relative_to(old) if path.is_relative_to(old) else path
+                return str(moved if moved.exists() else path)
+
+            corpus_folder = Path(here(kept["corpus_folder"]))
+            sources = [here(name) for name in kept["corpus"]["corpus"]]
             return cls(
-                CorpusArguments(**kept["corpus"]),
-                RetrieverArguments(**{**kept["retriever"], **own}),
-                beside if beside.is_dir() else written,
+                CorpusArguments(**{**kept["corpus"], "corpus": sources}),
+                RetrieverArguments(
+                    **{**kept["retriever"], **own, "encoder": here(kept["retriever"]["encoder"])}
+                ),
+                corpus_folder,
             )
         except (KeyError, TypeError):  # none, or one of another version
             raise ArtifactError(
                 f"{folder} does not say what it was made from: build it again (pgra index build)"
             ) from None
 
+    @property
+    def artifacts(self) -> Path:
+        """The root of all products that the corpus is one of."""
+        return self.corpus_folder.parents[1]
 
-def write_recipe(args: RetrieverArguments, corpus: "Corpus") -> dict[str, Json]:
+    def open_corpus(self, artifacts: Path | None = None) -> Corpus:
+        """Open the passages; where their artifact is gone, read the sources again."""
+        if self.corpus_folder.is_dir():
+            return replace(load_corpus(self.corpus_folder), made_by=self.corpus)
+        return open_corpus(self.corpus, artifacts)
+
+
+def write_recipe(args: RetrieverArguments, corpus: Corpus) -> dict[str, Json]:
     """Return a manifest's fields of a recipe; none where the corpus was not opened by name."""
     if corpus.made_by is None:
         return {}
@@ -292,21 +307,11 @@ def write_recipe(args: RetrieverArguments, corpus: "Corpus") -> dict[str, Json]:
     kept = {name: value for name, value in asdict(args).items() if name not in _NOT_MADE_OF}
     return {
         "recipe": {
-            "corpus": asdict(replace(corpus.made_by, corpus=sources)),
+            "corpus": {**asdict(corpus.made_by), "corpus": sources},
             "corpus_folder": without_home(str(corpus.folder.resolve())),
             "retriever": {**kept, "encoder": without_home(whole_path(args.encoder))},
         }
     }
-
-
-def _at_home(value: Any) -> Any:
-    """Expand the home folder in what was written of a recipe."""
-    if isinstance(value, Mapping):
-        return {name: _at_home(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_at_home(each) for each in value]
-    is_homeless = isinstance(value, str) and value.startswith("~/")
-    return str(at_home(value).resolve()) if is_homeless else value
 
 
 def whole_path(name: str) -> str:

@@ -65,10 +65,6 @@ class BM25Retriever(Retriever):
         return cls(index, built.manifest.fingerprint)
 
     @classmethod
-    def folders(cls, request: IndexRequest) -> list[Path]:
-        return [_locate(request)[1]]
-
-    @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
         """Find or build the index; ArtifactError if one there is foreign or a given one missing."""
         fields, folder = _locate(request)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import load_manifest, write_aside
+from pgra.artifacts import write_aside
 from pgra.core import MISSING_ROW, Candidates, Json, Rows, machine_memory
 from pgra.errors import ConfigError, device_failures, show
 from pgra.progress import Bar
@@ -69,45 +69,42 @@ def quick_products(num_queries: int) -> Iterator[None]:
         settings.distance_compute_blas_threshold = before
 
 
-def nearest_in_index(index: Any, queries: Vectors, k: int) -> Candidates:
-    """Search a FAISS index, or what has its `search(queries, k)`, in the quicker way."""
-    with quick_products(len(queries)):
-        scores, rows = index.search(queries, k)
-    return Candidates.best(rows, scores, k)
+def nearest(queries: Vectors, among: Any, k: int, *, device: str = "cpu") -> Candidates:
+    """Return each query's k largest inner products with a collection, (B, k), ties by row.
 
-
-def nearest(queries: Vectors, vectors: Vectors, k: int, *, rows: Rows | None = None) -> Candidates:
-    """Return the k vectors in memory with the largest inner products, (B, k), ties by row.
-
-    Looks deeper where the last hit ties with what may have been left out. With fewer vectors than k
-    the rest is missing. Queries (B, D) and vectors (n, D) are float32, and finite; `rows` (n,) are
-    the vectors' rows, None for 0 to n - 1.
-    """
-    rows = np.arange(len(vectors)) if rows is None else rows
-    fetched = min(k + 1, len(rows))
-    while True:
-        found = nearest_in_blocks(queries, [(rows, vectors)], fetched)
-        is_whole = fetched == len(rows) or k == 0
-        if is_whole or (found.scores[:, k - 1] > found.scores[:, -1]).all():
-            return Candidates.best(found.rows, found.scores, k)
-        fetched = min(2 * fetched, len(rows))
-
-
-def nearest_in_blocks(
-    queries: Vectors, blocks: Iterable[tuple[Rows, Vectors]], depth: int, *, device: str = "cpu"
-) -> Candidates:
-    """Return each query's largest inner products with all vectors of a collection, (B, depth).
-
-    Memory holds the queries, one block, and `depth` hits a query. Entries are missing where the
-    collection is smaller. Of rows whose products differ by less than float32's rounding, either may
-    come first or be left out.
+    Memory holds the queries, one block, and k hits a query. With fewer vectors than k the rest is
+    missing.
 
     Args:
-        queries: (B, D), finite.
-        blocks: The collection: rows (n,) with their vectors (n, D), in any order, each row once.
-        depth: Hits a query.
-        device: What multiplies: "cpu", "cuda", "cuda:1", ...
+        queries: (B, D) float32, finite.
+        among: The collection: vectors (n, D); or blocks, rows (n,) with their vectors (n, D), in
+            any order, each row once; or a FAISS index, or what has its `search(queries, k)`. Of
+            vectors and of a list of blocks ties at the border go by row too; elsewhere, of rows
+            whose products differ by less than float32's rounding, either may be left out.
+        k: Hits a query.
+        device: What multiplies blocks: "cpu", "cuda", "cuda:1", ...
     """
+    if hasattr(among, "search"):
+        with quick_products(len(queries)):
+            scores, rows = among.search(queries, k)
+        return Candidates.best(rows, scores, k)
+    if isinstance(among, np.ndarray):
+        among = [(np.arange(len(among)), among)]
+    if not isinstance(among, list):
+        return _best_of_blocks(queries, among, k, device)
+    size = sum(len(rows) for rows, _ in among)
+    fetched = min(k + 1, size)
+    while True:
+        found = _best_of_blocks(queries, among, fetched, device)
+        is_whole = fetched == size or k == 0
+        if is_whole or (found.scores[:, k - 1] > found.scores[:, -1]).all():
+            return Candidates.best(found.rows, found.scores, k)
+        fetched = min(2 * fetched, size)
+
+
+def _best_of_blocks(
+    queries: Vectors, blocks: Iterable[tuple[Rows, Any]], depth: int, device: str
+) -> Candidates:
     # On a CPU FAISS looks at the products while they are in the cache, where torch and numpy write
     # them all out before they choose. faiss-cpu cannot use a GPU; torch can.
     search = _search_by_faiss if device == "cpu" else _search_by_torch
@@ -154,9 +151,12 @@ def _search_by_torch(
     return rows.cpu().numpy(), scores.cpu().numpy()
 
 
-@dataclass(frozen=True)
+@dataclass
 class VectorSource:
-    """Vectors on disk, one for each row.
+    """Vectors on disk, one for each row: read, or searched exactly with one block in memory.
+
+    A GPU keeps their float16 where that takes no more than half of its free memory. Else every
+    search reads all vectors: search many queries at once.
 
     Attributes:
         num_rows: P.
@@ -164,6 +164,7 @@ class VectorSource:
         read: Returns the vectors (n, D) of n rising rows.
         blocks: Yields all vectors in the order of rows, a block at a time.
         halves: Yields the same as float16, as they are stored.
+        device: What multiplies in a search.
     """
 
     num_rows: int
@@ -171,45 +172,33 @@ class VectorSource:
     read: Callable[[Rows], Vectors]
     blocks: Callable[[], Iterator[Vectors]]
     halves: Callable[[], Iterator[npt.NDArray[np.float16]]]
+    device: str = "cpu"
 
     @property
     def fits_in_memory(self) -> bool:
         """Whether all vectors in float32 take no more than half of the machine's memory."""
         return 4 * self.num_rows * self.width <= _SHARE * machine_memory()
 
-
-class BlockSearch:
-    """Exact search of vectors on disk, one block in memory at a time.
-
-    A GPU keeps their float16 where that takes no more than half of its free memory. Else every
-    search reads all vectors: search many queries at once.
-    """
-
-    def __init__(self, source: VectorSource, device: str = "cpu") -> None:
-        self.ntotal = source.num_rows
-        self._source, self._device = source, device
-
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
         """Return scores and rows, (B, k) each, as FAISS does, but for float32's rounding."""
         with device_failures("the search"):
-            best = nearest_in_blocks(queries, self._blocks(), k, device=self._device)
+            if self.device == "cpu":
+                blocks: Iterable[tuple[Rows, Any]] = numbered(self.blocks())
+            else:
+                blocks = self._held or numbered(self.halves())
+            best = _best_of_blocks(queries, blocks, k, self.device)
         return best.scores, best.rows
-
-    def _blocks(self) -> Iterable[tuple[Rows, Any]]:
-        if self._device == "cpu":
-            return numbered(self._source.blocks())
-        return self._held or numbered(self._source.halves())
 
     @cached_property
     def _held(self) -> list[tuple[Rows, Any]]:
         """The float16 vectors on the GPU, in large blocks; none where they do not fit."""
         import torch
 
-        where = torch.device(self._device)
+        where = torch.device(self.device)
         free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else math.inf
-        if 2 * self.ntotal * self._source.width > free / 2:
+        if 2 * self.num_rows * self.width > free / 2:
             return []
-        blocks = list(map(torch.from_numpy, map(np.copy, self._source.halves())))
+        blocks = list(map(torch.from_numpy, map(np.copy, self.halves())))
         whole = torch.cat(blocks).to(where)
         return list(numbered(torch.split(whole, _GPU_ROWS)))
 
@@ -257,7 +246,7 @@ def measure_recall(index: Any, queries: Vectors, own: Rows, neighbours: Rows) ->
     `neighbours` (n, K) are the rows nearest to each, itself excluded.
     """
     depth: int = neighbours.shape[1]
-    found = without_own(nearest_in_index(index, queries, depth + 1).rows, own)
+    found = without_own(nearest(queries, index, depth + 1).rows, own)
     pairs = zip(found, neighbours, strict=True)
     hits = [len(np.intersect1d(ours[ours != MISSING_ROW], true)) for ours, true in pairs]
     return round(float(np.mean(hits)) / depth, 4)
@@ -332,12 +321,11 @@ class Rescored:
     """
 
     def __init__(self, index: Any, read: Callable[[Rows], Vectors], *, factor: int) -> None:
-        self.index, self.ntotal = index, int(index.ntotal)
-        self._read, self._factor = read, factor
+        self._index, self._read, self._factor = index, read, factor
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
         """Return scores and rows, (B, k) each, of the best of the index's k times `factor` hits."""
-        _, rows = self.index.search(queries, min(k * self._factor, self.ntotal))
+        _, rows = self._index.search(queries, min(k * self._factor, self._index.ntotal))
         step = max(1, _GROUP_BYTES // (4 * queries.shape[1] * rows.shape[1]))
         scores = np.full(rows.shape, -np.inf, np.float32)
         for start in range(0, len(queries), step):
@@ -369,12 +357,7 @@ _WRITE_BYTES = 1 << 20
 
 
 def build_faiss(
-    source: VectorSource,
-    factory: str,
-    path: Path,
-    *,
-    rescore_factor: int = 0,
-    begun: Path | None = None,
+    source: VectorSource, factory: str, path: Path, *, rescore_factor: int = 0
 ) -> dict[str, Json]:
     """Write the index of a factory string, searched by inner product; return the manifest's counts.
 
@@ -383,8 +366,6 @@ def build_faiss(
         factory: FAISS factory string.
         path: The file; none is written for an exact index beyond the memory.
         rescore_factor: Hits for each one kept, scored again exactly; 0: its own scores.
-        begun: An index of the first rows, up to where a block begins: the others are added, without
-            training. An exact one is written anew.
 
     Raises:
         ConfigError: If FAISS does not know the factory, or it has more lists than there are rows.
@@ -399,20 +380,17 @@ def build_faiss(
         recall = {str(depth): 1.0 for depth in depths_for(source.num_rows)}
         return {**counts, "is_exact": True, "recall": recall}
     index = empty_index(factory, source.width, source.num_rows)
-    if begun is not None:
-        index = faiss.read_index(str(begun))
-    elif not index.is_trained:
+    if not index.is_trained:
         counts |= _train(index, source, factory)
-    num_there = index.ntotal
-    # disable=None: a bar is for a terminal.
     with Bar(total=source.num_rows, desc="index", unit="passage") as bar:
-        for rows, vectors in numbered(source.blocks()):
-            if rows[0] >= num_there:
-                index.add(vectors)
+        for vectors in source.blocks():
+            index.add(vectors)
             bar.update(len(vectors))
-    assert index.ntotal == source.num_rows, "the index begun ends inside a block"
     counts |= _measure(index, source, rescore_factor)
-    write_faiss(index, path)
+    # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
+    with write_aside(path) as aside, aside.open("wb") as file:
+        writer = faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES)  # type: ignore[attr-defined]
+        faiss.write_index(index, writer)
     return counts
 
 
@@ -467,7 +445,7 @@ def _measure(index: Any, source: VectorSource, rescore_factor: int) -> dict[str,
         searched = Rescored(index, source.read, factor=rescore_factor)
     rows = _draw_rows(source.num_rows, 2 * SAMPLE)
     vectors = source.read(rows)
-    every = nearest_in_blocks(vectors, numbered(source.blocks()), depths[-1] + 1)
+    every = nearest(vectors, numbered(source.blocks()), depths[-1] + 1)
     true = without_own(every.rows, rows)
 
     def recall(searched: Any, depth: int) -> float:
@@ -483,26 +461,3 @@ def _measure(index: Any, source: VectorSource, rescore_factor: int) -> dict[str,
         counts["rescore_factor"] = rescore_factor
         counts["recall_without_rescoring"] = {str(depth): recall(index, depth) for depth in depths}
     return counts
-
-
-def write_faiss(index: Any, path: Path) -> None:
-    """Write an index aside, then rename it; OSError if the disk is full."""
-    import faiss
-
-    # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
-    with write_aside(path) as aside, aside.open("wb") as file:
-        writer = faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES)  # type: ignore[attr-defined]
-        faiss.write_index(index, writer)
-
-
-def find_faiss(folder: Path) -> Path | None:
-    """Return a finished index's FAISS file; None for an exact one searched from its shards."""
-    files = load_manifest(folder).files
-    return next((folder / name for name in files if name.endswith(".faiss")), None)
-
-
-def map_faiss(path: Path) -> Any:
-    """Open an index on disk; an exact one is mapped, so that processes share its pages."""
-    import faiss
-
-    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)

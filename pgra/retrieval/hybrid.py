@@ -1,7 +1,6 @@
 """First stage by meaning and by words: dense and BM25, fused by reciprocal rank."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -14,7 +13,7 @@ from pgra.retrieval.base import (
     check_num_candidates,
 )
 from pgra.retrieval.bm25 import BM25Retriever
-from pgra.retrieval.dense import DenseRetriever
+from pgra.retrieval.dense import Index
 
 FUSION_CONSTANT = 60
 MIN_DEPTH = 100
@@ -28,7 +27,7 @@ class HybridRetriever(Retriever):
 
     encodes = True
 
-    def __init__(self, dense: DenseRetriever, bm25: BM25Retriever, num_passages: int) -> None:
+    def __init__(self, dense: Index, bm25: BM25Retriever, num_passages: int) -> None:
         settings: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
         self.fingerprint = {"dense": dense.fingerprint, "bm25": bm25.fingerprint, **settings}
         self._parts = (dense, bm25)
@@ -36,16 +35,12 @@ class HybridRetriever(Retriever):
         self._num_passages = num_passages
 
     @classmethod
-    def folders(cls, request: IndexRequest) -> list[Path]:
-        return [*DenseRetriever.folders(request), *BM25Retriever.folders(request)]
-
-    @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        return [*DenseRetriever.prepare(request), *BM25Retriever.prepare(request)]
+        return [*Index.prepare(request), *BM25Retriever.prepare(request)]
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
-        dense, bm25 = DenseRetriever.open(request), BM25Retriever.open(request)
+        dense, bm25 = Index.open(request), BM25Retriever.open(request)
         return cls(dense, bm25, len(request.corpus))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:

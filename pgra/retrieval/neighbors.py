@@ -198,7 +198,7 @@ class ExampleEncoder(Protocol):
 def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) -> Encoder:
     """Open what examples are compared by: the encoder, or the T5 `reader`'s untrained one."""
     if args.neighbor_encoder == "encoder":
-        return Encoder(args, device=device)
+        return Encoder.load(args, device=device)
     return load_t5_encoder(args, reader, device)
 
 

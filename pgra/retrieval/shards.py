@@ -9,9 +9,11 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +29,12 @@ from pgra.artifacts import (
     write_json,
 )
 from pgra.core import Json, Rows, run_overlapped
+from pgra.data.corpus import Corpus, load_corpus
 from pgra.encoders.encoder import Encoder, TokenChunk
-from pgra.errors import DamageError
+from pgra.errors import ArtifactError, DamageError, PgraError
 from pgra.progress import Bar
+from pgra.retrieval.base import IndexRequest, RetrieverArguments, whole_path
 from pgra.retrieval.faiss import VectorSource
-
-if TYPE_CHECKING:
-    from pgra.data.corpus import Corpus
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +76,11 @@ class Shard:
         return same and self.path.name in files and not any(find_damage(self.folder, files))
 
 
-def plan_shards(
-    folder: Path, num_rows: int, shard_rows: int, *, after: Sequence[Shard] = ()
-) -> list[Shard]:
-    """Cut rows after those of `after` into shards of `shard_rows`, the last one shorter."""
-    starts = range(after[-1].stop if after else 0, num_rows, shard_rows)
+def plan_shards(folder: Path, num_rows: int, shard_rows: int) -> list[Shard]:
+    """Cut all rows into shards of `shard_rows`, the last one shorter."""
     return [
         Shard(folder, number, start, min(start + shard_rows, num_rows))
-        for number, start in enumerate(starts, len(after))
+        for number, start in enumerate(range(0, num_rows, shard_rows))
     ]
 
 
@@ -118,7 +116,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def encode_shards(
-    shards: Sequence[Shard], corpus: "Corpus", encoder: Encoder, *, made_of: str, progress: bool
+    shards: Sequence[Shard], corpus: Corpus, encoder: Encoder, *, made_of: str, progress: bool
 ) -> None:
     """Encode these shards and write each with its record; reading, encoding and writing overlap.
 
@@ -203,9 +201,103 @@ def vector_source(shards: Sequence[Shard], width: int) -> VectorSource:
 
 def find_shards(folder: Path) -> list[Shard]:
     """Return a finished index's shards by their records, in the order of rows."""
-    files = load_manifest(folder).files  # a stopped `add` may have left others
+    files = load_manifest(folder).files
     shards = []
     for number in range(sum(name.startswith("vectors-") for name in files) // 2):
         rows = Shard(folder, number, 0, 0).read_record().get("rows", (0, 0))
         shards.append(Shard(folder, number, *rows))
     return shards
+
+
+# Shards encoded by Ray, on one machine or on many that share a folder (extra `ray`).
+#
+# A task is a shard: its worker reads the corpus and writes the shard in the shared folder, so Ray
+# itself moves only a few numbers. A lost worker's shard is given to another; finished shards are
+# never repeated.
+
+
+_MAX_LOST = 5  # workers that one shard may cost before it fails
+
+
+def encode_by_ray(
+    shards: Sequence[Shard], request: IndexRequest, encoder: Encoder, made_of: str
+) -> None:
+    """Encode the missing shards; return when all are written.
+
+    `num_workers` shards run at once, or as many as there are GPUs, or else CPUs. `made_of` is the
+    digest of all that determines the vectors, which must be this process's. Raises as
+    `encode_shards`.
+    """
+    if not shards:
+        return
+    import ray
+
+    args = replace(
+        request.args,
+        encoder=whole_path(request.args.encoder),
+        encoder_dtype=str(encoder.fingerprint["dtype"]),  # auto may be another there
+    )
+    what = (str(request.corpus.folder.resolve()), json.dumps(asdict(args)))
+    waiting = [replace(shard, folder=shard.folder.resolve()) for shard in shards][::-1]
+    total, is_quiet = sum(map(len, shards)), not request.context.shows_progress
+    with _cluster(), Bar(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
+        has_gpus = request.context.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+        kind, device = ("GPU", "cuda") if has_gpus else ("CPU", "cpu")
+        task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(encode_one)
+        running: list[Any] = []
+        while waiting or running:
+            slots = int(ray.cluster_resources().get(kind, 1))  # a cluster may grow meanwhile
+            while waiting and len(running) < (request.num_workers or max(1, slots)):
+                running.append(task.remote(waiting.pop(), made_of, *what, device))
+            done, running = ray.wait(running, num_returns=1)
+            bar.update(sum(_result(reference) for reference in done))
+
+
+def encode_one(shard: Shard, made_of: str, corpus_folder: str, args: str, device: str) -> int:
+    """Encode a shard in a worker, if it is missing; return the number of its passages.
+
+    `corpus_folder` is at the same place on all machines; `args` are the encoder's, as JSON.
+    ArtifactError if vectors made here would differ, as of another version of the model.
+    """
+    if not shard.is_done(made_of):  # a lost worker may have finished it
+        corpus, encoder = _load(corpus_folder, args, device)
+        if vectors_digest(corpus.fingerprint, encoder) != made_of:
+            raise ArtifactError(
+                f"a Ray worker on {os.uname().nodename} has another encoder or corpus than the "
+                f"process that asks ({dict(encoder.fingerprint)}): give all machines the same"
+            )
+        encode_shards([shard], corpus, encoder, made_of=made_of, progress=False)
+    return len(shard)
+
+
+@lru_cache(maxsize=1)
+def _load(folder: str, encoder: str, device: str) -> tuple[Corpus, Encoder]:
+    """Load a worker's corpus and encoder, once in its life."""
+    args = RetrieverArguments(**json.loads(encoder))
+    return load_corpus(Path(folder)), Encoder.load(args, device=device)
+
+
+def _result(reference: Any) -> int:
+    import ray
+
+    try:
+        return int(ray.get(reference))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, (PgraError, OSError)):
+            raise error.cause from None
+        raise
+
+
+@contextmanager
+def _cluster() -> Iterator[None]:
+    """Join Ray's cluster, or start one; shut down only what was started here."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    try:
+        yield
+    finally:
+        ray.shutdown()

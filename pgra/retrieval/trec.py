@@ -28,11 +28,7 @@ logger = logging.getLogger(__name__)
 
 _BEIR_HEADER = ["query-id", "corpus-id", "score"]
 _QUERY_KINDS = ("tsv", "jsonl", "csv")
-_ID_HEADER = re.compile(r"\W*(_*id|(q|query|topic)[\W_]*(id|num|number)|query|topic)\W*", re.I)
-_MOST = {
-    "score": float(np.finfo(np.float32).max),
-    "relevance": 10_000,
-}  # measures have a row a grade
+_ID_HEADERS = ("id", "_id", "qid", "query_id", "query-id")
 
 
 @dataclass(kw_only=True)
@@ -61,10 +57,10 @@ def read_query_table(path: Path) -> dict[str, str]:
     """
     kind = check_file(path, _QUERY_KINDS)
     lines: Iterable[Record]
-    if kind == "jsonl":
-        lines = read_records(path)
+    if kind == "tsv":
+        lines = _pairs(path)
     else:
-        lines = table_rows(path, kind, ("id", "text")) if kind == "csv" else _pairs(path)
+        lines = read_records(path) if kind == "jsonl" else table_rows(path, kind, ("id", "text"))
     queries: dict[str, str] = {}
     for record in lines:
         name = "_id" if "_id" in record.fields else "id"
@@ -84,14 +80,12 @@ def read_query_table(path: Path) -> dict[str, str]:
 def _pairs(path: Path) -> Iterator[Record]:
     for line in read_lines(path):
         place, cells = f"{path}, line {line.number}", line.text.strip("\r\n").split("\t")
-        if cells == [""]:
-            continue
-        if len(cells) != 2:
-            raise DataError(f"{place}: {len(cells)} columns, not two: an id, a tab, and a text")
-        if line.number == 1 and _ID_HEADER.fullmatch(cells[0].strip()):
+        if line.number == 1 and cells[0].strip("#").lower() in _ID_HEADERS:
             logger.warning("%s: '%s' is a header and left out", place, " ".join(cells))
-            continue
-        yield Record(line.number, {"id": cells[0], "text": cells[1]}, place)
+        elif len(cells) == 2:
+            yield Record(line.number, {"id": cells[0], "text": cells[1]}, place)
+        elif cells != [""]:
+            raise DataError(f"{place}: {len(cells)} columns, not two: an id, a tab, and a text")
 
 
 def find_rows(corpus: Corpus, wanted: Collection[str | int]) -> dict[str, int]:
@@ -149,7 +143,13 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, or a passage is judged twice for a query.
     """
-    return _read(path, "qrels", "relevance")
+    ir, text = import_ir_measures(), "".join(line.text for line in read_lines(path))
+    first, _, rest = text.partition("\n")
+    if first.split() == _BEIR_HEADER:  # it has no column of iterations
+        text = re.sub(r"(?m)^(\S+)\s", r"\1 0 ", rest)
+    with reading(path):
+        found = list(ir.read_trec_qrels(io.StringIO(text)))
+    return _by_query(path, ((one.query_id, one.doc_id, one.relevance) for one in found), 10_000)
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
@@ -159,31 +159,24 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, a score is NaN or no float32, or a line is duplicate.
     """
-    return _read(path, "run", "score")
-
-
-def _read(path: Path, kind: str, field: str) -> dict[str, dict[str, Any]]:
-    """Have `ir-measures` parse a file, and refuse what would give a wrong number."""
-    ir = import_ir_measures()
-    text = "".join(line.text for line in read_lines(path))
-    first, _, rest = text.partition("\n")
-    found: dict[str, dict[str, Any]] = {}
+    ir, text = import_ir_measures(), "".join(line.text for line in read_lines(path))
     with reading(path):
-        if kind == "run":
-            read = ir.read_trec_run(io.StringIO(text))
-        elif first.split() == _BEIR_HEADER:  # it has no column of iterations
-            read = ir.read_trec_qrels(io.StringIO(re.sub(r"(?m)^(\S+)\s", r"\1 0 ", rest)))
-        else:
-            read = ir.read_trec_qrels(io.StringIO(text))
-        for one in read:
-            of_query, value = found.setdefault(one.query_id, {}), getattr(one, field)
-            if one.doc_id in of_query:
-                raise DataError(f"{path}: '{one.doc_id}' is there twice for '{one.query_id}'")
-            if not abs(value) <= _MOST[field]:  # NaN too
-                raise DataError(f"{path}: a {field} is {value}, beyond {_MOST[field]:g}")
-            of_query[one.doc_id] = value
+        found = list(ir.read_trec_run(io.StringIO(text)))
+    most = float(np.finfo(np.float32).max)
+    return _by_query(path, ((one.query_id, one.doc_id, one.score) for one in found), most)
+
+
+def _by_query(path: Path, lines: Iterable[tuple[str, str, Any]], most: float) -> dict[str, Any]:
+    """Return values by query and passage, and refuse what would give a wrong number."""
+    found: dict[str, dict[str, Any]] = {}
+    for query, docno, value in lines:
+        if docno in found.setdefault(query, {}):
+            raise DataError(f"{path}: '{docno}' is there twice for '{query}'")
+        if not abs(value) <= most:  # NaN too; measures have a row a grade
+            raise DataError(f"{path}: a value is {value}, beyond {most:g}")
+        found[query][docno] = value
     if not found:
-        raise DataError(f"{path} holds no {field}")
+        raise DataError(f"{path} holds no line")
     return found
 
 
@@ -260,6 +253,102 @@ def import_ir_measures() -> Any:
             "runs and qrels are read by ir-measures: pip install 'pgra[trec]'"
         ) from None
     return ir_measures
+
+
+# Queries of a file for `pgra search` and `pgra rerank`: a run is written and measured.
+
+
+NUM_CANDIDATES = 100  # passages of a query in a run, by default
+
+
+@dataclass(kw_only=True)
+class QueryFileArguments(_Arguments):
+    """Queries of a file, and what becomes of what is found."""
+
+    queries: str | None = arg(
+        None,
+        "File of queries instead of texts: a .tsv of id and text, or .jsonl or .csv with the "
+        "fields id and text.",
+    )
+    trec: str | None = arg(
+        None,
+        "Write what is found for --queries as a TREC run file.",
+        needs={"queries": True},
+        writes=True,
+    )
+    qrels: str | None = arg(
+        None,
+        "Judgements (TREC's qrels, or BEIR's .tsv) to measure what is found by: nDCG@10, MRR@10, "
+        "recall. Needs pip install 'pgra[trec]'.",
+        needs={"queries": True},
+    )
+
+    drop_self: bool = arg(
+        False,
+        "Leave out of a query's run the passage that has its id, as where queries are taken from "
+        "the corpus (ArguAna).",
+        needs={"queries": True},
+    )
+
+    def check(self) -> None:
+        if self.drop_self and not self.is_run:
+            raise ConfigError("drop_self is of a run: add --trec FILE or --qrels FILE")
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run is made, rather than hits shown."""
+        return bool(self.trec or self.qrels)
+
+
+@dataclass(frozen=True)
+class QueryFile:
+    """Queries that were read, by id and in order; `qrels` is None where nothing is measured."""
+
+    args: QueryFileArguments
+    texts: Mapping[str, str]
+    qrels: Mapping[str, Mapping[str, int]] | None
+
+    @classmethod
+    def read(cls, args: QueryFileArguments, texts: Sequence[str]) -> Self | None:
+        """Read the queries and the judgements, None without a file, before anything long.
+
+        Raises:
+            ConfigError: If there are texts on the command line too.
+            DataError: If a file cannot be read.
+        """
+        if args.queries is None:
+            return None
+        if texts:
+            raise ConfigError("give texts, or --queries and a file, not both")
+        queries, qrels = read_query_table(Path(args.queries)), None
+        if args.qrels is not None:
+            import_ir_measures()
+            qrels = read_qrels(Path(args.qrels))
+        return cls(args, queries, qrels)
+
+    def finish(self, candidates: Candidates, corpus: Corpus, tag: str, *, depth: int) -> str:
+        """Write the run with `depth` passages a query, measure it, and describe both.
+
+        Raises:
+            DataError: If passages have no names, or no query is judged.
+        """
+        queries, docnos = list(self.texts), find_docnos(corpus, candidates)
+        if self.args.drop_self:
+            candidates = drop_self(queries, candidates, docnos)
+        candidates = candidates.top(depth)
+        lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
+        # A fault in the judgements is reported before a run is written.
+        means = measure_run(self.qrels, queries, candidates, docnos) if self.qrels else {}
+        if self.qrels:
+            warn_of_unknown(corpus, [self.qrels.get(query, {}) for query in queries])
+        if self.args.trec is not None:
+            write_run(Path(self.args.trec), queries, candidates, docnos, tag=tag)
+            lines.append(f"run: {self.args.trec}")
+        if self.qrels is not None:
+            judged = sum(query in self.qrels for query in queries)
+            lines.append(f"mean of {judged:,} judged queries:")
+            lines += [f"  {name:<8} {value:.4f}" for name, value in means.items()]
+        return "\n".join(lines)
 
 
 class RunRetriever(Retriever):

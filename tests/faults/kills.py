@@ -154,10 +154,6 @@ def kill(
         else:
             fault = Fault(after=draw.uniform(0.05, whole.once.seconds))
         world.call(JOBS[name].words, fault)
-        if "index" in JOBS[name].needs:  # a growing index is the old one, or the new one
-            ended = world.call(["verify", "artifacts/indexes"])
-            if ended.code:
-                return f"the index is not whole: {ended.told}"
     done = shards(world)
     if wrong := again(world, name, whole.files, tries):
         return wrong

@@ -148,7 +148,7 @@ def _open_encoder(path: Path) -> object:
     for file in _encoder().iterdir():
         if not (path.parent / file.name).exists():
             (path.parent / file.name).symlink_to(file)
-    return Encoder(path.parent, device="cpu")
+    return Encoder.load(path.parent, device="cpu")
 
 
 def _record() -> bytes:

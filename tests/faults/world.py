@@ -236,8 +236,6 @@ def _make_models(folder: Path) -> None:
 
 def _write_files(here: Path) -> None:
     (here / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
-    more = [f"Number {i}: {text}" for i, text in enumerate(SENTENCES[:5])]
-    (here / "more.txt").write_text("\n".join(more) + "\n")
     write_jsonl(here / "train.jsonl", review_rows(24))
     write_jsonl(here / "test.jsonl", review_rows(12, start=20))
     queries = [{"id": f"q{i}", "text": text} for i, text in enumerate(SENTENCES[:4])]
@@ -315,7 +313,6 @@ JOBS: Mapping[str, Job] = {
     "index": Job("index $index"),
     "bm25": Job("index --corpus corpus.txt --retriever bm25"),
     "search": Job("search $index --queries queries.jsonl --num_candidates 3 --trec found.trec"),
-    "add": Job("index add artifacts/indexes/* --corpus more.txt", ["index"]),
     "train": Job("train $train --num_evidence 2 --output_dir runs/pgra"),
     "plain": Job("train $train --method plain --output_dir runs/plain"),
     "rag": Job("train $train --method rag --num_evidence 2 --output_dir runs/rag"),

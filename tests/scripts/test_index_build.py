@@ -5,15 +5,12 @@ What the words print of a small index stands in the golden records.
 
 import json
 
-import numpy as np
 import pytest
 from conftest import SENTENCES
 from processes import launch
 from scripted import call, contents
 
 from index_build.__main__ import main
-from pgra.cli import main as pgra
-from pgra.commands.train import main as train_main
 
 
 @pytest.fixture
@@ -28,10 +25,6 @@ def flags(bench):
         *("--corpus", str(bench.corpus), "--encoder", str(bench.encoder), "--device", "cpu"),
         *("--artifacts_dir", str(bench.artifacts), "--shard_rows", "4"),
     ]
-
-
-def index(*words):
-    return call(lambda argv: pgra(["index", *argv]), [str(word) for word in words])
 
 
 def build(flags, *words):
@@ -53,27 +46,6 @@ def test_output_dir_is_where_it_goes_and_what_is_there_is_left_alone(flags, tmp_
     assert (mine / "thesis.tex").read_text() == "years of work"
     build(words, tmp_path / "here")
     assert fingerprint(tmp_path / "here")["rows"] == 9
-
-
-@pytest.mark.slow
-def test_a_grown_index_serves_train_and_old_candidates_are_not_used(flags, bench, tmp_path):
-    folder, more = tmp_path / "index", tmp_path / "more.txt"
-    more.write_text("\n".join(SENTENCES[8:]) + "\n")
-    made = set()
-    index(*flags, "--output_dir", folder)
-
-    def new_rows(name, *corpora):
-        words = [*bench.argv(name, index_dir=folder, corpus=None), "--corpus", *corpora]
-        assert call(train_main, [str(word) for word in words]).code == 0
-        new = set(bench.artifacts.glob("candidates/sst2/[!.]*-*")) - made
-        made.update(new)
-        return np.concatenate([np.load(folder / "rows.npy").ravel() for folder in new])
-
-    assert new_rows("before", bench.corpus).max() < 9
-    index("add", folder, "--corpus", more, "--artifacts_dir", bench.artifacts, "--device", "cpu")
-    assert "was made with corpus_sha256" in bench.train("stale", index_dir=folder).error
-    grown = new_rows("after", bench.corpus, more)
-    assert np.isin([1, 5, 10], grown).all()
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def test_a_reader_that_leaves_ends_a_listing_without_a_word():
     "words",
     [
         ["memory", "add", "a question", "a correction"],
-        ["index", "add", "none", "--corpus", "none.txt"],
+        ["index", "info", "none"],
     ],
     ids=lambda words: words[0],
 )
@@ -143,7 +143,7 @@ def test_a_command_that_shares_no_work_refuses_several_processes(
     words, capsys, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    told = f"pgra {words[0]}{' add' if words[0] == 'index' else ''} runs in one process"
+    told = f"pgra {words[0]}{' info' if words[0] == 'index' else ''} runs in one process"
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(words) == 2
     assert f"{told}, and WORLD_SIZE says that there are 2" in capsys.readouterr().err

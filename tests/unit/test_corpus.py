@@ -199,7 +199,7 @@ BAD = {
     "cut.txt.gz": (gzip.compress(b"one two three\n" * 99)[:-12], "cut short or is not gzip"),
     "broken.jsonl": (b'{"text": "a"}\n\n{"text"\n', "line 3: not JSON"),
     "lacks.jsonl": (b'{"body": "a"}\n', r"line 1: no field 'text' \(it has body\).*--corpus_field"),
-    "table.parquet": (b"PAR1", "as parquet, cannot be read"),
+    "table.parquet": (b"PAR1", "table.parquet cannot be read"),
     "lacks.csv": (b"body\none\n", r"line 2: no field 'text' \(it has body\).*--corpus_field"),
     "quoted.tsv": (b'text\n"a ""b"" c"\n', "line 2: 'text' is quoted .*use csv for quoted cells"),
 }

@@ -22,7 +22,7 @@ close = partial(np.testing.assert_allclose, atol=1e-5)
 
 
 def make(folder, **kwargs):
-    return Encoder(str(folder), device="cpu", **kwargs)
+    return Encoder.load(str(folder), device="cpu", **kwargs)
 
 
 def by_hand(folder, text, pooling):
@@ -118,7 +118,7 @@ def test_a_vector_that_is_not_finite_is_refused_with_its_text(tmp_path):
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_vectors(encoder_dir):
-    on_gpu = Encoder(str(encoder_dir), device="cuda", encoder_dtype="float32")
+    on_gpu = Encoder.load(str(encoder_dir), device="cuda", encoder_dtype="float32")
     close(on_gpu.encode(SENTENCES), make(encoder_dir).encode(SENTENCES), atol=1e-4)
 
 
@@ -225,7 +225,7 @@ def test_parts_are_read_where_modules_json_says(encoder_dirs, tmp_path):
     with pytest.raises(ModelError, match="cannot load model"):  # and it is what is read
         make(folder)
     (folder / "pool" / "config.json").unlink()
-    with pytest.raises(ModelError, match="has a Pooling without pool/config.json"):
+    with pytest.raises(ModelError, match="pool/config.json is missing"):
         make(folder)
 
 
@@ -254,7 +254,7 @@ def test_of_a_vector_the_first_dimensions_are_kept_where_a_model_says_so(encoder
     assert make(folder).width == 16
     for value in (0, -1, "8", True):
         write_json(about, {"truncate_dim": value})
-        with pytest.raises(ModelError, match="truncate_dim of .* not a number above 0"):
+        with pytest.raises(ModelError, match="truncate_dim is .* not a number above 0"):
             make(folder)
 
 
@@ -352,7 +352,7 @@ def test_a_folder_that_the_library_saved_gives_its_vectors(encoder_dir, tmp_path
     close(ours.encode(texts), documents)
     close(ours.encode(texts, is_query=True), model.encode_query(texts, normalize_embeddings=True))
     assert not np.allclose(documents, model.encode(texts), atol=1e-3)  # prompts matter
-    close(Encoder(model, normalize=False).encode(texts), model.encode_document(texts))
+    close(Encoder.load(model, normalize=False).encode(texts), model.encode_document(texts))
     moved(tmp_path / "saved", Transformer="0_T", Pooling="pool", Dense="head")
     close(make(tmp_path / "saved").encode(texts), documents)
 

@@ -1,5 +1,7 @@
 """Exact search, FAISS' own file written by us, exact scores for lossy hits."""
 
+from dataclasses import replace
+
 import faiss
 import numpy as np
 import pytest
@@ -7,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgra.retrieval.faiss import (
-    BlockSearch,
     Rescored,
     VectorSource,
     is_lossy,
     measure_recall,
     nearest,
-    nearest_in_blocks,
     without_own,
     write_flat,
 )
@@ -34,10 +34,10 @@ def cut(rows, size):
 @pytest.mark.parametrize("size", [3, 40, 101])
 def test_a_search_in_blocks_is_a_sort_of_all_products_whatever_the_blocks(device, size):
     shuffled = np.random.default_rng(size).permutation(101)
-    found = nearest_in_blocks(QUERIES, cut(shuffled, size), 9, device=device)
+    found = nearest(QUERIES, cut(shuffled, size), 9, device=device)
     np.testing.assert_array_equal(found.rows, ORDER)
     np.testing.assert_allclose(found.scores, np.take_along_axis(PRODUCTS, ORDER, 1), rtol=1e-5)
-    few = nearest_in_blocks(QUERIES, cut(np.array([5, 2]), 1), 3, device=device)
+    few = nearest(QUERIES, cut(np.array([5, 2]), 1), 3, device=device)
     assert (np.sort(few.rows, axis=1) == [-1, 2, 5]).all()
     assert np.isneginf(few.scores[:, 2]).all()
 
@@ -52,16 +52,16 @@ def test_float16_chooses_and_float32_scores(device, are_kept, monkeypatch):
     products = queries.astype(np.float64) @ vectors.T.astype(np.float64)
     true = -np.sort(-products, axis=1)[:, :9]
     halves = lambda: iter(np.array_split(vectors, 7))  # noqa: E731
-    source = VectorSource(3000, 64, None, lambda: iter(()), halves)
+    source = VectorSource(3000, 64, None, lambda: iter(()), halves, device)
     if not are_kept:
-        monkeypatch.setattr(BlockSearch, "_held", [])
+        monkeypatch.setattr(VectorSource, "_held", [])
     monkeypatch.setattr("pgra.retrieval.faiss._GPU_ROWS", 1000)
     monkeypatch.setattr("pgra.retrieval.faiss._GATHERED", 64 * 41 * 3)
-    scores, rows = BlockSearch(source, device).search(queries, 9)
+    scores, rows = replace(source).search(queries, 9)
     np.testing.assert_allclose(scores, true, rtol=1e-6)
     np.testing.assert_allclose(np.take_along_axis(products, rows, 1), true, rtol=1e-6)
     monkeypatch.setattr("pgra.retrieval.faiss._SPARE", 0)  # the control
-    assert np.abs(BlockSearch(source, device).search(queries, 9)[0] / true - 1).max() > 1e-6
+    assert np.abs(replace(source).search(queries, 9)[0] / true - 1).max() > 1e-6
 
 
 @given(
@@ -74,7 +74,7 @@ def test_in_memory_ties_go_by_row_at_the_border_too(vectors, k, num_queries):
     vectors = np.array(vectors, np.float32)
     queries = np.array([[1, 0, -1], [1, 1, 1], [0, 2, 0], [0, 0, 0]], np.float32)[:num_queries]
     rows = np.arange(len(vectors)) * 3 + 5
-    found = nearest(queries, vectors, k, rows=rows)
+    found = nearest(queries, [(rows, vectors)], k)
     true = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :k]
     np.testing.assert_array_equal(found.rows[:, : true.shape[1]], rows[true])
     assert (found.rows[:, true.shape[1] :] == -1).all()
@@ -86,9 +86,8 @@ def test_shards_are_searched_and_written_as_faiss_does_it(size, tmp_path):
     index.add(VECTORS)
     blocks = [VECTORS[start : start + size] for start in range(0, 101, size)]
     source = VectorSource(101, 16, None, lambda: iter(blocks), None)
-    search = BlockSearch(source)
     for _ in range(2):  # they are read anew
-        for ours, theirs in zip(search.search(QUERIES, 9), index.search(QUERIES, 9), strict=True):
+        for ours, theirs in zip(source.search(QUERIES, 9), index.search(QUERIES, 9), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     faiss.write_index(index, str(tmp_path / "theirs"))
     write_flat(source, tmp_path / "ours")

@@ -8,11 +8,14 @@ import shutil
 import faiss
 import numpy as np
 import pytest
+from conftest import largest_file
 from small_index import World, flip_byte
 
+from pgra.commands.common import quiet_libraries
+from pgra.commands.verify import main as verify
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ModelError
-from pgra.retrieval.dense import find_or_build
+from pgra.retrieval.dense import Index
 from pgra.retrieval.shards import find_shards, read_rows
 
 WORDS = ["red", "blue", "film", "sea", "town", "album", "apples", "river", "garden", "story"]
@@ -50,7 +53,7 @@ def test_a_built_index_holds_all_vectors_however_the_shards_are_cut(shard_rows, 
     shards = find_shards(built.folder)
     vectors = read_rows(shards, np.arange(40))
     assert vectors.dtype == np.float16
-    encoder = Encoder(str(small.encoder), device="cpu")
+    encoder = Encoder.load(str(small.encoder), device="cpu")
     np.testing.assert_allclose(vectors, encoder.encode(TEXTS[:40]), atol=1e-3)
     some = np.array([0, 9, 10, 31, 39])
     np.testing.assert_array_equal(read_rows(shards, some), vectors[some])
@@ -143,11 +146,46 @@ def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(sma
 
 
 def test_vectors_too_large_for_float16_are_refused(small):
-    encoder = Encoder(str(small.encoder), device="cpu", normalize=False)
+    encoder = Encoder.load(str(small.encoder), device="cpu", normalize=False)
     encoder.model.register_forward_hook(
         lambda module, args, output: output.__setitem__(
             "last_hidden_state", output.last_hidden_state * 1e6
         )
     )
     with pytest.raises(ModelError, match="text 0 exceeds 65504.*use normalize"):
-        find_or_build(small.request(), encoder)
+        Index(small.request(), encoder)
+
+
+@pytest.mark.slow
+def test_verify_names_all_that_is_damaged_of_whatever_lies_in_a_folder(small, capsys):
+    folder = small.build().folder
+    corpus = small.corpus().folder / "corpus.arrow"
+    assert verify([str(small.root)]) == 0
+    assert "all as written" in capsys.readouterr().out
+    flip_byte(corpus)
+    (folder / "vectors-00001.npy").write_bytes(b"x")
+    flip_byte(folder / "index.faiss")
+    (folder / "vectors-00002.json").unlink()
+    assert verify([str(small.root)]) == 1
+    out = capsys.readouterr().out
+    for line in (
+        f"{corpus} is damaged (other content than was written)",
+        f"{folder}/index.faiss is damaged (other content than was written)",
+        f"{folder}/vectors-00001.npy is damaged (1 bytes, 448 were written)",
+        f"{folder}/vectors-00002.json is missing",
+    ):
+        assert line in out
+    with pytest.raises(ArtifactError, match="has no checksums: give an artifact, a run"):
+        verify([str(small.encoder)])
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_leaves_done_shards_and_the_same_command_goes_on(small):
+    small.corpus()  # is read by now
+    quiet_libraries()  # bars are written to a file of pytest's
+    with largest_file(1000), pytest.raises(OSError, match=r"\[Errno"):
+        small.build()  # a shard is 448 bytes, the FAISS file 2.6 kB
+    assert not list(small.root.glob("**/index.faiss"))
+    built = small.build()
+    assert built.num_reused == 40
+    assert verify([str(built.folder)]) == 0

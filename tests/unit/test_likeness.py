@@ -21,7 +21,7 @@ ROWS = np.array([0, 1, 2, 4, 5, 7, 9, 11])
 
 @pytest.fixture(scope="module")
 def neighbors(encoder_dirs, tmp_path_factory):
-    load = partial(Encoder, str(encoder_dirs["bert"]), normalize=False, device="cpu")
+    load = partial(Encoder.load, str(encoder_dirs["bert"]), normalize=False, device="cpu")
     return Neighbors(load, POOL, tmp_path_factory.mktemp("neighbors"))
 
 

@@ -23,7 +23,7 @@ def test_what_was_said_of_a_like_question_is_found_by_every_look_up(tmp_path, lo
     if lookup == "encoder":
         more |= {"encoder": encoder_dir}
     if lookup == "loaded":
-        more = {"encoder": pgra.Encoder(encoder_dir, device="cpu")}
+        more = {"encoder": pgra.Encoder.load(encoder_dir, device="cpu")}
     with pgra.Memory(path, **more) as memory:
         assert memory.search(ASKED) == []
         assert memory.prompt(ASKED) == ASKED

@@ -127,10 +127,10 @@ SAVED = [
 @pytest.mark.parametrize("how", SAVED, ids=str)
 def test_a_saved_encoder_is_one_of_sentence_transformers(encoder_dir, tmp_path, how):
     library = pytest.importorskip("sentence_transformers")
-    before, draw = Encoder(str(encoder_dir), device="cpu", **how), torch.Generator()
+    before, draw = Encoder.load(str(encoder_dir), device="cpu", **how), torch.Generator()
     head = DenseLayer(torch.randn(5, 16, generator=draw), None, "Tanh", "")
     save_with_head(before, head, tmp_path / "s")
-    after = Encoder(str(tmp_path / "s"), device="cpu")
+    after = Encoder.load(str(tmp_path / "s"), device="cpu")
     theirs = library.SentenceTransformer(str(tmp_path / "s"), device="cpu")
     for is_query, encode in ((False, theirs.encode_document), (True, theirs.encode_query)):
         vectors = torch.from_numpy(before.encode(SENTENCES, is_query=is_query))

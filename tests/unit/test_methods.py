@@ -136,7 +136,7 @@ def test_labels_are_the_nearest_examples(args, tmp_path, encoder):
     args = with_retriever(args, num_neighbors=1, neighbor_encoder=encoder)
     data = Stages.read(as_method(args, "knn"), ALONE).data
     if encoder == "encoder":
-        model = Encoder(args.retriever, device="cpu")
+        model = Encoder.load(args.retriever, device="cpu")
     else:
         model = load_t5_encoder(args.retriever, args.reader.model_name_or_path, "cpu")
     train, test = (

@@ -39,7 +39,7 @@ NEW = [Example("test-0", {"text": "The boats came home."}), Example("test-1", {"
 
 @pytest.fixture
 def neighbors(encoder_dir, tmp_path):
-    return Neighbors(partial(Encoder, str(encoder_dir), device="cpu"), TRAIN, tmp_path)
+    return Neighbors(partial(Encoder.load, str(encoder_dir), device="cpu"), TRAIN, tmp_path)
 
 
 def exemplars_of(neighbors, count=3):

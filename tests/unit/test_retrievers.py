@@ -10,7 +10,7 @@ from small_index import World, flip_byte
 from pgra.core import Candidates
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DamageError
-from pgra.retrieval import RETRIEVERS, Retriever, find_retriever
+from pgra.retrieval import RETRIEVERS, Retriever
 from pgra.retrieval.base import check_num_candidates
 from pgra.retrieval.random import RandomRetriever
 from pgra.retrieval.trec import RunFileArguments
@@ -83,17 +83,11 @@ def test_every_retriever_keeps_the_contract(name, world):
 
 
 @pytest.mark.parametrize("name", ["bm25", "dense", "hybrid"])
-def test_an_index_is_built_once_as_it_was_foretold(name, world):
-    cls, request = find_retriever(name), world.request(name)
-    foretold = cls.folders(request)
-    assert not (world.context.artifacts / "indexes").exists()
+def test_an_index_is_built_once(name, world):
     for num_reused in (0, 12):
         built = world.prepare(name)
         assert {index.num_reused for index in built} == {num_reused}
-        assert [index.folder for index in built] == foretold
-    assert sorted(foretold) == world.indexes()
-    world.open(name)
-    assert cls.folders(request) == foretold
+        assert sorted(index.folder for index in built) == world.indexes()
 
 
 @pytest.mark.parametrize("name", ["bm25", "dense"])
@@ -116,7 +110,7 @@ def test_an_index_of_something_else_damaged_or_missing_is_refused(name, world):
 
 
 def test_dense_scores_are_the_inner_products_of_the_vectors(world):
-    encoder = Encoder(world.args(normalize=False), device="cpu")
+    encoder = Encoder.load(world.args(normalize=False), device="cpu")
     passages = encoder.encode(SENTENCES).astype(np.float16).astype(np.float32)
     scores = encoder.encode(["red sea"]) @ passages.T
     found = world.open(normalize=False).retrieve(["red sea"], 12)
