@@ -61,9 +61,10 @@ class _Trainable(Trainable):
 
     def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
         """Return Adafactor, with which T5 was trained."""
-        rate = arguments.learning_rate
-        weights = self.module.parameters()
-        return Adafactor(weights, lr=rate, scale_parameter=False, relative_step=False)
+        weights, rate = self.module.parameters(), arguments.learning_rate
+        made: torch.optim.Optimizer
+        made = Adafactor(weights, lr=rate, scale_parameter=False, relative_step=False)
+        return made
 
     def save(self, folder: Path) -> None:
         super().save(folder)
