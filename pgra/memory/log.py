@@ -14,7 +14,6 @@ do: other processes that have the memory open would still write to the old one.
 import contextlib
 import datetime
 import json
-import logging
 import mmap
 import os
 import re
@@ -41,23 +40,16 @@ CREATE TABLE event (id INTEGER PRIMARY KEY, record BLOB NOT NULL);
 CREATE TABLE entry (event INTEGER PRIMARY KEY, slot BLOB NOT NULL UNIQUE);
 CREATE TABLE vector (event INTEGER, encoder TEXT, data BLOB NOT NULL, PRIMARY KEY (event, encoder));
 """,
-    version=3,
+    version=4,
     # A page holds the longest record whole, so that what is left of a damaged file can be read.
     page_bytes=65_536,
     if_damaged="pgra memory salvage {path} --output NEW.sqlite reads what is left",
 )
-logger = logging.getLogger(__name__)
 
 _CHECKPOINT_PAGES = 64
 Kind = Literal["add", "update", "delete", "erase"]
-MAX_QUESTION_CHARS = 10_000
-MAX_FEEDBACK_CHARS = 2_000
-MAX_NAME_CHARS = 200  # of source, task and user; with these limits a record fits into a page
-_LIMITS = {
-    "question": MAX_QUESTION_CHARS,
-    "feedback": MAX_FEEDBACK_CHARS,
-    **dict.fromkeys(("source", "task", "user", "time"), MAX_NAME_CHARS),
-}
+# Most characters of an entry's texts; with these a record fits into a page.
+_LIMITS = {"question": 10_000, "feedback": 2_000, "source": 200, "user": 200, "time": 200}
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and line breaks
 _CHECKSUM_CHARS = 32
 _VECTOR_CHECKSUM = 8  # bytes
@@ -69,7 +61,7 @@ _ENTRIES = "SELECT event, record FROM entry LEFT JOIN event ON event.id = entry.
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEntry:
-    """What a user said of a question: one event of the log, in the slot of task, user and question.
+    """What a user said of a question: one event of the log, in the slot of user and question.
 
     An entry is an event in force: the last one of its slot, if that is no "delete".
 
@@ -80,7 +72,6 @@ class MemoryEntry:
             records that earlier events were erased.
         time: UTC, ISO 8601; "" if unknown.
         source: Who or what gave the feedback: "user", "stream", a name.
-        task: Which questions it is for; "" for those of no task.
         user: A user, a group or a project; "" for an entry that all share.
         id: Its number in the log, from 1; 0 outside one. An update has a new one.
 
@@ -93,7 +84,6 @@ class MemoryEntry:
     kind: Kind = "add"
     time: str = ""
     source: str = "user"
-    task: str = ""
     user: str = ""
     id: int = 0
 
@@ -101,14 +91,10 @@ class MemoryEntry:
         for name, most in _LIMITS.items():
             text: str = getattr(self, name)
             if len(text) > most:
+                raise DataError(f"the {name} has {len(text):,} characters, at most {most:,} fit")
+            if _CONTROL.search(text) or not is_utf8(text):
                 raise DataError(
-                    f"the {name} has {len(text):,} characters, and may have {most:,}: shorten it"
-                )
-            control = _CONTROL.search(text)
-            if control is not None or not is_utf8(text):
-                odd = f"the control character {control.group()!a}" if control else None
-                raise DataError(
-                    f"the {name} holds {odd or 'half a surrogate pair'}: give plain text"
+                    f"the {name} has a control character or half a surrogate pair: give plain text"
                 )
         if self.kind == "erase":
             return
@@ -119,9 +105,8 @@ class MemoryEntry:
 
     @property
     def slot(self) -> bytes:
-        """A digest of task, user and question."""
-        names = [self.task, *([self.user] if self.user else []), self.question]
-        return xxhash.xxh3_128_digest("\0".join(names).encode())
+        """A digest of user and question."""
+        return xxhash.xxh3_128_digest(f"{self.user}\0{self.question}".encode())
 
     def pack(self) -> bytes:
         body = canonical_json(asdict(self)).encode()
@@ -138,20 +123,6 @@ def unpack(record: bytes) -> MemoryEntry | None:
 
 def _checksum(body: bytes) -> bytes:
     return xxhash.xxh3_128_hexdigest(body).encode()
-
-
-@dataclass(frozen=True)
-class Part:
-    """A task's entries of a user and those that all share; of user "" the latter alone."""
-
-    task: str = ""
-    user: str = ""
-
-    def holds(self, event: MemoryEntry) -> bool:
-        return event.task == self.task and event.user in ("", self.user)
-
-
-SHARED = Part()  # entries of no task and no user
 
 
 def replay(events: Iterable[MemoryEntry]) -> list[MemoryEntry]:
@@ -193,7 +164,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
                 why = " ".join(verdict.split()).removeprefix("*** in database main *** ")
                 raise MEMORY.damaged(path, why)
             # The last one's number is followed by the next one's.
-            next(self.events(after=self._last_id - 1), None)
+            next(self.events(after=self.last_id - 1), None)
             stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
@@ -204,7 +175,8 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             self._db.close()
 
     @property
-    def _last_id(self) -> int:
+    def last_id(self) -> int:
+        """The number of the last event; 0 in an empty log."""
         return int(self._value("SELECT max(id) FROM event") or 0)
 
     def append(
@@ -220,7 +192,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
 
     def insert(self, event: MemoryEntry) -> MemoryEntry:
         """Append within a transaction; an entry replaces the one in its slot."""
-        event = replace(event, id=self._last_id + 1)
+        event = replace(event, id=self.last_id + 1)
         run = self._db.execute
         run("INSERT INTO event (id, record) VALUES (?, ?)", (event.id, event.pack()))
         if event.kind != "erase":
@@ -265,6 +237,11 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         """Read the entries, the oldest first."""
         yield from self._read(f"{_ENTRIES} WHERE event > ? ORDER BY event", 0)
 
+    def entry_ids(self) -> list[int]:
+        """Return the ids of the entries, the oldest first."""
+        with MEMORY.errors_of(self.path):
+            return [row[0] for row in self._db.execute("SELECT event FROM entry ORDER BY event")]
+
     def get(self, ids: Sequence[int]) -> list[MemoryEntry]:
         """Read the entries with these ids, in the order asked; those not in force are left out."""
         sql = f"{_ENTRIES} WHERE event IN (SELECT value FROM json_each(?))"
@@ -282,11 +259,11 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         )
         with MEMORY.errors_of(self.path):
             rows = self._db.execute(sql, (encoder, json.dumps(list(ids)))).fetchall()
-        found = {event_id: _unpack_vector(encoder, event_id, data) for event_id, data in rows}
-        whole = {event_id: vector for event_id, vector in found.items() if vector is not None}
-        if num_damaged := len(found) - len(whole):
-            logger.warning("%s: %d damaged vectors are made again", self.path, num_damaged)
-        return whole
+        return {
+            event_id: np.frombuffer(data[_VECTOR_CHECKSUM:], np.float32)
+            for event_id, data in rows
+            if isinstance(data, bytes) and data == _seal(encoder, event_id, data[_VECTOR_CHECKSUM:])
+        }
 
     def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
         """Store vectors of entries that are still in force; does nothing in a read-only memory."""
@@ -294,7 +271,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             return
         sql = "INSERT OR REPLACE INTO vector SELECT event, ?, ? FROM entry WHERE event = ?"
         rows = [
-            (encoder, _pack_vector(encoder, event_id, vector), event_id)
+            (encoder, _seal(encoder, event_id, vector.astype(np.float32).tobytes()), event_id)
             for event_id, vector in vectors.items()
         ]
         with self.transaction():
@@ -340,17 +317,9 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
                     yield event
 
 
-def _pack_vector(encoder: str, event_id: int, vector: Vector) -> bytes:
+def _seal(encoder: str, event_id: int, body: bytes) -> bytes:
     """Return a vector's bytes after a checksum of them, the encoder and the id."""
-    body = vector.astype(np.float32).tobytes()
     return xxhash.xxh3_64_digest(f"{encoder} {event_id} ".encode() + body) + body
-
-
-def _unpack_vector(encoder: str, event_id: int, data: object) -> Vector | None:
-    if not isinstance(data, bytes) or len(data) % 4:
-        return None
-    vector = np.frombuffer(data[_VECTOR_CHECKSUM:], np.float32)
-    return vector if _pack_vector(encoder, event_id, vector) == data else None
 
 
 def now() -> str:

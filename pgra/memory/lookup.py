@@ -12,9 +12,8 @@ by their keys: `normalize_key` is the release's, `plain_key` is for questions of
 import math
 import re
 from abc import ABC, abstractmethod
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, Self, cast
@@ -30,7 +29,7 @@ from pgra.core import Context, Json, Rows
 from pgra.data.text import WORDS, copy_key, drop_punctuation, split_words, strip_marks
 from pgra.errors import ConfigError
 from pgra.memory.families import Family
-from pgra.memory.log import SHARED, FeedbackLog, MemoryEntry, Part
+from pgra.memory.log import FeedbackLog, MemoryEntry
 
 LOOKUPS: Mapping[str, str] = {
     "bm25": "pgra.memory.lookup:Bm25Lookup",
@@ -41,20 +40,18 @@ LOOKUPS: Mapping[str, str] = {
     "relative-edit": "pgra.memory.lookup:RelativeEditLookup",
 }
 MAX_DISTANCE = 5  # the release accepts distances below 6
-MIN_LIKENESS = 0.8  # of RelativeEditLookup; docs/memory.md shows what passes
+MIN_SIMILARITY = 0.8  # of RelativeEditLookup; docs/memory.md shows what passes
 _ALIKE = 0.7  # from here on an exchanged word makes another question of one
 _WHOLE = ("paraphrase", "relative-edit")  # what people ask, without slots
 MAX_QUESTION_TOKENS = 512  # read by GUD-IR's generator
 MAX_FEEDBACK_TOKENS = 64  # written by it
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
-_FORMS = {"slotless": {}, "whole": {"key_form": "whole"}, "feedback": {"of": "feedback"}}
 _K1, _B = 1.5, 0.75  # as BM25 of the first stage has them
 _LEAST_LETTERS = 4  # of a word that may hold a slip
 _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
 _MOST_WRITTEN = 65_536  # generated feedback kept by question
 Floats = npt.NDArray[np.float64]
-_Slot = tuple[str, str]  # user and question
 
 
 def strip_slot(question: str) -> str:
@@ -194,10 +191,11 @@ class Lookup(Protocol):
     scores: ClassVar[ScoreRange]
 
     @classmethod
-    def load(cls, args: LookupArguments, part: Part, context: Context) -> "OpenLookup":
-        """Load models once; return a function that opens the look-up of any log for a part of it.
+    def load(cls, args: LookupArguments, user: str, context: Context) -> "OpenLookup":
+        """Load models once; return a function that opens the look-up of any log.
 
-        `args` must be settled; an encoder runs on the context's device.
+        It finds a user's entries and shared ones. `args` must be settled; an encoder runs on the
+        context's device.
 
         Raises:
             ModelError: If a model cannot be found or loaded.
@@ -217,11 +215,11 @@ class Lookup(Protocol):
 OpenLookup = Callable[[FeedbackLog], Lookup]
 
 
-def load_lookup(args: LookupArguments, context: Context, part: Part = SHARED) -> OpenLookup:
+def load_lookup(args: LookupArguments, context: Context, user: str = "") -> OpenLookup:
     """Load a look-up by its name (see `Lookup.load`); open arguments are settled for no family."""
     args = args.settle()
     cls: type[Lookup] = find_class("lookup", str(args.lookup), LOOKUPS)
-    return cls.load(args, part, context)
+    return cls.load(args, user, context)
 
 
 def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
@@ -249,9 +247,9 @@ def _is_slip(word: str, other: str) -> bool:
     return is_long and word[0] == other[0] and OSA.distance(word, other) <= 1
 
 
-def _drop_exchanged(scores: Floats, likeness: Floats, key: str, keys: Sequence[str]) -> Floats:
+def _drop_exchanged(scores: Floats, alike: Floats, key: str, keys: Sequence[str]) -> Floats:
     """Set 0 for rows similar to a key but for an exchanged word."""
-    for row in np.flatnonzero(likeness >= _ALIKE).tolist():
+    for row in np.flatnonzero(alike >= _ALIKE).tolist():
         if is_exchanged(key, keys[row]):
             scores[row] = 0.0
     return scores
@@ -265,73 +263,71 @@ def nearest_first(scores: Floats, is_own: npt.ArrayLike, ids: npt.ArrayLike) -> 
 class LogLookup(ABC):
     """Shared by look-ups by text: a row an entry, following the log, the order."""
 
-    def __init__(self, log: FeedbackLog, part: Part = SHARED, *, form: str = "slotless") -> None:
+    name: ClassVar[str]
+
+    def __init__(self, log: FeedbackLog, user: str = "", *, form: str = "slotless") -> None:
         """Follow a log; `form`: compare "slotless" or "whole" keys, or the "feedback"."""
-        self._log, self._part, self._form = log, part, form
-        self._clear()
+        self._log, self._user, self._form = log, user, form
+        self._through = 0  # the log's last event
+        # By row, in the order of their ids.
+        self._ids, self._is_own, self._keys = list[int](), list[bool](), list[str]()
 
     @classmethod
-    def load(cls, args: LookupArguments, part: Part, context: Context) -> OpenLookup:  # noqa: ARG003
+    def load(cls, args: LookupArguments, user: str, context: Context) -> OpenLookup:  # noqa: ARG003
         form = str(args.key_form)
-        return cast(OpenLookup, lambda log: cls(log, part, form=form))
+        return cast(OpenLookup, lambda log: cls(log, user, form=form))
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        return {"lookup": self.name, "key_form": self._form}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         self._follow()
-        scores, ids = self._score(question), np.array(self._ids, np.int64)
-        scores[ids == 0] = -np.inf
+        if not self._ids:
+            return []
+        scores = self._score(self._normalize(question))
         nearest: dict[str | int, int] = {}
-        for row in nearest_first(scores, self._is_own, ids).tolist():
+        for row in nearest_first(scores, self._is_own, self._ids).tolist():
             if len(nearest) == k or scores[row] == -np.inf:
                 break
-            nearest.setdefault(self._name(row), row)
-        found = {int(ids[row]): float(scores[row]) for row in nearest.values()}
+            nearest.setdefault(self._found_as(row), row)
+        found = {self._ids[row]: float(scores[row]) for row in nearest.values()}
         entries = self._log.get(list(found))
         return [Match(**vars(entry), score=found[entry.id]) for entry in entries]
 
     @abstractmethod
-    def _score(self, question: str) -> Floats:
+    def _score(self, key: str) -> Floats:
         """Return each row's score; minus infinity where it is not found."""
 
-    def _name(self, row: int) -> str | int:
+    def _found_as(self, row: int) -> str | int:
         """Return what is found once."""
         return row
 
     def _normalize(self, text: str) -> str:
         return normalize_key(text, is_whole=self._form == "whole")
 
-    def _clear(self) -> None:
-        self._through = 0
-        self._rows: dict[_Slot, int] = {}
-        # By row; the id of what is no longer there is 0.
-        self._ids, self._is_own, self._texts = array("q"), array("b"), list[str]()
-
     def _follow(self) -> None:
-        """Take in new events; all again after an erasure."""
-        news: Iterable[MemoryEntry] = self._log.events(after=self._through)
-        if self._through:
-            news = list(news)
-            if any(event.kind == "erase" for event in news):
-                self._clear()
-                news = self._log.events()
-        for event in news:
-            self._through = event.id
-            if event.kind == "erase" or not self._part.holds(event):
-                continue
-            slot = (event.user, event.question)
-            if (old := self._rows.pop(slot, None)) is not None:
-                self._drop(old)
-            if event.kind != "delete":
-                self._rows[slot] = len(self._ids)
-                self._take(event)
+        """Take over what the log's entries are now; new ones have larger ids."""
+        last = self._log.last_id
+        if last == self._through:
+            return
+        now = self._log.entry_ids()
+        known = set(now)
+        kept = [row for row, entry_id in enumerate(self._ids) if entry_id in known]
+        new = [
+            entry
+            for entry in self._log.get([n for n in now if n > self._through])
+            if entry.user in ("", self._user)
+        ]
+        is_own = [self._is_own[row] for row in kept] + [entry.user != "" for entry in new]
+        name = "feedback" if self._form == "feedback" else "question"
+        self._take(kept, {entry.id: self._normalize(getattr(entry, name)) for entry in new})
+        self._is_own, self._through = is_own, max([last, *now[-1:]])
 
-    def _take(self, event: MemoryEntry) -> None:
-        self._ids.append(event.id)
-        self._is_own.append(event.user != "")
-        text = event.feedback if self._form == "feedback" else event.question
-        self._texts.append(self._normalize(text))
-
-    def _drop(self, row: int) -> None:
-        self._ids[row], self._texts[row] = 0, ""
+    def _take(self, kept: Sequence[int], new: Mapping[int, str]) -> None:
+        """Keep these rows, and add new entries' keys by their ids."""
+        self._ids = [*(self._ids[row] for row in kept), *new]
+        self._keys = [*(self._keys[row] for row in kept), *new.values()]
 
 
 class EditLookup(LogLookup):
@@ -340,21 +336,14 @@ class EditLookup(LogLookup):
     Keys that are equal once normalised are found once.
     """
 
+    name = "edit"
     scores: ClassVar = ScoreRange(-MAX_DISTANCE, -math.inf, 0.0)
-    _equal: ClassVar[float] = 0.0  # the score of equal keys
-    _scorer: ClassVar[Any] = staticmethod(Levenshtein.distance)
 
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return {"lookup": "edit", **_FORMS[self._form]}
+    def _score(self, key: str) -> Floats:
+        return 0.0 - _compare(key, self._keys, Levenshtein.distance)  # no -0.0
 
-    def _score(self, question: str) -> Floats:
-        key = self._normalize(question)
-        distances = process.cdist([key], self._texts, scorer=self._scorer, dtype=np.float64)[0]
-        return np.asarray(self._equal - distances)
-
-    def _name(self, row: int) -> str:
-        return self._texts[row]
+    def _found_as(self, row: int) -> str:
+        return self._keys[row]
 
 
 class RelativeEditLookup(EditLookup):
@@ -364,20 +353,19 @@ class RelativeEditLookup(EditLookup):
     (`is_exchanged`). Added words and slips keep two questions near; a short one is far from others.
     """
 
-    scores: ClassVar = ScoreRange(MIN_LIKENESS, 0.0, 1.0)
-    _equal: ClassVar[float] = 1.0
-    _scorer: ClassVar[Any] = staticmethod(Indel.normalized_distance)
+    name = "relative-edit"
+    scores: ClassVar = ScoreRange(MIN_SIMILARITY, 0.0, 1.0)
 
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return {"lookup": "relative-edit", "exchanged": 0}
-
-    def _score(self, question: str) -> Floats:
-        likeness = super()._score(question)
-        return _drop_exchanged(likeness, likeness, self._normalize(question), self._texts)
+    def _score(self, key: str) -> Floats:
+        scores = 1 - _compare(key, self._keys, Indel.normalized_distance)
+        return _drop_exchanged(scores, scores, key, self._keys)
 
     def _normalize(self, text: str) -> str:
         return plain_key(text)
+
+
+def _compare(key: str, keys: Sequence[str], scorer: Any) -> Floats:
+    return process.cdist([key], keys, scorer=scorer, dtype=np.float64)[0]
 
 
 class Bm25Lookup(LogLookup):
@@ -387,117 +375,87 @@ class Bm25Lookup(LogLookup):
     are weighed at each question, so that scores equal those of a fresh index.
     """
 
+    name = "bm25"
     scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
+
+    def __init__(self, log: FeedbackLog, user: str = "", *, form: str = "slotless") -> None:
+        super().__init__(log, user, form=form)
+        self._words: list[Counter[str]] = []  # by row
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        return {
-            "lookup": "bm25",
-            "k1": _K1,
-            "b": _B,
-            "idf": "lucene",
-            "words": WORDS,
-            **_FORMS[self._form],
-        }
+        return {**super().fingerprint, "k1": _K1, "b": _B, "idf": "lucene", "words": WORDS}
 
     def _normalize(self, text: str) -> str:
         return text if self._form == "whole" else _SLOT.sub(" ", text)
 
-    def _score(self, question: str) -> Floats:
-        scores = np.zeros(len(self._ids))
-        num_entries = len(self._rows)
-        mean = self._num_words / max(1, num_entries)
-        for word in split_words(self._normalize(question)):
-            if count := self._counts.get(word):
-                rows, often = (np.array(values) for values in self._found[word])
-                sizes = np.frombuffer(self._sizes)[rows]
-                idf = math.log(1 + (num_entries - count + 0.5) / (count + 0.5))
-                scores[rows] += idf * often / (often + _K1 * (1 - _B + _B * sizes / mean))
+    def _score(self, key: str) -> Floats:
+        sizes = np.array([words.total() for words in self._words], np.float64)
+        lengths = _K1 * (1 - _B + _B * sizes / (sizes.mean() or 1.0))
+        scores = np.zeros(len(sizes))
+        for word in split_words(key):
+            often = np.array([words.get(word, 0) for words in self._words])
+            count = np.count_nonzero(often)
+            idf = math.log(1 + (len(often) - count + 0.5) / (count + 0.5))
+            scores += idf * often / (often + lengths)
         return np.where(scores > 0, scores, -np.inf)
 
-    def _clear(self) -> None:
-        super()._clear()
-        self._sizes = array("d")  # words, by row
-        self._found: dict[str, tuple[array[int], array[float]]] = {}  # by word: rows, how often
-        self._counts: Counter[str] = Counter()  # by word: entries now
-        self._num_words = 0
-
-    def _take(self, event: MemoryEntry) -> None:
-        super()._take(event)
-        words = Counter(split_words(self._texts[-1], singles=True))
-        for word, count in words.items():
-            rows, often = self._found.setdefault(word, (array("q"), array("d")))
-            rows.append(len(self._ids) - 1)
-            often.append(count)
-        self._counts.update(words.keys())
-        self._sizes.append(words.total())
-        self._num_words += words.total()
-
-    def _drop(self, row: int) -> None:
-        words = split_words(self._texts[row], singles=True)
-        self._counts.subtract(set(words))
-        self._num_words -= len(words)
-        super()._drop(row)
+    def _take(self, kept: Sequence[int], new: Mapping[int, str]) -> None:
+        super()._take(kept, new)
+        more = [Counter(split_words(key, singles=True)) for key in new.values()]
+        self._words = [*(self._words[row] for row in kept), *more]
 
 
 class EncoderLookup(LogLookup):
     """By the cosine of a sentence encoder's vectors, which are stored in the memory's file."""
 
+    name = "encoder"
     scores: ClassVar = ScoreRange(0.9, -1.0, 1.0)
 
     def __init__(
-        self, log: FeedbackLog, encoder: Any, part: Part = SHARED, *, form: str = "whole"
+        self, log: FeedbackLog, encoder: Any, user: str = "", *, form: str = "whole"
     ) -> None:
         """Follow a log with a `pgra.Encoder` whose vectors have unit length; see `LogLookup`."""
+        super().__init__(log, user, form=form)
         self._encoder = encoder
-        self.fingerprint: Mapping[str, Json] = {
-            "lookup": "encoder",
-            **encoder.query_fingerprint,
-            "key_form": form,
-        }
-        self._kept_as = digest(dict(self.fingerprint))
-        self._vectors: npt.NDArray[np.float32]
-        super().__init__(log, part, form=form)
+        self._stored_as = digest({**encoder.query_fingerprint, "key_form": form})
+        self._vectors = np.empty((0, encoder.width), np.float32)
 
     @classmethod
     def load(
-        cls, args: LookupArguments, part: Part, context: Context, *, of_feedback: bool = False
+        cls, args: LookupArguments, user: str, context: Context, *, of_feedback: bool = False
     ) -> OpenLookup:
         from pgra.encoders.encoder import Encoder
 
         form = "feedback" if of_feedback else str(args.key_form)
         encoder = Encoder.load(args.encoder, device=context.device)
-        return lambda log: cls(log, encoder, part, form=form)
+        return lambda log: cls(log, encoder, user, form=form)
 
-    def _score(self, question: str) -> Floats:
-        if not self._ids:
-            return np.empty(0)
-        self._encode_new()
-        query = self._encoder.encode([self._normalize(question)], is_query=True)[0]
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        return {**super().fingerprint, **self._encoder.query_fingerprint}
+
+    def _score(self, key: str) -> Floats:
+        query = self._encoder.encode([key], is_query=True)[0]
         cosines: Floats = (self._vectors @ query).astype(np.float64)
         # Another batch moves the last digits of a vector: equal texts must stay equal.
         return np.round(cosines, _DIGITS)
 
-    def _encode_new(self) -> None:
-        while (start := len(self._vectors)) < len(self._ids):
-            rows = slice(start, start + _CHUNK)
-            texts = dict(zip(self._ids[rows], self._texts[rows], strict=True))
-            vectors = self._log.vectors(self._kept_as, list(texts))
-            new = [entry_id for entry_id in texts if entry_id and entry_id not in vectors]
-            if new:
-                made = self._encoder.encode([texts[entry_id] for entry_id in new])
-                vectors |= dict(zip(new, made, strict=True))
-                self._log.keep_vectors(self._kept_as, {n: vectors[n] for n in new})
-            gone = np.zeros(self._encoder.width, np.float32)
-            block = [vectors.get(entry_id, gone) for entry_id in self._ids[rows]]
-            self._vectors = np.concatenate([self._vectors, np.stack(block)])
+    def _take(self, kept: Sequence[int], new: Mapping[int, str]) -> None:
+        ids, vectors = list(new), [self._vectors[list(kept)]]
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            found = self._log.vectors(self._stored_as, chunk)
+            if missing := [entry_id for entry_id in chunk if entry_id not in found]:
+                made = self._encoder.encode([new[entry_id] for entry_id in missing])
+                self._log.keep_vectors(self._stored_as, dict(zip(missing, made, strict=True)))
+                found |= zip(missing, made, strict=True)
+            vectors.append(np.stack([found[entry_id] for entry_id in chunk]))
+        self._vectors = np.concatenate(vectors)
+        super()._take(kept, new)
 
     def _normalize(self, text: str) -> str:
         return in_form(text, self._form)
-
-    def _clear(self) -> None:
-        super()._clear()
-        self._vectors = np.empty((0, self._encoder.width), np.float32)
 
 
 class ParaphraseLookup(EncoderLookup):
@@ -507,18 +465,16 @@ class ParaphraseLookup(EncoderLookup):
     the letters are similar but a word is exchanged.
     """
 
+    name = "paraphrase"
     scores: ClassVar = ScoreRange(0.65, -1.0, 1.0)
 
-    def __init__(
-        self, log: FeedbackLog, encoder: Any, part: Part = SHARED, *, form: str = "whole"
-    ) -> None:
-        super().__init__(log, encoder, part, form=form)
-        self.fingerprint = {**self.fingerprint, "lookup": "paraphrase"}
+    def _score(self, key: str) -> Floats:
+        plain, keys = plain_key(key), [plain_key(text) for text in self._keys]
+        alike = 1 - _compare(plain, keys, Indel.normalized_distance)
+        return _drop_exchanged(super()._score(key), alike, plain, keys)
 
-    def _score(self, question: str) -> Floats:
-        key, keys = plain_key(question), [plain_key(text) for text in self._texts]
-        distances = process.cdist([key], keys, scorer=Indel.normalized_distance, dtype=np.float64)
-        return _drop_exchanged(super()._score(question), 1 - distances[0], key, keys)
+
+ENCODER_LOOKUPS = {"encoder": EncoderLookup, "paraphrase": ParaphraseLookup}
 
 
 class GeneratingLookup:
@@ -528,17 +484,17 @@ class GeneratingLookup:
 
     def __init__(self, write: Callable[[str], str], identity: Json, nearest: Lookup) -> None:
         self._write, self._nearest = write, nearest
-        told = {"generator": identity, "max_new_tokens": MAX_FEEDBACK_TOKENS}
         self.fingerprint: Mapping[str, Json] = {
             "lookup": "gud-ir",
-            "generator": told,
+            "generator": identity,
+            "max_new_tokens": MAX_FEEDBACK_TOKENS,
             "nearest": dict(nearest.fingerprint),
         }
 
     @classmethod
-    def load(cls, args: LookupArguments, part: Part, context: Context) -> OpenLookup:
+    def load(cls, args: LookupArguments, user: str, context: Context) -> OpenLookup:
         how = load_generator(str(args.generator), device=context.device)
-        nearest = EncoderLookup.load(args, part, context, of_feedback=True)
+        nearest = EncoderLookup.load(args, user, context, of_feedback=True)
         return lambda log: cls(*how, nearest(log))
 
     def find(self, question: str, k: int = 1) -> list[Match]:

@@ -22,13 +22,12 @@ from pgra.config import Arguments, arg
 from pgra.core import Context
 from pgra.errors import DataError
 from pgra.memory.families import Family
-from pgra.memory.log import FeedbackLog, MemoryEntry, Part, now, read_events
+from pgra.memory.log import FeedbackLog, MemoryEntry, now, read_events
 from pgra.memory.lookup import (
-    EncoderLookup,
+    ENCODER_LOOKUPS,
     LookupArguments,
     Match,
     OpenLookup,
-    ParaphraseLookup,
     load_lookup,
     passing,
 )
@@ -45,7 +44,7 @@ class Memory(AbstractContextManager["Memory"]):
     With a user (a group, a project) it holds that user's entries: it adds, iterates over, changes
     and exports these, and a search finds these and shared ones. Without one it is the
     administrator's: it adds shared entries, iterates over and changes everyone's, and a search
-    finds shared ones alone. A task limits it likewise, but that a search finds no other task's.
+    finds shared ones alone.
 
     A write is on the disk when it returns. Threads may share one memory, and processes the file.
 
@@ -63,7 +62,6 @@ class Memory(AbstractContextManager["Memory"]):
         threshold: float | None = None,
         encoder: Any = None,
         user: str = "",
-        task: str = "",
         source: str = "user",
         device: str = "auto",
         create: bool = True,
@@ -83,41 +81,39 @@ class Memory(AbstractContextManager["Memory"]):
                 look-up all pass.
             encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME or a `pgra.Encoder`.
             user: Whose entries; "" for the administrator, see the class.
-            task: Which questions it is for; "" for those of no task.
             source: Who writes; kept with each event.
             device: Where an encoder runs.
             create: Whether a missing file is made.
             admin: Whether one without a user is the administrator's; else it has the shared entries
-                alone, and without a task those of no task.
+                alone.
 
         Raises:
-            ValueError: If user or task is no text, or the look-up has no encoder.
+            ValueError: If user is no text, or the look-up has no encoder.
             ConfigError: If the look-up is unknown, or the threshold outside its range.
             ArtifactError: If the file is missing and not created, damaged, or no memory.
             ModelError: If the encoder cannot be found or loaded.
         """
-        if not (isinstance(user, str) and isinstance(task, str)):
-            raise ValueError(f"user is {user!r}, and task {task!r}: give texts")
-        self.path, self.user, self.task, self.source = Path(path), user, task, source
-        self._admin, part = admin, Part(task, user)
+        if not isinstance(user, str):
+            raise ValueError(f"user is {user!r}: give a text")
+        self.path, self.user, self.source, self._admin = Path(path), user, source, admin
         if callable(lookup):
             open_lookup, self.threshold = lookup, threshold
         else:
+            is_loaded = not (encoder is None or isinstance(encoder, str | Path))
+            named = {} if encoder is None or is_loaded else {"encoder": str(encoder)}
             lookup = lookup or (None if encoder is None else "paraphrase")
-            if encoder is not None and lookup not in ("encoder", "paraphrase"):
+            if encoder is not None and lookup not in ENCODER_LOOKUPS:
                 raise ValueError(
                     f"encoder is given, and lookup is '{lookup}': use lookup='paraphrase'"
                 )
-            is_named = isinstance(encoder, str | Path)
-            named = {"encoder": str(encoder)} if is_named else {}
             args = LookupArguments(lookup=lookup, threshold=threshold, **named).settle()
             self.threshold = args.gate
-            if encoder is None or is_named:
-                open_lookup = load_lookup(args, Context(device=device), part)
-            else:
+            if is_loaded:
                 _check_unit_length(encoder)
-                kind = EncoderLookup if lookup == "encoder" else ParaphraseLookup
-                open_lookup = lambda log: kind(log, encoder, part)  # noqa: E731
+                kind = ENCODER_LOOKUPS[str(lookup)]
+                open_lookup = lambda log: kind(log, encoder, user)  # noqa: E731
+            else:
+                open_lookup = load_lookup(args, Context(device=device), user)
         self._lock = threading.RLock()
         self.log = FeedbackLog(self.path, create=create)
         self.lookup = open_lookup(self.log)
@@ -172,7 +168,6 @@ class Memory(AbstractContextManager["Memory"]):
             feedback=feedback,
             time=now(),
             source=self.source,
-            task=self.task,
             user=self.user,
         )
         with self._lock:
@@ -272,14 +267,14 @@ class Memory(AbstractContextManager["Memory"]):
     def import_(self, path: str | Path) -> int:
         """Append the events of a jsonl file, all or none; return how many were appended.
 
-        All get the memory's user and task, if it has one. Skips events that the log has already
+        All get the memory's user, if it has one. Skips events that the log has already
         (all fields but the id), so that a file may be imported twice, and erasures, which belong to
         another log. Later lines win, whatever their time.
 
         Raises:
             DataError: If a line is no event (names file and line).
         """
-        own = {name: value for name in ("user", "task") if (value := getattr(self, name))}
+        own = {"user": self.user} if self.user else {}
         events = [replace(e, **own) for e in read_events(Path(path)) if e.kind != "erase"]
         with self._lock:
             return len(self.log.append(events, skip_known=True))
@@ -290,9 +285,7 @@ class Memory(AbstractContextManager["Memory"]):
             self.log.verify()
 
     def _owns(self, event: MemoryEntry) -> bool:
-        if not self._admin:
-            return (event.user, event.task) == (self.user, self.task)
-        return self.user in ("", event.user) and self.task in ("", event.task)
+        return event.user == self.user or (self._admin and not self.user)
 
     def _missing(self, entry_id: int, flag: str = "") -> DataError:
         of = f" of {self.user}" if self.user else ""
@@ -331,7 +324,6 @@ class MemoryArguments(Arguments):
         "Whose entries: a user's, a group's or a project's. What is added is found for this user's "
         "questions alone, beside what all share. Default: everyone's; what is added is for all.",
     )
-    task: str = arg("", "Which questions they are for; default: all.")
 
     def open(
         self,
@@ -347,10 +339,9 @@ class MemoryArguments(Arguments):
         how = (lookup or LookupArguments()).settle(family)
         return Memory(
             self.memory,
-            lookup=load_lookup(how, Context(device=device), Part(self.task, self.user)),
+            lookup=load_lookup(how, Context(device=device), self.user),
             threshold=how.gate_of(family),
             user=self.user,
-            task=self.task,
             source=source,
             create=create,
             admin=admin,

@@ -94,6 +94,8 @@ def test_a_user_finds_what_all_share_and_touches_nobody_elses(tmp_path):
             ["of all"],
         ]
         assert [len(one) for one in (keeper, anna, bert)] == [2, 1, 0]
+        with pgra.Memory(path, admin=False) as everyones:
+            assert told(everyones) == ["of all"]
         for change in (anna.get, anna.delete, anna.erase, lambda i: anna.update(i, "x")):
             with pytest.raises(DataError, match="no entry 1 of anna"):
                 change(shared.id)
@@ -117,20 +119,6 @@ def test_a_flag_names_the_user_on_the_command_line(tmp_path, monkeypatch, capsys
         assert main(["memory", "search", ASKED, *words]) == 0
         assert f"of {words}" in capsys.readouterr().out.splitlines()[1]
     assert main(["memory", "delete", "1", "--user", "anna"]) == 2
-
-
-def test_a_task_is_a_part_of_its_own(tmp_path):
-    path = tmp_path / "memory.sqlite"
-    with pgra.Memory(path) as every, pgra.Memory(path, task="bank") as bank:
-        entry = every.add(ASKED, "of no task")
-        bank.add(ASKED, MEANT)
-        assert [told(one) for one in (every, bank)] == [["of no task", MEANT], [MEANT]]
-        assert [told(one.search(ASKED, 9)) for one in (every, bank)] == [["of no task"], [MEANT]]
-        with pytest.raises(DataError):
-            bank.delete(entry.id)
-        with pgra.Memory(path, user="anna") as anna, pgra.Memory(path, admin=False) as shared:
-            anna.add(ASKED, "of anna")
-            assert [told(one) for one in (shared, anna)] == [["of no task"], ["of anna"]]
 
 
 def test_threads_share_a_memory(memory):

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from pgra.errors import ArtifactError, DataError
 from pgra.memory.log import (
-    MAX_FEEDBACK_CHARS,
-    MAX_QUESTION_CHARS,
     MemoryEntry,
     read_events,
     replay,
@@ -113,7 +111,7 @@ def test_whatever_is_done_the_entries_are_what_the_log_replays_to(tmp_path_facto
 
 
 def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(memory):
-    longest = event("\U0001f600" * MAX_QUESTION_CHARS, '"' * MAX_FEEDBACK_CHARS)
+    longest = event("\U0001f600" * 10_000, '"' * 2_000)
     first, _ = memory.log.append([longest, event()])
     memory.close()
     assert first.pack() in memory.path.read_bytes()

@@ -15,8 +15,9 @@ from rapidfuzz.distance import Levenshtein
 from pgra.core import Context
 from pgra.errors import ArtifactError
 from pgra.memory.families import load_family
-from pgra.memory.log import MemoryEntry, Part
+from pgra.memory.log import MemoryEntry
 from pgra.memory.lookup import (
+    ENCODER_LOOKUPS,
     LOOKUPS,
     Bm25Lookup,
     EditLookup,
@@ -54,7 +55,7 @@ def found(lookup, question, k=1):
 
 
 def write(memory, question, feedback, **names):
-    """Add an entry of any task and user."""
+    """Add an entry of any user."""
     memory.log.append([MemoryEntry(question=question, feedback=feedback, **names)])
 
 
@@ -74,25 +75,23 @@ def test_every_look_up_keeps_the_contract(name, memory, encoder_dir, t5_dir):
         lookup=name, encoder=str(encoder_dir), generator=str(t5_dir) if name == "gud-ir" else None
     ).settle()
     text = "the film is warm"
-    lookup = load_lookup(args, CPU, Part("t"))(memory.log)
+    lookup = load_lookup(args, CPU)(memory.log)
     assert lookup.find(text) == []
-    write(memory, text, "one", task="t")
-    write(memory, "the boats by the sea", "two", task="t")
-    write(memory, text, "of another task")
+    write(memory, text, "one")
+    write(memory, "the boats by the sea", "two")
     before = lookup.find(text, 5)
     scores = [match.score for match in before]
     assert scores == sorted(scores, reverse=True)
-    assert {match.task for match in before} <= {"t"}
     assert lookup.find(text, 1) == before[:1]
-    assert load_lookup(args, CPU, Part("t"))(memory.log).find(text, 5) == before
-    write(memory, text, "three", task="t")
+    assert load_lookup(args, CPU)(memory.log).find(text, 5) == before
+    write(memory, text, "three")
     if name != "gud-ir":  # which compares what an untrained model writes
         feedback = [match.feedback for match in before + lookup.find(text)]
         assert (feedback[0], feedback[-1]) == ("one", "three")
     # Of what is the same a user's own wins, and no other user is seen.
     for user, feedback in (("anna", "four"), ("", "five"), ("bert", "six")):
-        write(memory, text, feedback, task="t", user=user)
-    of_anna = load_lookup(args, CPU, Part("t", "anna"))(memory.log).find(text, 9)
+        write(memory, text, feedback, user=user)
+    of_anna = load_lookup(args, CPU, "anna")(memory.log).find(text, 9)
     assert {match.feedback for match in of_anna} <= {"four", "five", "two"}
     assert {match.user for match in lookup.find(text, 9)} == {""}
     if name != "gud-ir":
@@ -154,9 +153,8 @@ WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "e"]), min_size=1, max_siz
 )
 def test_bm25_that_follows_gives_what_an_index_made_anew_gives(changes, question, k):
     """Equal to the last digit, and to `bm25s` but for float32; whatever was done in between."""
-    part = Part(user="s")
     with Memory(":memory:") as memory:
-        following = Bm25Lookup(memory.log, part)
+        following = Bm25Lookup(memory.log, "s")
         for number, (key, user, is_added) in enumerate(changes):
             there = [e.id for e in memory if (e.question, e.user) == (key, user)]
             if is_added:
@@ -167,7 +165,7 @@ def test_bm25_that_follows_gives_what_an_index_made_anew_gives(changes, question
                 memory.delete(*there)
             following.find(question, k)
         found = following.find(question, k)
-        assert found == Bm25Lookup(memory.log, part).find(question, k)
+        assert found == Bm25Lookup(memory.log, "s").find(question, k)
         entries = list(memory)
     if not entries:
         assert found == []
@@ -251,12 +249,10 @@ def test_all_look_ups_have_one_order(name, changes, question, k):
 
 
 def open_by(name, log):
-    part = Part(user="anna")
-    if name in ("encoder", "paraphrase"):
-        kind = EncoderLookup if name == "encoder" else ParaphraseLookup
-        return kind(log, LetterEncoder(), part)
+    if name in ENCODER_LOOKUPS:
+        return ENCODER_LOOKUPS[name](log, LetterEncoder(), "anna")
     classes = {"edit": EditLookup, "relative-edit": RelativeEditLookup, "bm25": Bm25Lookup}
-    return classes[name](log, part)
+    return classes[name](log, "anna")
 
 
 def test_vectors_are_kept_with_the_log_and_made_once_for_an_encoder(memory, monkeypatch):
