@@ -1,8 +1,9 @@
 """Few-shot prompts: labelled examples, then a query whose answer is open.
 
-Two formats. "task" is PGRA's: an instruction, then texts under the task's template. "kate" is that
-of Liu et al. 2022, Table 11: `Sentence: ... Label: Positive`, `Table: ... Sentence: ...`, `Q: ...`
-and `A: ...` on two lines; a blank line between exemplars, no instruction before them.
+`PromptFormat` writes all of them, in one of two formats. "task" is PGRA's: an instruction, then
+texts under the task's template. "kate" is that of Liu et al. 2022, Table 11: `Sentence: ... Label:
+Positive`, `Table: ... Sentence: ...`, `Q: ...` and `A: ...` on two lines; a blank line between
+exemplars, no instruction before them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pgra.core import Example, Json
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
-from pgra.prompts.template import SEPARATOR, PromptTemplate
+from pgra.prompts.template import PromptTemplate
 
 FORMATS = ("kate", "task")
 
@@ -68,7 +69,7 @@ class PromptFormat:
         words = [self.words[e.label or ""] if self.words else e.label or "" for e in exemplars]
         pairs = zip(exemplars, words, strict=True)
         shown = [self.template.render_exemplar(example.fields, word) for example, word in pairs]
-        prefix = self.template.instruction + SEPARATOR.join(shown)
+        prefix = self.template.instruction + self.template.separator.join(shown)
         return FewShotPrompt(self.template, prefix, tuple(e.id for e in exemplars))
 
     def write(self, exemplars: Sequence[Example], fields: Mapping[str, str]) -> str:

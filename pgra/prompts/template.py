@@ -28,6 +28,7 @@ class PromptTemplate:
         instruction: Text before the first exemplar.
         one_line: Whether a text's line breaks become spaces, as in KATE's prompts.
         gap: Text before an exemplar's answer.
+        separator: Text between exemplars, and between the last one and the query.
     """
 
     body: str
@@ -36,6 +37,7 @@ class PromptTemplate:
     instruction: str = INSTRUCTION
     one_line: bool = False
     gap: str = " "
+    separator: str = SEPARATOR
 
     def __post_init__(self) -> None:
         check_slots(f"template {self.body!r}", self.body, self.inputs)
@@ -58,4 +60,4 @@ class PromptTemplate:
     def render_query(self, fields: Mapping[str, str], *, after_prefix: bool) -> str:
         """Fill P(x) and leave the answer open: the suffix of a prompt."""
         answer = f"\n{self.answer}" if self.answer else ""
-        return f"{SEPARATOR if after_prefix else ''}{self.render(fields)}{answer}"
+        return f"{self.separator if after_prefix else ''}{self.render(fields)}{answer}"
