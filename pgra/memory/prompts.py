@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pgra.config import find_yaml, from_yaml
+from pgra.core import Example
 from pgra.errors import ConfigError
+from pgra.prompts.fewshot import PromptFormat
+from pgra.prompts.template import PromptTemplate
 
 CLARIFIED = "{question} | clarification: {feedback}"  # as in the paper
 
@@ -116,21 +119,29 @@ class FewShot:
             more: Examples after the question's own.
             num_own: How many of its own to show, the first ones; None for all.
         """
-        examples = (*self.examples_of(question)[:num_own], *more)
-        shown = "".join(self.show(example) for example in examples)
-        return f"{shown}{self._ask(question, feedback)}{self.separator}"
+        shown = [
+            Example("", self._ask(example.question, example.feedback), self.as_data(example.answer))
+            for example in (*self.examples_of(question)[:num_own], *more)
+        ]
+        return f"{self._format.write(shown, self._ask(question, feedback))}{self.separator}"
 
-    def show(self, example: PromptExample) -> str:
-        """Render one example, with the separator after it."""
-        question = self._ask(example.question, example.feedback)
-        answer = self.as_data(example.answer)
-        return f"{question}{self.separator}{answer} {self.end}{self.separator}"
+    @property
+    def _format(self) -> PromptFormat:
+        template = PromptTemplate(
+            "{question}",
+            answer="",
+            inputs=("question",),
+            instruction="",
+            gap=self.separator,
+            separator=f" {self.end}{self.separator}",
+        )
+        return PromptFormat(template, {})
 
-    def _ask(self, question: str, feedback: str) -> str:
+    def _ask(self, question: str, feedback: str) -> dict[str, str]:
         question = self.as_data(question, is_question=True)
-        if not feedback:
-            return question
-        return fill(self.clarified, question=question, feedback=self.as_data(feedback))
+        if feedback:
+            question = fill(self.clarified, question=question, feedback=self.as_data(feedback))
+        return {"question": question}
 
     @property
     def as_data(self) -> Callable[..., str]:

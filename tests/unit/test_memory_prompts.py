@@ -129,8 +129,8 @@ def test_raw_text_would_change_a_prompts_parts_and_ordinary_text_stays_as_it_was
     pairs = zip(shape(raw, PAPER), shape(plain, PAPER), strict=True)
     assert all(more > count for more, count in pairs)
     ordinary = "what does  `ls | wc` do? {x} \\n #1 <b>"
-    parts = PAPER.show(PromptExample(ordinary, "A. 5 # 6 {x}")).split(SEPARATOR)
-    assert parts == [ordinary, "A. 5 # 6 {x} END", ""]
+    shown = PAPER.write("q", more=[PromptExample(ordinary, "A. 5 # 6 {x}")]).split(SEPARATOR)
+    assert shown[-4:] == [ordinary, "A. 5 # 6 {x} END", "q", ""]
     assert as_data(text := "at the weekend, the END's near: 5 # 6") == text
 
 
@@ -146,7 +146,8 @@ def test_an_output_is_cut_where_the_answer_ends():
 def test_a_growing_prompt_shows_the_newest_corrections_that_fit():
     count = FollowingLM().count_tokens
     (base,) = count([PAPER.write("q")])
-    (size,) = count([PAPER.show(PromptExample("question number", "answer", "I mean it"))])
+    added = PromptExample("question number", "answer", "I mean it")
+    size = count([PAPER.write("q", more=[added])])[0] - base
 
     def shown(room, **more):
         most = base + size * room
