@@ -22,9 +22,9 @@ from pgra.memory import GeneratorArguments, SimilarityArguments
 from pgra.memory.chat import Conversation, Talk, TalkingLMArguments, load_conversation, show_entry
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import Family, load_family
-from pgra.memory.log import MemoryEntry, salvage
+from pgra.memory.log import MemoryEntry
 from pgra.memory.lookup import LookupArguments, load_lookup, passing
-from pgra.memory.memory import MemoryArguments, WriterArguments
+from pgra.memory.memory import Memory
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.report import choose_threshold, write_report
 from pgra.memory.stream import PromptedArguments, read_pairs, read_stream
@@ -88,6 +88,41 @@ def _parse(
 
 
 @dataclass(kw_only=True)
+class MemoryArguments(Arguments):
+    """Which memory, and whose part of it."""
+
+    memory: str = arg("memory.sqlite", "The memory's file; add, import, chat and web make it.")
+    user: str = arg(
+        "",
+        "Whose entries: a user's, a group's or a project's. What is added is found for this user's "
+        "questions alone, beside what all share. Default: everyone's; what is added is for all.",
+    )
+
+    def open(
+        self,
+        lookup: LookupArguments | None = None,
+        family: Family | None = None,
+        device: str = "auto",
+        **more: Any,
+    ) -> Memory:
+        """Open it, with the look-up and the gate that suit a family of questions."""
+        how = (lookup or LookupArguments()).settle(family)
+        open_lookup = load_lookup(how, Context(device=device), self.user)
+        own = {"threshold": how.gate_of(family), "user": self.user, "create": False, **more}
+        return Memory(self.memory, lookup=open_lookup, **own)
+
+
+@dataclass(kw_only=True)
+class WriterArguments(MemoryArguments):
+    """Which memory, and who writes."""
+
+    source: str = arg("user", "Who says it.")
+
+    def open(self, *how: Any, **more: Any) -> Memory:
+        return super().open(*how, source=self.source, **more)
+
+
+@dataclass(kw_only=True)
 class FamilyArguments(Arguments):
     """Of which family questions are, where it may be none."""
 
@@ -140,23 +175,16 @@ class UpdateArguments(ChangeArguments):
 
 
 @dataclass(kw_only=True)
-class FileArguments(Arguments):
-    """Which file."""
+class FileArguments(MemoryArguments):
+    """Which memory, and which other file."""
 
     file: str | None = arg(None, "The file; it may also stand first, bare.")
-
-
-@dataclass(kw_only=True)
-class SalvageArguments(FileArguments):
-    """Which files."""
-
-    output: str | None = arg(None, "The new memory.")
 
 
 def _add(parse: Parse) -> None:
     """Write what was meant by a question that was misunderstood."""
     (args,) = parse(AddArguments, bare=("question", "feedback"))
-    with args.open(source=args.source, create=True) as memory:
+    with args.open(create=True) as memory:
         entry = memory.add(args.question, args.feedback)
     say(f"{args.memory}: noted, as entry {entry.id}")
 
@@ -188,7 +216,7 @@ def _search(parse: Parse) -> None:
     family = args.load_family()
     most = family.num_remembered if family is not None and family.is_of_answers else 1
     quiet_libraries()
-    with where.open(args, family, device=args.device) as memory:
+    with where.open(args, family, args.device) as memory:
         matches = memory.search(args.question, args.k, threshold=-math.inf)
         near = len(passing(matches, memory.threshold))
     for place, match in enumerate(matches):
@@ -203,7 +231,7 @@ def _update(parse: Parse) -> None:
     (args,) = parse(UpdateArguments, bare=("ids", "feedback"))
     if len(args.ids) != 1:
         raise ConfigError('name one entry: pgra memory update 7 "I mean ..."')
-    with args.open(source=args.source) as memory:
+    with args.open() as memory:
         entry = memory.update(args.ids[0], args.feedback)
     say(f"{args.memory}: entry {args.ids[0]} is now entry {entry.id}: {show_entry(entry)}")
 
@@ -211,7 +239,7 @@ def _update(parse: Parse) -> None:
 def _delete(parse: Parse) -> None:
     """Take entries out of the memory."""
     (args,) = parse(ChangeArguments, bare=("ids",))
-    with args.open(source=args.source) as memory:
+    with args.open() as memory:
         memory.delete(*args.ids)
         say(f"{args.memory}: {len(args.ids):,} deleted, {len(memory):,} entries left")
 
@@ -225,39 +253,35 @@ def _erase(parse: Parse) -> None:
 
     All that was ever said of the entry's question by its user goes, and without entries all that
     the user ever said: no byte of the texts is left in the memory's files or in its vectors, and
-    the log tells when they were erased. Files that were written from it (exports, copies, runs) are
+    the log says when they were erased. Files that were written from it (exports, copies, runs) are
     yours to delete.
     """
     (args,) = parse(ChangeArguments, bare=("ids",), may_lack=("ids",))
-    with args.open(source=args.source) as memory:
+    with args.open() as memory:
         count = memory.erase(*args.ids) if args.ids else memory.erase_all()
         say(f"{args.memory}: {count:,} events erased, {len(memory):,} entries left")
 
 
 def _export(parse: Parse) -> None:
     """Write the log to a jsonl file."""
-    where, args = parse(MemoryArguments, FileArguments, bare=("file",))
-    with where.open() as memory:
+    (args,) = parse(FileArguments, bare=("file",))
+    with args.open() as memory:
         say(f"{args.file}: {memory.export(args.file):,} events")
 
 
 def _import(parse: Parse) -> None:
-    """Append the events of a jsonl file; those that are there already are skipped."""
-    where, args = parse(MemoryArguments, FileArguments, bare=("file",))
-    with where.open(create=True) as memory:
+    """Append the events of a jsonl file or of a memory; those that are there already are skipped.
+
+    Examples:
+      pgra memory import log.jsonl
+      pgra memory import damaged.sqlite --memory new.sqlite
+
+    Of a damaged memory all events that are left are read; it stays as it is.
+    """
+    (args,) = parse(FileArguments, bare=("file",))
+    with args.open(create=True) as memory:
         count = memory.import_(args.file)
-        say(f"{where.memory}: {count:,} events added; {len(memory):,} entries")
-
-
-def _salvage(parse: Parse) -> None:
-    """Read what is left of a damaged memory."""
-    (args,) = parse(SalvageArguments, bare=("file",), needs=("output",))
-    kept, lost = salvage(Path(args.file), Path(args.output))
-    say(f"{args.output}: {kept:,} events of {args.file} were read whole")
-    if lost:
-        shown = ", ".join(map(str, lost[:20])) + (", ..." if len(lost) > 20 else "")
-        say(f"lost, or erased before: {len(lost):,} events, with these numbers: {shown}")
-    say("what was written after the last of them, if anything, is not known of")
+        say(f"{args.memory}: {count:,} events added; {len(memory):,} entries")
 
 
 # The paper's experiments.
@@ -393,9 +417,7 @@ def _conversation(
     """Open the memory and then the LM, which takes longer."""
     quiet_libraries()
     family = load_family(chat.family)
-    with where.open(
-        lookup, family, device=chat.device, source=where.source, create=True, admin=False
-    ) as memory:
+    with where.open(lookup, family, chat.device, create=True, admin=False) as memory:
         yield load_conversation(memory, family, chat, lm)
 
 
@@ -456,7 +478,6 @@ _WORDS: Mapping[str, Callable[[Parse], None]] = {
     "erase": _erase,
     "export": _export,
     "import": _import,
-    "salvage": _salvage,
     "stream": _stream,
     "chat": _chat,
     "web": _web,

@@ -5,7 +5,8 @@
 
 The file has a write-ahead log and `synchronous=FULL`: a write is on the disk when it returns,
 readers do not wait for writers, and writers wait for each other. A record is the checksum of its
-JSON, the JSON on one line, and a line break, so that `salvage` finds it in any bytes that hold it.
+JSON, the JSON on one line, and a line break, so that `read_events` finds it in any bytes
+that hold it.
 
 `erase` ends with VACUUM and an empty write-ahead log. Writing a new file and renaming it would not
 do: other processes that have the memory open would still write to the old one.
@@ -14,6 +15,7 @@ do: other processes that have the memory open would still write to the old one.
 import contextlib
 import datetime
 import json
+import logging
 import mmap
 import os
 import re
@@ -26,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from pgra.artifacts import canonical_json, write_aside
+from pgra.artifacts import canonical_json
 from pgra.config import from_values
 from pgra.data.read import check_file, is_utf8, read_records
 from pgra.database import IN_MEMORY, DatabaseKind, open_database
@@ -43,8 +45,10 @@ CREATE TABLE vector (event INTEGER, encoder TEXT, data BLOB NOT NULL, PRIMARY KE
     version=4,
     # A page holds the longest record whole, so that what is left of a damaged file can be read.
     page_bytes=65_536,
-    if_damaged="pgra memory salvage {path} --output NEW.sqlite reads what is left",
+    if_damaged="pgra memory import {path} --memory NEW.sqlite reads what is left",
 )
+
+logger = logging.getLogger(__name__)
 
 _CHECKPOINT_PAGES = 64
 Kind = Literal["add", "update", "delete", "erase"]
@@ -327,12 +331,18 @@ def now() -> str:
 
 
 def read_events(path: Path) -> list[MemoryEntry]:
-    """Read events from jsonl: `question`, `feedback`, and optionally other fields of `MemoryEntry`.
+    """Read events from jsonl or from a memory's file, be it damaged.
+
+    A line of jsonl has `question`, `feedback`, and optionally other fields of `MemoryEntry`. Of a
+    memory the structure is ignored: events are the records with valid checksums, anywhere in its
+    bytes and in those of its write-ahead log. Ids missing between them are reported: those events
+    were lost, or erased before.
 
     Raises:
-        DataError: If a line is no event (names file and line).
+        DataError: If a line is no event (names file and line), or a memory holds no whole record.
     """
-    check_file(path, ("jsonl",))
+    if check_file(path, ("jsonl", "sqlite")) == "sqlite":
+        return _find_records(path)
     events = []
     for record in read_records(path):
         values = {k: v for k, v in record.fields.items() if k != "id" and v != ""}
@@ -346,37 +356,20 @@ def read_events(path: Path) -> list[MemoryEntry]:
     return events
 
 
-# What is left of a damaged memory, read into a new one; and what is not.
-
-
-def salvage(damaged: Path, output: Path) -> tuple[int, list[int]]:
-    """Read what is left of a damaged memory into a new one; the damaged file stays as it is.
-
-    Ignores the file's structure: finds records with valid checksums anywhere in its bytes and in
-    those of its write-ahead log.
-
-    Returns:
-        How many events were found, and the ids missing between them: lost, or erased before. Events
-        lost after the last one found are not counted.
-
-    Raises:
-        DataError: If nothing can be read.
-        ArtifactError: If the new one exists already, or cannot be written.
-    """
-    if output.exists():
-        raise ArtifactError(f"{output} is there already: name a new file for what is salvaged")
+def _find_records(memory: Path) -> list[MemoryEntry]:
     found: dict[int, MemoryEntry] = {}
     # What stands first wins: a write-ahead log may end in frames that never counted.
-    for path in (damaged, damaged.with_name(f"{damaged.name}-wal")):
+    for path in (memory, memory.with_name(f"{memory.name}-wal")):
         if not path.is_file() or not path.stat().st_size:
             continue
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for match in _RECORD.finditer(data):
-                event = unpack(match.group())
-                if event is not None:
+                if (event := unpack(match.group())) is not None:
                     found.setdefault(event.id, event)
     if not found:
-        raise DataError(f"nothing can be read from {damaged}: no whole record is left in it")
-    with write_aside(output) as aside, FeedbackLog(aside) as log:
-        log.append(found[number] for number in sorted(found))
-    return len(found), [number for number in range(1, max(found)) if number not in found]
+        raise DataError(f"nothing can be read from {memory}: no whole record is left in it")
+    ids = sorted(found)
+    if lost := sorted({*range(1, ids[-1])} - {*ids}):
+        shown = ", ".join(map(str, lost[:20])) + (", ..." if len(lost) > 20 else "")
+        logger.warning("%s: %d events are lost, or were erased: %s", memory, len(lost), shown)
+    return [found[number] for number in ids]

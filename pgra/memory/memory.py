@@ -11,17 +11,15 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pgra.artifacts import write_lines
-from pgra.config import Arguments, arg
 from pgra.core import Context
 from pgra.errors import DataError
-from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog, MemoryEntry, now, read_events
 from pgra.memory.lookup import (
     ENCODER_LOOKUPS,
@@ -265,9 +263,10 @@ class Memory(AbstractContextManager["Memory"]):
         return len(events)
 
     def import_(self, path: str | Path) -> int:
-        """Append the events of a jsonl file, all or none; return how many were appended.
+        """Append the events of a jsonl file, or of another memory, all or none; return how many.
 
-        All get the memory's user, if it has one. Skips events that the log has already
+        Of a damaged memory those that are left are read (see `read_events`). All get the memory's
+        user, if it has one. Skips events that the log has already
         (all fields but the id), so that a file may be imported twice, and erasures, which belong to
         another log. Later lines win, whatever their time.
 
@@ -275,7 +274,7 @@ class Memory(AbstractContextManager["Memory"]):
             DataError: If a line is no event (names file and line).
         """
         own = {"user": self.user} if self.user else {}
-        events = [replace(e, **own) for e in read_events(Path(path)) if e.kind != "erase"]
+        events = [replace(e, id=0, **own) for e in read_events(Path(path)) if e.kind != "erase"]
         with self._lock:
             return len(self.log.append(events, skip_known=True))
 
@@ -312,47 +311,6 @@ class Memory(AbstractContextManager["Memory"]):
                 self.log.erase(erased, self.source)
             self.log.write_anew()
         return len(erased)
-
-
-@dataclass(kw_only=True)
-class MemoryArguments(Arguments):
-    """Which memory, and whose part of it."""
-
-    memory: str = arg("memory.sqlite", "The memory's file; add, import, chat and web make it.")
-    user: str = arg(
-        "",
-        "Whose entries: a user's, a group's or a project's. What is added is found for this user's "
-        "questions alone, beside what all share. Default: everyone's; what is added is for all.",
-    )
-
-    def open(
-        self,
-        lookup: LookupArguments | None = None,
-        family: Family | None = None,
-        *,
-        device: str = "auto",
-        source: str = "user",
-        create: bool = False,
-        admin: bool = True,
-    ) -> Memory:
-        """Open it, with the look-up and the gate that suit a family of questions."""
-        how = (lookup or LookupArguments()).settle(family)
-        return Memory(
-            self.memory,
-            lookup=load_lookup(how, Context(device=device), self.user),
-            threshold=how.gate_of(family),
-            user=self.user,
-            source=source,
-            create=create,
-            admin=admin,
-        )
-
-
-@dataclass(kw_only=True)
-class WriterArguments(MemoryArguments):
-    """Which memory, and who writes."""
-
-    source: str = arg("user", "Who says it.")
 
 
 def _check_unit_length(encoder: Any) -> None:

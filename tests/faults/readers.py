@@ -34,7 +34,7 @@ from pgra.experiments.grid import Grid, read_grid
 from pgra.lm.load import ModelSource
 from pgra.lm.replies import read_reply, show_error, without_reasoning
 from pgra.memory.families import Family, load_family
-from pgra.memory.log import read_events, salvage
+from pgra.memory.log import read_events
 from pgra.memory.memory import Memory
 from pgra.memory.nearest_examples import read_pool
 from pgra.memory.prompts import load_few_shot
@@ -129,11 +129,6 @@ def _memory() -> bytes:
         with Memory(path) as memory:
             memory.add("what is akin to warm ?", "a synonym")
         return path.read_bytes()
-
-
-def _salvage(path: Path) -> object:
-    path.with_name("new.sqlite").unlink(missing_ok=True)
-    return salvage(path, path.with_name("new.sqlite"))
 
 
 @functools.cache
@@ -243,7 +238,7 @@ READERS = {
     "chat": Reader("answer", _CHAT, _answer),
     "pairs": Reader("p.jsonl", _rows('{"question": "q ?", "feedback": "f"}'), read_pairs),
     "memory": Reader("m.sqlite", _memory(), read_pairs),
-    "salvage": Reader("m.sqlite", _memory(), _salvage),
+    "damaged memory": Reader("m.sqlite", _memory(), read_events),
     "run file": Reader("r.trec", _rows("7 Q0 d1 1 2.5 x", "7 Q0 d2 2 1e-3 x"), read_run),
     "pool": Reader("p.jsonl", _rows('{"question": "who ?", "answer": "he"}'), read_pool),
     "modules": Reader("modules.json", _MODULES, _folder),

@@ -343,7 +343,7 @@ JOBS: Mapping[str, Job] = {
     "erase": Job("memory erase 1", ["memory", "search memory"]),
     "search memory": Job("memory search $ask $memory", ["memory"]),
     "export": Job("memory export log.jsonl", ["memory"]),
-    "salvage": Job("memory salvage memory.sqlite --output saved.sqlite", ["memory"]),
+    "salvage": Job("memory import memory.sqlite --memory saved.sqlite", ["memory"]),
     "similar": Job(
         "memory train-similarity pairs.jsonl --encoder ../models/encoder --output_dir similar "
         "--num_steps 4 --width 8 --device cpu"

@@ -19,7 +19,6 @@ from pgra.memory.log import (
     MemoryEntry,
     read_events,
     replay,
-    salvage,
     unpack,
 )
 from pgra.memory.memory import Memory
@@ -193,7 +192,7 @@ def test_no_flipped_bit_hides_an_entry_or_shows_another(kept, place, bit):
         assert [e.id for e in memory] == [*(e.id for e in entries[1:]), 15]
 
 
-def test_a_damaged_letter_or_page_is_told_and_the_rest_is_salvaged(memory, tmp_path):
+def test_a_damaged_letter_or_page_is_named_and_the_rest_is_read(memory, tmp_path, caplog):
     memory.log.append(event(f"key {i}", f"said {i} " + "x" * 500) for i in range(600))
     memory.delete(1)
     memory.close()
@@ -204,26 +203,31 @@ def test_a_damaged_letter_or_page_is_told_and_the_rest_is_salvaged(memory, tmp_p
         told_by(path)
     data[6 * 65_536 : 7 * 65_536] = bytes(65_536)
     path.write_bytes(data)
-    with pytest.raises(ArtifactError, match=f"{path} is damaged .*: pgra memory salvage {path}"):
+    with pytest.raises(ArtifactError, match=f"{path} is damaged .*: pgra memory import {path}"):
         told_by(path)
-    num_kept, lost = salvage(path, tmp_path / "new.sqlite")
-    assert num_kept + len(lost) == 601
-    assert 50 < len(lost) < 200
+    with Memory(tmp_path / "new.sqlite") as other:
+        num_kept = other.import_(path)
+        assert 400 < num_kept < 551
+        events = other.events()
+        assert len(events) == num_kept
+        assert events[-1].kind == "delete"  # of the first entry
+        assert told(other) == told_events(events)
+        assert other.import_(path) == 0
     assert bytes(data) == path.read_bytes()  # the damaged one stays
-    # The first event is left out of the memory again, for its deletion was salvaged.
-    kept = {f"key {i - 1}" for i in range(2, 601) if i not in lost}
-    assert {entry.question for entry in told_by(tmp_path / "new.sqlite")} == kept
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["memory.sqlite", "new.sqlite"]
+    assert f"{601 - num_kept} events are lost" in caplog.text
 
 
-def test_what_was_not_written_back_yet_is_salvaged_too(memory, tmp_path):
+def told_events(events):
+    return {e.question: e.feedback for e in events if e.question != events[-1].question}
+
+
+def test_what_was_not_written_back_yet_is_read_of_a_damaged_memory_too(memory, tmp_path):
     memory.add("a", "in the write-ahead log")
     wal, copy = memory.path.with_name("memory.sqlite-wal"), tmp_path / "copy.sqlite"
     assert b"in the write-ahead log" in wal.read_bytes()
     copy.write_bytes(b"?" * memory.path.stat().st_size)
     copy.with_name("copy.sqlite-wal").write_bytes(wal.read_bytes())
-    assert salvage(copy, tmp_path / "new.sqlite")[0] == 1
-    assert [entry.question for entry in told_by(tmp_path / "new.sqlite")] == ["a"]
+    assert [entry.question for entry in read_events(copy)] == ["a"]
 
 
 # Erasing: nothing of a text is left in any file, whatever happens meanwhile.
