@@ -26,7 +26,7 @@ from pgra.memory.stream import (
     match_form,
 )
 
-SAYING = """type a question, or
+COMMANDS = """type a question, or
   /add TEXT      {} the last question; it is noted, and the question asked again
   /delete ID ... take entries out of the memory
   /list          what is in the memory
@@ -78,7 +78,7 @@ class Turn:
         understanding: With … in the answer's place; "" if the output states none.
         answer: The whole output if it states no understanding.
         num_prompt_tokens: None where an endpoint does not report them.
-        saved: The feedback after which it was asked again.
+        saved: The entry of the feedback after which it was asked again.
     """
 
     question: str
@@ -87,15 +87,7 @@ class Turn:
     answer: str
     prompt: BuiltPrompt
     num_prompt_tokens: int | None
-    saved: "SavedFeedback | None" = None
-
-
-@dataclass(frozen=True)
-class SavedFeedback:
-    """A feedback that was stored; `shown` is its text in a prompt where that differs, else ""."""
-
-    entry: MemoryEntry
-    shown: str = ""
+    saved: MemoryEntry | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +102,7 @@ class Conversation:
     def memory(self) -> Memory:
         return self.system.memory
 
-    def ask(self, question: str, saved: SavedFeedback | None = None) -> Turn:
+    def ask(self, question: str, saved: MemoryEntry | None = None) -> Turn:
         """Ask with what the memory has for the question; `saved` if it is asked after a feedback.
 
         A question that is empty or does not fit the LM's window is a DataError.
@@ -124,13 +116,6 @@ class Conversation:
         understanding, answer = read_understanding(self.system.family, output)
         num_tokens = completion.num_prompt_tokens
         return Turn(question, output, understanding, answer, prompt, num_tokens, saved)
-
-    def add(self, question: str, feedback: str) -> SavedFeedback:
-        """Store what a person says of a misunderstood question; errors as `Memory.add`."""
-        entry = self.memory.add(question, feedback.strip())
-        shown = self.lm.few_shot.as_data(entry.feedback)
-        differs = shown != " ".join(entry.feedback.split())
-        return SavedFeedback(entry, shown if differs else "")
 
 
 def load_conversation(
@@ -172,34 +157,33 @@ class Talk:
                 self.say(f"! {visible(str(error))}")
 
     def _do(self, line: str) -> None:
-        says = _SAYS[self.conversation.system.family.is_of_answers]
-        words: Mapping[str, Callable[[str], None]] = {
+        commands: Mapping[str, Callable[[str], None]] = {
             "/add": self._add,
             "/delete": self._delete,
             "/list": self._list,
-            "/prompt": lambda _: self.say(visible(self._asked().prompt.text)),
-            "/help": lambda _: self.say(SAYING.format(says)),
+            "/prompt": lambda _: self.say(visible(self._asked.prompt.text)),
+            "/help": lambda _: self.say(
+                COMMANDS.format(_SAYS[self.conversation.system.family.is_of_answers])
+            ),
         }
-        word, _, rest = line.partition(" ")
+        name, _, rest = line.partition(" ")
         if not is_utf8(line):
             raise DataError("that line is not UTF-8: give plain text")
         if line.startswith("/"):
-            choose("command", word, [*words, *_LEAVES])
-            words[word](rest)
+            choose("command", name, [*commands, *_LEAVES])
+            commands[name](rest)
         elif line.strip():
-            self._ask(line)
-
-    def _ask(self, question: str) -> None:
-        self.last = self.conversation.ask(question)
-        self.say(show_turn(self.last, self.conversation.system))
+            self._show(self.conversation.ask(line))
 
     def _add(self, text: str) -> None:
-        question = self._asked().question
-        saved = self.conversation.add(question, text)
-        self.say(f"noted, as entry {saved.entry.id}: {show_entry(saved.entry)}")
-        if saved.shown:
-            self.say(f"note: it is data, and stands in a prompt as: {visible(saved.shown)}")
-        self._ask(question)
+        question = self._asked.question
+        entry = self.conversation.memory.add(question, text.strip())
+        self.say(f"noted, as entry {entry.id}: {show_entry(entry)}")
+        self._show(self.conversation.ask(question))
+
+    def _show(self, turn: Turn) -> None:
+        self.last = turn
+        self.say(show_turn(turn, self.conversation.system))
 
     def _delete(self, text: str) -> None:
         numbers = [whole_number(word) for word in text.split()]
@@ -210,12 +194,10 @@ class Talk:
         self.say(f"{len(known):,} deleted")
 
     def _list(self, _: str) -> None:
-        entries = list(self.conversation.memory)
-        for entry in entries:
-            self.say(f"{entry.id:>6}  {show_entry(entry)}")
-        if not entries:
-            self.say("nothing is in the memory")
+        lines = [f"{entry.id:>6}  {show_entry(entry)}" for entry in self.conversation.memory]
+        self.say("\n".join(lines) or "nothing is in the memory")
 
+    @property
     def _asked(self) -> Turn:
         if self.last is None:
             raise DataError("nothing was asked yet: type a question first")

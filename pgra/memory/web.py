@@ -93,7 +93,7 @@ def _act(conversation: Conversation, typed: _Form) -> Turn | None:
     if name == "ask":
         return conversation.ask(question)
     if name == "add":
-        return conversation.ask(question, conversation.add(question, feedback))
+        return conversation.ask(question, conversation.memory.add(question, feedback.strip()))
     if entry is None:
         raise DataError(f"'{typed.get('entry', '')}' is no entry's number")
     if name == "update":

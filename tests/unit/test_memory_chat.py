@@ -54,7 +54,7 @@ def test_a_question_is_answered_corrected_and_asked_again(talk):
 
 def test_a_person_gets_the_prompts_and_answers_of_the_simulated_user(memory):
     person = conversation(memory)
-    person.add(AKIN, MEANT)
+    memory.add(AKIN, MEANT)
     questions = [AKIN, "what is akin to < fast > ?", "expand on < fast > ?"]
     steps = [Step(q, "syn", q, MEANT, expected=("x",)) for q in questions]
     simulation = Simulation(family=person.system.family, lm=person.lm)
