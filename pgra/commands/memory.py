@@ -293,7 +293,6 @@ def _stream(parse: Parse) -> None:
     Examples:
       pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m \
           --clarification_probabilities 0.5 1 --seeds 0 1 2
-      pgra memory stream --family scramble --words words.txt --num_steps 300 --lm MODEL
       pgra memory stream --family lexical --stream linguistic_300.jsonl --prefix kate \
           --prefix_examples 4 --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
       pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \

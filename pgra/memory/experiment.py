@@ -34,9 +34,7 @@ from pgra.memory.stream import (
     Step,
     StepOutcome,
     System,
-    make_stream,
     read_stream,
-    read_words,
 )
 from pgra.progress import Bar
 from pgra.report.results import damaged, read_lines, read_metrics, read_object, write_metrics
@@ -49,15 +47,10 @@ MEMORY_FILE = "memory.sqlite"
 class StreamArguments(PromptedArguments):
     """Which questions, which systems, and what an answer may cost."""
 
-    stream: str | None = arg(None, "Questions in a jsonl file, as the paper's release has them.")
-    words: str | None = arg(
-        None,
-        "A word list to make streams of: jsonl with type, word and answer, or for scrambles a text "
-        "file with a word a line.",
+    stream: str = arg(
+        "", "Questions in a jsonl file, as the paper's release has them.", must_be_given=True
     )
-    num_steps: int | None = arg(
-        None, "Steps of a stream; default: all of the file's, 300 of a word list.", least=1
-    )
+    num_steps: int | None = arg(None, "Steps of a stream; default: all of the file's.", least=1)
     shuffle: bool = arg(False, "Shuffle the file's questions, by each seed.")
     systems: list[str] = arg(
         list(SYSTEMS),
@@ -67,11 +60,8 @@ class StreamArguments(PromptedArguments):
     clarification_probabilities: list[float] = arg(
         [0.5], "That a user who was misunderstood says what was meant.", above=0, most=1
     )
-    grow_probabilities: list[float] | None = arg(
-        None, "The same for grow, which costs most; default: as the others.", above=0, most=1
-    )
     seeds: list[int] = arg(
-        [0], "Of the user's draws, and of the stream where it is made or shuffled.", least=0
+        [0], "Of the user's draws, and of the stream where it is shuffled.", least=0
     )
     prefix: str = arg(
         "fixed",
@@ -106,28 +96,20 @@ class StreamArguments(PromptedArguments):
     )
     output_dir: str | None = arg(None, "Where runs go; default: runs/memory-FAMILY.", decides=False)
 
-    def check(self) -> None:
-        if (self.stream is None) == (self.words is None):
-            raise ConfigError("give the questions: --stream FILE, or --words FILE to make them of")
-
     def plan(self) -> list[Variant]:
         """List the variants: of each seed no-mem first, with which the others are compared."""
-        of_mem, of_grow = self.clarification_probabilities, self.grow_probabilities
-        by_system = {"no-mem": [0.0], "grow": of_mem if of_grow is None else of_grow, "mem": of_mem}
+        clarified = list(dict.fromkeys(self.clarification_probabilities))
         return [
             Variant(system, p, seed)
             for seed in dict.fromkeys(self.seeds)
             for system in SYSTEMS
             if system in self.systems
-            for p in dict.fromkeys(by_system[system])
+            for p in ([0.0] if system == "no-mem" else clarified)
         ]
 
     def read_questions(self, family: Family, seed: int) -> list[Step]:
-        """Return the stream of a seed, from the file or the word list."""
-        if self.words is not None:
-            words = read_words(Path(self.words), family)
-            return make_stream(family, words, num_steps=self.num_steps or 300, seed=seed)
-        steps = read_stream(Path(str(self.stream)), family)
+        """Return the stream of a seed."""
+        steps = read_stream(Path(self.stream), family)
         if self.num_steps is not None and self.num_steps > len(steps):
             raise ConfigError(f"num_steps is {self.num_steps}, and {self.stream} has {len(steps)}")
         if self.shuffle:

@@ -1,14 +1,13 @@
 """Families of questions with an intent that an LM can miss: configs/memory/NAME.yaml.
 
-A family has the forms of its questions, feedback and answers, and the words of an answer that show
-the understanding (Madaan et al. 2022, 3.3). Ethical situations (ERT, section 3.3.2) are read from a
-user's own file: the paper's ERT-CAT and ERT-NL were never released.
+A family has the forms of its answers, and the words that show the understanding (Madaan et al.
+2022, 3.3). Ethical situations (ERT, section 3.3.2) are read from a user's own file: the paper's
+ERT-CAT and ERT-NL were never released.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from pgra.config import config_root, find_yaml, from_yaml
 from pgra.data.text import copy_key, strip_marks
@@ -43,67 +42,41 @@ class SituationForm:
 
 
 @dataclass(frozen=True)
-class Phrasing:
-    """One way to ask: `question` has {word}, `type` is the task that is meant, such as "syn"."""
-
-    id: str
-    type: str
-    question: str
-    feedback: str
-
-
-@dataclass(frozen=True)
 class Family:
     """Questions that share a prompt and a test of the understanding.
 
+    It has one of `answers`, `situations` and `num_remembered`. The last is of questions of fact,
+    whose feedback is the right answer: the paper's label feedback (App. D.3).
+
     Attributes:
-        words: What its questions are made of: "relations" (word and answer), "scrambles",
-            "answers" (questions of fact, whose feedback is the right answer: the paper's label
-            feedback, App. D.3), or "situations".
         understood_by: By type: words that must all stand in the output.
-        answers: By type: the expected output, with {word} and {answer}.
+        answers: By type: the form of the expected output, with {word} and {answer}.
+        has_slots: Whether questions have their word in <...>.
         paper: Accuracy of the understanding that the paper prints, by system and type.
-        num_remembered: Of "answers": how many wrongly answered questions replace examples in a
-            prompt.
+        num_remembered: How many wrongly answered questions replace examples in a prompt.
         is_of_paper: Whether it is one of configs/memory, whose rules are the paper's.
     """
 
     name: str
     prompt: str
-    words: Literal["answers", "relations", "scrambles", "situations"]
     understood_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     answers: Mapping[str, str] = field(default_factory=dict)
-    phrasings: tuple[Phrasing, ...] = ()
+    has_slots: bool = False
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     num_remembered: int = 0
     situations: SituationForm | None = None
     is_of_paper: bool = False
 
     def __post_init__(self) -> None:
-        parts = {"answers": "num_remembered", "situations": "situations"}
-        wanted = parts.get(self.words, "phrasings")
-        for part in ("phrasings", *parts.values()):
-            if bool(getattr(self, part)) != (part == wanted):
-                has = "needs" if part == wanted else "has no"
-                raise ConfigError(f"a family of {self.words} {has} {part}")
+        if sum(map(bool, (self.answers, self.situations, self.num_remembered))) != 1:
+            raise ConfigError("a family has one of answers, situations and num_remembered")
         if set(self.understood_by) != set(self.answers):
             raise ConfigError("understood_by and answers must name the same types")
-        for way in self.phrasings:
-            if way.type not in self.answers or "{word}" not in way.question:
-                raise ConfigError(
-                    f"phrasing '{way.id}' must have a type of {', '.join(self.answers)}, and "
-                    "{word} in its question"
-                )
 
     @property
     def is_of_answers(self) -> bool:
         """Whether feedback is the right answer."""
-        return self.words == "answers"
-
-    @property
-    def has_slots(self) -> bool:
-        """Whether questions have their word in <...>."""
-        return any("<" in phrasing.question for phrasing in self.phrasings)
+        return bool(self.num_remembered)
 
     @property
     def follows_release(self) -> bool:

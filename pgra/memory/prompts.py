@@ -14,15 +14,13 @@ from pgra.errors import ConfigError
 from pgra.prompts.fewshot import PromptFormat
 from pgra.prompts.template import PromptTemplate
 
-CLARIFIED = "{question} | clarification: {feedback}"  # as in the paper
-
 
 def as_data(
     text: str,
     *,
-    clarified: str = CLARIFIED,
-    separator: str = "",
-    end: str = "",
+    clarified: str,
+    separator: str,
+    end: str,
     is_question: bool = False,
 ) -> str:
     """Return what a user typed as one line that adds no part to a prompt.

@@ -37,7 +37,7 @@ _TITLES = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 class Variant:
     """One stream by a system of `SYSTEMS`, with a clarification probability (0 for no-mem).
 
-    The seed is that of the user's draws, and of a stream that is made or shuffled.
+    The seed is that of the user's draws, and of a stream that is shuffled.
     """
 
     system: str

@@ -2,17 +2,12 @@
 
 If an answer shows a wrong understanding, the user says what was meant with the clarification
 probability. Only failures are written.
-
-Questions are read from a file, or made of a word list: relations of words, or five ways to scramble
-one (Brown et al. 2020, section 3.9.2; Madaan et al. 2022, 3.3.2).
 """
 
 import math
-import random
 import re
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +16,7 @@ import numpy as np
 
 from pgra.config import Arguments, arg
 from pgra.core import Context
-from pgra.data.read import Record, check_file, read_lines, read_records
+from pgra.data.read import Record, check_file, read_records
 from pgra.errors import DataError, show
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel
@@ -32,46 +27,8 @@ from pgra.memory.memory import Memory
 from pgra.memory.prompts import FewShot, PromptExample, fill
 from pgra.report.text_metrics import is_exact_match
 
-_SYMBOLS = "!./- "
-_FIT = re.compile(r"[a-z]{6,14}")
 _MARK = "clarification:"  # what the released streams begin a feedback with
 _SHOWN_CHARS = 80
-
-
-def can_scramble(word: str) -> bool:
-    """Return whether every scramble changes a word: 6 to 14 letters, inner ones that differ."""
-    return bool(_FIT.fullmatch(word)) and len(set(word[2:-2])) > 1 and word != word[::-1]
-
-
-def scramble(word: str, kind: str, draw: random.Random) -> str:
-    """Scramble a word that `can_scramble`, by a kind of `SCRAMBLES`, until it differs."""
-    while (changed := SCRAMBLES[kind](word, draw)) == word:
-        pass
-    return changed
-
-
-def _cycle(word: str, draw: random.Random) -> str:
-    start = draw.randrange(1, len(word))
-    return word[start:] + word[:start]
-
-
-def _shuffle_inside(word: str, draw: random.Random, kept: int) -> str:
-    inner = list(word[kept:-kept])
-    draw.shuffle(inner)
-    return word[:kept] + "".join(inner) + word[-kept:]
-
-
-def _insert_symbols(word: str, draw: random.Random) -> str:
-    return "".join(letter + draw.choice(_SYMBOLS) for letter in word[:-1]) + word[-1]
-
-
-SCRAMBLES: Mapping[str, Callable[[str, random.Random], str]] = {
-    "cyc": _cycle,
-    "anag1": lambda word, draw: _shuffle_inside(word, draw, 1),
-    "anag2": lambda word, draw: _shuffle_inside(word, draw, 2),
-    "randsym": _insert_symbols,
-    "rev": lambda word, _: word[::-1],
-}
 
 
 @dataclass(frozen=True)
@@ -231,61 +188,6 @@ def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
     if not pairs:
         raise DataError(f"{path} holds no question with a feedback: there is nothing to learn")
     return pairs
-
-
-# by type: answers by word; for scrambles: by "" the words, each its own answer
-Words = Mapping[str, Mapping[str, Sequence[str]]]
-
-
-def read_words(path: Path, family: Family) -> Words:
-    """Read a word list to make streams of, possibly compressed.
-
-    For relations jsonl with `type`, `word` and `answer`; for scrambles a text file with a word a
-    line.
-
-    Raises:
-        DataError: If a line is invalid, a type has no word, or the family has no phrasings.
-    """
-    if not family.phrasings:
-        raise DataError(f"the family '{family.name}' is not made of words: give it --stream FILE")
-    if family.words == "scrambles":
-        check_file(path, ("txt",))
-        words = {line.text.strip().lower() for line in read_lines(path)}
-        fit = sorted(word for word in words if can_scramble(word))
-        if not fit:
-            raise DataError(f"{path} has no word of 6 to 14 plain letters, one a line")
-        return {"": {word: [word] for word in fit}}
-    check_file(path, ("jsonl",))
-    found: dict[str, dict[str, list[str]]] = {kind: defaultdict(list) for kind in family.answers}
-    for record in read_records(path):
-        kind, word, answer = read_texts(record, ("type", "word", "answer"))
-        if kind in found:
-            found[kind][word].append(answer)
-    for kind, answers in found.items():
-        if not answers:
-            raise DataError(f"{path} has no word of type '{kind}'")
-    return found
-
-
-def make_stream(family: Family, words: Words, *, num_steps: int, seed: int) -> list[Step]:
-    """Draw a stream: for each step one phrasing and one word, uniformly."""
-    draw = random.Random(seed)
-    pools = {kind: sorted(answers) for kind, answers in words.items()}
-    steps = []
-    for number in range(1, num_steps + 1):
-        phrasing = draw.choice(family.phrasings)
-        kind = phrasing.type
-        if family.words == "scrambles":
-            answers: Sequence[str] = [draw.choice(pools[""])]
-            word = scramble(answers[0], kind, draw)
-        else:
-            word = draw.choice(pools[kind])
-            answers = words[kind][word]
-        form = family.answers[kind]
-        expected = tuple(fill(form, word=word, answer=answer) for answer in answers)
-        question = fill(phrasing.question, word=word)
-        steps.append(Step(str(number), kind, question, phrasing.feedback, word, expected))
-    return steps
 
 
 @dataclass(kw_only=True)

@@ -38,7 +38,7 @@ from pgra.memory.log import read_events
 from pgra.memory.memory import Memory
 from pgra.memory.nearest_examples import read_pool
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.stream import read_pairs, read_stream, read_words
+from pgra.memory.stream import read_pairs, read_stream
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.reader import RECORD_FILE
@@ -231,9 +231,6 @@ READERS = {
     "qrels": Reader("judged", _rows("7 0 d1 1", "7 0 d2 -1", "8 0 d1 0"), read_qrels),
     "events": Reader("m.jsonl", _EVENT, read_events),
     "stream": Reader("s.jsonl", _STEP, lambda p: read_stream(p, _family("lexical"))),
-    "words": Reader(
-        "w.txt", _rows("wonderful", "terrible"), lambda p: read_words(p, _family("scramble"))
-    ),
     "completion": Reader("answer", _COMPLETION, _answer),
     "chat": Reader("answer", _CHAT, _answer),
     "pairs": Reader("p.jsonl", _rows('{"question": "q ?", "feedback": "f"}'), read_pairs),

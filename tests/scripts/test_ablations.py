@@ -207,11 +207,13 @@ def write_stream(path, family):
         rows = [{"question": text, "answers": ["a sea"]} for text in SENTENCES[:4]]
         return write_jsonl(path, rows)
     rows = []
-    for phrasing in family.phrasings[:2]:
+    for kind, form in list(family.answers.items())[:2]:
         for word in ("fast", "cold"):
-            row = {"type": phrasing.type, "word": word, "feedback": phrasing.feedback}
-            row["question"] = phrasing.question.format(word=word)
-            row["expected_answer"] = family.answers[phrasing.type].format(word=word, answer="x")
+            row = {"type": kind, "word": word, "question": f"{kind} of < {word} > ?"}
+            row |= {
+                "feedback": f"I mean {kind}",
+                "expected_answer": form.format(word=word, answer="x"),
+            }
             rows.append(row)
     return write_jsonl(path, rows)
 

@@ -1,6 +1,7 @@
 """A completer that answers by a rule: for the bookkeeping of simulated users, not for results."""
 
 import contextlib
+import random
 import re
 
 from pgra.lm.base import Completion
@@ -9,7 +10,7 @@ from pgra.memory.families import load_family
 from pgra.memory.lookup import EditLookup
 from pgra.memory.memory import Memory
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.stream import MemPrompt, PromptedLM
+from pgra.memory.stream import MemPrompt, PromptedLM, Step
 
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
 SAID = {
@@ -19,6 +20,30 @@ SAID = {
     "definition": "the definition of {word} is x",
     "sentence": "a sentence with {word} is: x",
 }
+
+
+ASKED = {  # by type: its name, and how it is asked
+    "syn": ("synonym", "like", "similar to", "akin to"),
+    "ant": ("antonym", "unlike", "different than", "opposed to"),
+    "hom": ("homonym", "heard as", "confused with", "sounding as"),
+    "defn": ("definition", "expanded on by", "told of", "known of"),
+    "sent": ("sentence", "made with", "said with", "done with"),
+}
+
+
+def stream(count=60, *, seed=0):
+    """Draw lexical questions: each in one of the ways to ask, about one of five words."""
+    draw, steps = random.Random(seed), []
+    for number in range(count):
+        kind = draw.choice(sorted(ASKED))
+        name, *ways = ASKED[kind]
+        way, word = draw.choice(ways), f"word{draw.randrange(5)}"
+        feedback = f"when I ask for {way}, I want a {name}"
+        expected = SAID[name].format(word=word)
+        steps.append(
+            Step(str(number + 1), kind, f"what is {way} < {word} > ?", feedback, word, (expected,))
+        )
+    return steps
 
 
 class FollowingLM:

@@ -336,7 +336,7 @@ def test_no_flipped_bit_of_a_vector_hides_an_entry(place, bit, tmp_path_factory)
 )
 def test_the_papers_rule_is_for_the_papers_families(name, lookup, key_form, gate, tmp_path):
     own = tmp_path / "own.yaml"
-    own.write_text(json.dumps({"prompt": "webquestions", "words": "answers", "num_remembered": 8}))
+    own.write_text(json.dumps({"prompt": "webquestions", "num_remembered": 8}))
     family = load_family(str(own) if name == "own" else name)
     args = LookupArguments().settle(family)
     assert (args.lookup, args.key_form, args.gate_of(family)) == (lookup, key_form, gate)

@@ -1,6 +1,5 @@
 """Families, prompts and streams of questions; what users typed is data."""
 
-import random
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,20 +15,16 @@ from pgra.errors import DataError
 from pgra.lm.base import Completion
 from pgra.memory.experiment import Experiment
 from pgra.memory.families import judge_situation, load_family, read_verdict
-from pgra.memory.lookup import EditLookup, normalize_key
-from pgra.memory.prompts import CLARIFIED, PromptExample, as_data, fill, load_few_shot
+from pgra.memory.lookup import EditLookup
+from pgra.memory.prompts import PromptExample, load_few_shot
 from pgra.memory.report import Variant, judge_thresholds, render_report
 from pgra.memory.stream import (
-    SCRAMBLES,
     GrowPrompt,
     MemPrompt,
     PromptedLM,
     Step,
     judge_output,
-    make_stream,
     read_stream,
-    read_words,
-    scramble,
 )
 
 FAMILIES = {name: load_family(name) for name in list_yamls("memory")}
@@ -52,28 +47,23 @@ def test_every_family_can_be_asked_and_told(family):
     for kind, frame in family.answers.items():
         output = frame.format(word="w", answer="a")
         assert [k for k in family.answers if family.is_understood(k, output)] == [kind]
-        assert [way.type for way in family.phrasings].count(kind) == 3
         assert any(family.is_understood(kind, shown.answer) for shown in examples)
     if family.answers:
         assert {bool(shown.feedback) for shown in examples} == {True, False}
         assert all(set(printed) == {*family.answers, "all"} for printed in family.paper.values())
 
 
-def test_the_lexical_prompt_is_that_of_the_papers_figure_8_and_asks_as_no_stream_does():
+def test_the_lexical_prompt_is_that_of_the_papers_figure_8():
     first, second = PAPER.examples[:2]
     prompt = PAPER.write("what is like < a > ?", feedback="I want a synonym")
     assert prompt.startswith(f"{first.question}{SEPARATOR}{first.answer} END{SEPARATOR}")
     assert f"{second.question} | clarification: {second.feedback}{SEPARATOR}" in prompt
     asked = "what is like < a > ? | clarification: I want a synonym"
     assert prompt.endswith(f"END{SEPARATOR}{asked}{SEPARATOR}")
-    asked = {normalize_key(shown.question) for shown in PAPER.examples}
-    assert asked & {normalize_key(way.question) for way in LEXICAL.phrasings} == set()
 
 
 OWN = {"separator": "\n---\n", "end": "</s>", "clarified": "{question} (meaning: {feedback})"}
 PROMPTS = [*map(load_few_shot, list_yamls("memory_prompts")), replace(PAPER, **OWN)]
-# Of `pgra icl`, whose parts a blank line divides.
-ICL = replace(PAPER, separator="\n\n", end="\n\n:")
 PIECES = st.sampled_from(
     [
         *(SEPARATOR, "###", "####", "#", "\n---\n", "---", "END", "</s>", "WEEKEND", "end"),
@@ -103,15 +93,12 @@ def every_way(few_shot, question, feedback):
         "clarification": few_shot.write(question, feedback=feedback),
         "growing": growing.ask(step).text,
         "kate": replace(few_shot, nearest={question: [shown] * 3}).write(question),
-        "icl": fill(
-            CLARIFIED, question=as_data(question, is_question=True), feedback=as_data(feedback)
-        ),
     }
     entry = SimpleNamespace(question=question, feedback=feedback)  # which a memory may refuse
     memory = SimpleNamespace(search=lambda *asked, **more: [entry], threshold=None)
     for name in ("lexical", "webquestions"):
         ways[name] = MemPrompt(FAMILIES[name], few_shot, memory).ask(step).text
-    return {way: shape(text, ICL if way == "icl" else few_shot) for way, text in ways.items()}
+    return {way: shape(text, few_shot) for way, text in ways.items()}
 
 
 @pytest.mark.slow
@@ -131,7 +118,7 @@ def test_raw_text_would_change_a_prompts_parts_and_ordinary_text_stays_as_it_was
     ordinary = "what does  `ls | wc` do? {x} \\n #1 <b>"
     shown = PAPER.write("q", more=[PromptExample(ordinary, "A. 5 # 6 {x}")]).split(SEPARATOR)
     assert shown[-4:] == [ordinary, "A. 5 # 6 {x} END", "q", ""]
-    assert as_data(text := "at the weekend, the END's near: 5 # 6") == text
+    assert PAPER.as_data(text := "at the WEEKEND: 5 # 6") == text
 
 
 def test_an_output_is_cut_where_the_answer_ends():
@@ -201,38 +188,6 @@ def test_streams_are_read_as_the_release_has_them_and_situations_with_what_they_
     steps = read("ert_nl", rules)
     assert [step.kind for step in steps] == FAMILIES["ert_nl"].kinds * 3
     assert steps[0].meaning == steps[2].meaning != steps[1].meaning
-
-
-def test_a_stream_of_a_word_list_is_the_same_for_the_same_seed_only(tmp_path):
-    family = FAMILIES["hindi"]
-    lines = [{"type": kind, "word": "w", "answer": a} for kind in family.answers for a in "ab"]
-    words = read_words(write_jsonl(tmp_path / "w.jsonl", lines), family)
-    one, again, other = (make_stream(family, words, num_steps=40, seed=s) for s in (1, 1, 2))
-    assert one == again != other
-    assert {step.kind for step in one} == set(family.answers)
-    synonym = next(step for step in one if step.kind == "syn")
-    assert synonym.expected == ("the synonym for w is a", "the synonym for w is b")
-
-
-@settings(derandomize=True, deadline=None, max_examples=25)
-@given(
-    kind=st.sampled_from(sorted(SCRAMBLES)),
-    word=st.sampled_from(["kitchen", "abcabc", "festival"]),
-    seed=st.integers(0, 99),
-)
-def test_a_scrambled_word_can_be_told_back(kind, word, seed):
-    changed = scramble(word, kind, random.Random(seed))
-    letters = "".join(c for c in changed if c.isalpha())
-    claims = {
-        "cyc": changed in word * 2,
-        "anag1": changed[0] + changed[-1] == word[0] + word[-1],
-        "anag2": changed[:2] + changed[-2:] == word[:2] + word[-2:],
-        "randsym": letters == word,
-        "rev": changed[::-1] == word,
-    }
-    assert changed != word
-    assert sorted(letters) == sorted(word)
-    assert claims[kind]
 
 
 def test_an_output_is_read_for_its_understanding_and_its_label():

@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from following_lm import Echo, FollowingLM, open_memory
+from following_lm import Echo, FollowingLM, open_memory, stream
 
 from pgra.errors import ArtifactError
 from pgra.lm.cache import AnswersCache, CachedLM
@@ -29,15 +29,9 @@ from pgra.memory.stream import (
     PromptedLM,
     Simulation,
     Step,
-    make_stream,
 )
 
 FAMILY, FEW_SHOT = load_family("lexical"), load_few_shot("lexical")
-WORDS = {kind: {f"word{i}": ["x"] for i in range(5)} for kind in FAMILY.answers}
-
-
-def stream(count=60, *, family=FAMILY, seed=0):
-    return make_stream(family, WORDS, num_steps=count, seed=seed)
 
 
 def simulation(completer=None, **more):
@@ -164,8 +158,6 @@ def test_a_plan_runs_what_others_are_compared_with_first():
     each = ["no-mem", "grow-p0.5", "grow-p1", "mem-p0.5", "mem-p1"]
     planned = names(["mem", "no-mem", "grow"], [0, 1])
     assert planned == [f"{name}-seed{seed}" for seed in (0, 1) for name in each]
-    dear = names(["mem", "grow"], [3], grow_probabilities=[0.5])
-    assert dear == ["grow-p0.5-seed3", "mem-p0.5-seed3", "mem-p1-seed3"]
 
 
 class Stopping(FollowingLM):
