@@ -39,9 +39,8 @@ LOOKUPS: Mapping[str, str] = {
     "paraphrase": "pgra.memory.lookup:ParaphraseLookup",
     "relative-edit": "pgra.memory.lookup:RelativeEditLookup",
 }
-MAX_DISTANCE = 5  # the release accepts distances below 6
-MIN_SIMILARITY = 0.8  # of RelativeEditLookup; docs/memory.md shows what passes
 _ALIKE = 0.7  # from here on an exchanged word makes another question of one
+BY_ENCODER = ("encoder", "paraphrase")
 _WHOLE = ("paraphrase", "relative-edit")  # what people ask, without slots
 MAX_QUESTION_TOKENS = 512  # read by GUD-IR's generator
 MAX_FEEDBACK_TOKENS = 64  # written by it
@@ -87,41 +86,35 @@ class LookupArguments(Arguments):
 
     lookup: str | None = arg(
         None,
-        "edit (distance of normalised keys: the paper's, for few phrasings and for languages "
-        "without an encoder), relative-edit (distance of whole questions beside their lengths: for "
-        "questions of any kind), paraphrase (an encoder: also in other words), encoder (its cosine "
-        "alone), bm25, or gud-ir (the stored feedback nearest to "
-        "one that a model writes for the question); default: edit for the families of "
-        "configs/memory and those that ask with <...>, else relative-edit.",
+        "relative-edit (the same question, with a slip or a word more), paraphrase (an encoder: "
+        "also in other words), encoder (its cosine alone), edit (the paper's: distance of "
+        "normalised keys), bm25, or gud-ir (the stored feedback nearest to one that a model "
+        "writes); default: edit for families of configs/memory or with <...>, else relative-edit.",
         choices=LOOKUPS,
         is_open=True,
         is_common=True,
     )
     threshold: float | None = arg(
         None,
-        "Smallest score that passes; higher is closer. edit: minus the distance, 0 the same "
-        "(default -5); relative-edit: 0 to 1, 1 the same (0.8); encoder: a cosine, 1 the same "
-        "(0.9; paraphrase 0.65); bm25: from 0 (1); gud-ir: a cosine (0.9). Label feedback of "
-        "configs/memory has no gate unless one is given.",
+        "Smallest score that passes; higher is nearer. Default: relative-edit 0.8, paraphrase "
+        "0.65, encoder and gud-ir 0.9, edit -5, bm25 1; none for label feedback of configs/memory.",
         is_common=True,
     )
     encoder: str = arg(
         "sentence-transformers/all-MiniLM-L6-v2",
-        "Encoder of --lookup paraphrase, encoder or gud-ir: hub id, folder or bundled:NAME. pgra "
-        "memory train-similarity makes a folder.",
+        "Of paraphrase, encoder and gud-ir: hub id, folder (of pgra memory train-similarity, "
+        "perhaps) or bundled:NAME.",
         is_common=True,
     )
     key_form: str | None = arg(
         None,
-        "What is compared of a question: slotless (without <...>), or whole; default: slotless for "
-        "families that ask with <...>, else whole. relative-edit and paraphrase compare whole "
-        "questions.",
+        "What edit, bm25 and encoder compare of a question: slotless (without <...>), or whole; "
+        "default: slotless for families that ask with <...>, else whole.",
         choices=("slotless", "whole"),
     )
     generator: str | None = arg(
         None,
-        "Seq2seq model of --lookup gud-ir, which writes the feedback: a folder of pgra memory "
-        "train-gud-ir, or any that was trained so.",
+        "Seq2seq model of gud-ir: a folder of pgra memory train-gud-ir.",
         needs={"lookup": "gud-ir"},
     )
 
@@ -132,16 +125,13 @@ class LookupArguments(Arguments):
                 "use --lookup edit"
             )
         if self.lookup == "gud-ir" and self.generator is None:
-            raise ConfigError(
-                "lookup gud-ir writes a feedback with a model: name it with --generator FOLDER "
-                "(pgra memory train-gud-ir makes one)"
-            )
+            raise ConfigError("lookup gud-ir needs --generator FOLDER, of pgra memory train-gud-ir")
         if self.threshold is not None and self.lookup is not None:  # else `settle` fills it in
             scores = self._scored_by.scores
             if not scores.least <= self.threshold <= scores.most:
                 raise ConfigError(
                     f"threshold is {self.threshold:g}: scores of {self.lookup} are from "
-                    f"{scores.least:g} to {scores.most:g}, and its own threshold is {scores.gate:g}"
+                    f"{scores.least:g} to {scores.most:g}"
                 )
 
     def settle(self, family: Family | None = None) -> Self:
@@ -195,10 +185,7 @@ class Lookup(Protocol):
         """Load models once; return a function that opens the look-up of any log.
 
         It finds a user's entries and shared ones. `args` must be settled; an encoder runs on the
-        context's device.
-
-        Raises:
-            ModelError: If a model cannot be found or loaded.
+        context's device. A ModelError if a model cannot be loaded.
         """
         ...
 
@@ -215,11 +202,19 @@ class Lookup(Protocol):
 OpenLookup = Callable[[FeedbackLog], Lookup]
 
 
-def load_lookup(args: LookupArguments, context: Context, user: str = "") -> OpenLookup:
-    """Load a look-up by its name (see `Lookup.load`); open arguments are settled for no family."""
+def load_lookup(
+    args: LookupArguments, context: Context, user: str = "", *, encoder: Any = None
+) -> OpenLookup:
+    """Load a look-up by its name (see `Lookup.load`); open arguments are settled for no family.
+
+    An `encoder` that is loaded already takes the place of the named one.
+    """
     args = args.settle()
-    cls: type[Lookup] = find_class("lookup", str(args.lookup), LOOKUPS)
-    return cls.load(args, user, context)
+    cls: Any = find_class("lookup", str(args.lookup), LOOKUPS)
+    opened: OpenLookup = cls.load(
+        args, user, context, **({} if encoder is None else {"encoder": encoder})
+    )
+    return opened
 
 
 def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
@@ -337,7 +332,7 @@ class EditLookup(LogLookup):
     """
 
     name = "edit"
-    scores: ClassVar = ScoreRange(-MAX_DISTANCE, -math.inf, 0.0)
+    scores: ClassVar = ScoreRange(-5.0, -math.inf, 0.0)  # the release: below 6
 
     def _score(self, key: str) -> Floats:
         return 0.0 - _compare(key, self._keys, Levenshtein.distance)  # no -0.0
@@ -354,7 +349,7 @@ class RelativeEditLookup(EditLookup):
     """
 
     name = "relative-edit"
-    scores: ClassVar = ScoreRange(MIN_SIMILARITY, 0.0, 1.0)
+    scores: ClassVar = ScoreRange(0.8, 0.0, 1.0)  # docs/memory.md shows what passes
 
     def _score(self, key: str) -> Floats:
         scores = 1 - _compare(key, self._keys, Indel.normalized_distance)
@@ -423,12 +418,23 @@ class EncoderLookup(LogLookup):
 
     @classmethod
     def load(
-        cls, args: LookupArguments, user: str, context: Context, *, of_feedback: bool = False
+        cls,
+        args: LookupArguments,
+        user: str,
+        context: Context,
+        *,
+        encoder: Any = None,
+        of_feedback: bool = False,
     ) -> OpenLookup:
-        from pgra.encoders.encoder import Encoder
-
         form = "feedback" if of_feedback else str(args.key_form)
-        encoder = Encoder.load(args.encoder, device=context.device)
+        if encoder is None:
+            from pgra.encoders.encoder import Encoder
+
+            encoder = Encoder.load(args.encoder, device=context.device)
+        elif abs(float(np.linalg.norm(encoder.encode(["a text"])[0])) - 1) > 1e-3:
+            raise ValueError(
+                "encoder makes vectors of other lengths than 1: open it with normalize"
+            )
         return lambda log: cls(log, encoder, user, form=form)
 
     @property
@@ -474,9 +480,6 @@ class ParaphraseLookup(EncoderLookup):
         return _drop_exchanged(super()._score(key), alike, plain, keys)
 
 
-ENCODER_LOOKUPS = {"encoder": EncoderLookup, "paraphrase": ParaphraseLookup}
-
-
 class GeneratingLookup:
     """GUD-IR: by the stored feedback nearest to one written for the question (App. A.3)."""
 
@@ -493,9 +496,9 @@ class GeneratingLookup:
 
     @classmethod
     def load(cls, args: LookupArguments, user: str, context: Context) -> OpenLookup:
-        how = load_generator(str(args.generator), device=context.device)
+        written = load_generator(str(args.generator), device=context.device)
         nearest = EncoderLookup.load(args, user, context, of_feedback=True)
-        return lambda log: cls(*how, nearest(log))
+        return lambda log: cls(*written, nearest(log))
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         rough = self._write(question)
@@ -506,32 +509,26 @@ def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], 
     """Load GUD-IR's generator (hub id, folder or bundled:NAME) in float32.
 
     Returns a cached function that writes a question's feedback on one line, greedily ("" if the
-    model writes nothing), and the model's identity.
-
-    Raises:
-        ModelError: If it cannot be found or loaded, or is no encoder-decoder.
+    model writes nothing), and the model's identity. A ModelError if it cannot be loaded.
     """
     import torch
     from transformers import AutoModelForSeq2SeqLM
 
     from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
 
-    place, source = choose_device(device), find_model(name)
-    load = AutoModelForSeq2SeqLM.from_pretrained
-    model = load_pretrained(load, source, dtype=torch.float32).to(place).eval()
+    source, load = find_model(name), AutoModelForSeq2SeqLM.from_pretrained
+    model = load_pretrained(load, source, dtype=torch.float32).to(choose_device(device)).eval()
     tokenizer = load_tokenizer(source)
 
     @lru_cache(_MOST_WRITTEN)
     def write(question: str) -> str:
+        text = plain_input(question)
         inputs = tokenizer(
-            plain_input(question),
-            truncation=True,
-            max_length=MAX_QUESTION_TOKENS,
-            return_tensors="pt",
-        ).to(model.device)
+            text, truncation=True, max_length=MAX_QUESTION_TOKENS, return_tensors="pt"
+        )
         (tokens,) = model.generate(  # which keeps no gradients
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
+            input_ids=inputs["input_ids"].to(model.device),
+            attention_mask=inputs["attention_mask"].to(model.device),
             max_new_tokens=MAX_FEEDBACK_TOKENS,
             do_sample=False,
             num_beams=1,

@@ -15,14 +15,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pgra.artifacts import write_lines
 from pgra.core import Context
 from pgra.errors import DataError
 from pgra.memory.log import FeedbackLog, MemoryEntry, now, read_events
 from pgra.memory.lookup import (
-    ENCODER_LOOKUPS,
+    BY_ENCODER,
     LookupArguments,
     Match,
     OpenLookup,
@@ -97,21 +95,17 @@ class Memory(AbstractContextManager["Memory"]):
         if callable(lookup):
             open_lookup, self.threshold = lookup, threshold
         else:
-            is_loaded = not (encoder is None or isinstance(encoder, str | Path))
-            named = {} if encoder is None or is_loaded else {"encoder": str(encoder)}
             lookup = lookup or (None if encoder is None else "paraphrase")
-            if encoder is not None and lookup not in ENCODER_LOOKUPS:
+            if encoder is not None and lookup not in BY_ENCODER:
                 raise ValueError(
                     f"encoder is given, and lookup is '{lookup}': use lookup='paraphrase'"
                 )
-            args = LookupArguments(lookup=lookup, threshold=threshold, **named).settle()
+            is_loaded = not isinstance(encoder, str | Path | None)
+            named = {} if encoder is None or is_loaded else {"encoder": str(encoder)}
+            args = LookupArguments(lookup=lookup, threshold=threshold, **named)
             self.threshold = args.gate
-            if is_loaded:
-                _check_unit_length(encoder)
-                kind = ENCODER_LOOKUPS[str(lookup)]
-                open_lookup = lambda log: kind(log, encoder, user)  # noqa: E731
-            else:
-                open_lookup = load_lookup(args, Context(device=device), user)
+            loaded = encoder if is_loaded else None
+            open_lookup = load_lookup(args, Context(device=device), user, encoder=loaded)
         self._lock = threading.RLock()
         self.log = FeedbackLog(self.path, create=create)
         self.lookup = open_lookup(self.log)
@@ -311,11 +305,3 @@ class Memory(AbstractContextManager["Memory"]):
                 self.log.erase(erased, self.source)
             self.log.write_anew()
         return len(erased)
-
-
-def _check_unit_length(encoder: Any) -> None:
-    """Refuse an encoder whose dot products are no cosines."""
-    if abs(float(np.linalg.norm(encoder.encode(["a text"])[0])) - 1) > 1e-3:
-        raise ValueError(
-            "encoder makes vectors that are not of unit length: open it with normalize"
-        )

@@ -17,7 +17,6 @@ from pgra.errors import ArtifactError
 from pgra.memory.families import load_family
 from pgra.memory.log import MemoryEntry
 from pgra.memory.lookup import (
-    ENCODER_LOOKUPS,
     LOOKUPS,
     Bm25Lookup,
     EditLookup,
@@ -249,8 +248,9 @@ def test_all_look_ups_have_one_order(name, changes, question, k):
 
 
 def open_by(name, log):
-    if name in ENCODER_LOOKUPS:
-        return ENCODER_LOOKUPS[name](log, LetterEncoder(), "anna")
+    if name in ("encoder", "paraphrase"):
+        kind = EncoderLookup if name == "encoder" else ParaphraseLookup
+        return kind(log, LetterEncoder(), "anna")
     classes = {"edit": EditLookup, "relative-edit": RelativeEditLookup, "bm25": Bm25Lookup}
     return classes[name](log, "anna")
 
