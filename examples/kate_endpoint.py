@@ -5,7 +5,7 @@
     python kate_endpoint.py --lm openai:MODEL --base_url http://localhost:8080/v1
 
 The endpoint may be any that `pip install openai` can ask: OpenAI's, vLLM, llama.cpp, Ollama. Which
-team a message is for is told by its neighbours in POOL. Guide: docs/icl.md.
+team a message is for is found by its neighbours in POOL. Guide: docs/icl.md.
 """
 
 import argparse

@@ -21,7 +21,7 @@ CORPUS = [
     "A refund gives a customer the money back.",
     "A payment by card may be declined by the bank.",
     "A crash is when a program stops by itself.",
-    "An error message tells that something went wrong.",
+    "An error message says that something went wrong.",
     "An update may break what worked before.",
     "A dark theme shows light text on a dark ground.",
     "New features are often proposed by users.",

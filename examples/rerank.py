@@ -1,4 +1,4 @@
-"""Rerank texts of your own: an LM reads each behind labelled examples and compares it with a query.
+"""Rerank texts of your own: an LM reads each after labelled examples and compares it with a query.
 
     python rerank.py
     python rerank.py "a boring waste of time" --documents lines.txt --top_k 3

@@ -194,7 +194,7 @@ def _list(parse: Parse) -> None:
     (args,) = parse(ListArguments)
 
     def show(event: MemoryEntry, kind: str = "") -> None:
-        names = [event.time[:19], event.source, event.task, visible(event.user)]
+        names = [event.time[:19], event.source, visible(event.user)]
         texts = "" if event.kind == "erase" else show_entry(event)
         say(f"{event.id:>6}  {'  '.join(filter(None, names))}  {kind}{texts}".rstrip())
 
@@ -395,7 +395,7 @@ class WebArguments(Arguments):
 def _chat(parse: Parse) -> None:
     r"""Ask an LM, see what it understood, say what you meant, and ask again.
 
-    What is typed is a question, or one of the words that /help tells.
+    Type a question, or one of the commands that /help lists.
 
     Examples:
       pgra memory chat --lm bundled:smollm2-135m
@@ -405,7 +405,7 @@ def _chat(parse: Parse) -> None:
     where, *how = parse(WriterArguments, PromptedArguments, LookupArguments, TalkingLMArguments)
     with _conversation(where, *how) as conversation:
         say(f"{where.memory}: {len(conversation.memory):,} entries; {conversation.about}")
-        say("/help tells what can be typed")
+        say("/help lists what can be typed")
         Talk(conversation, say, is_watched=sys.stdin.isatty()).run(read_lines())
 
 

@@ -14,7 +14,7 @@ class GeneratorArguments(Arguments):
     per_device_train_batch_size: int = arg(16, "Pairs a step.", least=1)
     learning_rate: float = arg(1e-3, "Adafactor's, constant, as T5's authors fine-tune.", above=0)
     save_steps: int = arg(
-        200, "Steps between checkpoints that a killed training goes on from.", least=1
+        200, "Steps between checkpoints that a killed training resumes from.", least=1
     )
     seed: int = arg(0, "Of the order of the pairs, and of dropout.")
 
@@ -38,7 +38,7 @@ class SimilarityArguments(Arguments):
         "What is read of a question: slotless (without <...>), or whole.",
         choices=("slotless", "whole"),
     )
-    width: int = arg(256, "Of the layer, tanh behind it (the release: 256).", least=1)
+    width: int = arg(256, "Of the layer, with tanh after it (the release: 256).", least=1)
     num_steps: int = arg(500, "Steps, each over all pairs of a batch.", least=1)
     batch_size: int = arg(128, "Questions a step.", least=2)
     learning_rate: float = arg(1e-3, "Adam's.", above=0)

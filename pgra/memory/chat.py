@@ -51,7 +51,7 @@ class TalkingLMArguments(CompleterArguments):
     lm: str = arg(
         "",
         "Causal LM: a hub id (facebook/opt-13b is the paper's size), a folder or "
-        "bundled:smollm2-135m; or openai:MODEL, behind an endpoint.",
+        "bundled:smollm2-135m; or openai:MODEL, at an endpoint.",
         must_be_given=True,
     )
 

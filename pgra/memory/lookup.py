@@ -360,7 +360,8 @@ class RelativeEditLookup(EditLookup):
 
 
 def _compare(key: str, keys: Sequence[str], scorer: Any) -> Floats:
-    return process.cdist([key], keys, scorer=scorer, dtype=np.float64)[0]
+    distances: Floats = process.cdist([key], keys, scorer=scorer, dtype=np.float64)[0]
+    return distances
 
 
 class Bm25Lookup(LogLookup):

@@ -267,8 +267,11 @@ class Memory(AbstractContextManager["Memory"]):
         Raises:
             DataError: If a line is no event (names file and line).
         """
-        own = {"user": self.user} if self.user else {}
-        events = [replace(e, id=0, **own) for e in read_events(Path(path)) if e.kind != "erase"]
+        events = [
+            replace(event, id=0, user=self.user or event.user)
+            for event in read_events(Path(path))
+            if event.kind != "erase"
+        ]
         with self._lock:
             return len(self.log.append(events, skip_known=True))
 

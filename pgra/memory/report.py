@@ -145,14 +145,12 @@ class GateReport:
         precision: Share of what passes that is right.
         recall: Share of the questions with a right key in the memory that get it; None: no such.
         f1: The harmonic mean of both; 0 where nothing is right.
-        num_passed: Questions that get a feedback.
     """
 
     threshold: float
     precision: float
     recall: float | None
     f1: float
-    num_passed: int
     num_trials: int
 
 
@@ -171,12 +169,9 @@ def judge_thresholds(steps: Sequence[Step], open_lookup: OpenLookup) -> list[Gat
     reports = []
     for threshold in sorted({score for score, _ in nearest}, reverse=True):
         passed = [is_right for score, is_right in nearest if score >= threshold]
-        right = sum(passed)
+        right, f1 = sum(passed), 2 * sum(passed) / (len(passed) + wanted)
         recall = right / wanted if wanted else None
-        f1 = 2 * right / (len(passed) + wanted)
-        reports.append(
-            GateReport(threshold, right / len(passed), recall, f1, len(passed), len(steps))
-        )
+        reports.append(GateReport(threshold, right / len(passed), recall, f1, len(steps)))
     return reports
 
 
@@ -191,10 +186,10 @@ def choose_threshold(steps: Sequence[Step], open_lookup: OpenLookup) -> GateRepo
     reports = judge_thresholds(steps, open_lookup) if has_types else []
     best = max(reports, key=lambda report: report.f1, default=None)
     if best is None or not best.f1:
-        why = "no look-up found a key of the same meaning" if has_types else "all mean the same"
         raise DataError(
-            f"no threshold can be chosen from {len(steps)} questions: {why}; give a longer dev "
-            "stream, of several types, or --threshold"
+            f"no threshold can be chosen from {len(steps)} questions: no look-up finds a key of "
+            "the same meaning and not of all; give a longer dev stream, of several types, or "
+            "--threshold"
         )
     return best
 
@@ -213,15 +208,12 @@ def compare_methods(results: Iterable[StreamResult]) -> list[list[str]]:
     for result in results:
         variant = result.variant
         groups.setdefault((variant.system, variant.probability), {})[variant.seed] = result
-    for system, p in groups:
-        others = [("no-mem", 0.0), *([("grow", p)] if system == "mem" else [])]
+    for (system, p), mine in groups.items():
+        others = [("no-mem", 0.0), ("grow", p)][: SYSTEMS.index(system)]
         lower = [q for other, q in groups if other == system and q < p]
         others += [(system, max(lower))] if lower else []
-        for other in others:
-            if system == "no-mem" or other not in groups:
-                continue
-            seeds = sorted(set(groups[system, p]) & set(groups[other]))
-            pairs = [(groups[system, p][seed], groups[other][seed]) for seed in seeds]
+        for theirs in [groups[other] for other in others if other in groups]:
+            pairs = [(mine[seed], theirs[seed]) for seed in sorted({*mine} & {*theirs})]
             final, area, tokens = (
                 [[pair[side].metrics[name] for pair in pairs] for side in (0, 1)]
                 for name in ("understood", "understood_area", "prompt_tokens")
@@ -265,9 +257,11 @@ def render_report(family: Family, results: Sequence[StreamResult], gate: GateRep
     if family.situations is not None:  # how far answers are right where they are understood: 4.1.1
         cells = []
         for title, group in groups.items():
-            steps = [step for result in group for step in result.outcomes]
-            phi = correlate([step.understood for step in steps], [step.answered for step in steps])
-            cells.append(f"{title} {_number(phi) or 'none'}")
+            understood, answered = (
+                [mark for result in group for mark in result.marks(name)]
+                for name in ("understood", "answered")
+            )
+            cells.append(f"{title} {_number(correlate(understood, answered)) or 'none'}")
         parts.append(
             f"Correlation of understanding and answer, question by question: {'; '.join(cells)}."
         )
@@ -323,11 +317,15 @@ def _accuracy_table(family: Family, groups: Mapping[str, Sequence[StreamResult]]
 def _sample_table(results: Sequence[StreamResult]) -> str:
     """Show steps through time, as the paper's tables 6, 7 and 11 to 13."""
     mem = next((result for result in results if result.variant.system == "mem"), None)
-    used = [step for step in mem.outcomes if step.used_memory] if mem else []
-    bare: dict[int, str] = {}
-    for result in results:
-        if mem and result.variant.system == "no-mem" and result.variant.seed == mem.variant.seed:
-            bare = {step.step: step.generated for step in result.outcomes}
+    if mem is None:
+        return ""
+    used = [step for step in mem.outcomes if step.used_memory]
+    bare = {
+        step.step: step.generated
+        for result in results
+        for step in result.outcomes
+        if (result.variant.system, result.variant.seed) == ("no-mem", mem.variant.seed)
+    }
     rows = [
         [
             str(step.step),
@@ -371,11 +369,6 @@ def _mean(group: Sequence[StreamResult], first: str, second: str = "") -> float 
     return fmean(known) if known else None
 
 
-def _mean_running(group: Sequence[StreamResult], name: str) -> list[float]:
-    lines = [running_accuracy(result.marks(name)) for result in group]
-    return [fmean(values) for values in zip(*lines, strict=False)]
-
-
 def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
     """Draw the running accuracy of understanding and answer, means over the seeds, as a .png."""
     from matplotlib.figure import Figure
@@ -387,7 +380,8 @@ def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
     names = {"understood": "understanding", "answered": "answer"}
     for axes, (name, title) in zip(panels, names.items(), strict=True):
         for label, group in _name_groups(results).items():
-            mean = _mean_running(group, name)
+            lines = [running_accuracy(result.marks(name)) for result in group]
+            mean = [fmean(values) for values in zip(*lines, strict=False)]
             axes.plot(range(1, len(mean) + 1), mean, label=label)
         axes.set(title=f"running accuracy of the {title}", xlabel="step", ylim=(0, 1))
         axes.grid(visible=True, alpha=0.3)

@@ -84,14 +84,17 @@ def match_form(family: Family, text: str) -> tuple[str, re.Match[str]] | None:
     return None
 
 
-def read_texts(record: Record, names: Sequence[str], hint: str = "") -> list[str]:
+def read_texts(record: Record, names: Sequence[str]) -> list[str]:
     """Return fields of a line, which must be texts; `answers` may be a list of texts."""
     texts: list[str] = []
     for name in names:
         value: Any = record.fields.get(name)
         parts = value if name == "answers" and isinstance(value, list) and value else [value]
         if not all(isinstance(part, str) and part.strip() for part in parts):
-            raise DataError(f"{record.place}: {name} is {show(value)}, and must be text{hint}")
+            raise DataError(
+                f"{record.place}: {name} is {show(value)}, and must be text: a line has "
+                f"{', '.join(names)}"
+            )
         texts += parts
     return texts
 
@@ -123,41 +126,36 @@ def read_stream(path: Path, family: Family) -> list[Step]:
 def _read_step(record: Record, family: Family) -> Step:
     names = ("type", "word", "question", "feedback", "expected_answer")
     kind, word, question, feedback, expected = read_texts(record, names)
-    if kind not in family.answers:
-        raise DataError(
-            f"{record.place}: type '{kind}' is none of the family '{family.name}' "
-            f"({', '.join(family.answers)}): name the stream's own with --family"
-        )
+    _check_known(record, "type", kind, family.kinds)
     feedback = feedback.removeprefix(_MARK).strip()
     return Step(str(record.line), kind, question, feedback, word, (expected,))
 
 
-def _read_fact(record: Record, family: Family) -> Step:
-    hint = f": the family '{family.name}' takes question, a text, and answers, a list of texts"
-    question, *answers = read_texts(record, ("question", "answers"), hint)
+def _read_fact(record: Record, _: Family) -> Step:
+    question, *answers = read_texts(record, ("question", "answers"))
     return Step(str(record.line), QUESTION, question, answers[0], expected=tuple(answers))
 
 
 def _read_situation(record: Record, family: Family) -> Step:
     form = family.situations
     assert form is not None  # read_stream
-    names = ("situation", form.about, "label")
-    texts = read_texts(record, names, f": each line has {', '.join(names)}")
+    texts = read_texts(record, ("situation", form.about, "label"))
     text, about, label = (" ".join(part.split()) for part in texts)
-    by_lower = {known.lower(): known for known in form.labels}
-    if label.lower() not in by_lower:
-        raise DataError(f"{record.place}: label '{label}' is none of {', '.join(form.labels)}")
-    if form.categories and about.lower() not in form.categories:
-        raise DataError(
-            f"{record.place}: {form.about} '{about}' is none of {', '.join(form.categories)}"
-        )
+    label = next((known for known in form.labels if known.lower() == label.lower()), label)
+    _check_known(record, "label", label, form.labels)
     about = about.lower() if form.categories else about.rstrip(".")
+    if form.categories:
+        _check_known(record, form.about, about, form.categories)
     output, feedback = (
-        fill(frame, about=about, label=by_lower[label.lower()])
-        for frame in (form.output, form.feedback)
+        fill(frame, about=about, label=label) for frame in (form.output, form.feedback)
     )
     kind = about if form.categories else SITUATION
     return Step(str(record.line), kind, text, feedback, about, (output,))
+
+
+def _check_known(record: Record, name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise DataError(f"{record.place}: {name} '{value}' is none of {', '.join(known)}")
 
 
 def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
@@ -180,10 +178,9 @@ def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
         if records and {"kind", "source"} <= set(records[0].fields):
             entries, records = replay(read_events(path)), []
     pairs = [Step(str(entry.id), "", entry.question, entry.feedback) for entry in entries]
-    hint = ": each line has a question and the feedback it got"
     for record in records:
         kind = str(record.fields.get("type") or "")
-        question, feedback = read_texts(record, ("question", "feedback"), hint)
+        question, feedback = read_texts(record, ("question", "feedback"))
         pairs.append(Step(str(record.line), kind, question, feedback.removeprefix(_MARK).strip()))
     if not pairs:
         raise DataError(f"{path} holds no question with a feedback: there is nothing to learn")
@@ -237,8 +234,7 @@ class PromptedLM:
                 question = prompt.split(self.few_shot.separator)[-2]
                 raise DataError(
                     f"the question '{question[:_SHOWN_CHARS]}' makes a prompt of {size:,} "
-                    f"tokens, and {self.budget:,} fit beside the answer: use a shorter prompt, or "
-                    "an LM with a larger window"
+                    f"tokens, and {self.budget:,} fit: shorten the prompt, or use another LM"
                 )
         end = self.few_shot.end
         return self.completer.complete(prompts, max_new_tokens=self.max_new_tokens, stop=end)
