@@ -5,6 +5,7 @@ import gzip
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import datasets
@@ -21,7 +22,6 @@ from pgra.core import Example
 from pgra.data.examples import (
     DataArguments,
     draw_shots,
-    load_pool,
     load_splits,
     open_split,
     read_split,
@@ -165,7 +165,7 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
     assert 1 <= len(load_splits(TASK, replace(args, max_dev_samples=most)).dev) <= most
 
 
-@pytest.mark.parametrize("load", [load_splits, load_pool])
+@pytest.mark.parametrize("load", [load_splits, partial(load_splits, is_trained=False)])
 def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 4 == 0]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)
@@ -190,7 +190,7 @@ def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tm
         replace(sets, test_fraction=1.5)
 
 
-@pytest.mark.parametrize("load", [load_splits, load_pool])
+@pytest.mark.parametrize("load", [load_splits, partial(load_splits, is_trained=False)])
 def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted(load, tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)
