@@ -135,12 +135,6 @@ def write_page(
 def _name_left_out(collection: "Collection") -> None:
     for folder in collection.unfinished:
         logger.warning("report: %s is not measured (yet), and left out", folder)
-    for folder in collection.loose:
-        logger.warning(
-            "report: %s holds seeds of a series or a grid that is not finished, or lost its "
-            "summary.json or grid.json: give its command again",
-            folder,
-        )
     for group in collection.groups:
         if gone := list(dict.fromkeys(str(missing.folder) for missing in group.missing)):
             more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
