@@ -29,13 +29,12 @@ import numpy.typing as npt
 from pgra.artifacts import digest, file_checksum, set_aside, write_json, write_lines, write_text
 from pgra.core import Json
 from pgra.errors import ConfigError, DamageError, DataError, unknown_name
-from pgra.exemplars.selection import vote
 from pgra.reader import RECORD_FILE
 from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference
 from pgra.report.figures import plain_text, save_figure
 from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_95
-from pgra.report.results import METRICS_FILE, Trial, load_collection, read_lines, read_object
+from pgra.report.results import Trial, load_collection, read_lines
 from pgra.report.tables import Cell, Table
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ _MEANING = (
     "Consistency: mean share of a query's evidence whose pseudo-label is the query's label.",
     "Majority rate: the consistency of evidence that all had the commonest label of the queries.",
     "Chance: that of evidence with these pseudo-labels that had nothing to do with its query.",
-    "Vote: the accuracy of each query's commonest pseudo-label; distinct: texts, over all queries.",
     "Intervals and p are of a bootstrap over queries; a difference whose interval holds 0 is none.",
 )
 _Counts = npt.NDArray[np.int64]
@@ -69,8 +67,6 @@ class Consistency:
         queries: How many queries have 0, 1, ... d consistent evidence, of all seeds, (d + 1,).
         right: How many of these were decided rightly.
         pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
-        vote: Accuracy of the commonest label of each query's evidence; ties go to the best-ranked.
-        distinct: Different texts among the evidence of all queries.
         without_evidence: Queries without any, which are left out.
     """
 
@@ -83,8 +79,6 @@ class Consistency:
     majority: float
     chance: float
     pseudo_labels: Mapping[str, float]
-    vote: float
-    distinct: int
     without_evidence: int
     seeds: int = 1
 
@@ -146,7 +140,6 @@ def measure_consistency(
     is_right = np.array([line["prediction"] == line["label"] for line in lines])
     truth = Counter(line["label"] for line in lines)
     pseudo = Counter(label for own in said for label in own)
-    votes = [next(iter(vote(own))) == line["label"] for line, own in zip(lines, said, strict=True)]
     return Consistency(
         name,
         task,
@@ -157,8 +150,6 @@ def measure_consistency(
         majority=max(truth.values()) / len(lines),
         chance=sum(truth[x] * pseudo[x] for x in labels) / (len(lines) * pseudo.total()),
         pseudo_labels={label: pseudo[label] / pseudo.total() for label in labels},
-        vote=sum(votes) / len(lines),
-        distinct=len(distinct_evidence(found)),
         without_evidence=len(seeds[0]) - len(found[0]),
         seeds=len(seeds),
     )
@@ -176,7 +167,7 @@ def score_table(
     `paper` holds the paper's values by task (or `AVERAGE`) and name; it may be empty.
     """
     columns = ["run", "task", "seeds", "d", "queries", "consistency", "95 % interval"]
-    columns += [*(["paper"] if paper else []), "majority rate", "chance", "vote", "distinct"]
+    columns += [*(["paper"] if paper else []), "majority rate", "chance"]
     columns += [f"difference to {baseline}", "its 95 % interval", "p"]
     bases = {run.task: run for run in runs if run.name == baseline}
     rows = []
@@ -185,8 +176,7 @@ def score_table(
         cells = [Cell(run.name), Cell(run.task), *map(Cell, numbers), _percent(run.score)]
         cells.append(Cell.interval([100 * end for end in run.interval], ".1f"))
         cells += [Cell.of(paper.get((run.task, run.name)), ".1f")] if paper else []
-        cells += [_percent(run.majority), _percent(run.chance), _percent(run.vote)]
-        cells.append(Cell.of(run.distinct))
+        cells += [_percent(run.majority), _percent(run.chance)]
         base = bases.get(run.task)
         if base is None or run is base:
             cells += [Cell("")] * 3
@@ -280,28 +270,16 @@ def plot_scores(runs: Sequence[Consistency]) -> "Figure":
 
 @dataclass(frozen=True)
 class Labeler:
-    """A plain reader that labels evidence.
-
-    `folder` is as it was named, `home` the reader's own. `measured` is the content of its run's
-    `metrics.json`; empty where there is none.
-    """
+    """A plain reader that labels evidence; `folder` is as it was named, `home` the reader's own."""
 
     folder: Path
     home: Path
     record: ReaderRecord
-    measured: Mapping[str, Any]
 
     @property
     def checksum(self) -> str:
         """Checksum of its record, which holds those of its weights."""
         return file_checksum(self.home / RECORD_FILE)
-
-    def note(self) -> str:
-        text = f"{self.record.task}: pseudo-labels are those of {self.folder}"
-        if not self.measured:
-            return f"{text}."
-        metric, value = self.measured["metric"], float(self.measured["value"])
-        return f"{text}, whose {metric} on test queries is {value:.3f}; on evidence it is unknown."
 
 
 def open_labeler(folder: Path) -> Labeler:
@@ -316,9 +294,7 @@ def open_labeler(folder: Path) -> Labeler:
             f"{folder} reads {record.num_evidence} evidence texts a query: pseudo-labels come from "
             "a plain reader, so give a run of pgra train --num_evidence 0"
         )
-    home = find_reader(folder)
-    path = (home.parent if home == folder else folder) / METRICS_FILE
-    return Labeler(folder, home, record, read_object(path) if path.is_file() else {})
+    return Labeler(folder, find_reader(folder), record)
 
 
 def label_texts(
@@ -512,7 +488,10 @@ def _notes(
     *,
     has_paper: bool,
 ) -> list[str]:
-    notes = [labeler.note() for labeler in labelers.values()]
+    notes = [
+        f"{task}: pseudo-labels are those of {labeler.folder}."
+        for task, labeler in labelers.items()
+    ]
     for (task, name), runs in rows.items():
         own = labelers[task].record.fingerprints.get("train")
         if runs[0].metrics.get("fingerprints", {}).get("train") != own:
