@@ -13,8 +13,7 @@ from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.report.compare import Study
-    from pgra.report.results import Collection, Group, Trial
-    from pgra.report.tables import Table
+    from pgra.report.results import Group, Trial
 
 logger = logging.getLogger(__name__)
 _FORMAT_OF = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".txt": "text"}
@@ -103,7 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.reference not in (None, _NO_REFERENCE):
         load_reference(args.reference)
     collection = load_collection([Path(path) for path in args.paths])
-    _name_left_out(collection)
+    for folder in collection.unfinished:
+        logger.warning("report: %s is not measured (yet), and left out", folder)
     if args.samples is not None:
         return _put("\n\n".join(show_samples(collection.groups, args.samples)), args.output)
     studies = _compare(collection.groups, args)
@@ -132,16 +132,6 @@ def write_page(
     write_text(path, render_page(title or page_title(studies), studies, samples, lead=lead))
 
 
-def _name_left_out(collection: "Collection") -> None:
-    for folder in collection.unfinished:
-        logger.warning("report: %s is not measured (yet), and left out", folder)
-    for group in collection.groups:
-        if gone := list(dict.fromkeys(str(missing.folder) for missing in group.missing)):
-            more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
-            told = f"{', '.join(gone[:3])}{more}"
-            logger.warning("report: of '%s' is not measured (yet): %s", group.title, told)
-
-
 def _put(text: str, output: str | None) -> int:
     """Write a text to a file, or show it."""
     from pgra.artifacts import write_text
@@ -163,7 +153,7 @@ def _tell(studies: "Sequence[Study]", kind: str) -> str:
         tables = [long_table(study) for study in studies]
         tables = [replace(tables[0], rows=[row for table in tables for row in table.rows])]
     else:
-        tables = _told_once([table for study in studies for table in summarise(study)])
+        tables = [table for study in studies for table in summarise(study)]
     return "\n\n".join(FORMATS[kind](table) for table in tables)
 
 
@@ -218,16 +208,6 @@ def _read_before(line: Mapping[str, Any], pool: Mapping[str, str]) -> list[str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _told_once(tables: "Sequence[Table]") -> "list[Table]":
-    """Drop from each table's notes those that a later one repeats."""
-    later: set[str] = set()
-    shown = []
-    for table in reversed(tables):
-        shown.append(replace(table, notes=[note for note in table.notes if note not in later]))
-        later.update(table.notes)
-    return shown[::-1]
 
 
 def _compare(groups: "Sequence[Group]", args: ReportArguments) -> "list[Study]":
