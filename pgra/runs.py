@@ -231,7 +231,7 @@ def measure_run(
         "task": method.data.task.name,
         "split": split,
         "metric": method.data.metric,
-        "sizes": {"train": len(method.data.train), "dev": len(method.data.dev)},
+        "sizes": {name: len(getattr(method.data, name)) for name in ("train", "dev", "set_aside")},
         "calibration": decided.calibration,
         "seed": method.seed,
         "uses_seed": method.uses_seed(method.args),

@@ -281,9 +281,7 @@ class Trial:
     @property
     def sets_aside(self) -> bool:
         """Whether examples of an LM's prompt, its own or a control's, are left out of training."""
-        is_without = self.setting("rerank.reranker") in ("none", "cross-encoder")
-        reads_prompt = self.setting("rerank.num_evidence") != 0 and not is_without
-        return reads_prompt or self.setting("reader.same_train") is True
+        return bool(self.metrics.get("sizes", {}).get("set_aside"))
 
     @property
     def is_divided(self) -> bool:
