@@ -7,7 +7,7 @@ python ablations/label_consistency.py --labeler runs/plain --runs runs/pgra runs
 import sys
 
 from pgra.cli import run
-from pgra.commands.consistency import main
+from pgra.commands.report import consistency
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    sys.exit(run(consistency))

@@ -42,7 +42,6 @@ from pgra.cli import run
 from pgra.core import Context, Example
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.data.examples import DataArguments, load_splits
-from pgra.data.references import load_references
 from pgra.data.tasks import GenerationTask, Task
 from pgra.lm.base import DTYPES
 from pgra.lm.generate import LocalLM
@@ -142,9 +141,8 @@ def read_data(args: argparse.Namespace) -> Data:
     )
     if args.task in GenerationTask.names():
         task = GenerationTask.load(args.task)
-        found = load_references(task, chosen)
-        pool, queries = ([one.example for one in part] for part in found)
-        return Data(task.frame, pool, queries, task.max_new_tokens)
+        found = load_splits(task, chosen, is_trained=False)
+        return Data(task.frame, found.train, found.test, task.max_new_tokens)
     labelled = Task.load(args.task)
     splits = load_splits(labelled, chosen)
     slots = " ".join(f"{{{name}}}" for name in labelled.inputs)

@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "push": ("push", "put a trained reader on the hub, with its model card"),
     "memory": ("memory", "keep what users corrected, and use it on the next like question"),
     "plan": ("plan", "count what the LM has yet to read, and time it"),
-    "consistency": ("consistency", "measure how often evidence has the label of its query"),
+    "consistency": ("report:consistency", "measure how often evidence has the label of its query"),
     "ablate": ("ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
     "report": ("report", "put runs into one table or figure, with tests"),
     "demo": ("demo", "see it at work on real models and real text, in three minutes"),

@@ -131,9 +131,7 @@ class Prepared:
             _check_run(method, is_whole=False)
         self._is_prepared = False
 
-    def run(
-        self, args: RunArguments, *, is_measured: bool = True, may_lack_reader: bool = False
-    ) -> Outcome:
+    def run(self, args: RunArguments, *, may_lack_reader: bool = False) -> Outcome:
         """Make a run, or return what is there; see `run_all`."""
         if not self._is_prepared:
             self._method.prepare()
@@ -154,9 +152,7 @@ class Prepared:
                     drop_checkpoints(args)
                 return outcome
             method.fingerprints["run"] = digest(named)
-            record, is_trained = self._fit(method, folder, named)
-            if not is_measured:
-                return Outcome(folder, {}, is_trained, record)
+            record = self._fit(method, folder, named)
             if args.trains:
                 method.fingerprints["reader"] = reader_checksum(folder)
             metrics = measure_run(method, folder, "test", record)
@@ -165,14 +161,10 @@ class Prepared:
                 drop_checkpoints(args)
             return Outcome(folder, metrics, reused=False, training=record)
 
-    def _fit(
-        self, method: Method, folder: Path, named: Mapping[str, Json]
-    ) -> tuple[Mapping[str, Any], bool]:
-        """Train unless that is done; return the dev set's record, and whether it was done."""
-        trains = method.args.trains
-        record = read_training(folder) if trains else None
-        is_done = record is not None
-        if is_done:
+    def _fit(self, method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str, Any]:
+        """Train unless that is done; return the dev set's record."""
+        record = read_training(folder) if method.args.trains else None
+        if record is not None:
             logger.info("run: %s is trained (reused)", folder)
             method.load(folder)
         else:
@@ -191,7 +183,7 @@ class Prepared:
             self.context.barrier()
         if record is not None and "seconds" in record:
             method.seconds["training"] = float(str(record["seconds"]))
-        return record or {}, is_done
+        return record or {}
 
 
 def drop_checkpoints(args: RunArguments) -> None:
@@ -239,7 +231,7 @@ def measure_run(
         "task": method.data.task.name,
         "split": split,
         "metric": method.data.metric,
-        "sizes": {"train": len(method.data.train), "dev": len(method.data.dev)},
+        "sizes": {name: len(getattr(method.data, name)) for name in ("train", "dev", "set_aside")},
         "calibration": decided.calibration,
         "seed": method.seed,
         "uses_seed": method.uses_seed(method.args),

@@ -33,6 +33,7 @@ def plant(
     text="text",
     fingerprints=None,
     split="test",
+    set_aside=8,
     notes=(),
     names=NAMES,
     evidence=None,
@@ -44,6 +45,7 @@ def plant(
     about = {
         **{"method": method, "task": task, "split": split, "metric": metric, "seed": seed},
         **{"uses_seed": method not in ("icl", "knn"), "seconds": {"training": 1.0}},
+        "sizes": {"train": n, "set_aside": 0 if method == "fid" else set_aside},
         **{"fingerprints": fingerprints or marks, "notes": list(notes)},
     }
     examples = [Example(f"test-{i}", {"text": f"{text} {i}"}, x) for i, x in enumerate(labels)]

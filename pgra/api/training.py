@@ -21,7 +21,6 @@ from pgra.core import ALONE
 from pgra.data.bundled import BUNDLED
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import RawSplit, Rows, open_rows, read_split
-from pgra.data.references import read_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.methods.arguments import READERS, RunArguments
@@ -298,10 +297,7 @@ class _Given:
 
 def _as_jsonl(task: Task | GenerationTask, raw: RawSplit, split: str) -> str:
     """Check rows, and return them as jsonl of the task, in their order."""
-    if isinstance(task, Task):
-        read_split(task, raw, split, is_quiet=True)
-    else:
-        read_references(task, raw, split)
+    read_split(task, raw, split, is_quiet=True)
     lines = []
     for row in raw.rows:
         values: dict[str, Any] = dict(row.fields)

@@ -100,7 +100,7 @@ def show_results(
     grid: "Grid", runs: "Sequence[GridRun]", failures: Mapping[str, str], root: Path
 ) -> int:
     """Show results and failures (reasons by run); return 1 if a run or the table failed."""
-    from pgra.commands.consistency import main as consistency
+    from pgra.commands.report import consistency
     from pgra.commands.report import main as report
 
     code = 1 if failures else 0

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
@@ -12,10 +12,10 @@ from pgra.help import wants_help
 from pgra.progress import Bar
 
 if TYPE_CHECKING:
-    from pgra.experiments.consistency import ConsistencyReport
+    from pgra.core import Context
+    from pgra.experiments.consistency import Lines
     from pgra.methods.arguments import PgraArguments, RunArguments
     from pgra.report.metrics import Difference
-    from pgra.report.results import Trial
 
 READERS = {  # by name: the folder, and the arguments that differ
     "T5 alone": ("t5", ["--num_evidence", "0"]),
@@ -42,15 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         _parse(words)
     say("Loading torch and transformers ...")
     context, run_args = join_run(words), _parse(words)
-    args = run_args.pgra
+    args, base = run_args.pgra, run_args.folder
     if args.is_exhaustive:
         raise ConfigError(
             "the demo compares the evidence of both stages, and retriever 'exhaustive' has one "
             "only: use pgra train, or another --retriever"
         )
-    base = run_args.folder
-    from pgra.experiments.consistency import compare_evidence
-    from pgra.report.results import load_run
+    from pgra.commands.report import write_page
+    from pgra.experiments import consistency
+    from pgra.report.compare import compare_runs
+    from pgra.report.metrics import compare_means, compare_methods
+    from pgra.report.results import Group, load_run
     from pgra.runs import run
 
     quiet_libraries()
@@ -62,9 +64,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_new = is_new or not outcome.reused
         runs.append(load_run(outcome.folder, name=name))
     say(f"\n[{count}/{count}] what each stage picks, labelled by the T5 alone")
-    found = compare_evidence(args, runs[0].folder, base / "evidence", context=context)
+    alone, pgra = runs
+    sides = {"the encoder": _first_stage(args, context), "the LM": pgra.predictions}
+    labeler = consistency.open_labeler(alone.folder)
+    texts = consistency.distinct_evidence(list(sides.values()))
+    kept = base / "evidence" / "pseudo_labels"
+    labels, _ = consistency.label_texts(labeler, texts, kept, device=args.runtime.device)
+    first, second = (
+        consistency.measure_consistency(
+            name, alone.task, [lines], labels, labels=labeler.record.labels
+        )
+        for name, lines in sides.items()
+    )
+    gap = compare_means(second.shares, first.shares, seed=0)
+    effect = (
+        f"By the T5 alone, {100 * second.score:.1f} % of the evidence that the LM picks has its "
+        f"review's own label, of the encoder's {100 * first.score:.1f} %: "
+        f"{_verdict(gap, len(second.shares))}."
+    )
+    trained = compare_methods([pgra.outcomes], [alone.outcomes], seed=0)
+    decided = (
+        f"{pgra.name} is right on {100 * pgra.value:.1f} %, {alone.name} on "
+        f"{100 * alone.value:.1f} %: {_verdict(trained, len(pgra.predictions))}."
+    )
+    gains = dict(zip(second.ids, second.shares - first.shares, strict=True))
+    case = _case(sides, labels, gains)
+    study = compare_runs(Group("The demo's readers", runs))
+    page, lead = base / "report.html", "\n\n".join([effect, decided, case])
+    write_page(page, [study], title="Prompt-guided retrieval: the demo", lead=lead)
     seconds = f"{time.perf_counter() - start:.0f} s" + ("" if is_new else ", all of it reused")
-    say("\n" + _report(args, runs, found, base, seconds))
+    say(f"\nDoes the LM pick other evidence than the encoder?\n  {effect}")
+    say(f"\nDoes the T5 decide better with it?\n  {decided}\n\n{case}")
+    say(f"\nIt took {seconds}. To look through examples: open {page}")
     return 0
 
 
@@ -91,49 +122,18 @@ def _introduce(args: "PgraArguments") -> str:
     )
 
 
-def _report(
-    args: "PgraArguments",
-    runs: "Sequence[Trial]",
-    found: "ConsistencyReport",
-    base: Path,
-    seconds: str,
-) -> str:
-    """Write the page, and return what the terminal shows."""
-    from pgra.artifacts import write_text
-    from pgra.commands.report import PAGE_SAMPLES, show_samples
-    from pgra.report.compare import compare_runs
-    from pgra.report.metrics import compare_means, compare_methods
-    from pgra.report.page import render_page
-    from pgra.report.results import Group
+def _first_stage(args: "PgraArguments", context: "Context") -> "Lines":
+    """Find the first stage's best evidence, as lines of `predictions.jsonl`, undecided."""
+    from pgra.methods.stages import Stages
 
-    first, second = found.runs[1:]  # the one before is by chance
-    gap = compare_means(second.shares, first.shares, seed=0)
-    effect = (
-        f"By the T5 alone, {100 * second.score:.1f} % of the evidence that the LM picks has its "
-        f"review's own label, of the encoder's {100 * first.score:.1f} %: "
-        f"{_verdict(gap, len(second.shares))}."
-    )
-    lines = []
-    for run in runs[1:]:
-        own = compare_methods([run.outcomes], [runs[0].outcomes], seed=0)
-        lines.append(
-            f"{run.name} is right on {100 * run.value:.1f} %, {runs[0].name} on "
-            f"{100 * runs[0].value:.1f} %: {_verdict(own, len(run.predictions))}."
-        )
-    case = _case(args, runs[0], found)
-    study = compare_runs(Group("The demo's readers", runs))
-    title, lead = "Prompt-guided retrieval: the demo", "\n\n".join([effect, *lines, case])
-    samples = show_samples([study.group], PAGE_SAMPLES)
-    page = render_page(title, [study], samples, lead=lead)
-    write_text(base / "report.html", page)
-    return "\n\n".join(
-        [
-            "Does the LM pick other evidence than the encoder?\n  " + effect,
-            "Does the T5 decide better with it?\n  " + "\n  ".join(lines),
-            case,
-            f"It took {seconds}. To look through examples: open {base / 'report.html'}",
-        ]
-    )
+    first = replace(args.rerank, reranker="none")
+    stages = Stages.read(replace(args, rerank=first, rerank_options=None), context)
+    stages.find(("test",))
+    pairs = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
+    return [
+        {**vars(example), "prediction": None, "evidence": [line.as_json() for line in found]}
+        for example, found in pairs
+    ]
 
 
 def _verdict(gap: "Difference", n: int) -> str:
@@ -142,30 +142,24 @@ def _verdict(gap: "Difference", n: int) -> str:
         f"{100 * gap.difference:+.1f} points (95 % interval {100 * gap.low:+.1f} to "
         f"{100 * gap.high:+.1f}, p {gap.p:.3f}, {n} reviews)"
     )
-    if gap.p < _LEVEL:
-        return f"{told}, beyond noise"
-    return f"{told}, which may be noise"
+    return f"{told}, beyond noise" if gap.p < _LEVEL else f"{told}, which may be noise"
 
 
-def _case(args: "PgraArguments", reader: "Trial", found: "ConsistencyReport") -> str:
+def _case(
+    sides: "Mapping[str, Lines]", labels: Mapping[str, str], gains: Mapping[str, float]
+) -> str:
     """Show a review on which the stages differ most in the LM's favour, the LM's surest one."""
-    first, second = found.runs[1:]
-    by_id = {
-        name: {line["id"]: line for line in found.lines[name]} for name in (first.name, second.name)
-    }
-    chances = [sum(seen["score"] for seen in by_id[second.name][i]["evidence"]) for i in second.ids]
-    gain = second.shares - first.shares
-    query = second.ids[max(range(len(gain)), key=lambda n: (gain[n], chances[n]))]
-    text = {line["id"]: line for line in reader.predictions}[query]
+
+    def gain(line: Mapping[str, Any]) -> tuple[float, float]:
+        return gains[line["id"]], sum(seen["score"] for seen in line["evidence"])
+
+    query = max(sides["the LM"], key=gain)
     lines = [
         "An example, of the reviews on which they differ most the one of which the LM is surest:",
-        f'  "{text["text"]}" ({text["label"]})',
+        f'  "{query["text"]}" ({query["label"]})',
     ]
-    for way, name in ((first.name, "the encoder picks"), (second.name, "the LM picks")):
-        line: Mapping[str, Any] = by_id[way][query]
-        lines.append(f"  {name}:")
-        lines += [
-            f"    {found.pseudo_labels[seen['text']]}: {seen['text']}"
-            for seen in line["evidence"][: args.rerank.num_evidence]
-        ]
+    for name, found in sides.items():
+        (line,) = (line for line in found if line["id"] == query["id"])
+        lines.append(f"  {name} picks:")
+        lines += [f"    {labels[seen['text']]}: {seen['text']}" for seen in line["evidence"]]
     return "\n".join(lines)

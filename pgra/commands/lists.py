@@ -6,13 +6,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pgra.commands.common import about, say, say_words
+from pgra.commands.common import about, say
 from pgra.config import choose, parse_arguments
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled
 from pgra.data.corpus import CorpusArguments
 from pgra.data.tasks import GenerationTask, Task
-from pgra.errors import ConfigError
-from pgra.help import wants_help
 
 _WIDTH = 100
 
@@ -30,10 +28,7 @@ def data(argv: Sequence[str] | None = None) -> int:
     if words and not words[0].startswith("-"):
         choose("word after pgra data", words[0], ["claims"])
         return claims(words[1:])
-    if wants_help(words):
-        say_words("pgra data", data, {"claims": claims})
-        return 0
-    _refuse(words)
+    parse_arguments([], words, prog="pgra data", **about(data))
     _show(
         "tasks, for --task:",
         (_task_lines(Task.load(name)) for name in Task.names()),
@@ -94,11 +89,7 @@ def models(argv: Sequence[str] | None = None) -> int:
       pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \
           --encoder bundled:minilm-l6
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if wants_help(words):
-        say_words("pgra models", models, {})
-        return 0
-    _refuse(words)
+    parse_arguments([], argv, prog="pgra models", **about(models))
     _show(
         "models inside packages, for --encoder, --lm and --model_name_or_path:",
         map(_bundled_lines, BUNDLED_MODELS.values()),
@@ -106,11 +97,6 @@ def models(argv: Sequence[str] | None = None) -> int:
         "encoder, any causal LM (OPT, GPT-2, Llama, Qwen, ...), any T5 as reader.",
     )
     return 0
-
-
-def _refuse(words: Sequence[str]) -> None:
-    if words:
-        raise ConfigError(f"unknown argument '{words[0]}'. See --help.")
 
 
 def _task_lines(task: Task | GenerationTask) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pgra.commands.common import about, quiet_libraries, say, typed_lines
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import arg, parse_arguments
-from pgra.data.read import check_file, parse_json, read_lines, read_records, table_rows
+from pgra.data.read import TABLES, check_file, parse_json, read_lines, read_table
 from pgra.errors import ConfigError, DataError, PgraError, visible
 from pgra.lm.base import KernelArguments
 
@@ -193,14 +193,12 @@ def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[s
     Raises:
         DataError: If it cannot be read, holds none, or a line lacks an input.
     """
-    kind = check_file(path, ("txt", "jsonl", "csv", "tsv"))
-    if kind == "txt":
+    if check_file(path, ("txt", *TABLES)) == "txt":
         texts = [line.text.strip() for line in read_lines(path)]
         queries: list[str | Mapping[str, str] | None] = [text for text in texts if text]
     else:
         queries, blank = [], []
-        is_json = kind == "jsonl"
-        for record in read_records(path) if is_json else table_rows(path, kind, inputs):
+        for record in read_table(path, TABLES, inputs):
             fields = {name: record.text(name) for name in inputs}
             queries.append(fields if any(fields.values()) else None)
             blank += [] if any(fields.values()) else [record.line]

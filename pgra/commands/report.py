@@ -1,4 +1,4 @@
-"""Runs as one table or figure, with intervals, tests and the paper's values: `pgra report`."""
+"""Runs as tables, figures and a page, and their evidence's labels: `pgra report`, `consistency`."""
 
 import logging
 import sys
@@ -7,19 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import about, say
+from pgra.commands.common import about, quiet_libraries, say
 from pgra.config import Arguments, arg, choose, parse_arguments
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.report.compare import Study
-    from pgra.report.results import Collection, Group, Trial
-    from pgra.report.tables import Table
+    from pgra.report.results import Group, Trial
 
 logger = logging.getLogger(__name__)
 _FORMAT_OF = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".txt": "text"}
+_FIGURES = (".pdf", ".png", ".svg")
+_PAGES = (".html", ".htm")
 _NO_REFERENCE = "none"
-PAGE_SAMPLES = 100  # queries of a task that a page shows
+_PAGE_SAMPLES = 100  # queries of a task that a page shows
 
 
 @dataclass(kw_only=True)
@@ -60,12 +61,16 @@ class ReportArguments(Arguments):
     )
 
     def check(self) -> None:
-        suffix = Path(self.output or "report.txt").suffix.lower()
-        if self.format is None and suffix not in _FORMAT_OF:
-            raise ConfigError(
-                f"output is '{self.output}': end its name in {', '.join(_FORMAT_OF)}, or give "
-                "--format"
-            )
+        kinds = {"output": _FORMAT_OF, "figure": _FIGURES, "html": _PAGES}
+        for name, suffixes in kinds.items():
+            path = getattr(self, name)
+            if path is None or (name == "output" and self.format is not None):
+                continue
+            if Path(path).suffix.lower() not in suffixes:
+                hint = ", or give --format" if name == "output" else ""
+                raise ConfigError(
+                    f"{name} is '{path}': end its name in {', '.join(suffixes)}{hint}"
+                )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,62 +96,51 @@ def main(argv: Sequence[str] | None = None) -> int:
         **about(main),
     )
     from pgra.report.compare import load_reference
-    from pgra.report.figures import FIGURES, check_path, plot_study
-    from pgra.report.page import PAGES, page_title, render_page
+    from pgra.report.figures import draw_study, save_figure
     from pgra.report.results import load_collection
 
-    for name, suffixes in (("figure", FIGURES), ("html", PAGES)):
-        if getattr(args, name) is not None:
-            check_path(name, Path(getattr(args, name)), suffixes)
     if args.reference not in (None, _NO_REFERENCE):
         load_reference(args.reference)
     collection = load_collection([Path(path) for path in args.paths])
-    _name_left_out(collection)
-    if args.samples is not None:
-        return _put("\n\n".join(show_samples(collection.groups, args.samples)), args.output, {})
-    studies = _compare(collection.groups, args)
-    titles = [study.group.title for study in studies]
-    if args.figure is not None and len(studies) > 1:
-        named = ", ".join(f"'{title}'" for title in titles)
-        raise ConfigError(f"--figure draws one table, and there are {named}: name fewer paths")
-    kind = args.format or _FORMAT_OF[Path(args.output or "a.txt").suffix.lower()]
-    text, texts = _tell(studies, kind), {}
-    if args.html is not None:
-        samples = show_samples(collection.groups, PAGE_SAMPLES)
-        texts[args.html] = render_page(page_title(studies), studies, samples)
-    if args.figure is not None:
-        plot_study(studies[0], Path(args.figure))
-        logger.info("report: %s", args.figure)
-    return _put(text, args.output, texts)
-
-
-def _name_left_out(collection: "Collection") -> None:
     for folder in collection.unfinished:
         logger.warning("report: %s is not measured (yet), and left out", folder)
-    for folder in collection.loose:
-        logger.warning(
-            "report: %s holds seeds of a series or a grid that is not finished, or lost its "
-            "summary.json or grid.json: give its command again",
-            folder,
-        )
-    for group in collection.groups:
-        if gone := list(dict.fromkeys(str(missing.folder) for missing in group.missing)):
-            more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
-            told = f"{', '.join(gone[:3])}{more}"
-            logger.warning("report: of '%s' is not measured (yet): %s", group.title, told)
+    if args.samples is not None:
+        return _put("\n\n".join(show_samples(collection.groups, args.samples)), args.output)
+    studies = _compare(collection.groups, args)
+    if args.figure is not None and len(studies) > 1:
+        named = ", ".join(f"'{study.group.title}'" for study in studies)
+        raise ConfigError(f"--figure draws one table, and there are {named}: name fewer paths")
+    kind = args.format or _FORMAT_OF[Path(args.output or "a.txt").suffix.lower()]
+    text = _tell(studies, kind)
+    if args.html is not None:
+        write_page(Path(args.html), studies)
+        logger.info("report: %s", args.html)
+    if args.figure is not None:
+        save_figure(draw_study(studies[0]), Path(args.figure))
+        logger.info("report: %s", args.figure)
+    return _put(text, args.output)
 
 
-def _put(text: str, output: str | None, others: Mapping[str, str]) -> int:
-    """Write files, and a text to its own, or show it."""
+def write_page(
+    path: Path, studies: "Sequence[Study]", *, title: str | None = None, lead: str = ""
+) -> None:
+    """Write the HTML page of some studies, with examples of what their runs read and said."""
+    from pgra.artifacts import write_text
+    from pgra.report.figures import page_title, render_page
+
+    samples = show_samples([study.group for study in studies], _PAGE_SAMPLES)
+    write_text(path, render_page(title or page_title(studies), studies, samples, lead=lead))
+
+
+def _put(text: str, output: str | None) -> int:
+    """Write a text to a file, or show it."""
     from pgra.artifacts import write_text
 
-    own = {} if output is None else {output: text + "\n"}
-    for path, content in {**others, **own}.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text(Path(path), content)
-        logger.info("report: %s", path)
-    if output is None:  # last: `| head` ends the command
+    if output is None:
         say(text)
+    else:
+        write_text(Path(output), text + "\n")
+        logger.info("report: %s", output)
     return 0
 
 
@@ -159,7 +153,7 @@ def _tell(studies: "Sequence[Study]", kind: str) -> str:
         tables = [long_table(study) for study in studies]
         tables = [replace(tables[0], rows=[row for table in tables for row in table.rows])]
     else:
-        tables = _told_once([table for study in studies for table in summarise(study)])
+        tables = [table for study in studies for table in summarise(study)]
     return "\n\n".join(FORMATS[kind](table) for table in tables)
 
 
@@ -216,16 +210,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _told_once(tables: "Sequence[Table]") -> "list[Table]":
-    """Drop from each table's notes those that a later one repeats."""
-    later: set[str] = set()
-    shown = []
-    for table in reversed(tables):
-        shown.append(replace(table, notes=[note for note in table.notes if note not in later]))
-        later.update(table.notes)
-    return shown[::-1]
-
-
 def _compare(groups: "Sequence[Group]", args: ReportArguments) -> "list[Study]":
     """Compare the runs of each group that has any; the baseline must be a row of one at least."""
     from pgra.report.compare import METRIC, compare_runs, load_reference
@@ -246,3 +230,56 @@ def _compare(groups: "Sequence[Group]", args: ReportArguments) -> "list[Study]":
             reference = None  # the grid's, which holds no results of tasks
         studies.append(compare_runs(group, baseline=baseline, reference=reference))
     return studies
+
+
+@dataclass(kw_only=True)
+class ConsistencyArguments(Arguments):
+    """Whose evidence, and who labels it."""
+
+    runs: list[str] = arg(
+        [], "Finished runs, folders of them, or a grid of pgra ablate.", must_be_given=True
+    )
+    labeler: list[str] = arg(
+        [],
+        "Finished runs of --num_evidence 0, one for each task; default: the plain runs among "
+        "--runs.",
+    )
+    baseline: str | None = arg(
+        None, "Row to compare with; default: the grid's, else fid, else the first."
+    )
+    output_dir: str = arg("", "Where labels, tables and plots go.", must_be_given=True)
+    plots: bool = arg(True, "Draw them too.", off="Tables only.")
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+
+
+def consistency(argv: Sequence[str] | None = None) -> int:
+    """Measure how often evidence has the label of its query.
+
+    Examples:
+      pgra train --task sst2 --method plain --output_dir runs/plain
+      pgra train --task sst2 --method fid --output_dir runs/fid
+      pgra train --task sst2 --output_dir runs/pgra
+      pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
+      pgra consistency --runs runs/ablate-opt_size --output_dir runs/consistency
+
+    The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
+    whose label that is: the paper's Table 10 and Figures 2 and 4.
+    """
+    (args,) = parse_arguments(
+        [ConsistencyArguments], argv, prog="pgra consistency", **about(consistency)
+    )
+    quiet_libraries()
+    from pgra.experiments.consistency import TABLES_FILE, report_consistency
+
+    folder = Path(args.output_dir)
+    report = report_consistency(
+        [Path(name) for name in args.runs],
+        folder,
+        labelers=[Path(name) for name in args.labeler],
+        baseline=args.baseline,
+        device=args.device,
+        plots=args.plots,
+    )
+    say("\n\n".join(table.to_text() for table in report.tables))
+    say(f"\n{report.num_read} texts were read. Written: {folder / TABLES_FILE}")
+    return 0

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pgra.commands.common import (
     about,
@@ -20,10 +20,6 @@ from pgra.errors import ConfigError
 from pgra.experiments import SeriesArguments
 from pgra.lm.base import KernelArguments
 
-if TYPE_CHECKING:
-    from pgra.experiments.search import SearchResult
-    from pgra.methods.arguments import RunArguments
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Train a reader on a task with evidence that an LM picked, or run another method.
@@ -38,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra train --task sst2 --method fid --seeds 0 1 2
       pgra train --task sst2 --method ralm --reader_lm bundled:smollm2-135m
       pgra train --config lm-bff --task sst2 --seeds 13 21 42 87 100
-      pgra train --task sst2 --search grid --report_to tensorboard
+      pgra train --task sst2 --report_to tensorboard
       pgra train --method knn --help
 
     --method fid trains Fusion-in-Decoder on the first stage's best, plain the reader without
@@ -81,7 +77,6 @@ def _run(
     args, (series,) = parse_run(
         words, [SeriesArguments], prog=prog, **about(command), under=[Defaults(prog, under or {})]
     )
-    from pgra.experiments.search import search_runs
     from pgra.methods.base import fill_folder
     from pgra.runs import run, run_seeds, series_folder
 
@@ -89,44 +84,13 @@ def _run(
     args = fill_folder(args)
     seeds = series.seeds
     folder = series_folder(str(args.folder), seeds or [args.seed])
-    if series.search != "none":
-        _refuse_untrained(args, series.search)
-        args = args.change("training", output_dir=str(folder))
-        found = search_runs(args, series, context)
-        shown = _show_search(found)
-    elif seeds:
+    if seeds:
         shown = show_summary(run_seeds(args, seeds, context))
     else:
         shown = show_metrics(run(args.change(args.home, output_dir=str(folder)), context))
     if context.is_main:
         say(shown)
     return 0
-
-
-def _refuse_untrained(args: "RunArguments", search: str) -> None:
-    """Refuse to search for a learning rate where nothing is trained in a folder of its own."""
-    if args.trains and args["training"].max_steps == 0:
-        raise ConfigError(f"search '{search}' with max_steps 0 trains nothing: raise max_steps")
-    if not args.trains or args.runtime.method in ("lm-bff", "rag"):
-        raise ConfigError(
-            f"search '{search}' is for trained readers, not for method '{args.runtime.method}': "
-            "leave it out, or choose another --method"
-        )
-
-
-def _show_search(found: "SearchResult") -> str:
-    from pgra.report.tables import Cell, Table
-
-    rows = {}
-    for trial in found.record["tried"]:
-        rate, size, value, step, folder = trial.values()
-        texts = (f"{rate:g}", str(size), f"{value:.4f}", str(step))
-        kept = "<- kept" if folder == found.record["winner"] else ""
-        rows[rate, size] = [Cell(text) for text in (*texts, kept)]
-    head = ["learning rate", "batch", found.record["metric"], "step", ""]
-    table = Table("", head, [rows[point] for point in sorted(rows)])
-    shown = show_metrics(found.outcome) if found.seeds is None else show_summary(found.seeds)
-    return f"{table.to_text().strip()}\n{shown}"
 
 
 @dataclass(kw_only=True)

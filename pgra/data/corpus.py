@@ -179,11 +179,7 @@ class Source:
                 for number, value in enumerate(values, 1):
                     yield f"{self.where}, row {number}", value
             return
-        if self.kind == "jsonl":
-            records = read.read_records(self.path, self.reading)
-        else:
-            records = read.table_rows(self.path, self.kind, [column])
-        for record in records:
+        for record in read.read_table(self.path, KINDS, [column], self.reading):
             if column not in record.fields:
                 raise _no_field(record.place, column, record.fields, flag)
             yield record.place, record.fields[column]

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,15 +19,9 @@ from pgra.artifacts import at_home
 from pgra.config import Arguments, arg
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
-from pgra.data.read import (
-    Record,
-    check_file,
-    load_data_set,
-    read_label,
-    read_records,
-    table_rows,
-)
-from pgra.data.tasks import LABEL, SPLITS, GenerationTask, HubSource, Task
+from pgra.data.read import Record, load_data_set, read_label, read_table
+from pgra.data.references import read_answers
+from pgra.data.tasks import LABEL, SPLITS, GenerationTask, HubSource, Task, load_any_task
 from pgra.errors import ConfigError, DataError
 
 TEST_FRACTION = 0.2  # of train, where nothing is named to report on
@@ -95,7 +89,6 @@ class DataArguments(Arguments):
 logger = logging.getLogger(__name__)
 
 _ANY_SPLITS = {split: split for split in SPLITS}
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -212,9 +205,8 @@ _KINDS_OF_ROWS = (
 
 def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
     """Open a file of a task's rows; a DataError if it is missing, empty or of another kind."""
-    kind = check_file(path, task.file_kinds)
     columns = _columns(task, task.local.columns)
-    rows = read_records(path) if kind == "jsonl" else table_rows(path, kind, columns.values())
+    rows = read_table(path, task.file_kinds, columns.values())
     return RawSplit(rows, columns, str(path))
 
 
@@ -277,26 +269,34 @@ def _find_split_file(folder: Path, split: str, task: Task | GenerationTask) -> P
     return present[0] if present else None
 
 
-def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False) -> list[Example]:
+def read_split(
+    task: Task | GenerationTask, raw: RawSplit, split: str, *, is_quiet: bool = False
+) -> list[Example]:
     """Read a split's examples in order. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
-    Rows without text or with an ignored label are dropped, with a note unless `is_quiet`.
+    Of a task with labels, rows without text or with an ignored label are dropped, with a note
+    unless `is_quiet`. Of one whose answers are written each is an `AnsweredExample`.
 
     Raises:
-        DataError: If it is unreadable or empty, or lacks a column or known label.
+        DataError: If it is unreadable or empty, or lacks a column, a known label or an answer.
     """
-    examples, blank, ignored = [], 0, 0
-    column, known = raw.columns[LABEL], (*task.labels, *task.ignored_labels)
+    examples: list[Example] = []
+    blank = ignored = 0
     for number, row in enumerate(raw.rows):
+        name = f"{split}-{number}"
+        if isinstance(task, GenerationTask):
+            examples.append(read_answers(task, row, raw.columns, name))
+            continue
         fields = {name: row.text(raw.columns[name]) for name in task.inputs}
         if not any(fields.values()):
             blank += 1
             continue
-        label = read_label(row, column, labels=known, classes=raw.classes)
+        known = (*task.labels, *task.ignored_labels)
+        label = read_label(row, raw.columns[LABEL], labels=known, classes=raw.classes)
         if label in task.ignored_labels:
             ignored += 1
         else:
-            examples.append(Example(f"{split}-{number}", fields, label))
+            examples.append(Example(name, fields, label))
     if not examples:
         more = f", {ignored} with a label that the task does without" if ignored else ""
         raise DataError(f"{raw.where} holds no example ({blank} blank rows{more})")
@@ -305,9 +305,13 @@ def read_split(task: Task, raw: RawSplit, split: str, *, is_quiet: bool = False)
     if blank:
         logger.warning("%s: %d rows without text were dropped", raw.where, blank)
     if ignored:
-        names = ", ".join(task.ignored_labels)
-        logger.info("%s: %d rows labelled %s were left out", raw.where, ignored, names)
-    warn_of_size(task, raw, split, len(examples) + blank + ignored)
+        logger.info("%s: %d rows with a label that is left out", raw.where, ignored)
+    num_rows, expected = len(examples) + blank + ignored, task.sizes.get(split)
+    if raw.is_standard and expected is not None and num_rows != expected:
+        logger.warning(
+            "%s has %d rows, the papers' %s split of %s has %d: numbers are not comparable",
+            *(raw.where, num_rows, split, task.name, expected),
+        )
     return examples
 
 
@@ -330,7 +334,11 @@ class Splits:
 
 
 def load_splits(
-    task: Task | str | Path, data: DataArguments | Mapping[str, Rows | str | Path]
+    task: Task | GenerationTask | str | Path,
+    data: DataArguments | Mapping[str, Rows | str | Path],
+    *,
+    is_trained: bool = True,
+    query_dataset_name: str | None = None,
 ) -> Splits:
     """Read a task's data and divide it.
 
@@ -339,112 +347,90 @@ def load_splits(
     Sub-samples are drawn with the seed too and keep the source's order. `data` may also be the rows
     by split, such as a `datasets.DatasetDict`.
 
+    If nothing `is_trained`, train is a pool of exemplars, all of it, and dev is empty. The test
+    split of `query_dataset_name`, if it is named, holds the queries.
+
     Raises:
+        ConfigError: If a validation file is named for nothing, or queries are named twice.
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
     """
-    task = task if isinstance(task, Task) else Task.load(str(task))
+    task = task if isinstance(task, Task | GenerationTask) else load_any_task(str(task))
     if isinstance(data, DataArguments):
         args = data
-        found = {split: open_named(task, args, split) for split in SPLITS}
+        _check_sources(args, query_dataset_name, is_trained=is_trained)
+        sources = {"test": query_dataset_name}
+        names = SPLITS if is_trained else ("train", "test")
+        found = {split: open_named(task, args, split, sources.get(split)) for split in names}
     elif isinstance(data, Mapping):
         if "train" not in data:
             raise DataError(f"there is no split 'train' (there are: {', '.join(map(str, data))})")
         args = DataArguments(test_fraction=None if "test" in data else TEST_FRACTION)
-        found = {
-            split: open_rows(task, data[split], split) if split in data else None
-            for split in SPLITS
-        }
+        found = {s: open_rows(task, data[s], s) if s in data else None for s in SPLITS}
     else:
         raise ValueError(
             f"data is a {type(data).__name__}: give the rows by split, such as {{'train': rows, "
             "'test': rows}, or pgra.DataArguments(train_file=..., test_file=...)"
         )
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
+    is_of_another = "test" in read and args.test_file is None  # queries of another data set
+    test, rest = read.get("test"), read["train"]
+    rules = []
+    if test is None or (args.test_fraction is not None and not is_of_another):
+        held, rest = _hold_out(task, rest, "test", args.test_fraction or 0, args.split_seed)
+        if test is None:
+            test = held
+            rules.append(
+                f"test: {args.test_fraction:g} of the training rows, held out since no test file "
+                f"is given (split_seed {args.split_seed})"
+            )
+    learned, dev = rest, list[Example]()
+    if "validation" in read:
+        dev = sample(read["validation"], args.max_dev_samples, args.split_seed)
+        rules.append(f"dev: {len(dev)} of {len(read['validation'])} rows of the validation set")
+    elif is_trained:
+        share, most = args.dev_fraction, args.max_dev_samples
+        dev, rest = _hold_out(task, learned, "validation", share, args.split_seed, most=most)
+        rules.append(
+            f"dev: {len(dev)} of {len(learned)} training rows, the same share of each label, "
+            f"seed {args.split_seed}"
+        )
+    train = sample(rest, args.max_train_samples, args.split_seed)
+    tested = sample(test, args.max_test_samples, args.split_seed)
+    labels = {example.label for example in train}
+    if isinstance(task, Task) and not labels.issuperset(task.labels):
+        missing = ", ".join(label for label in task.labels if label not in labels)
+        logger.warning("%s: no training example has the label %s", task.name, missing)
+    counts = (task.name, len(train), len(dev), len(tested))
+    if is_trained:
+        logger.info(
+            "%s: %d training, %d dev and %d test examples (%s)", *counts, "; ".join(rules[::-1])
+        )
+    else:
+        logger.info("%s: a pool of %d examples, %d queries", task.name, len(train), len(tested))
+    texts = {example.text for example in learned}
+    notes = {
+        "test_rule": next((rule for rule in rules if rule.startswith("test")), None),
+        "test_rows_in_train": sum(example.text in texts for example in tested),
+    }
+    return Splits(train, dev, tested, notes)
+
+
+def _check_sources(args: DataArguments, queries: str | None, *, is_trained: bool) -> None:
+    if args.validation_file is not None and not is_trained:
+        raise ConfigError(
+            "validation_file chooses a checkpoint, and nothing is trained here: leave it out (to "
+            "take queries from it, name it with --test_file)"
+        )
     if args.validation_file is not None and args.validation_file == args.test_file:
         raise DataError(
             f"--validation_file and --test_file are both {args.test_file}: a checkpoint is never "
             "chosen on the test set; leave --validation_file out to hold out a part of train"
         )
-    test, learned = _test_set(task, read["train"], read.get("test"), args)
-    if "validation" in read:
-        given, rest = read["validation"], learned
-        dev = sample(given, args.max_dev_samples, args.split_seed)
-        rule = f"dev: {len(dev)} of {len(given)} rows of the validation set"
-    else:
-        groups, most = _by_label(task, learned), args.max_dev_samples
-        dev, rest = hold_out(learned, groups, args.dev_fraction, args.split_seed, most=most)
-        if not dev:
-            raise DataError(
-                f"{len(learned)} training rows are too few to hold out a dev set: "
-                "give --validation_file"
-            )
-        rule = (
-            f"dev: {len(dev)} of {len(learned)} training rows, the same share of each "
-            f"label, seed {args.split_seed}"
-        )
-    kept = sample(rest, args.max_train_samples, args.split_seed)
-    tested = sample(test, args.max_test_samples, args.split_seed)
-    _warn_of_missing_labels(task, kept)
-    counts = (task.name, len(kept), len(dev), len(tested))
-    rules = "; ".join(filter(None, (rule, held_out_rule(args))))
-    logger.info("%s: %d training, %d dev and %d test examples (%s)", *counts, rules)
-    return Splits(kept, dev, tested, _notes(tested, learned, held_out_rule(args)))
-
-
-def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None = None) -> Splits:
-    """Read all of train as a pool of exemplars, and the queries as test; dev is empty.
-
-    Sub-samples are drawn as in `load_splits`. The test split of `query_dataset_name`, if it is
-    named, holds the queries.
-
-    Raises:
-        ConfigError: If a validation file is named, or queries are named twice.
-        DataError: As `load_splits`.
-    """
-    found = open_pool(task, args, query_dataset_name)
-    read = {split: read_split(task, raw, split) for split, raw in found.items()}
-    test, shown = _test_set(task, read["train"], read.get("test"), args)
-    pool = sample(shown, args.max_train_samples, args.split_seed)
-    tested = sample(test, args.max_test_samples, args.split_seed)
-    _warn_of_missing_labels(task, pool)
-    logger.info("%s: a pool of %d examples, %d queries", task.name, len(pool), len(tested))
-    rule = held_out_rule(args, query_dataset_name)
-    return Splits(pool, [], tested, _notes(tested, shown, rule))
-
-
-def open_pool(
-    task: Task | GenerationTask, args: DataArguments, query_dataset_name: str | None
-) -> dict[str, RawSplit]:
-    """Open the pool of exemplars (train) and, unless they are held out of it, the queries (test).
-
-    Raises:
-        ConfigError: As `load_pool`.
-    """
-    if args.validation_file is not None:
+    if queries is not None and args.test_file is not None:
         raise ConfigError(
-            "validation_file chooses a checkpoint, and nothing is trained here: leave it out (to "
-            "take queries from it, name it with --test_file)"
-        )
-    if query_dataset_name is not None and args.test_file is not None:
-        raise ConfigError(
-            f"queries are named twice, by --query_dataset_name {query_dataset_name} and by "
+            f"queries are named twice, by --query_dataset_name {queries} and by "
             f"--test_file {args.test_file}: leave one out"
         )
-    found = {
-        "train": open_named(task, args, "train"),
-        "test": open_named(task, args, "test", query_dataset_name),
-    }
-    return {split: raw for split, raw in found.items() if raw}
-
-
-def own_data_set(task: Task | GenerationTask) -> str:
-    """Return the hub id of a task's own data; a DataError if it names none."""
-    if task.hub is None:
-        raise DataError(
-            f"task '{task.name}' names no data set of its own: give --dataset_name, or "
-            "--train_file and --test_file"
-        )
-    return task.hub.id
 
 
 def open_named(
@@ -458,79 +444,44 @@ def open_named(
         DataError: If there is none, or it cannot be opened.
     """
     files = dict(zip(SPLITS, (args.train_file, args.validation_file, args.test_file), strict=True))
-    file, named, raw = files[split], source, None
-    source = source or args.dataset_name
+    file, raw = files[split], None
     if file is not None:
         return open_file(task, at_home(file))
-    if split == "test" and args.test_fraction is not None and named is None:
+    if split == "test" and args.test_fraction is not None and source is None:
         return None
+    source = source or args.dataset_name
     # With files given and no data set, nothing is fetched.
-    if source is not None or not any(files.values()):
-        raw = open_split(task, source or own_data_set(task), split)
+    if source is None and not any(files.values()):
+        if task.hub is None:
+            raise DataError(
+                f"task '{task.name}' names no data set of its own: give --dataset_name, or "
+                "--train_file and --test_file"
+            )
+        source = task.hub.id
+    if source is not None:
+        raw = open_split(task, source, split)
     if raw is None and split != "validation":
         hint = "; or hold out a part of train (--test_fraction 0.2)" if split == "test" else ""
         raise DataError(f"there is no {split} set: give --{split}_file{hint}")
     return raw
 
 
-def warn_of_size(task: Task | GenerationTask, raw: RawSplit, split: str, num_rows: int) -> None:
-    """Warn if a task's own split and the papers' differ in their number of rows."""
-    expected = task.sizes.get(split)
-    if raw.is_standard and expected is not None and num_rows != expected:
-        logger.warning(
-            "%s has %d rows, the papers' %s split of %s has %d: numbers are not comparable",
-            raw.where,
-            num_rows,
-            split,
-            task.name,
-            expected,
-        )
-
-
-def _warn_of_missing_labels(task: Task, train: Sequence[Example]) -> None:
-    missing = [label for label in task.labels if label not in {e.label for e in train}]
-    if missing:
-        logger.warning("%s: no training example has the label %s", task.name, ", ".join(missing))
-
-
-def held_out_rule(args: DataArguments, query_dataset_name: str | None = None) -> str | None:
-    """Describe how the test set is held out of train; None if it is not."""
-    if args.test_fraction is None or args.test_file or query_dataset_name:
-        return None
-    return (
-        f"test: {args.test_fraction:g} of the training rows, held out since no test file is given "
-        f"(split_seed {args.split_seed})"
-    )
-
-
-def _test_set(
-    task: Task, train: list[Example], test: list[Example] | None, args: DataArguments
-) -> tuple[list[Example], list[Example]]:
-    """Return the test set, and what is left to learn from."""
-    is_of_another = test is not None and args.test_file is None  # queries of another data set
-    if test is not None and (args.test_fraction is None or is_of_another):
-        return test, train
-    share = args.test_fraction or 0
-    held, rest = hold_out(train, _by_label(task, train), share, args.split_seed)
-    if not held:
-        raise DataError(
-            f"{len(train)} training rows are too few to hold out a test set: give --test_file"
-        )
-    return held if test is None else test, rest
-
-
-def hold_out(
-    rows: Sequence[_T],
-    groups: Sequence[Sequence[int]],
+def _hold_out(
+    task: Task | GenerationTask,
+    rows: Sequence[Example],
+    split: str,
     share: float,
     seed: int,
     *,
     most: int | None = None,
-) -> tuple[list[_T], list[_T]]:
-    """Draw a share of each group of row numbers; return it and the rest, both in order.
+) -> tuple[list[Example], list[Example]]:
+    """Draw a share of each label's rows; return it and the rest, both in order.
 
     At least one is drawn of two or more, and at most `most` in all.
     """
+    groups: list[Sequence[int]] = [range(len(rows))]
+    if isinstance(task, Task):
+        groups = [[i for i, row in enumerate(rows) if row.label == name] for name in task.labels]
     most = len(rows) if most is None else most
     share = min(share, most / len(rows))
     draw = random.Random(seed)
@@ -540,32 +491,20 @@ def hold_out(
         held += draw.sample(group, min(wanted, max(len(group) - 1, 0)))
     if len(held) > most:
         held = draw.sample(held, most)
+    if not held:
+        raise DataError(
+            f"{len(rows)} training rows are too few to hold out a {split} set: give --{split}_file"
+        )
     chosen = set(held)
     rest = [row for number, row in enumerate(rows) if number not in chosen]
     return [rows[number] for number in sorted(chosen)], rest
 
 
-def _by_label(task: Task, examples: Sequence[Example]) -> list[list[int]]:
-    """Return the numbers of each label's examples, in the task's order."""
-    return [
-        [number for number, example in enumerate(examples) if example.label == label]
-        for label in task.labels
-    ]
-
-
-def sample(rows: Sequence[_T], most: int | None, seed: int) -> list[_T]:
+def sample(rows: Sequence[Example], most: int | None, seed: int) -> list[Example]:
     """Draw at most so many rows, and keep their order; None keeps all."""
     if most is None or most >= len(rows):
         return list(rows)
     return [rows[row] for row in sorted(random.Random(seed).sample(range(len(rows)), most))]
-
-
-def _notes(
-    tested: Sequence[Example], train: Sequence[Example], rule: str | None
-) -> Mapping[str, Json]:
-    texts = {example.text for example in train}
-    shared = sum(example.text in texts for example in tested)
-    return {"test_rule": rule, "test_rows_in_train": shared}
 
 
 # Few-shot splits: so many examples of each label to train on, as many to choose a checkpoint on.

@@ -19,6 +19,7 @@ from pgra.errors import DataError, cut, like_names, near_files, show, unknown_na
 _MOST_DIGITS = 18  # of what fits into 64 bits
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 PACKED = tuple(_CODECS)
+TABLES = ("jsonl", "csv", "tsv")
 _TOLD_LINES = 1024
 
 
@@ -104,6 +105,29 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
     return kind
+
+
+def read_table(
+    path: Path,
+    kinds: Sequence[str] = TABLES,
+    columns: Iterable[str] = (),
+    reading: Reading | None = None,
+) -> Iterator[Record]:
+    """Open a table of one of `kinds`, and yield its rows one at a time.
+
+    A line of a .txt is a row with one field, "text". `columns` are those that are read of a tsv,
+    `reading` is as in `read_lines`.
+
+    Raises:
+        DataError: At once, if it is missing, empty or of another kind; later, if a row is bad.
+    """
+    kind = check_file(path, kinds)
+    if kind == "jsonl":
+        return read_records(path, reading)
+    if kind == "txt":
+        lines = read_lines(path, reading)
+        return (Record(n.number, {"text": n.text}, f"{path}, line {n.number}") for n in lines)
+    return table_rows(path, kind, columns)
 
 
 def whole_number(text: str) -> int | None:

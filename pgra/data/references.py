@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgra.core import Example
-from pgra.data.examples import DataArguments, RawSplit, hold_out, open_pool, sample, warn_of_size
 from pgra.data.read import Record, clean_text
 from pgra.data.tasks import ANSWERS, GenerationTask
 from pgra.errors import DataError
@@ -104,54 +103,24 @@ def _present(texts: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class AnsweredExample:
-    """An example of a generation task.
+class AnsweredExample(Example):
+    """An example of a generation task; its label is the first answer, which an exemplar shows.
 
     Attributes:
-        example: Its label is the first answer, which an exemplar shows.
         answers: All that are right, at least one.
+        table: What they describe; None where a question is answered.
     """
 
-    example: Example
-    answers: tuple[str, ...]
+    answers: tuple[str, ...] = ()
     table: Highlights | None = None
 
 
-def load_references(
-    task: GenerationTask, args: DataArguments, *, query_dataset_name: str | None = None
-) -> tuple[list[AnsweredExample], list[AnsweredExample]]:
-    """Read a task's pool of exemplars, and its queries; see `load_pool`.
-
-    Raises:
-        ConfigError: If a validation file is named, or queries are named twice.
-        DataError: If a source is missing or unreadable, or has a bad row.
-    """
-    found = open_pool(task, args, query_dataset_name)
-    read = {split: read_references(task, raw, split) for split, raw in found.items()}
-    pool, queries = read["train"], read.get("test")
-    if queries is None or (args.test_file and args.test_fraction):
-        held, pool = hold_out(pool, [range(len(pool))], args.test_fraction or 0, args.split_seed)
-        queries = queries or held
-    queries = sample(queries, args.max_test_samples, args.split_seed)
-    return sample(pool, args.max_train_samples, args.split_seed), queries
-
-
-def read_references(task: GenerationTask, raw: RawSplit, split: str) -> list[AnsweredExample]:
-    """Read one split.
-
-    Raises:
-        DataError: If it cannot be read, is empty, or a row is bad; its place is named.
-    """
-    found = [_reference(task, row, raw, f"{split}-{i}") for i, row in enumerate(raw.rows)]
-    if not found:
-        raise DataError(f"{raw.where} holds no example")
-    warn_of_size(task, raw, split, len(found))
-    return found
-
-
-def _reference(task: GenerationTask, row: Record, raw: RawSplit, name: str) -> AnsweredExample:
+def read_answers(
+    task: GenerationTask, row: Record, columns: Mapping[str, str], name: str
+) -> AnsweredExample:
+    """Read one row; a DataError with its place if something is missing or no text."""
     try:
-        parsed, given, table = _parse(task.kind, row, raw.columns)
+        parsed, given, table = _parse(task.kind, row, columns)
     except KeyError as error:
         raise row.lacks(str(error.args[0])) from None
     except (TypeError, ValueError) as error:
@@ -164,7 +133,7 @@ def _reference(task: GenerationTask, row: Record, raw: RawSplit, name: str) -> A
     right = tuple(dict.fromkeys(answer for answer in answers if answer))
     if not right:
         raise DataError(f"{row.place}: has no answer")
-    return AnsweredExample(Example(name, fields, right[0]), right, table)
+    return AnsweredExample(name, fields, right[0], right, table)
 
 
 def _parse(

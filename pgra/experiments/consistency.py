@@ -1,4 +1,4 @@
-"""Label consistency of runs or of ways to rank, by pseudo-labels (Guo et al. 2023, 4.1).
+"""Label consistency of runs, by pseudo-labels (Guo et al. 2023, 4.1).
 
 A plain reader of the same task, trained without evidence, gives each evidence its pseudo-label.
 Evidence is *consistent* with a query if that is the query's true label. A query's consistency score
@@ -8,8 +8,8 @@ the score of evidence that all had the commonest label of the queries (69 % on C
 paper's scores are 69.0 to 69.3 %), and *chance*, that of evidence unrelated to its query: the sum
 of the labels' shares of the queries times their shares of the evidence. See docs/worth.md.
 
-DIR/consistency.json                  scores, and queries by number of consistent evidence
-DIR/consistency.md, .tex, .csv        the same as tables (.csv: the scores)
+DIR/consistency.json                  scores
+DIR/consistency.md, .csv              the same as tables (.csv: the scores)
 DIR/counts-TASK.csv                   queries and accuracy by number of consistent evidence
 DIR/counts-TASK.png, scores-TASK.png  the same drawn, also as .svg
 DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text, its labels' probabilities and a digest a line; the
@@ -18,40 +18,31 @@ DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text, its labels' probabilities and a di
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import digest, file_checksum, set_aside, write_json, write_lines, write_text
-from pgra.core import ALONE, Context, Json
+from pgra.core import Json
 from pgra.errors import ConfigError, DamageError, DataError, unknown_name
-from pgra.exemplars.selection import vote
-from pgra.methods.arguments import PgraArguments
-from pgra.methods.stages import Stages
 from pgra.reader import RECORD_FILE
 from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference
 from pgra.report.figures import plain_text, save_figure
 from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_95
-from pgra.report.results import (
-    CONSISTENCY_FILE,
-    METRICS_FILE,
-    Trial,
-    load_collection,
-    read_lines,
-    read_object,
-)
+from pgra.report.results import Trial, load_collection, read_lines
 from pgra.report.tables import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
-REPORT_FILE = CONSISTENCY_FILE
-TABLES_FILE = "consistency.md"
-RANDOM, FIRST_STAGE = "random", "first stage"
+CONSISTENCY_FILE, TABLES_FILE = "consistency.json", "consistency.md"
 _SEED = 0
 _SAVED_EVERY = 10_000
 _REFERENCE = "T10"
@@ -59,7 +50,6 @@ _MEANING = (
     "Consistency: mean share of a query's evidence whose pseudo-label is the query's label.",
     "Majority rate: the consistency of evidence that all had the commonest label of the queries.",
     "Chance: that of evidence with these pseudo-labels that had nothing to do with its query.",
-    "Vote: the accuracy of each query's commonest pseudo-label; distinct: texts, over all queries.",
     "Intervals and p are of a bootstrap over queries; a difference whose interval holds 0 is none.",
 )
 _Counts = npt.NDArray[np.int64]
@@ -77,8 +67,6 @@ class Consistency:
         queries: How many queries have 0, 1, ... d consistent evidence, of all seeds, (d + 1,).
         right: How many of these were decided rightly.
         pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
-        vote: Accuracy of the commonest label of each query's evidence; ties go to the best-ranked.
-        distinct: Different texts among the evidence of all queries.
         without_evidence: Queries without any, which are left out.
     """
 
@@ -91,8 +79,6 @@ class Consistency:
     majority: float
     chance: float
     pseudo_labels: Mapping[str, float]
-    vote: float
-    distinct: int
     without_evidence: int
     seeds: int = 1
 
@@ -117,20 +103,10 @@ class Consistency:
 
     def as_json(self) -> dict[str, Json]:
         """Return all of it but the single queries."""
-        counts = zip(self.queries.tolist(), self.right.tolist(), strict=True)
-        by_count = [
-            {"consistent": i, "queries": queries, "right": right, "accuracy": self.accuracy(i)}
-            for i, (queries, right) in enumerate(counts)
-        ]
-        kept = ["name", "task", "seeds", "without_evidence", "depth", "score", "majority", "chance"]
-        kept += ["vote", "distinct"]
-        return {
-            **{name: getattr(self, name) for name in kept},
-            "queries": len(self.shares),
-            "interval_95": list(self.interval),
-            "pseudo_labels": dict(self.pseudo_labels),
-            "by_count": by_count,
-        }
+        arrays = ("ids", "shares", "queries", "right")
+        kept = {name: value for name, value in vars(self).items() if name not in arrays}
+        ends = list(self.interval)
+        return {**kept, "queries": len(self.shares), "score": self.score, "interval_95": ends}
 
 
 def measure_consistency(
@@ -164,7 +140,6 @@ def measure_consistency(
     is_right = np.array([line["prediction"] == line["label"] for line in lines])
     truth = Counter(line["label"] for line in lines)
     pseudo = Counter(label for own in said for label in own)
-    votes = [next(iter(vote(own))) == line["label"] for line, own in zip(lines, said, strict=True)]
     return Consistency(
         name,
         task,
@@ -175,8 +150,6 @@ def measure_consistency(
         majority=max(truth.values()) / len(lines),
         chance=sum(truth[x] * pseudo[x] for x in labels) / (len(lines) * pseudo.total()),
         pseudo_labels={label: pseudo[label] / pseudo.total() for label in labels},
-        vote=sum(votes) / len(lines),
-        distinct=len(distinct_evidence(found)),
         without_evidence=len(seeds[0]) - len(found[0]),
         seeds=len(seeds),
     )
@@ -194,7 +167,7 @@ def score_table(
     `paper` holds the paper's values by task (or `AVERAGE`) and name; it may be empty.
     """
     columns = ["run", "task", "seeds", "d", "queries", "consistency", "95 % interval"]
-    columns += [*(["paper"] if paper else []), "majority rate", "chance", "vote", "distinct"]
+    columns += [*(["paper"] if paper else []), "majority rate", "chance"]
     columns += [f"difference to {baseline}", "its 95 % interval", "p"]
     bases = {run.task: run for run in runs if run.name == baseline}
     rows = []
@@ -203,8 +176,7 @@ def score_table(
         cells = [Cell(run.name), Cell(run.task), *map(Cell, numbers), _percent(run.score)]
         cells.append(Cell.interval([100 * end for end in run.interval], ".1f"))
         cells += [Cell.of(paper.get((run.task, run.name)), ".1f")] if paper else []
-        cells += [_percent(run.majority), _percent(run.chance), _percent(run.vote)]
-        cells.append(Cell.of(run.distinct))
+        cells += [_percent(run.majority), _percent(run.chance)]
         base = bases.get(run.task)
         if base is None or run is base:
             cells += [Cell("")] * 3
@@ -254,49 +226,43 @@ def _percent(value: float, form: str = ".1f") -> Cell:
     return Cell.of(100 * value, form)
 
 
-def plot_counts(runs: Sequence[Consistency], path: Path) -> None:
-    """Draw the `count_table` of a task's runs, a panel a run, to PATH.png and PATH.svg."""
+def plot_counts(runs: Sequence[Consistency]) -> "Figure":
+    """Draw the `count_table` of a task's runs, a panel a run."""
     from matplotlib.figure import Figure
 
-    most = max(float(run.queries.max()) / run.seeds for run in runs)
-    with plain_text():
-        figure = Figure(figsize=(4.4 * len(runs), 3.4), layout="constrained")
-        panels = figure.subplots(1, len(runs), squeeze=False)[0]
-        for axes, run in zip(panels, runs, strict=True):
-            axes.bar(range(run.depth + 1), run.queries / run.seeds, color="0.8")
-            axes.set(ylim=(0, 1.05 * most), xlabel=f"consistent evidence of {run.depth}")
-            title = f"{run.name}: {100 * run.score:.1f} % consistent"
-            axes.set(ylabel="queries (bars)", title=title)
-            right = axes.twinx()
-            numbers = np.flatnonzero(run.queries)
-            accuracy = run.right[numbers] / run.queries[numbers]
-            right.plot(numbers, accuracy, "o-", color="black", markersize=4)
-            line = right.axhline(run.majority, color="0.4", linestyle="--", linewidth=1)
-            line.set_label("majority rate")
-            right.legend(loc="lower right", fontsize="small", frameon=False)
-            right.set(ylim=(0, 1.05), ylabel="accuracy (line)")
-    save_figure(figure, path.with_name(path.name + ".png"), path.with_name(path.name + ".svg"))
+    figure = Figure(figsize=(4.4 * len(runs), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
+    for axes, run in zip(panels, runs, strict=True):
+        axes.bar(range(run.depth + 1), run.queries / run.seeds, color="0.8")
+        title = f"{run.name}: {100 * run.score:.1f} % consistent"
+        axes.set(xlabel=f"consistent evidence of {run.depth}", ylabel="queries (bars)", title=title)
+        right = axes.twinx()
+        numbers = np.flatnonzero(run.queries)
+        accuracy = run.right[numbers] / run.queries[numbers]
+        right.plot(numbers, accuracy, "o-", color="black", markersize=4)
+        right.axhline(run.majority, color="0.4", linestyle="--", linewidth=1, label="majority rate")
+        right.legend(loc="lower right", fontsize="small", frameon=False)
+        right.set(ylim=(0, 1.05), ylabel="accuracy (line)")
+    return figure
 
 
-def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
-    """Draw a task's scores, intervals, majority rate and chance to PATH.png and PATH.svg."""
+def plot_scores(runs: Sequence[Consistency]) -> "Figure":
+    """Draw a task's scores, intervals, majority rate and chance."""
     from matplotlib.figure import Figure
 
-    with plain_text():
-        figure = Figure(figsize=(7, 1.2 + 0.5 * len(runs)), layout="constrained")
-        axes = figure.subplots()
-        for height, run in enumerate(reversed(runs)):
-            axes.plot(run.interval, [height, height], color="0.6", linewidth=3)
-            axes.plot(run.score, height, "o", color="black")
-            axes.plot(run.chance, height, "|", color="black", markersize=14)
-        axes.axvline(runs[0].majority, color="0.4", linestyle="--", linewidth=1)
-        axes.set_yticks(range(len(runs)), [run.name for run in reversed(runs)])
-        axes.set_ylim(-0.6, len(runs) - 0.4)
-        axes.set_xlabel(
-            f"label consistency on {runs[0].task}, 95 % interval; dashed: majority rate; |: chance"
-        )
-        axes.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path.with_name(path.name + ".png"), path.with_name(path.name + ".svg"))
+    figure = Figure(figsize=(7, 1.2 + 0.5 * len(runs)), layout="constrained")
+    axes = figure.subplots()
+    for height, run in enumerate(reversed(runs)):
+        axes.plot(run.interval, [height, height], color="0.6", linewidth=3)
+        axes.plot(run.score, height, "o", color="black")
+        axes.plot(run.chance, height, "|", color="black", markersize=14)
+    axes.axvline(runs[0].majority, color="0.4", linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(runs)), [run.name for run in reversed(runs)])
+    axes.set_ylim(-0.6, len(runs) - 0.4)
+    lines = "dashed: majority rate; |: chance"
+    axes.set_xlabel(f"label consistency on {runs[0].task}, 95 % interval; {lines}")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 # Pseudo-labels, by a plain reader.
@@ -304,28 +270,16 @@ def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Labeler:
-    """A plain reader that labels evidence.
-
-    `folder` is as it was named, `home` the reader's own. `measured` is the content of its run's
-    `metrics.json`; empty where there is none.
-    """
+    """A plain reader that labels evidence; `folder` is as it was named, `home` the reader's own."""
 
     folder: Path
     home: Path
     record: ReaderRecord
-    measured: Mapping[str, Any]
 
     @property
     def checksum(self) -> str:
         """Checksum of its record, which holds those of its weights."""
         return file_checksum(self.home / RECORD_FILE)
-
-    def note(self) -> str:
-        text = f"{self.record.task}: pseudo-labels are those of {self.folder}"
-        if not self.measured:
-            return f"{text}."
-        metric, value = self.measured["metric"], float(self.measured["value"])
-        return f"{text}, whose {metric} on test queries is {value:.3f}; on evidence it is unknown."
 
 
 def open_labeler(folder: Path) -> Labeler:
@@ -340,28 +294,7 @@ def open_labeler(folder: Path) -> Labeler:
             f"{folder} reads {record.num_evidence} evidence texts a query: pseudo-labels come from "
             "a plain reader, so give a run of pgra train --num_evidence 0"
         )
-    home = find_reader(folder)
-    path = (home.parent if home == folder else folder) / METRICS_FILE
-    return Labeler(folder, home, record, read_object(path) if path.is_file() else {})
-
-
-@dataclass(frozen=True)
-class PseudoLabels:
-    """Labels by text, of earlier calls too; `num_read` texts were read now."""
-
-    labels: Mapping[str, str]
-    num_read: int
-
-    def describe(self, labeler: Labeler, texts: Sequence[str]) -> dict[str, Any]:
-        """Return the labeler, and the labels' shares of the distinct evidence."""
-        counts = Counter(self.labels[text] for text in texts)
-        return {
-            "folder": str(labeler.folder),
-            "checksum": labeler.checksum,
-            **{name: labeler.measured.get(name) for name in ("metric", "value")},
-            "evidence_texts": len(texts),
-            "evidence_labels": {x: counts[x] / len(texts) for x in labeler.record.labels},
-        }
+    return Labeler(folder, find_reader(folder), record)
 
 
 def label_texts(
@@ -371,13 +304,15 @@ def label_texts(
     *,
     device: str = "auto",
     save_every: int = _SAVED_EVERY,
-) -> PseudoLabels:
+) -> tuple[dict[str, str], int]:
     """Label distinct texts by a plain reader; a text fills the task's first input.
 
     Labels are kept in `folder` for other calls, and saved after every `save_every` texts.
+
+    Returns:
+        Labels by text, of earlier calls too, and how many texts were read now.
     """
-    name = labeler.checksum.rpartition(":")[2][:12]
-    path = folder / f"{labeler.record.task}-{name}.jsonl"
+    path = folder / f"{labeler.record.task}-{labeler.checksum[:12]}.jsonl"
     known: dict[str, dict[str, float]] = {}
     try:
         for row in read_lines(path) if path.is_file() else ():
@@ -403,7 +338,7 @@ def label_texts(
         write_lines(path, [{**line, "digest": digest(line)} for line in lines])
     # Of equal chances the task's first label.
     labels = {text: max(scores, key=lambda x: scores[x]) for text, scores in known.items()}
-    return PseudoLabels(labels, len(missing))
+    return labels, len(missing)
 
 
 def distinct_evidence(runs: Sequence[Lines]) -> list[str]:
@@ -414,21 +349,17 @@ def distinct_evidence(runs: Sequence[Lines]) -> list[str]:
 
 @dataclass(frozen=True)
 class ConsistencyReport:
-    """Label consistency of several runs, or of several ways to rank.
+    """Label consistency of several runs.
 
     Attributes:
         runs: In the order of the table, one for all seeds.
-        tables: Of runs: the scores and, for each task, queries by number of consistent evidence.
+        tables: The scores and, for each task, queries by number of consistent evidence.
         num_read: Texts that the labelers read now; the others were labelled before.
-        lines: Of ways to rank: each query's evidence, as in `predictions.jsonl`, by way.
-        pseudo_labels: Of ways to rank: label by text.
     """
 
     runs: Sequence[Consistency]
     tables: Sequence[Table]
     num_read: int
-    lines: Mapping[str, Lines] = field(default_factory=dict)
-    pseudo_labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def report_consistency(
@@ -470,20 +401,17 @@ def report_consistency(
         raise ConfigError(unknown_name("baseline", baseline, names))
     base = baseline or (study.baseline if study.baseline in names else None) or names[0]
     measured: list[Consistency] = []
-    described: dict[str, dict[str, Any]] = {}
     num_read = 0
     by_task = _choose_labelers(study, labelers, rows)
     for task, labeler in by_task.items():
         own = {name: found for (of, name), found in rows.items() if of == task}
-        lines = [run.predictions for found in own.values() for run in found]
-        texts = distinct_evidence(lines)
-        pseudo = label_texts(labeler, texts, output_dir / "pseudo_labels", device=device)
-        labels = labeler.record.labels
+        texts = distinct_evidence([run.predictions for found in own.values() for run in found])
+        pseudo, read = label_texts(labeler, texts, output_dir / "pseudo_labels", device=device)
+        num_read += read
         for name, found in own.items():
             seeds = [run.predictions for run in found]
-            measured.append(measure_consistency(name, task, seeds, pseudo.labels, labels=labels))
-        described[task] = pseudo.describe(labeler, texts)
-        num_read += pseudo.num_read
+            labels = labeler.record.labels
+            measured.append(measure_consistency(name, task, seeds, pseudo, labels=labels))
     printed = load_reference(_REFERENCE)
     paper: dict[Row, float] = {}
     for name in names:
@@ -491,18 +419,20 @@ def report_consistency(
         numbers = printed.beside(rows[tasks[0], name][0], tasks, [*tasks, AVERAGE])
         paper |= {(column, name): value for column, value in numbers.items()}
     notes = _notes(study, rows, by_task, has_paper=bool(paper))
-    scores = score_table(measured, baseline=base, paper=paper, notes=notes)
-    counts = {task: count_table([r for r in measured if r.task == task]) for task in by_task}
-    for task, table in counts.items():
-        write_text(output_dir / f"counts-{task}.csv", table.to_csv() + "\n")
+    tables = [score_table(measured, baseline=base, paper=paper, notes=notes)]
+    write_text(output_dir / "consistency.csv", tables[0].to_csv() + "\n")
+    for task in by_task:
+        of_task = [run for run in measured if run.task == task]
+        tables.append(count_table(of_task))
+        write_text(output_dir / f"counts-{task}.csv", tables[-1].to_csv() + "\n")
         for plot, name in ((plot_counts, "counts"), (plot_scores, "scores")) if plots else ():
-            plot([run for run in measured if run.task == task], output_dir / f"{name}-{task}")
-    tables = [scores, *counts.values()]
-    write_text(output_dir / "consistency.csv", scores.to_csv() + "\n")
-    write_text(output_dir / "consistency.tex", "\n\n".join(t.to_latex() for t in tables) + "\n")
+            with plain_text():
+                figure = plot(of_task)
+            save_figure(figure, *(output_dir / f"{name}-{task}.{kind}" for kind in ("png", "svg")))
     write_text(output_dir / TABLES_FILE, "\n\n".join(t.to_markdown() for t in tables) + "\n")
-    values = {"baseline": base, "labelers": described, "runs": [run.as_json() for run in measured]}
-    write_json(output_dir / REPORT_FILE, values)
+    checksums = {task: labeler.checksum for task, labeler in by_task.items()}
+    values = {"baseline": base, "labelers": checksums, "runs": [run.as_json() for run in measured]}
+    write_json(output_dir / CONSISTENCY_FILE, values)
     return ConsistencyReport(measured, tables, num_read)
 
 
@@ -542,16 +472,13 @@ def _choose_labelers(
             )
         labeler = chosen[task] = by_task[task]
         for run in runs:
-            _check_labels(str(run.folder), run.labels, labeler)
+            if run.labels != {*labeler.record.labels}:
+                sides = [", ".join(sorted(own)) for own in (run.labels, labeler.record.labels)]
+                raise DataError(
+                    f"{run.folder} has the labels {sides[0]}, its labeler {labeler.folder} "
+                    f"{sides[1]}: give a labeler of the same task"
+                )
     return chosen
-
-
-def _check_labels(where: str, labels: Collection[str], labeler: Labeler) -> None:
-    if set(labels) != set(labeler.record.labels):
-        raise DataError(
-            f"{where} has the labels {', '.join(sorted(labels))}, its labeler {labeler.folder} "
-            f"{', '.join(sorted(labeler.record.labels))}: give a labeler of the same task"
-        )
 
 
 def _notes(
@@ -561,7 +488,10 @@ def _notes(
     *,
     has_paper: bool,
 ) -> list[str]:
-    notes = [labeler.note() for labeler in labelers.values()]
+    notes = [
+        f"{task}: pseudo-labels are those of {labeler.folder}."
+        for task, labeler in labelers.items()
+    ]
     for (task, name), runs in rows.items():
         own = labelers[task].record.fingerprints.get("train")
         if runs[0].metrics.get("fingerprints", {}).get("train") != own:
@@ -572,61 +502,3 @@ def _notes(
         names = dict.fromkeys(f"{gone.name} (seed {gone.seed})" for gone in study.group.missing)
         notes.append(f"Missing: {', '.join(names)}.")
     return notes
-
-
-# Label consistency of what each way finds (Guo et al. 2023, section 4.1), with no reader trained.
-#
-# A plain reader that is there already labels each text once.
-
-
-def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
-    """Return the arguments of each way, by name: chance, the first stage, and the second."""
-    rerank = args.rerank
-    if args.is_exhaustive or rerank.reranker == "none" or not rerank.num_evidence:
-        raise ConfigError(
-            "the ways are compared with a first stage, a reranker and evidence: leave out "
-            "--retriever exhaustive, --reranker none and --num_evidence 0"
-        )
-    first = replace(args, rerank=replace(rerank, reranker="none"), rerank_options=None)
-    chance = replace(args.retriever, retriever="random")
-    return {
-        RANDOM: replace(first, retriever=chance, retriever_options=None),
-        FIRST_STAGE: first,
-        rerank.similarity if rerank.reranker == "prompted" else rerank.reranker: args,
-    }
-
-
-def find_lines(stages: Stages) -> Lines:
-    """Find the test split's evidence, as lines of `predictions.jsonl` without predictions."""
-    stages.find(("test",))
-    pairs = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
-    return [
-        {**vars(example), "prediction": None, "evidence": [line.as_json() for line in found]}
-        for example, found in pairs
-    ]
-
-
-def compare_evidence(
-    args: PgraArguments, labeler: Path, output_dir: Path, *, context: Context = ALONE
-) -> ConsistencyReport:
-    """Measure the consistency on the test split of evidence by chance and of each stage.
-
-    The labeler is a finished run of `--num_evidence 0`; `output_dir` gets the pseudo-labels.
-
-    Raises:
-        DataError: If the labeler has other labels than the task.
-    """
-    reader = open_labeler(labeler)
-    lines: dict[str, Lines] = {}
-    for way, own in ways_of(args).items():
-        stages = Stages.read(own, context)
-        lines[way] = find_lines(stages)
-        task, labels = stages.data.task.name, list(stages.data.labels)
-    _check_labels(task, labels, reader)
-    texts = distinct_evidence(list(lines.values()))
-    kept = output_dir / "pseudo_labels"
-    known = label_texts(reader, texts, kept, device=args.runtime.device)
-    runs = [
-        measure_consistency(way, task, [x], known.labels, labels=labels) for way, x in lines.items()
-    ]
-    return ConsistencyReport(runs, [], known.num_read, lines, known.labels)

@@ -33,12 +33,9 @@ from pgra.artifacts import write_json
 from pgra.config import (
     CHOOSING,
     Defaults,
-    choose,
     config_root,
     find_yaml,
     from_values,
-    from_yaml,
-    list_yamls,
     parse_yaml,
     read_yaml,
 )
@@ -50,7 +47,6 @@ from pgra.errors import (
     PgraError,
     cut,
     reading,
-    unknown_name,
 )
 from pgra.experiments import SeriesArguments
 from pgra.methods.arguments import SECTIONS, RunArguments
@@ -145,7 +141,7 @@ class Grid:
         profile = point.values.get(PROFILE, profile)
         layers = [Defaults(self.origin, base)]
         if profile is not None:
-            path = config_root() / "profiles" / f"{profile}.yaml"
+            path = find_yaml("profile", "profiles", str(profile))
             layers.insert(0, Defaults(str(path), read_yaml(path)))
         if task is not None:
             layers.append(Defaults(f"{self.origin}: {task}", self.by_task.get(task, {})))
@@ -185,16 +181,13 @@ def read_grid(
 
 def _read_layers(path: Path) -> dict[str, Any]:
     """Read a YAML merged into the one it extends, which lies beside it or is one of ours."""
-    below = from_yaml(Grid, path).extends
     values = read_yaml(path)
+    below = values.get("extends")
     if below is None:
         return values
-    beside = [p.stem for p in path.parent.glob("*.yaml")]
-    home = path.parent if below in beside else config_root() / "ablations"
-    other = home / f"{below}.yaml"
-    if from_yaml(Grid, other).extends is not None:
-        raise ConfigError(f"{path}: extends {below}, which extends another: one step is all")
-    return _merge(read_yaml(other), values)
+    beside = path.with_name(f"{below}.yaml")
+    ours = config_root() / "ablations" / beside.name
+    return _merge(_read_layers(beside if beside.is_file() else ours), values)
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,22 +239,12 @@ def short(value: Json) -> str:
 def _check(grid: Grid) -> None:
     for seeds in (grid.seeds, *(point.seeds for point in grid.cells)):
         SeriesArguments(seeds=list(seeds))
-    known = {PROFILE, *argument_names(grid)}
-    kinds = dict.fromkeys(grid.baseline or {}, "argument of the baseline")
-    for name, kind in {**kinds, **dict.fromkeys(grid.axes, "axis")}.items():
-        known |= set() if name in known else argument_names(grid)
-        if name not in known:
-            message = unknown_name(kind, name, known).split(" Known:")[0]
-            raise ConfigError(f"{message} See pgra train --help.")
     for name in grid.axes:
         if name in _NO_AXES:
             raise ConfigError(
                 f"'{name}' cannot be an axis: give --seeds or --tasks, and one --output_dir and "
                 "--artifacts_dir for all"
             )
-    for profile in (grid.base.get(PROFILE), *(p.values.get(PROFILE) for p in grid.cells)):
-        if profile is not None:
-            choose("profile", str(profile), list_yamls("profiles"))
     folders: dict[str, str] = {}
     for point in grid.cells:
         other = folders.get(point.folder.lower())

@@ -52,7 +52,8 @@ class TaskData:
     """A task and its examples.
 
     Train is learned from, dev chooses settings and checkpoints, test is reported on. `notes` are
-    what a reader of the numbers must know of the data.
+    what a reader of the numbers must know of the data, `set_aside` the training examples that stand
+    in the prompt of an LM, its own or a control's, and are not learned from.
     """
 
     task: Task | GenerationTask
@@ -60,6 +61,7 @@ class TaskData:
     dev: Sequence[Example]
     test: Sequence[Example]
     notes: Mapping[str, Json] = field(default_factory=dict)
+    set_aside: Sequence[Example] = ()
 
     @classmethod
     def read(cls, args: Any) -> Self:

@@ -18,9 +18,9 @@ import numpy as np
 
 from pgra.artifacts import digest
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.examples import held_out_rule, load_pool
-from pgra.data.references import AnsweredExample, load_references
-from pgra.data.tasks import GenerationTask, Task, load_any_task
+from pgra.data.examples import load_splits
+from pgra.data.references import AnsweredExample
+from pgra.data.tasks import GenerationTask, load_any_task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
@@ -56,26 +56,19 @@ _NOTES = {
 
 @dataclass
 class PoolData(TaskData):
-    """A pool of examples to choose from (train), and queries (test).
-
-    `references` are the right answers of each query, where answers are written.
-    """
-
-    references: Sequence[AnsweredExample] = ()
+    """A pool of examples to choose from (train), and queries (test)."""
 
     @classmethod
     def read(cls, args: RunArguments) -> Self:
         """Read a task's pool and queries; errors as of `TaskData.read`."""
         task, other = load_any_task(task_name(args)), args["icl"].query_dataset_name
-        if isinstance(task, Task):
-            splits = load_pool(task, args.data, query_dataset_name=other)
-            return cls(task, splits.train, [], splits.test, splits.notes)
-        shown, references = load_references(task, args.data, query_dataset_name=other)
-        pool, queries = ([one.example for one in part] for part in (shown, references))
-        texts = {example.text for example in pool}
-        shared = sum(query.text in texts for query in queries)
-        notes = {"test_rows_in_train": shared, "test_rule": held_out_rule(args.data, other)}
-        return cls(task, pool, [], queries, notes, references)
+        splits = load_splits(task, args.data, is_trained=False, query_dataset_name=other)
+        return cls(task, splits.train, [], splits.test, splits.notes)
+
+    @property
+    def references(self) -> list[AnsweredExample]:
+        """The queries with their right answers, where answers are written; else none."""
+        return [query for query in self.test if isinstance(query, AnsweredExample)]
 
 
 @dataclass(frozen=True)

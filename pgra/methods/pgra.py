@@ -117,7 +117,7 @@ class Pgra(Method):
         self.check_training(len(self.data.train))
         present = {example.label for example in self.data.train}
         if absent := [label for label in self.data.labels if label not in present]:
-            in_prompt = {example.label for example in self.stages.set_aside} & {*absent}
+            in_prompt = {example.label for example in self.data.set_aside} & {*absent}
             hint = ", lower --num_exemplars (those in the prompt are not trained on)"
             raise DataError(
                 f"no training example has label {', '.join(map(repr, absent))} (of "

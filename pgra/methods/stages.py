@@ -58,7 +58,6 @@ class Stages(Timed):
 
     Attributes:
         data: The task's examples; train without those in the prompt.
-        set_aside: The training examples in the prompt.
         prompt: The LM's; without exemplars where each query has its own, or no LM reads one.
         exemplars: Chooses each query's own; None where one prompt serves all.
         candidates: The first stage's by split; without a first stage, the evidence.
@@ -83,7 +82,6 @@ class Stages(Timed):
         context = replace(context, artifacts=args.artifacts, device=args.runtime.device)
         self.args, self.context, self.prompt, self.exemplars = args, context, prompt, exemplars
         self.data, self.reference = data, reference
-        self.set_aside: Sequence[Example] = ()
         self.candidates: dict[str, Stored] = {}
         self.evidence: dict[str, Stored] = {}
 
@@ -110,9 +108,8 @@ class Stages(Timed):
                 "lower --num_exemplars, or give more examples"
             )
         set_aside = [example for example in data.train if example.id in shown]
-        data = replace(data, train=train)
+        data = replace(data, train=train, set_aside=set_aside)
         stages = cls(args, context, prompt, data, exemplars=exemplars)
-        stages.set_aside = set_aside
         stages.fingerprints |= {split: data.fingerprint(split) for split in SPLITS}
         return stages
 

@@ -1,5 +1,11 @@
-"""A study as one figure: a line along what a grid varies, or a dot and its interval a row."""
+"""A study as one figure: a line along what a grid varies, or a dot and its interval a row.
 
+Studies as one HTML page, with the tables, a figure of each and some examples. It has no script and
+loads nothing: the figures are inline. Jinja2 escapes all text of runs.
+"""
+
+import base64
+import io
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.artifacts import write_aside
-from pgra.errors import ConfigError
-from pgra.report.compare import Study
+from pgra.report.compare import Study, detail_table, results_table
 from pgra.report.results import TASK_AXIS
 
 if TYPE_CHECKING:
@@ -16,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DOTS_PER_INCH = 150
-FIGURES = (".pdf", ".png", ".svg")
+_ASSETS = Path(__file__).parent / "assets"
 
 
 @contextmanager
@@ -38,12 +43,6 @@ def save_figure(figure: "Figure", *paths: Path) -> None:
             figure.savefig(aside, format=kind, dpi=_DOTS_PER_INCH, metadata=undated[kind])
 
 
-def check_path(name: str, path: Path, suffixes: Sequence[str]) -> None:
-    """Raise a ConfigError if a file has another suffix than these."""
-    if path.suffix.lower() not in suffixes:
-        raise ConfigError(f"{name} is '{path}': give a file that ends in {', '.join(suffixes)}")
-
-
 def number_axis(study: Study) -> str | None:
     """Return the one argument that a grid varies, if it is a number; else None."""
     axes = [axis for axis in study.group.axes if axis != TASK_AXIS]
@@ -52,12 +51,6 @@ def number_axis(study: Study) -> str | None:
     values = [point.get(axes[0]) for point in study.group.points.values()]
     is_number = [isinstance(v, int | float) and not isinstance(v, bool) for v in values]
     return axes[0] if all(is_number) else None
-
-
-def plot_study(study: Study, path: Path) -> None:
-    """Draw a study to a .png, .svg or .pdf; the title names missing runs."""
-    check_path("figure", path, FIGURES)
-    save_figure(draw_study(study), path)
 
 
 def draw_study(study: Study) -> "Figure":
@@ -123,3 +116,34 @@ def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
         axes.set_yticks(everywhere, [row if len(row) <= 28 else f"{row[:25]}..." for row in rows])
         axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def page_title(studies: Sequence[Study]) -> str:
+    """Return a grid's own title; of other runs their tasks."""
+    if len(studies) == 1 and studies[0].group.points:
+        return studies[0].group.title
+    return f"Results: {', '.join(dict.fromkeys(t for study in studies for t in study.tasks))}"
+
+
+def render_page(
+    title: str, studies: Sequence[Study], samples: Sequence[str] = (), *, lead: str = ""
+) -> str:
+    """Return the page: title, `lead` with its line breaks, studies, then the texts of `samples`."""
+    from jinja2 import Environment, FileSystemLoader
+
+    parts = [
+        {"results": results_table(study), "detail": detail_table(study), "figure": _figure(study)}
+        for study in studies
+    ]
+    environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True)
+    template = environment.get_template("page.html")
+    page = template.render(title=title, lead=lead, parts=parts, samples=samples)
+    # Half of a surrogate pair, which JSON may hold and UTF-8 may not, becomes a question mark.
+    return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def _figure(study: Study) -> str:
+    file = io.BytesIO()
+    with plain_text():
+        draw_study(study).savefig(file, format="svg", metadata={"Date": None})
+    return base64.b64encode(file.getvalue()).decode()

@@ -48,7 +48,6 @@ METRICS_FILE = "metrics.json"
 PREDICTIONS_FILE = "predictions.jsonl"
 GRID_FILE = "grid.json"
 SUMMARY_FILE = "summary.json"
-CONSISTENCY_FILE = "consistency.json"
 TASK_AXIS = "data.task"
 _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
@@ -282,9 +281,7 @@ class Trial:
     @property
     def sets_aside(self) -> bool:
         """Whether examples of an LM's prompt, its own or a control's, are left out of training."""
-        is_without = self.setting("rerank.reranker") in ("none", "cross-encoder")
-        reads_prompt = self.setting("rerank.num_evidence") != 0 and not is_without
-        return reads_prompt or self.setting("reader.same_train") is True
+        return bool(self.metrics.get("sizes", {}).get("set_aside"))
 
     @property
     def is_divided(self) -> bool:
@@ -425,12 +422,10 @@ class Collection:
 
     Attributes:
         unfinished: Folders of unfinished runs outside of grids, and paths without any run.
-        loose: Folders of runs by seed that neither a grid nor a finished series of seeds holds.
     """
 
     groups: Sequence[Group]
     unfinished: Sequence[Path]
-    loose: Sequence[Path] = ()
 
 
 def load_collection(paths: Sequence[Path]) -> Collection:
@@ -458,9 +453,7 @@ def load_collection(paths: Sequence[Path]) -> Collection:
     if not any(group.runs for group in groups):
         where = ", ".join(str(path) for path in paths)
         raise ArtifactError(f"no finished run (with {METRICS_FILE}) in {where}: train one first")
-    seeds = {run.folder.parent for run in runs if run.folder.name.startswith("seed-")}
-    loose = [folder for folder in sorted(seeds) if not (folder / SUMMARY_FILE).is_file()]
-    return Collection(groups, unfinished, loose)
+    return Collection(groups, unfinished)
 
 
 def _find(folder: Path) -> Iterator[Path]:
@@ -612,38 +605,26 @@ def row_names(group: Group) -> list[str]:
     """Return the name of each run's row, in the order of the runs.
 
     Of a grid it is the point's name; else the method's, with the settings in which its runs differ
-    on one task. Paths are shortened to their last part where that is unique.
+    on one task.
     """
     if group.points:
         return [run.name for run in group.runs]
     kinds: dict[tuple[str, str], list[dict[str, Json]]] = {}
-    folders: dict[tuple[str, str], set[Json]] = {}  # values that end alike
     for run in group.runs:
-        if run.settings:
-            kinds.setdefault((run.method, run.task), []).append(run.settings)
-        for name, value in run.settings.items():
-            folders.setdefault((name, _last_part(value)), set()).add(canonical_json(value))
+        kinds.setdefault((run.method, run.task), []).append(run.settings)
     varied: dict[str, set[str]] = {}
     for (method, _), settings in kinds.items():
-        varied.setdefault(method, set()).update(
-            name
-            for name in {name for values in settings for name in values}
-            if len({canonical_json(own[name]) for own in settings if name in own}) > 1
-        )
+        values: dict[str, set[str]] = {}
+        for name, value in (pair for own in settings for pair in own.items()):
+            values.setdefault(name, set()).add(canonical_json(value))
+        found = {name for name, known in values.items() if len(known) > 1}
+        varied[method] = varied.get(method, set()) | found
     rows = []
     for run in group.runs:
-        words = [run.method]
-        for name in sorted(varied.get(run.method, set()) & run.settings.keys()):
-            value = run.settings[name]
-            last = _last_part(value)
-            is_clear = len(folders[name, last]) == 1
-            words.append(f"{name.rpartition('.')[2]}={last if is_clear else value}")
-        rows.append(" ".join(words))
+        names = sorted(varied[run.method] & run.settings.keys())
+        told = [f"{name.rpartition('.')[2]}={run.settings[name]}" for name in names]
+        rows.append(" ".join([run.method, *told]))
     return rows
-
-
-def _last_part(value: Json) -> str:
-    return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else str(value)
 
 
 def in_order(names: Sequence[str], known: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from pgra.config import Arguments as _Arguments
 from pgra.config import arg
 from pgra.core import MISSING_ROW, Candidates, Json
 from pgra.data.corpus import Corpus, passage_ids
-from pgra.data.read import Record, check_file, clean_name, read_lines, read_records, table_rows
+from pgra.data.read import Record, check_file, clean_name, read_lines, read_table
 from pgra.errors import ConfigError, DataError, reading, show
 from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
 
@@ -55,14 +55,9 @@ def read_query_table(path: Path) -> dict[str, str]:
         DataError: If it cannot be read, an id is missing, duplicate or not one word, or a text is
             empty.
     """
-    kind = check_file(path, _QUERY_KINDS)
-    lines: Iterable[Record]
-    if kind == "tsv":
-        lines = _pairs(path)
-    else:
-        lines = read_records(path) if kind == "jsonl" else table_rows(path, kind, ("id", "text"))
     queries: dict[str, str] = {}
-    for record in lines:
+    is_bare = check_file(path, _QUERY_KINDS) == "tsv"
+    for record in _pairs(path) if is_bare else read_table(path, _QUERY_KINDS):
         name = "_id" if "_id" in record.fields else "id"
         if name not in record.fields:
             raise record.lacks(name)

@@ -26,7 +26,6 @@ from pgra.commands.predict import read_queries_file
 from pgra.config import from_yaml, read_yaml
 from pgra.data.corpus import find_source
 from pgra.data.examples import open_file, read_split
-from pgra.data.references import read_references
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.encoders.encoder import Encoder, read_sentence_model
 from pgra.errors import LONGEST_MESSAGE, ModelError, PgraError
@@ -87,7 +86,7 @@ def _split(path: Path) -> object:
 def _answers(name: str) -> Callable[[Path], object]:
     def read(path: Path) -> object:
         task = GenerationTask.load(name)
-        return read_references(task, open_file(task, path), "train")
+        return read_split(task, open_file(task, path), "train")
 
     return read
 

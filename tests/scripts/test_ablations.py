@@ -294,4 +294,4 @@ def test_every_command_of_the_page_runs(command, ran, root, lm, encoder_dir, mon
             assert words[-2:] == ["--dataset_name", "own"]  # the hub's, which no test asks
             called = call(main, [first, *words[:-2]])
             assert called.code == 0, called.err
-            assert called.out.count(": valid") == len(words) - 3
+            assert called.out.count(": valid") == len(words) - 2

@@ -16,7 +16,7 @@ from pgra.data.bundled import (
     locate_files,
     split_sentences,
 )
-from pgra.errors import ArtifactError, DataError, ModelError
+from pgra.errors import ArtifactError, DataError
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
 
@@ -29,7 +29,6 @@ def fake(tmp_path, monkeypatch):
     (folder / "__init__.py").write_text("raise RuntimeError('imported')")
     (folder / "data" / "a.txt").write_text("hello")
     monkeypatch.syspath_prepend(str(folder.parent))
-    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
 
     def make(file="data/a.txt", sha256=HELLO, **values):
         about = {"name": "fake", "kind": "encoder", "about": "a", "licence": "b", "note": "c"}
@@ -52,25 +51,6 @@ def test_a_file_in_a_package_is_found_and_a_missing_or_changed_one_refused(fake)
     message = r"has sha256 2cf24dba5fb0\.\.\., expected 000000000000"
     with pytest.raises(ArtifactError, match=message):
         bundled_model_dir("fake")
-
-
-def test_model_is_converted_once_and_a_failed_conversion_leaves_nothing(fake, tmp_path):
-    runs = []
-
-    def write(paths, folder):
-        (folder / "half.txt").write_text("half")
-        runs.append(paths)
-        if len(runs) == 1:
-            raise ModelError("stopped")
-        return {}
-
-    fake(write=write)
-    with pytest.raises(ModelError, match="stopped"):
-        bundled_model_dir("fake")
-    assert not [p for p in (tmp_path / "home/bundled").iterdir() if not p.name.endswith("lock")]
-    folder = bundled_model_dir("fake")
-    assert folder == bundled_model_dir("fake")
-    assert len(runs) == 2
 
 
 def test_control_characters_become_the_windows_characters_they_were():

@@ -26,10 +26,7 @@ def having(section, **values):
 
 
 FID, ICL = {"method": "fid"}, {"method": "icl"}
-SAME_TRAIN = {
-    "method": "fid",
-    "arguments": {"rerank": {"reranker": "none"}, "reader": {"same_train": True}},
-}
+NO_PROMPT = {"method": "Mine", "set_aside": 0, **having("rerank", reranker="mine:Rank")}
 FEW = having("data", max_train_samples=16)
 
 
@@ -41,6 +38,7 @@ FEW = having("data", max_train_samples=16)
         # The examples that stand in the prompt are not trained on, so train differs with them.
         ({}, {**having("rerank", num_exemplars=4), **marks(train="d" * 64)}),
         ({}, {**FID, **marks(train="d" * 64)}),  # nor is there a prompt: it trains on all
+        ({}, {**NO_PROMPT, **marks(train="d" * 64)}),  # nor has a reranker from outside one
         ({}, {"seed": 1}),
     ],
 )
@@ -57,7 +55,7 @@ def test_runs_on_one_test_set_and_division_may_stand_together(tmp_path, runs):
         ((FID, having("data", split_seed=1)), r"another split rule \(split_seed 0, 1\)"),
         (({}, {"method": "Mine", **FEW}), "another split rule"),  # a class from outside
         ((FID, marks(dev="d" * 64)), r"another split rule \(other dev examples"),
-        (({}, {**SAME_TRAIN, **marks(train="d" * 64)}), "other train examples: aaaaaaaa, dddddddd"),
+        (({}, {**NO_PROMPT, "set_aside": 8, **marks(train="d" * 64)}), "other train examples: aa"),
         (
             (marks(corpus="1" * 64), {**marks(corpus="2" * 64), "seed": 1}),
             r"two seeds of 'pgra' with another corpus \(11111111, 2",

@@ -5,6 +5,7 @@ import gzip
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import datasets
@@ -21,7 +22,6 @@ from pgra.core import Example
 from pgra.data.examples import (
     DataArguments,
     draw_shots,
-    load_pool,
     load_splits,
     open_split,
     read_split,
@@ -31,8 +31,6 @@ from pgra.errors import ConfigError, DataError
 
 TASK = Task.load("mr")
 LABELS = TASK.labels
-MINE = "labels: [n, y]\nprompt: '{text}'\nreader_template: '{text}'\nverbalizer: {n: b, y: g}\n"
-TWO = [{"text": "a", "label": "n"}, {"text": "b", "label": "y"}]
 few = settings(derandomize=True, deadline=None, max_examples=15)
 
 
@@ -84,7 +82,7 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
 # Folders and hubs.
 
 
-def test_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
+def test_a_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
     home = tmp_path / "sst2"
     home.mkdir()
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(10)]
@@ -95,21 +93,15 @@ def test_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
         assert len(splits.test) == 4  # SST-2 is reported on its validation set, which is not dev
         assert all(e.id.startswith("train-") for e in splits.dev)
     assert "has 10 rows, the papers' train split of sst2 has 6920" in caplog.text
-
-
-def test_a_task_of_ones_own_uses_a_folders_validation_split_as_dev(tmp_path):
-    (tmp_path / "mine.yaml").write_text(MINE)
-    for split, count in {"train": 6, "validation": 3, "test": 2}.items():
-        write_jsonl(tmp_path / f"{split}.jsonl", TWO * count)
-    mine, args = Task.load(str(tmp_path / "mine.yaml")), DataArguments(dataset_name=str(tmp_path))
-    splits = load_splits(mine, args)
-    assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [12, 6, 4]
-    one = DataArguments(test_file=str(tmp_path / "test.jsonl"))
-    with pytest.raises(DataError, match="there is no train set: give --train_file$"):
-        load_splits(mine, one)
-    (tmp_path / "test.csv").write_text("text,label\na,y\n")
+    write_jsonl(home / "test.jsonl", rows[:2])  # a task of one's own has its dev set there
+    mine = Task(name="mine", labels=LABELS, prompt="{text}")
+    splits = load_splits(mine, DataArguments(dataset_name=str(home)))
+    assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [10, 4, 2]
+    (home / "test.csv").write_text("text,label\na,positive\n")
     with pytest.raises(DataError, match=r"2 files for the test split .*--test_file"):
-        load_splits(mine, args)
+        load_splits(mine, DataArguments(dataset_name=str(home)))
+    with pytest.raises(DataError, match="there is no train set: give --train_file$"):
+        load_splits(mine, DataArguments(test_file=str(home / "test.jsonl")))
 
 
 def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
@@ -165,7 +157,7 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
     assert 1 <= len(load_splits(TASK, replace(args, max_dev_samples=most)).dev) <= most
 
 
-@pytest.mark.parametrize("load", [load_splits, load_pool])
+@pytest.mark.parametrize("load", [load_splits, partial(load_splits, is_trained=False)])
 def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 4 == 0]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)
@@ -190,7 +182,7 @@ def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tm
         replace(sets, test_fraction=1.5)
 
 
-@pytest.mark.parametrize("load", [load_splits, load_pool])
+@pytest.mark.parametrize("load", [load_splits, partial(load_splits, is_trained=False)])
 def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted(load, tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)

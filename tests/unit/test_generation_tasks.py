@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from conftest import write_jsonl
 
-from pgra.data.examples import DataArguments, open_file
-from pgra.data.references import load_references, read_references
+from pgra.data.examples import DataArguments, load_splits, open_file, read_split
 from pgra.data.tasks import GenerationTask
 from pgra.report.text_metrics import measure_written
 
@@ -46,7 +45,7 @@ FETAQA = {
 def read(tmp_path, name, *rows, **changes):
     path = write_jsonl(tmp_path / "rows.jsonl", list(rows))
     task = replace(GenerationTask.load(name), **changes)
-    return read_references(task, open_file(task, path), "test")
+    return read_split(task, open_file(task, path), "test")
 
 
 def test_answers_are_read_in_every_known_shape(tmp_path):
@@ -57,13 +56,13 @@ def test_answers_are_read_in_every_known_shape(tmp_path):
     ]
     found = read(tmp_path, "webquestions", *rows)
     assert [one.answers for one in found] == [("Ann", "Lee"), ("a sea",), ("Rome", "Roma")]
-    first = found[0].example
+    first = found[0]
     assert (first.id, first.text, first.label) == ("test-0", "who?", "Ann")
 
 
 def test_a_table_is_a_line_of_highlighted_cells_without_closing_tags(tmp_path):
     found = read(tmp_path, "totto", TOTTO)[0]
-    assert found.example.text == (
+    assert found.text == (
         "<page_title>Dedric Lawson <section_title>College "
         "<cell>9.9 <col_header>Points <col_header>home <row_header>2001 "
         "<cell>3.3 <col_header>Points <col_header>away <row_header>2001"
@@ -81,10 +80,10 @@ def test_a_table_is_a_line_of_highlighted_cells_without_closing_tags(tmp_path):
 def test_fetaqas_question_is_read_where_the_task_wants_it(tmp_path):
     found = read(tmp_path, "fetaqa", FETAQA)[0]
     line = "<page_title>Shagun Sharma <cell>Laal Ishq <col_header>Title"
-    assert found.example.fields == {"table": line}
+    assert found.fields == {"table": line}
     shown = {"inputs": ("question", "table"), "frame": "{question} {table}:"}
     both = read(tmp_path, "fetaqa", FETAQA, **shown)[0]
-    assert both.example.text == f"Where was she seen? {line}"
+    assert both.text == f"Where was she seen? {line}"
 
 
 def test_a_local_folder_gives_pool_and_queries(tmp_path):
@@ -93,17 +92,17 @@ def test_a_local_folder_gives_pool_and_queries(tmp_path):
     (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(json.dumps(rows[0]).encode()))
     task = GenerationTask.load("webquestions")
     args = DataArguments(dataset_name=str(tmp_path), max_train_samples=5)
-    first, second = (load_references(task, replace(args, split_seed=seed)) for seed in (0, 1))
-    assert [len(part) for part in first] == [5, 1]
-    assert first[0] != second[0]
+    first = load_splits(task, args, is_trained=False)
+    assert (len(first.train), first.dev, len(first.test)) == (5, [], 1)
     (tmp_path / "other").mkdir()
     write_jsonl(tmp_path / "other" / "test.jsonl", rows[:3])
-    others = load_references(task, args, query_dataset_name=str(tmp_path / "other"))
-    assert (others[0], len(others[1])) == (first[0], 3)
+    other = str(tmp_path / "other")
+    others = load_splits(task, args, is_trained=False, query_dataset_name=other)
+    assert (others.train, len(others.test)) == (first.train, 3)
     alone = DataArguments(train_file=str(tmp_path / "train.jsonl"))
-    pool, held = load_references(task, alone)  # no test file: a fifth of train
-    assert sorted(one.example.id for one in [*pool, *held]) == [f"train-{i}" for i in range(9)]
-    assert len(held) == 2
+    held = load_splits(task, alone, is_trained=False)  # no test file: a fifth of train
+    assert sorted(e.id for e in held.train + held.test) == [f"train-{i}" for i in range(9)]
+    assert len(held.test) == 2
 
 
 def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):

@@ -8,7 +8,7 @@ from planted_runs import plant
 
 from pgra.commands.report import main
 from pgra.report.compare import compare_runs
-from pgra.report.page import render_page
+from pgra.report.figures import render_page
 from pgra.report.results import load_collection
 
 HOSTILE = '</pre><script>alert(1)</script><img src=x onerror="alert(1)">{{ title }}'
