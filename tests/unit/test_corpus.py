@@ -1,6 +1,5 @@
 """Corpora: every rule for a line, every refusal, and access by row."""
 
-import contextlib
 import csv
 import gzip
 import hashlib
@@ -24,7 +23,7 @@ from pgra.data.corpus import (
     open_corpus,
 )
 from pgra.data.read import read_lines
-from pgra.errors import ArtifactError, DamageError, DataError
+from pgra.errors import ArtifactError, DataError
 
 
 def read(path, root, **rules):
@@ -140,34 +139,6 @@ def test_a_corpus_that_is_overwritten_while_it_is_read_is_not_kept(when, tmp_pat
     assert everything(read(path, tmp_path)) == [f"first {i}" for i in range(4_000)]
 
 
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_no_flipped_bit_of_a_corpus_changes_a_text_or_ends_the_process(
-    place, bit, tmp_path_factory
-):
-    root = tmp_path_factory.getbasetemp() / "flipped"
-    if not root.exists():
-        root.mkdir()
-        read(write(root / "c.txt", "\n".join(f"film number {i}" for i in range(30))), root)
-    corpus = read(root / "c.txt", root)
-    texts = [f"film number {i}" for i in range(30)]
-    assert everything(corpus) == texts  # what is not flipped is read
-    path = corpus.folder / "corpus.arrow"
-    good = path.read_bytes()
-    bad = bytearray(good)
-    bad[int(place * len(good))] ^= 1 << bit
-    try:
-        path.write_bytes(bad)
-        with pytest.raises(DamageError, match=f"{path.name} is damaged"):
-            load_corpus(corpus.folder)
-        with pytest.MonkeyPatch.context() as patch:  # one that is too large to be compared
-            patch.setattr("pgra.artifacts._COMPARED", 10)
-            with contextlib.suppress(DamageError):
-                everything(load_corpus(corpus.folder))
-        assert everything(read(root / "c.txt", root)) == texts  # made again
-    finally:
-        path.write_bytes(good)
-
-
 @pytest.mark.parametrize(("kind", "line"), [("txt", "p%d"), ("jsonl", '{"text": "p%d"}')])
 def test_a_few_lines_that_are_not_utf8_are_dropped_counted_and_told(tmp_path, caplog, kind, line):
     lines = [(line % i).encode() for i in range(200)]
@@ -224,11 +195,6 @@ def test_passages_hold_all_words_in_order_and_cross_no_document(documents, num_w
         assert " ".join(blocks) == " ".join(words)
         assert all(len(block.split()) == num_words for block in blocks[:-1])
         assert all(1 <= len(block.split()) <= num_words for block in blocks)
-
-
-def test_a_line_is_a_document_that_passages_do_not_cross(tmp_path):
-    path = write(tmp_path / "documents.txt", "a b c d e\n\nf g\nh i j\n")
-    assert everything(read(path, tmp_path, passage_words=3)) == ["a b c", "d e", "f g", "h i j"]
 
 
 # Tables as corpora, and sources of any kind.
