@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, contents
 from datasets import Dataset
+from transformers import AutoModel, AutoTokenizer
 
 import pgra
 from pgra.data.corpus import CorpusArguments
@@ -47,19 +48,12 @@ def test_places_are_those_of_the_list_even_of_equal_passages(encoder):
     assert [hit.index for hit in index.search("red apples", k=2)] == [0, 2]
 
 
-def test_lists_files_and_data_sets_of_the_same_texts_find_the_same(encoder, index, tmp_path):
+def test_files_and_data_sets_of_the_same_texts_find_the_same(encoder, index, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join([*SENTENCES, "", SENTENCES[0]]) + "\n")
-    table = Dataset.from_dict({"body": SENTENCES, "other": [1] * len(SENTENCES)})
     args = CorpusArguments(corpus=str(tmp_path / "corpus.txt"))
-    others = [
-        pgra.Index.build(tmp_path / "corpus.txt", encoder=encoder),
-        pgra.Index.build(str(tmp_path / "corpus.txt"), encoder=encoder),
-        pgra.Index.build(args, encoder=encoder),
-        pgra.Index.build(pgra.open_corpus(args), encoder=encoder),
-        pgra.Index.build(table, encoder=encoder, field="body"),
-        pgra.Index.build(tuple(SENTENCES), encoder=encoder),
-    ]
-    for other in others:
+    table = Dataset.from_dict({"body": SENTENCES, "other": [1] * len(SENTENCES)})
+    for given in (tmp_path / "corpus.txt", args, pgra.open_corpus(args), table):
+        other = pgra.Index.build(given, encoder=encoder, field="body")
         assert other.search(QUERIES, k=5) == index.search(QUERIES, k=5)
 
 
@@ -102,19 +96,9 @@ def test_what_the_command_line_built_is_opened_searched_and_saved(encoder_dir, t
     assert pgra.Index.load(tmp_path / "copy").search(QUERIES) == index.search(QUERIES)
 
 
-@pytest.mark.parametrize("kind", ["transformers", "sentence-transformers"])
-def test_a_loaded_encoder_is_the_one_of_its_folder_and_is_kept(kind, encoder_dir, index, tmp_path):
-    from sentence_transformers import SentenceTransformer
-    from transformers import AutoModel, AutoTokenizer
-
-    if kind == "transformers":
-        parts = [kind.from_pretrained(encoder_dir) for kind in (AutoModel, AutoTokenizer)]
-        encoder = pgra.Encoder.load(*parts, max_encoder_tokens=128)
-    else:
-        model = SentenceTransformer(str(encoder_dir), device="cpu")
-        model.max_seq_length = 128
-        encoder = model
-    made = pgra.Index.build(SENTENCES, encoder=encoder)
+def test_a_loaded_encoder_is_the_one_of_its_folder_and_is_kept(encoder_dir, index, tmp_path):
+    parts = [kind.from_pretrained(encoder_dir) for kind in (AutoModel, AutoTokenizer)]
+    made = pgra.Index.build(SENTENCES, encoder=pgra.Encoder.load(*parts))
     for found, truth in zip(made.search(QUERIES, k=5), index.search(QUERIES, k=5), strict=True):
         assert [hit.index for hit in found] == [hit.index for hit in truth]
         scores = [[hit.score for hit in hits] for hits in (found, truth)]

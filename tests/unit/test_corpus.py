@@ -97,13 +97,6 @@ def test_all_formats_give_one_corpus_whose_texts_follow_the_rows(texts, rows, tm
     assert corpora[0].texts(wanted) == [passages[row] for row in wanted]
 
 
-def test_a_cell_of_several_lines_is_one_passage_and_the_column_may_be_named(tmp_path):
-    path = write(tmp_path / "c.csv", 'body,text\n"one,\ntwo",no\nthree,no\n')
-    assert everything(read(path, tmp_path, corpus_field="body")) == ["one, two", "three"]
-    path = write(tmp_path / "c.tsv", 'text\tn\nsaid "one", two\t1\n')
-    assert everything(read(path, tmp_path)) == ['said "one", two']
-
-
 def test_texts_are_found_across_batches_and_rows_outside_are_refused(tmp_path):
     lines = [f"p{i}" for i in range(40_000)]
     corpus = read(write(tmp_path / "c.txt", "\n".join(lines)), tmp_path)
