@@ -224,7 +224,7 @@ def search(argv: Sequence[str] | None = None) -> int:
     found = retriever.retrieve(asked, min(k + own.drop_self, len(corpus)))
     if queries is not None and own.is_run:
         tag = f"pgra-{args.retriever.partition(':')[0]}"
-        say(queries.finish(found, corpus, tag, depth=k))
+        say(queries.finish(found, corpus, tag, k=k))
     else:
         say(visible(describe_hits(asked, found, corpus)))
     return 0

@@ -197,22 +197,12 @@ def test_a_length_is_read_by_each_name_that_its_file_had(encoder_dir, tmp_path, 
     assert make(folder).fingerprint["max_tokens"] == 160  # the control: all that it reads
 
 
-def test_of_a_vector_the_first_dimensions_are_kept_where_a_model_says_so(encoder_dir, tmp_path):
+@pytest.mark.parametrize("value", [0, "8", True])
+def test_a_wrong_truncate_dim_is_refused(encoder_dir, tmp_path, value):
     folder = sentence_dir(encoder_dir, tmp_path / "m", "Normalize")
-    whole, about = make(folder, normalize=False), folder / "config_sentence_transformers.json"
-    write_json(about, {"truncate_dim": 5})
-    cut, unit = make(folder, normalize=False), make(folder)
-    assert (cut.width, unit.width) == (5, 5)
-    close(cut.encode(SENTENCES), whole.encode(SENTENCES)[:, :5])
-    close(np.linalg.norm(unit.encode(SENTENCES), axis=1), np.ones(len(SENTENCES)))
-    assert cut.fingerprint["layers"] == ["normalize", "first 5"]
-    assert make(folder, pooling="cls").width == 16  # of another pooling's vector nothing is known
-    write_json(about, {"truncate_dim": 99})
-    assert make(folder).width == 16
-    for value in (0, -1, "8", True):
-        write_json(about, {"truncate_dim": value})
-        with pytest.raises(ModelError, match="truncate_dim is .* not a number above 0"):
-            make(folder)
+    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": value})
+    with pytest.raises(ModelError, match="truncate_dim is .* not a number above 0"):
+        make(folder)
 
 
 def more(kind):
