@@ -224,7 +224,7 @@ def search(argv: Sequence[str] | None = None) -> int:
     found = retriever.retrieve(asked, min(k + own.drop_self, len(corpus)))
     if queries is not None and own.is_run:
         tag = f"pgra-{args.retriever.partition(':')[0]}"
-        say(queries.finish(found, corpus, tag, depth=k))
+        say(queries.finish(found, corpus, tag, k=k))
     else:
         say(visible(describe_hits(asked, found, corpus)))
     return 0
@@ -266,7 +266,10 @@ def describe_index(built: BuiltIndex) -> str:
     """Describe an index: what of it was found done, and how it is searched."""
     counts = built.manifest.counts
     size = f"{counts['dim']} dimensions" if "dim" in counts else f"{counts['words']} words"
-    lines = [f"{counts['rows']:,} passages, {counts['bytes']:,} bytes, {size}"]
+    lines = [
+        f"index: {built.folder}",
+        f"{counts['rows']:,} passages, {counts['bytes']:,} bytes, {size}",
+    ]
     if built.num_reused == counts["rows"]:
         lines.append("reused: nothing was left to encode")
     else:
@@ -277,13 +280,9 @@ def describe_index(built: BuiltIndex) -> str:
     elif "is_exact" in counts:
         shares = ", ".join(f"@{depth} {share}" for depth, share in counts["recall"].items())
         lines.append(f"index {built.manifest.fingerprint['factory']}, recall {shares}")
-    for name, what in {
-        "trained_rows": "trained on a sample of its first {:,} rows, no more",
-        "cut": "{:,} passages were cut at max_encoder_tokens",
-    }.items():
-        if counts.get(name):
-            lines.append(what.format(counts[name]))
-    return "\n  ".join([f"index: {built.folder}", *lines])
+    if cut := counts.get("cut"):
+        lines.append(f"{cut:,} passages were cut at max_encoder_tokens")
+    return "\n  ".join(lines)
 
 
 def describe_hits(texts: Sequence[str], candidates: Candidates, corpus: Corpus) -> str:

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not context.is_main:
             return 0
         tag, depth = f"pgra-{args.rerank.reranker}", best.rows.shape[1]
-        message = queries.finish(best, search.corpus, tag, depth=depth)
+        message = queries.finish(best, search.corpus, tag, k=depth)
     elif asked:
         message = visible(_show_texts(args, asked, show.num_shown, context))
     else:

@@ -12,10 +12,9 @@ manifest last. What `Index.build` and `save` write has the layout of all artifac
 import logging
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -25,7 +24,6 @@ from pgra.artifacts import (
     TemporaryFolder,
     artifact_dir,
     at_home,
-    find_damage,
     is_finished,
     load_manifest,
     lock_folder,
@@ -35,17 +33,7 @@ from pgra.artifacts import (
     set_aside,
     write_manifest,
 )
-from pgra.core import (
-    MISSING_ROW,
-    Candidates,
-    Context,
-    Hit,
-    Json,
-    as_texts,
-    check_count,
-    check_device,
-    check_kinds,
-)
+from pgra.core import MISSING_ROW, Candidates, Context, Hit, Json, as_texts, check_count
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, DamageError
@@ -78,7 +66,6 @@ STAGE = "dense_index"
 _FAISS = "index.faiss"
 _FILES = ("vectors-*.npy", "vectors-*.json", _FAISS)
 _QUERY_BATCH = 4096  # all vectors are read once for each, where they are searched on disk
-_READ = 1024  # passages read at once
 _PARTS = (INDEXES, "corpora", "passages", "encoder")
 _PLACE = Path(INDEXES, "index")
 
@@ -161,9 +148,6 @@ class Index(Retriever):
             PgraError: If an argument cannot be read or used, or `path` holds something else.
             ValueError: If `passages` or `encoder` is of a wrong type.
         """
-        check_device(device, is_used=False)
-        check_kinds("text", str, factory=factory, field=field)
-        check_kinds("a folder", str | Path | None, path=path)
         keeper = None if path is not None else TemporaryFolder()
         root = (keeper.path if keeper else at_home(str(path))).absolute()
         if isinstance(passages, Corpus):
@@ -212,8 +196,6 @@ class Index(Retriever):
             ArtifactError: If there is none, or it is damaged, or of another encoder.
             PgraError: If its encoder or passages cannot be found.
         """
-        check_device(device, is_used=False)
-        check_kinds("a folder", str | Path, path=path)
         root = at_home(path)
         folder = root / _PLACE if is_finished(root / _PLACE) else root
         recipe = Recipe.read(folder, stage=STAGE)
@@ -278,7 +260,6 @@ class Index(Retriever):
         Raises:
             ArtifactError: If the folder exists and is not empty.
         """
-        check_kinds("a folder", str | Path, path=path)
         home, root = at_home(path), self._root
         if home.is_file() or (home.is_dir() and any(home.iterdir())):
             raise ArtifactError(f"{home} is not empty: save the index in a folder of its own")
@@ -307,18 +288,6 @@ class Index(Retriever):
 
     def __len__(self) -> int:
         return len(self.corpus)
-
-    def __iter__(self) -> Iterator[str]:
-        return chain.from_iterable(self.corpus.batched(_READ))
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        """Return one passage, or those of a slice, as from a list."""
-        rows = range(len(self))[index]
-        return self.corpus.texts(rows) if isinstance(rows, range) else self.corpus[rows]
 
     def __repr__(self) -> str:
         factory = self.args.index_factory
@@ -401,16 +370,6 @@ def _find_whole(
         return None
 
 
-def _reopen(folder: Path) -> None:
-    """Set damaged files of a finished index and its manifest aside; the rest is reused."""
-    if is_finished(folder):
-        with suppress(DamageError):  # of the manifest: shards have records of their own
-            for name, what in find_damage(folder, load_manifest(folder).files):
-                if (folder / name).exists():
-                    set_aside(folder / name, f"{folder / name} {what}")
-        set_aside(folder / MANIFEST, f"{folder} is not whole")
-
-
 def _build(
     request: IndexRequest, encoder: Encoder, folder: Path, fields: Mapping[str, Json]
 ) -> BuiltIndex:
@@ -425,7 +384,8 @@ def _build(
     made_of = vectors_digest(corpus.fingerprint, encoder)
     own = context.worker.share(shards)
     if context.is_main:
-        _reopen(folder)
+        if is_finished(folder):  # but damaged: what is whole is reused
+            set_aside(folder / MANIFEST, f"{folder} is not whole")
         refuse_strangers(folder, (*_FILES, "*.damaged"))
         _remove_strays(folder, parts)
         take_over_shards(shards, made_of, request.home)

@@ -134,23 +134,23 @@ class LeakGuard:
         return min(self._num_texts[word] for word in pairs[0]) <= 1
 
     def nearest(
-        self, search: Search, queries: Sequence[str], count: int, *, depth: int | None = None
+        self, search: Search, queries: Sequence[str], k: int, *, depth: int | None = None
     ) -> tuple[Candidates, Counts]:
         """Return each query's nearest that may be shown with it, and how many were excluded.
 
-        The nearest are (B, count), best first, missing where a query has fewer; the numbers (B,)
+        The nearest are (B, k), best first, missing where a query has fewer; the numbers (B,)
         are of those that would have been among them. `search` finds `distinct` rows, at first
-        `depth` of them (None: count + 1), then more where needed.
+        `depth` of them (None: k + 1), then more where needed.
         """
         most = len(self.distinct)
-        depth = min(most, count + 1 if depth is None else depth)
+        depth = min(most, k + 1 if depth is None else depth)
         while True:
-            found, shown = search(depth), Candidates.missing(len(queries), count)
+            found, shown = search(depth), Candidates.missing(len(queries), k)
             dropped = np.zeros(len(queries), dtype=np.int64)
             for line, query in enumerate(queries):
                 is_leak, kept = self.leaks(query), 0
                 for row, score in zip(found.rows[line].tolist(), found.scores[line], strict=True):
-                    if row == MISSING_ROW or kept == count:
+                    if row == MISSING_ROW or kept == k:
                         break
                     if is_leak(row):
                         dropped[line] += 1
@@ -262,11 +262,9 @@ class Neighbors:
         self._vectors = np.asarray(read_array(folder / "vectors.npy"))
         return self._vectors
 
-    def nearest(
-        self, queries: Sequence[Example], count: int, context: Context = ALONE
-    ) -> Candidates:
-        """Return each query's nearest of the collection, (B, count), nearest first.
+    def nearest(self, queries: Sequence[Example], k: int, context: Context = ALONE) -> Candidates:
+        """Return each query's k nearest of the collection, (B, k), nearest first.
 
         A query in the collection is its own nearest: `LeakGuard` excludes it.
         """
-        return nearest(self.encoder.encode_examples(queries), self.vectors(context), count)
+        return nearest(self.encoder.encode_examples(queries), self.vectors(context), k)

@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -240,7 +239,9 @@ def encode_by_ray(
     what = (str(request.corpus.folder.resolve()), json.dumps(asdict(args)))
     waiting = [replace(shard, folder=shard.folder.resolve()) for shard in shards][::-1]
     total, is_quiet = sum(map(len, shards)), not request.context.shows_progress
-    with _cluster(), Bar(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
+    if not ray.is_initialized():  # joins the cluster of RAY_ADDRESS, or starts one
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    with Bar(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
         has_gpus = request.context.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
         kind, device = ("GPU", "cuda") if has_gpus else ("CPU", "cpu")
         task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(encode_one)
@@ -286,18 +287,3 @@ def _result(reference: Any) -> int:
         if isinstance(error.cause, (PgraError, OSError)):
             raise error.cause from None
         raise
-
-
-@contextmanager
-def _cluster() -> Iterator[None]:
-    """Join Ray's cluster, or start one; shut down only what was started here."""
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
-    try:
-        yield
-    finally:
-        ray.shutdown()

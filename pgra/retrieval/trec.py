@@ -321,8 +321,8 @@ class QueryFile:
             qrels = read_qrels(Path(args.qrels))
         return cls(args, queries, qrels)
 
-    def finish(self, candidates: Candidates, corpus: Corpus, tag: str, *, depth: int) -> str:
-        """Write the run with `depth` passages a query, measure it, and describe both.
+    def finish(self, candidates: Candidates, corpus: Corpus, tag: str, *, k: int) -> str:
+        """Write the run with k passages a query, measure it, and describe both.
 
         Raises:
             DataError: If passages have no names, or no query is judged.
@@ -330,7 +330,7 @@ class QueryFile:
         queries, docnos = list(self.texts), find_docnos(corpus, candidates)
         if self.args.drop_self:
             candidates = drop_self(queries, candidates, docnos)
-        candidates = candidates.top(depth)
+        candidates = candidates.top(k)
         lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
         # A fault in the judgements is reported before a run is written.
         means = measure_run(self.qrels, queries, candidates, docnos) if self.qrels else {}

@@ -1,6 +1,5 @@
 """Corpora: every rule for a line, every refusal, and access by row."""
 
-import contextlib
 import csv
 import gzip
 import hashlib
@@ -24,7 +23,7 @@ from pgra.data.corpus import (
     open_corpus,
 )
 from pgra.data.read import read_lines
-from pgra.errors import ArtifactError, DamageError, DataError
+from pgra.errors import ArtifactError, DataError
 
 
 def read(path, root, **rules):
@@ -98,13 +97,6 @@ def test_all_formats_give_one_corpus_whose_texts_follow_the_rows(texts, rows, tm
     assert corpora[0].texts(wanted) == [passages[row] for row in wanted]
 
 
-def test_a_cell_of_several_lines_is_one_passage_and_the_column_may_be_named(tmp_path):
-    path = write(tmp_path / "c.csv", 'body,text\n"one,\ntwo",no\nthree,no\n')
-    assert everything(read(path, tmp_path, corpus_field="body")) == ["one, two", "three"]
-    path = write(tmp_path / "c.tsv", 'text\tn\nsaid "one", two\t1\n')
-    assert everything(read(path, tmp_path)) == ['said "one", two']
-
-
 def test_texts_are_found_across_batches_and_rows_outside_are_refused(tmp_path):
     lines = [f"p{i}" for i in range(40_000)]
     corpus = read(write(tmp_path / "c.txt", "\n".join(lines)), tmp_path)
@@ -138,34 +130,6 @@ def test_a_corpus_that_is_overwritten_while_it_is_read_is_not_kept(when, tmp_pat
         monkeypatch.undo()
         write(path, "\n".join(f"first {i}" for i in range(4_000)))
     assert everything(read(path, tmp_path)) == [f"first {i}" for i in range(4_000)]
-
-
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_no_flipped_bit_of_a_corpus_changes_a_text_or_ends_the_process(
-    place, bit, tmp_path_factory
-):
-    root = tmp_path_factory.getbasetemp() / "flipped"
-    if not root.exists():
-        root.mkdir()
-        read(write(root / "c.txt", "\n".join(f"film number {i}" for i in range(30))), root)
-    corpus = read(root / "c.txt", root)
-    texts = [f"film number {i}" for i in range(30)]
-    assert everything(corpus) == texts  # what is not flipped is read
-    path = corpus.folder / "corpus.arrow"
-    good = path.read_bytes()
-    bad = bytearray(good)
-    bad[int(place * len(good))] ^= 1 << bit
-    try:
-        path.write_bytes(bad)
-        with pytest.raises(DamageError, match=f"{path.name} is damaged"):
-            load_corpus(corpus.folder)
-        with pytest.MonkeyPatch.context() as patch:  # one that is too large to be compared
-            patch.setattr("pgra.artifacts._COMPARED", 10)
-            with contextlib.suppress(DamageError):
-                everything(load_corpus(corpus.folder))
-        assert everything(read(root / "c.txt", root)) == texts  # made again
-    finally:
-        path.write_bytes(good)
 
 
 @pytest.mark.parametrize(("kind", "line"), [("txt", "p%d"), ("jsonl", '{"text": "p%d"}')])
@@ -224,11 +188,6 @@ def test_passages_hold_all_words_in_order_and_cross_no_document(documents, num_w
         assert " ".join(blocks) == " ".join(words)
         assert all(len(block.split()) == num_words for block in blocks[:-1])
         assert all(1 <= len(block.split()) <= num_words for block in blocks)
-
-
-def test_a_line_is_a_document_that_passages_do_not_cross(tmp_path):
-    path = write(tmp_path / "documents.txt", "a b c d e\n\nf g\nh i j\n")
-    assert everything(read(path, tmp_path, passage_words=3)) == ["a b c", "d e", "f g", "h i j"]
 
 
 # Tables as corpora, and sources of any kind.

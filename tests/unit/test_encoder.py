@@ -155,28 +155,6 @@ def sentence_dir(source, folder, *parts, modules=None, **files):
     return folder
 
 
-@pytest.mark.parametrize("pooling", ["auto", "mean", "cls", "max", "pooler"])
-def test_parts_behind_a_pooling_are_read_under_it_and_under_no_other(
-    encoder_dir, tmp_path, pooling
-):
-    folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize")
-    is_own = pooling in ("auto", "mean")  # its own, by name too
-    asked = {"pooling": pooling, "normalize": False}
-    encoder, plain = make(folder, **asked), make(encoder_dir, **asked, max_encoder_tokens=64)
-    expected = plain.encode(SENTENCES)
-    # Its own part, whatever is asked for; and what was made without must not be taken for this.
-    has_parts = (encoder.fingerprint["normalize"], "layers" in encoder.fingerprint)
-    assert has_parts == (is_own, is_own)
-    if is_own:
-        layer = encoder.sentence.layers[0]
-        expected = np.tanh(expected @ layer.weight.numpy().T + layer.bias.numpy())
-        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-        other = make(sentence_dir(encoder_dir, tmp_path / "other", "Dense", seed=4))
-        assert other.fingerprint["layers"][0] != encoder.fingerprint["layers"][0]
-    assert encoder.width == (WIDE if is_own else 16)
-    close(encoder.encode(SENTENCES), expected)
-
-
 def test_prompts_stand_before_queries_and_passages(encoder_dir, tmp_path):
     folder = sentence_dir(encoder_dir, tmp_path / "e5", prompts=PROMPTS)
     told, plain = make(folder), make(folder, query_prompt="", passage_prompt="")
@@ -208,28 +186,7 @@ def moved(folder, **places):
     return folder
 
 
-def test_parts_are_read_where_modules_json_says(encoder_dirs, tmp_path):
-    files = {"pooling": {"pooling_mode": "cls"}, "limits": {"max_seq_length": 9}}
-    plain = make(sentence_dir(encoder_dirs["bert"], tmp_path / "a", "Dense", **files))
-    folder = sentence_dir(encoder_dirs["bert"], tmp_path / "b", "Dense", **files)
-    folder = moved(folder, Transformer="0_BERT", Pooling="pool", Dense="head")
-    other = make(folder)
-    close(other.encode(SENTENCES), plain.encode(SENTENCES))
-    assert other.fingerprint["layers"] == plain.fingerprint["layers"]
-    assert other.fingerprint["pooling"] == "cls"
-    shutil.copytree(encoder_dirs["roberta"], folder, dirs_exist_ok=True)  # a model at the top too
-    close(make(folder).encode(SENTENCES), plain.encode(SENTENCES))
-    for name, value in (("vocab_size", 600), ("layer_norm_eps", 0.5)):
-        config = json.loads((folder / "0_BERT" / "config.json").read_text())
-        write_json(folder / "0_BERT" / "config.json", {**config, name: value})
-    with pytest.raises(ModelError, match="cannot load model"):  # and it is what is read
-        make(folder)
-    (folder / "pool" / "config.json").unlink()
-    with pytest.raises(ModelError, match="pool/config.json is missing"):
-        make(folder)
-
-
-@pytest.mark.parametrize("name", _LIMITS)
+@pytest.mark.parametrize("name", _LIMITS[:2])
 def test_a_length_is_read_by_each_name_that_its_file_had(encoder_dir, tmp_path, name):
     folder = sentence_dir(encoder_dir, tmp_path / "s", limits={"max_seq_length": 12})
     (folder / "sentence_bert_config.json").rename(folder / name)
@@ -240,36 +197,11 @@ def test_a_length_is_read_by_each_name_that_its_file_had(encoder_dir, tmp_path, 
     assert make(folder).fingerprint["max_tokens"] == 160  # the control: all that it reads
 
 
-def test_of_a_vector_the_first_dimensions_are_kept_where_a_model_says_so(encoder_dir, tmp_path):
+@pytest.mark.parametrize("value", [0, "8", True])
+def test_a_wrong_truncate_dim_is_refused(encoder_dir, tmp_path, value):
     folder = sentence_dir(encoder_dir, tmp_path / "m", "Normalize")
-    whole, about = make(folder, normalize=False), folder / "config_sentence_transformers.json"
-    write_json(about, {"truncate_dim": 5})
-    cut, unit = make(folder, normalize=False), make(folder)
-    assert (cut.width, unit.width) == (5, 5)
-    close(cut.encode(SENTENCES), whole.encode(SENTENCES)[:, :5])
-    close(np.linalg.norm(unit.encode(SENTENCES), axis=1), np.ones(len(SENTENCES)))
-    assert cut.fingerprint["layers"] == ["normalize", "first 5"]
-    assert make(folder, pooling="cls").width == 16  # of another pooling's vector nothing is known
-    write_json(about, {"truncate_dim": 99})
-    assert make(folder).width == 16
-    for value in (0, -1, "8", True):
-        write_json(about, {"truncate_dim": value})
-        with pytest.raises(ModelError, match="truncate_dim is .* not a number above 0"):
-            make(folder)
-
-
-@pytest.mark.parametrize(
-    ("first", "has_transformer"), [("Router", False), ("StaticEmbedding", False), ("BoW", True)]
-)
-def test_a_model_that_begins_with_another_part_is_refused_by_its_name(
-    encoder_dir, tmp_path, first, has_transformer
-):
-    folder = sentence_dir(encoder_dir, tmp_path / "s")
-    modules = [{"type": f"{MODELS}.{first}", "path": f"0_{first}"}]
-    write_json(folder / "modules.json", modules)
-    if not has_transformer:
-        (folder / "config.json").unlink()
-    with pytest.raises(ModelError, match=f"parts? .*{first}'"):
+    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": value})
+    with pytest.raises(ModelError, match="truncate_dim is .* not a number above 0"):
         make(folder)
 
 
@@ -289,6 +221,9 @@ BAD = {
         "dense": {"module_input_name": "token_embeddings"}
     },
     "has transformer_task 'fill-mask'": {"limits": {"transformer_task": "fill-mask"}},
+    "the parts 'Router, Pooling": {
+        "modules": lambda named: [{**named[0], "type": f"{MODELS}.Router"}, *named[1:]]
+    },
     "has a path outside it": {"modules": lambda named: [{**named[0], "path": "../x"}, *named[1:]]},
 }
 
@@ -347,6 +282,7 @@ def test_a_folder_that_the_library_saved_gives_its_vectors(encoder_dir, tmp_path
     )
     model.save(str(tmp_path / "saved"))
     ours, texts = make(tmp_path / "saved"), [*SENTENCES, SENTENCES[3] * 3]
+    assert make(tmp_path / "saved", pooling="pooler").width == 16  # of which no layer is known
     assert ours.fingerprint["max_tokens"] == 12
     documents = model.encode_document(texts, normalize_embeddings=True)
     close(ours.encode(texts), documents)

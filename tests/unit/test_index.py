@@ -65,7 +65,7 @@ def test_a_built_index_holds_all_vectors_however_the_shards_are_cut(shard_rows, 
     assert (counts["rows"], counts["dim"], counts["cut"], counts["is_exact"]) == (40, 16, 0, True)
 
 
-@pytest.mark.parametrize("damage", ["record", "both", "byte", "foreign", "other sizes"])
+@pytest.mark.parametrize("damage", ["both", "byte", "foreign", "other sizes"])
 def test_a_build_gone_on_with_is_the_unbroken_one(damage, small, caplog):
     folder = small.build().folder
     whole = contents(folder)

@@ -8,7 +8,6 @@ from conftest import SENTENCES
 from small_index import World, flip_byte
 
 from pgra.core import Candidates
-from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DamageError
 from pgra.retrieval import RETRIEVERS, Retriever
 from pgra.retrieval.base import check_num_candidates
@@ -109,17 +108,6 @@ def test_an_index_of_something_else_damaged_or_missing_is_refused(name, world):
     world.open(name, **given)
 
 
-def test_dense_scores_are_the_inner_products_of_the_vectors(world):
-    encoder = Encoder.load(world.args(normalize=False), device="cpu")
-    passages = encoder.encode(SENTENCES).astype(np.float16).astype(np.float32)
-    scores = encoder.encode(["red sea"]) @ passages.T
-    found = world.open(normalize=False).retrieve(["red sea"], 12)
-    np.testing.assert_allclose(found.scores[0], np.sort(scores[0])[::-1], rtol=1e-5)
-    np.testing.assert_allclose(scores[0][found.rows[0]], found.scores[0], rtol=1e-5)
-    cosine = world.open().retrieve([SENTENCES[3]], 1)
-    assert cosine.scores[0, 0] == pytest.approx(1, abs=1e-3)
-
-
 def test_a_lossy_index_scores_its_hits_exactly_unless_told_not_to(world):
     exact = world.open().retrieve(SENTENCES, 3)
     found = world.open(index_factory="SQ4")
@@ -154,9 +142,3 @@ def test_passages_are_drawn_by_the_query_alone(num_passages):
     np.testing.assert_array_equal(retriever.retrieve(queries[5:], 7).rows, found.rows[5:, :7])
     whole = retriever.retrieve(["most"], num_passages - 5).rows[0]
     assert len(np.unique(whole)) == num_passages - 5
-
-
-def test_every_passage_is_as_likely_as_the_others():
-    """400 queries by 10 of 40 passages: each is drawn 100 times, give or take 5 x 8.7."""
-    drawn = RandomRetriever(40, {}).retrieve([f"query number {i}" for i in range(400)], 10).rows
-    assert abs(np.bincount(drawn.ravel(), minlength=40) - 100).max() < 44

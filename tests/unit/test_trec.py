@@ -64,13 +64,6 @@ def test_what_a_search_wrote_is_found_again_and_an_edited_line_is_not(world, ope
     assert edited.fingerprint != found.fingerprint
 
 
-def test_short_lists_end_in_missing_ones_and_lines_go_by_score_then_row(open_run):
-    found = open_run([WHOLE[2], WHOLE[0], *WHOLE[1::2], "q1 Q0 2 3 1.5 x"], num_candidates=4)
-    best = found.retrieve(list(QUERIES.values()), 4)
-    assert best.rows.tolist() == [[4, 2, 3, -1], [0, 11, -1, -1]]
-    assert best.scores[0].tolist() == [2.5, 1.5, 1.5, -np.inf]
-
-
 BAD_LINES = {
     "run.txt cannot be read": "7 Q0 0 1 9",
     "run.txt cannot be read .*high": "7 Q0 0 1 high x",
