@@ -9,7 +9,7 @@ neither network nor weights: models of the paper's shapes are made at random on 
 they compute means nothing; how fast they do it is how fast the real ones would.
 
     env        the device, its matrix products of 8192 x 8192 and its copies
-    rerank     OPT-13b reads candidates behind a real prompt: pgra's way, and whole prompts
+    rerank     OPT-13b reads candidates after a real prompt: pgra's way, and whole prompts
     encode     BERT-base encodes sentences: pgra's way, and a loop as sentence-transformers has it
     search     9,600 queries in 1,000,000 vectors of 768: pgra's way, and torch's product and top-k
     reader     T5-base trains on 16 passages a query: pgra's way, and Fusion-in-Decoder as usual
@@ -17,7 +17,7 @@ they compute means nothing; how fast they do it is how fast the real ones would.
 Usual ways have the dtype of pgra's. A share of the product is the operations of real tokens (no
 padding) a second, over those of an 8192 x 8192 product of the same dtype in the same process.
 
-Each figure is printed and written as it comes; a piece that fails is named, and the others go on.
+Each figure is printed and written as it comes; a piece that fails is named, and the others follow.
 `--tiny` runs all of it on a CPU, on small models, to see that it works.
 """
 

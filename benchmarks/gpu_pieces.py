@@ -1,4 +1,4 @@
-"""The pieces of benchmarks/gpu.py: what each measures, and how its figures are told."""
+"""The pieces of benchmarks/gpu.py: what each measures, and how its figures are shown."""
 
 import argparse
 import itertools
@@ -163,9 +163,9 @@ class Bench:
     @cached_property
     def prompt(self) -> FewShotPrompt:
         """A real prompt of 8 exemplars."""
-        told = self._candidates["prompt"]
-        inputs = tuple(told["template"].pop("inputs"))
-        return FewShotPrompt(PromptTemplate(**told["template"], inputs=inputs), told["prefix"])
+        kept = self._candidates["prompt"]
+        inputs = tuple(kept["template"].pop("inputs"))
+        return FewShotPrompt(PromptTemplate(**kept["template"], inputs=inputs), kept["prefix"])
 
     @cached_property
     def _candidates(self) -> dict[str, Any]:
@@ -174,9 +174,9 @@ class Bench:
     @cached_property
     def reading(self) -> Reading:
         """Labelled queries with their evidence."""
-        told = json.loads((self.folder / "reading.json").read_text())
-        told["examples"] = [Example(**example) for example in told["examples"]]
-        return Reading(**told)
+        kept = json.loads((self.folder / "reading.json").read_text())
+        kept["examples"] = [Example(**example) for example in kept["examples"]]
+        return Reading(**kept)
 
     def many_texts(self, count: int) -> list[str]:
         """Give so many sentences; they come again where there are fewer."""
@@ -202,7 +202,7 @@ def measure_env(bench: Bench) -> None:
 
 
 def measure_rerank(bench: Bench) -> None:
-    """Read candidates behind a prompt."""
+    """Read candidates after a prompt."""
     lm, sizes = bench.open_lm(), bench.sizes
     texts, encoder = bench.many_texts(sizes.candidates), PromptedEncoder(lm, bench.prompt)
     before = bench.product_rate(lm.dtype)

@@ -150,7 +150,7 @@ def read_data(args: argparse.Namespace) -> Data:
 
 
 def write_prompt(data: Data, exemplars: Sequence[Example], query: Example) -> str:
-    """Write a query behind exemplars, in their order."""
+    """Write a query after exemplars, in their order."""
     shown = [f"{data.frame.format_map(e.fields)} {e.label}" for e in exemplars]
     return "\n\n".join([*shown, data.frame.format_map(query.fields)])
 

@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Words a mistake as any user's error is worded."""
+    """Reports a mistake as any user's error is reported."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}. See --help.")

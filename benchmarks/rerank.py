@@ -3,12 +3,12 @@
     python benchmarks/rerank.py --quick
     python benchmarks/rerank.py --lm facebook/opt-1.3b random:opt-13b --json figures.json
 
-All ways read real sentences behind the same real 8-exemplar prefix with the same LM, in one run
+All ways read real sentences after the same real 8-exemplar prefix with the same LM, in one run
 and in turn. `random:opt-13b` is an OPT of that shape with random weights, for speed alone (its
 tokens are those of bundled:smollm2-135m).
 
     released  each candidate once: whole prompts, batches of 4 in the order found, right padding
-    expanded  the prefix run once, a copy of its keys and values behind each text
+    expanded  the prefix run once, a copy of its keys and values with each text
     cascade   attention in two parts, the prefix's keys and values stand once: pgra's own way
     floor     the whole suffix (template and text) with no prefix at all, by stock calls
 """
@@ -61,7 +61,7 @@ class Reading:
 
     Attributes:
         texts: Distinct sentences, in the order the first stage found them.
-        prompt: What they stand behind.
+        prompt: What they follow.
     """
 
     texts: list[str]
@@ -224,7 +224,7 @@ def read_whole(encoder: PromptedEncoder, texts: Sequence[str]) -> None:
 
 
 def read_shared(encoder: PromptedEncoder, shard: int, texts: Sequence[str]) -> None:
-    """Read shards of texts behind the shared prefix, as a bank does: tokenised ahead."""
+    """Read shards of texts after the shared prefix, as a bank does: tokenised ahead."""
 
     def tokenize(part: Sequence[str]) -> TokenizedPrompts:
         return encoder.tokenize([encoder.prompt.template.passage_fields(text) for text in part])

@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import errno
 import functools
-import glob
 import hashlib
 import io
 import json
@@ -18,6 +17,7 @@ import logging
 import os
 import platform
 import shutil
+import sqlite3
 import tempfile
 import time
 import uuid
@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from pgra.core import ALONE, Context, Json, is_alive
+from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, DamageError, cut, reading
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,12 @@ FORMAT = 2
 _COMPARED = 1 << 30  # bytes of an artifact that each opening compares; `pgra verify` compares all
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _PACKAGES = ("pgra", "torch", "transformers", "accelerate", "faiss-cpu", "bm25s", "numpy")
+
+IN_MEMORY = Path(":memory:")  # SQLite's name of a database that is no file
+_SERIALIZED = 3  # of `sqlite3.threadsafety`
+# "Error" alone is that of a table that is not there.
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
+_SECONDS_LOCKED = 30.0  # to wait for another process that writes
 
 FileRecords = Mapping[str, Mapping[str, Any]]  # relative path: {"bytes": int, "xxh3": str}
 
@@ -186,15 +192,11 @@ def write_aside(path: Path, *, sync: bool = False) -> Iterator[Path]:
 def name_aside(path: Path) -> Path:
     """Return a hidden name beside `path`, in a folder that is made.
 
-    What a killed process left there for the same file is removed.
+    What a killed process left there goes when the folder is locked again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial*"):
-        if not is_alive(int(left.name[len(path.name) + 2 :].partition(".")[0])):
-            _remove(left)
     # numpy and others append a suffix they miss, so the real one stays at the end.
-    own = f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.partial{path.suffix}"
-    return path.with_name(own)
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial{path.suffix}")
 
 
 def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
@@ -432,7 +434,7 @@ def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> It
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock(path, folder, wait=wait)
     try:
-        for left in () if is_new else folder.glob(".*.partial*"):
+        for left in () if is_new else list(folder.rglob(".*.partial*")):
             _remove(left)
         yield
     finally:
@@ -508,7 +510,7 @@ def build_once(
                 is_there = False
                 if is_finished(folder):
                     set_aside(folder, fault)
-                _build_aside(folder, stage, fingerprint, build, inputs)
+                _build_aside(folder, build, inputs, stage=stage, fingerprint=fingerprint)
     context.barrier()
     return Artifact(folder, load_manifest(folder, stage=stage), is_there)
 
@@ -528,13 +530,7 @@ def find_fault(folder: Path, *, stage: str, fingerprint: Mapping[str, Json]) -> 
     return None
 
 
-def _build_aside(
-    folder: Path,
-    stage: str,
-    fingerprint: Mapping[str, Json],
-    build: Build,
-    inputs: Sequence[Inputs],
-) -> None:
+def _build_aside(folder: Path, build: Build, inputs: Sequence[Inputs], **made_as: Any) -> None:
     aside = folder.parent / f".{folder.name}.partial"
     started = time.monotonic()
     try:
@@ -544,8 +540,126 @@ def _build_aside(
         for one in inputs:
             one.check()
         seconds = time.monotonic() - started
-        write_manifest(aside, stage=stage, fingerprint=fingerprint, counts=counts, seconds=seconds)
+        write_manifest(aside, counts=counts, seconds=seconds, **made_as)
         shutil.rmtree(folder, ignore_errors=True)  # it has no manifest, so nobody uses it
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+# SQLite files of ours, in autocommit mode, with a write-ahead log where the disk allows one.
+#
+# `synchronous=FULL`: a write is on the disk when it returns. SQLite detects no flipped bit, so each
+# owner keeps checksums.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseKind:
+    """A kind of SQLite file.
+
+    Attributes:
+        name: As messages call it, such as "memory".
+        application_id: Marks our file among other SQLite files.
+        schema: Statements that make the tables, separated by semicolons.
+        version: Of the tables; another one is refused.
+        if_damaged: What to do with a damaged file; {path} stands for it.
+    """
+
+    name: str
+    application_id: int
+    schema: str
+    version: int = 1
+    page_bytes: int = 4096
+    if_damaged: str = "move it away"
+
+    def damaged(self, path: Path, why: object) -> ArtifactError:
+        return ArtifactError(f"{path} is damaged ({why}): {self.if_damaged.format(path=path)}")
+
+    @contextlib.contextmanager
+    def errors_of(self, path: Path) -> Iterator[None]:
+        """Turn SQLite's errors in the block into an `ArtifactError`."""
+        try:
+            yield
+        except UnicodeDecodeError as error:  # in a message of SQLite's, such as a table's name
+            raise self.damaged(path, error) from None
+        except (sqlite3.Error, OSError) as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if isinstance(error, sqlite3.Error) and not name:
+                raise  # a mistake of ours, such as the use of a closed connection
+            if name.startswith(_DAMAGED):
+                raise self.damaged(path, error) from None
+            raise ArtifactError(
+                f"{path} cannot be used ({error}): its folder must be writable, its disk needs "
+                "room and file locks, and no other process may hold it for long"
+            ) from None
+
+
+def open_database(
+    path: Path, kind: DatabaseKind, *, writable: bool = True, create: bool = True
+) -> sqlite3.Connection:
+    """Open a SQLite file of ours in autocommit mode: the caller begins and ends transactions.
+
+    With `writable` and `create`, a missing file is made, with its folder. One that is not
+    `writable` may lie in a read-only folder. `IN_MEMORY` is always made.
+
+    Raises:
+        ArtifactError: If it is missing, foreign, damaged, locked for too long or not writable.
+    """
+    is_file = path != IN_MEMORY
+    if is_file and not (writable and create) and not path.is_file():
+        raise ArtifactError(f"there is no {kind.name} {path}: name another file")
+    wal = path.with_name(f"{path.name}-wal")
+    is_fixed = not os.access(path.parent, os.W_OK) and not wal.exists()
+    reads = "immutable=1" if is_fixed else "mode=ro"
+    mode = ("mode=rwc" if create else "mode=rw") if writable else reads
+    with kind.errors_of(path), contextlib.ExitStack() as stack:
+        if writable and create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?{mode}" if is_file else str(path),
+            uri=True,
+            isolation_level=None,
+            timeout=_SECONDS_LOCKED,
+            # SQLite takes calls of several threads in turn; who shares one keeps changes apart.
+            check_same_thread=sqlite3.threadsafety < _SERIALIZED,
+        )
+        stack.callback(db.close)
+        # What is no UTF-8 any more must be readable: checksums find the damage.
+        db.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
+        if not is_file or (writable and create and not path.stat().st_size):
+            _make_tables(db, kind)
+        _check_kind(path, kind, db)
+        if writable:
+            with contextlib.suppress(sqlite3.OperationalError):  # held now: the next who opens it
+                db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+        stack.pop_all()
+        return db
+
+
+def _make_tables(db: sqlite3.Connection, kind: DatabaseKind) -> None:
+    """Make the tables in one transaction, unless another process was first."""
+    db.execute(f"PRAGMA page_size = {kind.page_bytes}")
+    with db:  # which commits, or rolls back
+        db.execute("BEGIN EXCLUSIVE")
+        if not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
+            for statement in kind.schema.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {kind.application_id}")
+            db.execute(f"PRAGMA user_version = {kind.version}")
+
+
+def _check_kind(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:
+    (application_id,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if application_id != kind.application_id:
+        raise ArtifactError(f"{path} is no {kind.name} of pgra: name another file")
+    if version != kind.version:
+        raise ArtifactError(
+            f"{path} has format {version}, this pgra reads {kind.version}: use the pgra that made "
+            "it, or name another file"
+        )
+    # SQLite reads a table with a flipped letter in its statement as an empty one.
+    tables = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema")}
+    if missing := {sql.strip() for sql in kind.schema.split(";")} - {"", *tables}:
+        raise kind.damaged(path, f"it lacks {missing.pop()}")

@@ -10,9 +10,9 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 
 from pgra import __version__
+from pgra.config import HelpParser, add_general, same_spelling, wants_help
 from pgra.errors import (
     ConfigError,
     PgraError,
@@ -22,7 +22,6 @@ from pgra.errors import (
     unknown_name,
     visible,
 )
-from pgra.help import HelpParser, add_general, same_spelling, wants_help
 
 Main = Callable[[Sequence[str] | None], int]
 
@@ -38,10 +37,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "search": ("index:search", "look up passages near a text"),
     "rerank": ("rerank", "run both retrieval stages for a task"),
     "train": ("train", "train a reader on a task, and measure it"),
-    "icl": ("train:icl", "decide by a frozen LM behind labelled examples (KATE)"),
+    "icl": ("train:icl", "decide by a frozen LM after labelled examples (KATE)"),
     "evaluate": ("train:evaluate", "measure a trained run again"),
     "predict": ("predict", "decide new texts with a trained run"),
-    "push": ("push", "put a trained reader on the hub, with its model card"),
+    "push": ("finished:push", "put a trained reader on the hub, with its model card"),
     "memory": ("memory", "keep what users corrected, and use it on the next like question"),
     "plan": ("plan", "count what the LM has yet to read, and time it"),
     "consistency": ("report:consistency", "measure how often evidence has the label of its query"),
@@ -50,7 +49,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("demo", "see it at work on real models and real text, in three minutes"),
     "models": ("lists:models", "list the models that come inside packages"),
     "task": ("task", "check a task's YAML, and see rows as models see them"),
-    "verify": ("verify", "compare artifacts and runs with their checksums"),
+    "verify": ("finished:verify", "compare artifacts and runs with their checksums"),
     "data": ("lists:data", "list tasks and bundled data; make claims of a corpus"),
 }
 # Commands that several processes share; of `index`, only building.
@@ -64,7 +63,7 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
         What `main` returns; 2 for a user's error, 130 when interrupted, 141 for a broken pipe; for
         a stopped training 128 + the signal's number, or 124 when its time was up.
     """
-    _open_streams()
+    _escape_unwritable()
     _bound_kernels()
     _keep_freed_memory()
     try:
@@ -76,12 +75,9 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _open_streams() -> None:
-    """Open closed streams on the null device; let stdout escape characters that it lacks."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
-    stream = sys.stdout  # its errors are surrogateescape in the C locale
+def _escape_unwritable() -> None:
+    """Let stdout escape characters that it lacks (its errors in the C locale: surrogateescape)."""
+    stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
         stream.reconfigure(errors="backslashreplace")
 
@@ -99,7 +95,7 @@ def _call(main: Main, argv: Sequence[str]) -> int:
     except Stopped as stop:
         return _fail(str(stop), code=stop.code) if _is_main() else stop.code
     except KeyboardInterrupt:
-        return _fail("interrupted; the same command goes on where it stopped", code=130)
+        return _fail("interrupted; the same command continues where it stopped", code=130)
     except SystemExit as leave:  # argparse, after --help
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except Exception as error:
@@ -108,8 +104,8 @@ def _call(main: Main, argv: Sequence[str]) -> int:
         if (code := _os_error_code(error)) is None:
             raise
         place = getattr(error, "filename", None) or "a file"
-        said = f"{os.strerror(code)} ({errno.errorcode.get(code, code)})"
-        return _fail(f"cannot use {place}: {said}")
+        reason = f"{os.strerror(code)} ({errno.errorcode.get(code, code)})"
+        return _fail(f"cannot use {place}: {reason}")
 
 
 def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
@@ -124,27 +120,17 @@ def _os_error_code(error: Exception) -> int | None:
     """Find the system's error number, in errors of safetensors and tokenizers too."""
     if isinstance(error, OSError):
         return error.errno
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    return int(told.group(1)) if told else None
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found.group(1)) if found else None
 
 
 def _fail(message: str, *, code: int = 2) -> int:
     message = " ".join(message.split())  # such as a YAML parser's, in several lines
     message = visible(message)  # of a path that is no UTF-8, or from another program
     sys.stdout.flush()
-    _close_bars()
     head = "error: " if code == 2 else ""
     sys.stderr.write(f"\npgra: {head}{message}\n")
     return code
-
-
-def _close_bars() -> None:
-    """Close the bars that an error left open, which would print once more at exit."""
-    if "tqdm" in sys.modules:
-        from tqdm import tqdm
-
-        for bar in list(getattr(tqdm, "_instances", ())):
-            bar.close()
 
 
 def _bound_kernels() -> None:
@@ -178,13 +164,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def dispatch(words: Sequence[str] | None) -> int:
     """Call the command that the first word names."""
     if not words or wants_help(words[:1]):
-        _parser().show()
+        HelpParser(
+            description="Prompt-guided retrieval augmentation: a frozen language model picks the "
+            "sentences that a\nreader should see first.",
+            epilog="Example:\n"
+            "  pgra index --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6",
+            words={name: about for name, (_, about) in COMMANDS.items()},
+        ).show()
         return 0
     if words[0] in ("-V", "--version"):
         sys.stdout.write(f"pgra {__version__}\n")
         return 0
-    if words[0] == "--print_completion":
-        return _print_completion(words[1:])
     if words[0] not in COMMANDS:
         raise ConfigError(unknown_name("command", words[0], COMMANDS))
     if words[0] not in _SHARED:
@@ -192,22 +182,3 @@ def dispatch(words: Sequence[str] | None) -> int:
     module, _, name = COMMANDS[words[0]][0].partition(":")
     command = getattr(import_module(f"pgra.commands.{module}"), name or "main")
     return int(command(words[1:]))
-
-
-def _parser() -> HelpParser:
-    return HelpParser(
-        description="Prompt-guided retrieval augmentation: a frozen language model picks the "
-        "sentences that a\nreader should see first.",
-        epilog="Example:\n  pgra index --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6",
-        words={name: about for name, (_, about) in COMMANDS.items()},
-    )
-
-
-def _print_completion(words: Sequence[str]) -> int:
-    """Write the script that completes commands, by shtab's own flag."""
-    import shtab
-
-    parser = _parser()
-    shtab.add_argument_to(parser, "--print-completion")
-    parser.parse_args(["--print-completion", *words])
-    return 0

@@ -9,6 +9,8 @@ import dataclasses
 import logging
 import math
 import os
+import re
+import shutil
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,14 +18,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from operator import ge, gt, le, lt
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 import yaml
 
 from pgra.core import check_device
 from pgra.errors import ConfigError, cut, near_files, reading, show, unknown_name
-from pgra.help import HelpParser, same_spelling, wants_all, wants_help, with_default
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping; a ConfigError if it is missing, over 1 MB or has a duplicate key."""
+    """Read a YAML mapping; a ConfigError if it is missing, too large or has a duplicate key."""
     if not os.path.exists(path):  # noqa: PTH110 (Path's own raises for too long a name)
         raise ConfigError(f"{cut(str(path))} does not exist.{near_files(path)}")
     with reading(path, ConfigError):
@@ -144,10 +145,8 @@ class Rule:
             return
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{name} is {value}: it must be a finite number")
-        if isinstance(value, int) and abs(value) >= 1 << 63:
-            raise ConfigError(f"{name} is {show(value)}: that is too large")
-        if isinstance(value, str):
-            self._check_text(name, value)
+        if value == "" and name.endswith(("_dir", "_file")):
+            raise ConfigError(f"{name} is empty: give a path, or leave it out")
         is_path = self.is_open and ":" in str(value)
         if self.choices is not None and value not in self.choices and not is_path:
             kind = self.is_open if isinstance(self.is_open, str) else name
@@ -160,18 +159,6 @@ class Rule:
         if not all(holds(value, bound) for _, bound, holds in asked):
             wanted = " and ".join(f"{words} {bound}" for words, bound, _ in asked)
             raise ConfigError(f"{name} is {value}: it must be {wanted}")
-
-    @staticmethod
-    def _check_text(name: str, value: str) -> None:
-        if not value and name.endswith(("_dir", "_file")):
-            raise ConfigError(f"{name} is empty: give a path, or leave it out")
-        try:
-            value.encode()
-        except UnicodeEncodeError:  # records are UTF-8, and could not name it
-            raise ConfigError(
-                f"{name} is {show(os.fsencode(value))}, which is not UTF-8 in this locale: give "
-                "another name, or set PYTHONUTF8=1"
-            ) from None
 
 
 def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
@@ -267,7 +254,125 @@ class Arguments:
                 )
 
 
-KERNEL_SWITCH = "PGRA_FAST_KERNELS"  # the environment variable that `pgra.lm.kernels` reads
+# What `--help` shows: a command's flags in argparse's groups, the usual ones or all.
+
+
+# Groups in the help's order; "Options" are flags that only one command has.
+GROUPS = (
+    *("Options", "Task", "Method", "Corpus", "Retriever", "Reranker", "LM", "Exemplars", "Reader"),
+    *("Memory", "Training", "Output", "General"),
+)
+HELP = ("-h", "--help", "--help-all", "--help_all")
+_FEW = 12  # a command of so many flags shows them all
+_MOST_COLUMNS = 100
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def same_spelling(words: Sequence[str]) -> list[str]:
+    """Write the names of flags with underscores, as arguments have them: `--dry-run`."""
+    parts = [word.partition("=") if word.startswith("--") else (word, "", "") for word in words]
+    return [
+        f"--{name[2:].replace('-', '_')}{sign}{value}" if name.startswith("--") else name
+        for name, sign, value in parts
+    ]
+
+
+def wants_help(words: Sequence[str]) -> bool:
+    return any(word in HELP for word in words)
+
+
+def wants_all(words: Sequence[str]) -> bool:
+    return any(word in HELP[2:] for word in words)
+
+
+def add_general(parser: "argparse._ActionsContainer") -> None:
+    """Add the flags of every command, which are taken off before it reads its own."""
+    level: Any = {"dest": "log_level", "action": "store_const"}
+    parser.add_argument(
+        "-q", "--quiet", **level, const="error", help="Say errors and results only."
+    )
+    about = "Say more: also what the libraries beneath say."
+    parser.add_argument("-v", "--verbose", **level, const="debug", help=about)
+    about = f"{', '.join(LEVELS)}; default: info."
+    parser.add_argument("--log_level", metavar="NAME", choices=LEVELS, help=about)
+
+
+def with_default(text: str, value: object) -> str:
+    """Return a flag's help with its default, unless it has none or the help mentions it."""
+    value = getattr(value, "value", value)
+    if value in (None, "", (), []) or re.search(r"\bdefault\b", text):
+        return text
+    shown = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return (
+        f"{text} (default: {shown:g})" if isinstance(shown, float) else f"{text} (default: {shown})"
+    )
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    columns = min(shutil.get_terminal_size((80, 24)).columns, _MOST_COLUMNS)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=columns)
+
+
+class HelpParser(argparse.ArgumentParser):
+    """A parser with flags in `GROUPS`, whose help shows the usual ones first."""
+
+    def __init__(
+        self,
+        prog: str = "pgra",
+        description: str = "",
+        epilog: str = "",
+        words: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make a parser; `words` are subcommands, each with what it does."""
+        super().__init__(
+            prog,
+            f"{prog}{' COMMAND' if words else ''} [FLAGS]",
+            description,
+            epilog,
+            formatter_class=_formatter,
+            add_help=False,
+            allow_abbrev=False,
+        )
+        if words:
+            below = self.add_subparsers(title="Commands", metavar="COMMAND")
+            for word, about in words.items():
+                below.add_parser(word, help=about)
+        self._groups = {title: self.add_argument_group(title) for title in GROUPS}
+        self._unusual: list[argparse.Action] = []
+        self._count = 0
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a one-line error, without the usage of two hundred arguments."""
+        raise ConfigError(f"{message}. See --help.")
+
+    def flag_adder(self, title: str, *, is_shown: bool) -> Callable[..., None]:
+        """Return a function that adds flags to a group; one without a help text is never shown."""
+
+        def add(flag: str, text: str, **how: Any) -> None:
+            about = text.replace("%", "%%") or argparse.SUPPRESS
+            action = self._groups[title].add_argument(
+                flag, default=argparse.SUPPRESS, help=about, **how
+            )
+            self._count += bool(text)
+            self._unusual += [action] if text and not is_shown else []
+
+        return add
+
+    def show(self) -> None:
+        """Write the help."""
+        general = self._groups["General"]
+        add_general(general)
+        general.add_argument("-h", "--help", action="store_true", help="Show the usual flags.")
+        general.add_argument("--help-all", action="store_true", help="Show all flags.")
+        if self._unusual and self._count > _FEW:
+            for action in self._unusual:
+                action.help = argparse.SUPPRESS
+            more = f"{len(self._unusual)} more: {self.prog.partition(' [')[0]} --help-all"
+            self.epilog = "\n\n".join(filter(None, [more, self.epilog]))
+        sys.stdout.write(self.format_help())
+
+
+# Where values come from.
 
 
 # One YAML may serve several programs: a key of another program of ours is ignored, an unknown key
@@ -349,8 +454,6 @@ def parse_arguments(
     parsed: list[Any] = [_make(cls, values) for cls in classes]
     _check_written(parsed, files)
     for group in parsed:
-        if hasattr(group, "fast_kernels"):  # worker processes see it too
-            os.environ[KERNEL_SWITCH] = group.fast_kernels
         if (device := vars(group).get("device")) is not None:  # before anything is read
             check_device(device, is_used=False)
     return tuple(parsed)
@@ -392,17 +495,6 @@ def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
             for name, other in named:
                 if name != flag and _is_one_file(target, other):
                     raise ConfigError(f"--{flag} {target} is the file of --{name}: name another")
-        folder = vars(group).get("output_dir")
-        for name, other in named if isinstance(folder, str) else ():
-            if name in _MODELS and _is_one_file(folder, other):
-                raise ConfigError(f"--output_dir {folder} is the folder of --{name}: name another")
-
-
-# Arguments that may name a model's folder: a run in it would change the model.
-_MODELS = (
-    *("cross_encoder", "encoder", "lm", "model", "model_name_or_path"),
-    "reader_lm",
-)
 
 
 def _is_one_file(one: str | Path, other: str) -> bool:

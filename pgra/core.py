@@ -78,14 +78,8 @@ class Candidates:
             ValueError: If the score of a row is NaN.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        is_sorted = _are_best_first(rows, scores)
-        if rows.shape[1] >= k and is_sorted.all():
+        if rows.shape[1] >= k and _are_best_first(rows, scores):
             return cls(rows[:, :k], np.asarray(scores[:, :k], dtype=np.float32))
-        if rows.shape[1] >= k and is_sorted.any():  # only lines with equal scores are sorted
-            rest = cls.best(rows[~is_sorted], scores[~is_sorted], k)
-            rows, scores = rows[:, :k].copy(), np.array(scores[:, :k], dtype=np.float32)
-            rows[~is_sorted], scores[~is_sorted] = rest.rows, rest.scores
-            return cls(rows, scores)
         scores = np.where(rows == MISSING_ROW, -np.inf, scores).astype(np.float32)
         if np.isnan(scores).any():
             raise ValueError("a score is NaN")
@@ -110,12 +104,10 @@ class Candidates:
         return len(self.rows)
 
 
-def _are_best_first(rows: Rows, scores: Scores) -> npt.NDArray[np.bool_]:
-    """Return which lines are complete and strictly falling, (B,)."""
-    falls = (scores[:, :-1] > scores[:, 1:]).all(axis=1)
-    is_whole = (rows != MISSING_ROW).all(axis=1) & np.isfinite(scores).all(axis=1)
-    both: npt.NDArray[np.bool_] = falls & is_whole
-    return both
+def _are_best_first(rows: Rows, scores: Scores) -> bool:
+    """Return whether all lines are complete and strictly falling."""
+    falls = (scores[:, :-1] > scores[:, 1:]).all()
+    return bool(falls and (rows != MISSING_ROW).all() and np.isfinite(scores).all())
 
 
 def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -283,17 +275,6 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     return Context(worker, wait_for_all, artifacts, device)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        # One that was killed keeps its number until the launcher has seen it.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except ProcessLookupError:
-        return False
-    except OSError:  # no permission; no such files on this system
-        return True
-
-
 def cpu_group() -> "ProcessGroup":
     """Return the group for tensors on the CPU, which NCCL refuses; the first call is collective."""
     import torch.distributed as dist
@@ -357,7 +338,7 @@ def run_overlapped(
     kept is kept whole. The first unit runs alone, since a model sets itself up with it.
     """
     ahead: Future[T] | None = None
-    behind: Future[object] | None = None
+    kept: Future[object] | None = None
     if len(units) == 1:  # needs no threads
         keep(units[0], compute(prepare(units[0])))
         return
@@ -367,11 +348,11 @@ def run_overlapped(
             if 0 < number < len(units) - 1:
                 ahead = reader.submit(prepare, units[number + 1])
             value = compute(ready)
-            if behind is not None:
-                behind.result()
-            behind = writer.submit(keep, unit, value)
-        if behind is not None:
-            behind.result()
+            if kept is not None:
+                kept.result()
+            kept = writer.submit(keep, unit, value)
+        if kept is not None:
+            kept.result()
 
 
 def machine_memory() -> int:

@@ -12,13 +12,11 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 # Characters of an error about what a user gave: a file may hold a text of any length.
-LONGEST_MESSAGE = 300
+LONGEST_MESSAGE = 1000
 _LONGEST_NAME = 80
 LONGEST_REASON = 160
-_MOST_COMPARED = 1000
 _LONGEST_LIST = 160
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = _LONGEST_NAME
@@ -55,32 +53,25 @@ def visible(text: str) -> str:
 
 
 def like_names(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.5) -> list[str]:
-    """Return the most similar names; none for a long one, which would take too long."""
+    """Return the most similar names of the first 1,000; none for a long one: it would take long."""
     if len(name) > _LONGEST_NAME:
         return []
-    names = [other for other in known if len(other) <= 2 * _LONGEST_NAME]
-    return difflib.get_close_matches(name, names[:_MOST_COMPARED], n=count, cutoff=cutoff)
+    return difflib.get_close_matches(name, [*known][:1000], n=count, cutoff=cutoff)
 
 
 class PgraError(Exception):
-    """Base of all errors that a user can fix; a message is cut to `longest` characters."""
-
-    longest: ClassVar[int] = 1000  # several paths, and a command to copy
+    """Base of all errors that a user can fix; a message is cut to 1,000 characters."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(cut(message, self.longest))
+        super().__init__(cut(message, LONGEST_MESSAGE))
 
 
 class ConfigError(PgraError):
     """An argument, a YAML or a combination of them that cannot work."""
 
-    longest = LONGEST_MESSAGE
-
 
 class DataError(PgraError):
     """A corpus, task file or label that is missing, unreadable or contradictory."""
-
-    longest = LONGEST_MESSAGE
 
 
 class ArtifactError(PgraError):
@@ -103,17 +94,17 @@ def device_fault(error: Exception) -> str | None:
     """Describe a failed GPU or a lack of memory; None for other errors."""
     said = str(error).strip().partition("\n")[0].rstrip(".")
     kinds = {kind.__name__ for kind in type(error).__mro__}  # torch may not be loaded here
-    kept = "what was finished is kept, and the same command goes on"
+    kept = "what was finished is kept, and the same command continues"
     if "OutOfMemoryError" in kinds:
         return f"the GPU's memory is full ({said}): use smaller batches, or a smaller model; {kept}"
     if "MemoryError" in kinds or ("RuntimeError" in kinds and _NO_MEMORY.search(said)):
-        said = said.rpartition("DefaultCPUAllocator: ")[2] or "nothing more was said"
+        said = said.rpartition("DefaultCPUAllocator: ")[2]
         return (
             f"this machine's memory is full ({said}): end other programs, or use smaller batches, "
             f"or a smaller model; {kept}"
         )
-    is_told = type(error) is RuntimeError and _OF_A_GPU.search(said)
-    if "AcceleratorError" in kinds or is_told:
+    is_gpus = type(error) is RuntimeError and _OF_A_GPU.search(said)
+    if "AcceleratorError" in kinds or is_gpus:
         return (
             f"the GPU failed ({said}): {kept}; if it fails again look at nvidia-smi, or use "
             "--device cpu"

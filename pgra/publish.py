@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pgra import __version__
-from pgra.artifacts import TemporaryFolder, at_home, write_json, write_text
+from pgra.artifacts import TemporaryFolder, write_json, write_text
 from pgra.config import config_root
 from pgra.core import Json
 from pgra.data.read import hub_errors, hub_reason
@@ -65,11 +65,11 @@ def write_card(run: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    cards.filters["public"] = _public_name
+    cards.filters["public"] = _without_folders
     text = cards.get_template("reader.md").render(
         metadata=_metadata(metrics, arguments, method, base),
         method=method,
-        base=base or _public_name(reader["model_name_or_path"]),
+        base=base or _without_folders(reader["model_name_or_path"]),
         is_lm="reader_lm" in reader,
         has_own_inputs=method in OWN_INPUTS,
         identity=identity,
@@ -80,7 +80,10 @@ def write_card(run: Path) -> Path:
         drawn=DRAWN_EXEMPLARS,
         corpora=[sources] if isinstance(sources, str) else sources,
         dev=read_object(training) if training.is_file() else {},
-        trained_with=_training(arguments, identity["num_processes"]),
+        trained_with={
+            **{n: given for n in _SHOWN if (given := arguments["training"].get(n)) is not None},
+            "processes": identity["num_processes"],
+        },
         fields=", ".join(f"{name}=..." for _, name, _, _ in fields if name),
         versions={"pgra": __version__, **metrics["versions"]},
     )
@@ -101,19 +104,13 @@ def _public_copy(reader: Path) -> TemporaryFolder:
 
 
 def _without_folders(value: Json) -> Json:
-    """Drop the folders of absolute paths, wherever they are in a record."""
+    """Drop the folders of absolute paths, wherever they are in a record; a hub id stays."""
     if isinstance(value, Mapping):
         return {name: _without_folders(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_without_folders(part) for part in value]
     is_path = isinstance(value, str) and value.startswith(("/", "~"))
     return Path(str(value)).name if is_path else value
-
-
-def _public_name(name: str | None) -> str:
-    """Leave a local path's folders out; a hub id or bundled name stays as it is."""
-    text = str(name or "")
-    return Path(text).name if at_home(text).exists() or text.startswith("/") else text
 
 
 def _metadata(
@@ -123,11 +120,9 @@ def _metadata(
     from huggingface_hub import EvalResult, ModelCardData
 
     task, metric = str(metrics["task"]), str(metrics["metric"])
-    kinds = [] if method in OWN_INPUTS else ["fusion-in-decoder"]
-    kinds += [] if method == "lm-bff" else ["retrieval-augmented"]
     result = EvalResult(
         task_type="text-classification",
-        dataset_type=_public_name(arguments["data"].get("dataset_name")) or task,
+        dataset_type=str(_without_folders(arguments["data"].get("dataset_name")) or task),
         dataset_name=task,
         dataset_split=str(metrics["split"]),
         metric_type=metric,
@@ -137,23 +132,12 @@ def _metadata(
         base_model=base,
         library_name="transformers",
         pipeline_tag="text-classification",
-        tags=["pgra", *kinds, method],
+        tags=["pgra", method],
         metrics=[metric],
         model_name=f"{task}-{method}",
         eval_results=[result],
     )
     return str(data.to_yaml()).rstrip()
-
-
-def _training(arguments: Mapping[str, Any], num_processes: int) -> dict[str, object]:
-    given = arguments["training"]
-    if given.get("max_steps") == 0:  # nothing else had an effect
-        return {"max_steps": 0}
-    values: dict[str, object] = {n: given[n] for n in _SHOWN if given.get(n) is not None}
-    if int(given.get("max_steps") or -1) > 0:
-        values.pop("num_train_epochs", None)  # max_steps wins
-    values["processes"] = num_processes
-    return values
 
 
 def push_run(
@@ -172,13 +156,8 @@ def push_run(
     Raises:
         ConfigError: If there is no token, or the hub refuses it, the id or the upload.
     """
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi
 
-    if not (token or get_token()):
-        raise ConfigError(
-            f"cannot push to '{repo}' without a token: log in with 'hf auth login', set "
-            "HF_TOKEN, or give --hub_token"
-        )
     write_card(run)
     folder = _public_copy(run / READER_FOLDER)
     metrics = read_object(run / METRICS_FILE)
@@ -192,11 +171,12 @@ def push_run(
             repo_id=repo, folder_path=folder.path, revision=revision, commit_message=message
         )
     except hub_errors(ValueError, RuntimeError) as error:
-        # The client words a large file's failure without its reason.
+        # The client's error of a large file lacks its reason.
         reason = error.__cause__ if isinstance(error, RuntimeError) else error
         raise ConfigError(
             f"cannot push {run} to '{repo}': the hub says: {hub_reason(reason or error)} Check "
-            "that the id is OWNER/NAME and that the token may write there, and push again"
+            "that the id is OWNER/NAME and that you are logged in (hf auth login, HF_TOKEN or "
+            "--hub_token) and may write there"
         ) from None
     logger.info("run: %s is on the hub as %s", run, repo)
     return str(commit.commit_url)

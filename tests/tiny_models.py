@@ -171,14 +171,6 @@ def build_half_lm(folder: Path, too_large: int) -> Path:
     return folder
 
 
-def build_blurred_lm(folder: Path) -> Path:
-    """Write a 3-layer GPT-2 whose last layer drowns in a constant whatever was there before."""
-    lm = AutoModelForCausalLM.from_pretrained(build_lm(folder, "gpt2", layers=3))
-    lm.transformer.h[2].mlp.c_proj.bias.data *= 1e9
-    lm.save_pretrained(folder)
-    return folder
-
-
 def build_odd_lm(folder: Path, kind: str) -> Path:
     """Write a tiny LM of a rarer kind, with GPT-2's tokens."""
     build_lm(folder, "gpt2")

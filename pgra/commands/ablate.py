@@ -15,10 +15,9 @@ from pgra.commands.common import (
     quiet_libraries,
     say,
 )
-from pgra.config import Arguments, Defaults, arg, list_yamls, parse_first
+from pgra.config import Arguments, Defaults, arg, list_yamls, parse_first, wants_all, wants_help
 from pgra.errors import ConfigError, PgraError
 from pgra.experiments import SeriesArguments
-from pgra.help import wants_all, wants_help
 
 if TYPE_CHECKING:
     from pgra.experiments.grid import Grid, GridRun, Point

@@ -10,10 +10,9 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import Defaults, parse_arguments
+from pgra.config import Defaults, HelpParser, parse_arguments, same_spelling
 from pgra.errors import ConfigError
 from pgra.experiments import SeriesArguments
-from pgra.help import HelpParser, same_spelling
 from pgra.methods.arguments import PgraArguments, RunArguments
 from pgra.reader.arguments import TrainingArguments
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
-from pgra.config import config_root
+from pgra.config import config_root, wants_help
 from pgra.errors import ConfigError
-from pgra.help import wants_help
 from pgra.progress import Bar
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from pgra.artifacts import load_manifest
 from pgra.commands.common import about, given_names, quiet_libraries, say, say_words
-from pgra.config import Arguments, arg, choose, parse_arguments
+from pgra.config import Arguments, arg, choose, parse_arguments, wants_help
 from pgra.core import MISSING_ROW, Candidates, Context, join_context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, check_alone, visible
-from pgra.help import wants_help
 from pgra.methods.arguments import RuntimeArguments
 from pgra.retrieval.base import (
     BuiltIndex,

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pgra.commands.common import about, quiet_libraries, say, say_words, typed_lines
-from pgra.config import Arguments, arg, choose, parse_arguments
+from pgra.config import Arguments, arg, choose, parse_arguments, wants_help
 from pgra.core import Context
 from pgra.errors import ConfigError, visible
-from pgra.help import wants_help
 from pgra.memory import GeneratorArguments, SimilarityArguments
 from pgra.memory.chat import Conversation, Talk, TalkingLMArguments, load_conversation, show_entry
 from pgra.memory.experiment import Experiment, StreamArguments

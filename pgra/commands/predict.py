@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, quiet_libraries, say, typed_lines
 from pgra.commands.index import TextArguments, name_leading_texts
-from pgra.config import arg, parse_arguments
+from pgra.config import Arguments, arg, parse_arguments
 from pgra.data.read import TABLES, check_file, parse_json, read_lines, read_table
 from pgra.errors import ConfigError, DataError, PgraError, visible
-from pgra.lm.base import KernelArguments
 
 if TYPE_CHECKING:
     from pgra.report.results import EvidenceLine
@@ -68,7 +67,7 @@ def _show_line(line: "EvidenceLine") -> str:
 
 
 @dataclass(kw_only=True)
-class PredictArguments(KernelArguments):
+class PredictArguments(Arguments):
     """Which run, on what, and how much is shown."""
 
     run: str = arg(

@@ -15,10 +15,9 @@ from pgra.commands.common import (
     show_metrics,
     show_summary,
 )
-from pgra.config import Defaults, arg, parse_arguments
+from pgra.config import Arguments, Defaults, arg, parse_arguments
 from pgra.errors import ConfigError
 from pgra.experiments import SeriesArguments
-from pgra.lm.base import KernelArguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,7 +93,7 @@ def _run(
 
 
 @dataclass(kw_only=True)
-class EvaluateArguments(KernelArguments):
+class EvaluateArguments(Arguments):
     """Which run, and on what."""
 
     run: str = arg("", "Folder of a finished run.", must_be_given=True)

@@ -1,4 +1,4 @@
-"""A causal LM, in this process or behind an endpoint.
+"""A causal LM, in this process or at an endpoint.
 
 Light: nothing heavy is imported until an LM is opened, and an endpoint needs no torch.
 """
@@ -35,7 +35,7 @@ def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
         return CachedLM(lm, answers, context)
     if context.worker.world > 1:
         raise ConfigError(
-            f"--lm {args.lm} is behind an endpoint, which one process asks, and there are "
+            f"--lm {args.lm} is at an endpoint, which one process asks, and there are "
             f"{context.worker.world}: start it alone; --max_parallel_calls says how many calls "
             "are under way"
         )

@@ -13,27 +13,10 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none")
 QUANTIZATIONS = ("8bit", "none")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
-FAST_KERNELS = ("auto", "off")
 
 
 @dataclass(kw_only=True)
-class KernelArguments(Arguments):
-    """Whether fast kernels may be used; an argument of all that run an LM or a reader."""
-
-    GROUP = "LM"
-
-    fast_kernels: str = arg(
-        "auto",
-        "Attention and products of our own where they are faster: auto (each is compared with the "
-        "stock way when it is first used, and dropped with a warning where it differs) or off "
-        "(stock calls of torch and transformers only).",
-        choices=FAST_KERNELS,
-        decides=False,
-    )
-
-
-@dataclass(kw_only=True)
-class LMArguments(KernelArguments):
+class LMArguments(Arguments):
     """Which LM, and how it is run; shared by all that have one."""
 
     GROUP = "LM"
@@ -104,11 +87,15 @@ Advance = Callable[[int], object]  # called with how many more prompts are done,
 
 @dataclass(frozen=True)
 class Completion:
-    """What an LM wrote after a prompt, up to the stop string; counts an endpoint omits are None."""
+    """What an LM wrote after a prompt, up to the stop string; counts an endpoint omits are None.
+
+    Where a word was scored, `text` is "" and `log_probability` is the word's.
+    """
 
     text: str
-    num_prompt_tokens: int | None
-    num_new_tokens: int | None
+    num_prompt_tokens: int | None = None
+    num_new_tokens: int | None = None
+    log_probability: float | None = None
 
 
 class LanguageModel(Protocol):
@@ -150,12 +137,12 @@ class CompleterArguments(LMArguments):
     lm: str = arg(
         "",
         "Causal LM, which must be named where one is asked: hub id (facebook/opt-13b is of the "
-        "paper's size), folder or bundled:NAME; or openai:MODEL, behind an endpoint.",
+        "paper's size), folder or bundled:NAME; or openai:MODEL, at an endpoint.",
         is_common=True,
     )
     lm_window: int | None = arg(
         None,
-        "Most tokens of a prompt and its answer; default: the LM's own, 2048 behind an endpoint.",
+        "Most tokens of a prompt and its answer; default: the LM's own, 2048 at an endpoint.",
         least=1,
     )
     base_url: str | None = arg(
@@ -180,13 +167,6 @@ class CompleterArguments(LMArguments):
         8,
         "Calls to an endpoint that are under way at a time.",
         least=1,
-        decides=False,
-    )
-    max_retries: int = arg(
-        6,
-        "Times a call is made again after 429, 5xx, a time-out or a lost connection; pauses double "
-        "from half a second to 8, or are what the endpoint asks for, up to 2 minutes.",
-        least=0,
         decides=False,
     )
     request_timeout: float = arg(

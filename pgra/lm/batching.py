@@ -3,8 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -199,45 +198,23 @@ class PrefixGroup:
 def group_by_prefix(
     prompts: Sequence[Sequence[int]], *, least: int = LEAST_SHARED
 ) -> list[PrefixGroup]:
-    """Group prompts, none empty, so that reading their common beginnings once saves the most.
+    """Group prompts, none empty, that begin with the same `least` tokens or more.
 
-    Sorted by their tokens, similar prompts are neighbours. The most similar merge first; groups
-    merge where that saves more than each alone. So one odd prompt costs the others nothing. A
-    beginning has at least `least` tokens; prompts that share none are the last group.
+    The last group is of prompts that share nothing, or too little to pay for a call of its own.
     """
-    order = sorted(range(len(prompts)), key=lambda row: list(prompts[row]))
-    # By their first and by their last place.
-    spans = {i: _Span(i, i, [(i, i, 0)], 0, len(prompts[row])) for i, row in enumerate(order)}
-    shared = [
-        min(count_joint(prompts[a], prompts[b]), len(prompts[a]) - 1, len(prompts[b]) - 1)
-        for a, b in pairwise(order)
-    ]
-    for place in sorted(range(len(shared)), key=lambda i: (-shared[i], i)):
-        left, right = spans[place], spans[place + 1]
-        first, last, longest = left.first, right.last, max(left.longest, right.longest)
-        parts, saved = [*left.parts, *right.parts], left.saved + right.saved
-        together = (last - first) * shared[place]
-        if shared[place] >= max(least, longest / _LEAST_PART) and together >= saved:
-            parts, saved = [(first, last, shared[place])], together
-        spans[first] = spans[last] = _Span(first, last, parts, saved, longest)
-    parts = spans[0].parts if order else []
-    groups = [
-        PrefixGroup(order[first : last + 1], tuple(prompts[order[first]][:num_shared]))
-        for first, last, num_shared in parts
-        if first < last
-    ]
-    alone = sorted(order[first] for first, last, _ in parts if first == last)
-    return [*groups, PrefixGroup(alone)] if alone else groups
-
-
-class _Span(NamedTuple):
-    """Neighbouring prompts, and their best groups: (first, last, shared tokens) each."""
-
-    first: int
-    last: int
-    parts: list[tuple[int, int, int]]
-    saved: int
-    longest: int
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        alike.setdefault(tuple(prompt[:least]), []).append(row)
+    groups, alone = list[PrefixGroup](), list[int]()
+    for rows in alike.values():
+        own = [list(prompts[row]) for row in rows]
+        shortest, longest = min(map(len, own)), max(map(len, own))
+        shared = min(count_joint(min(own), max(own)), shortest - 1)  # sorted, these differ first
+        if len(rows) > 1 and shared >= max(least, longest / _LEAST_PART):
+            groups.append(PrefixGroup(rows, tuple(own[0][:shared])))
+        else:
+            alone += rows
+    return [*groups, PrefixGroup(sorted(alone))] if alone else groups
 
 
 def count_joint(one: Sequence[int], other: Sequence[int]) -> int:

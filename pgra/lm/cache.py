@@ -1,7 +1,7 @@
 """An LM's answers on disk, in one SQLite file for all endpoints and models.
 
 Several processes and threads may share it. An endpoint's answer is committed at once, a local LM's
-in groups of some 20 seconds of work. Prompts are stored as digests only. A damaged answer fails its
+256 prompts at a time. Prompts are stored as digests only. A damaged answer fails its
 checksum and is asked again.
 """
 
@@ -10,16 +10,14 @@ import json
 import logging
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import xxhash
 
-from pgra.artifacts import digest
+from pgra.artifacts import DatabaseKind, digest, open_database
 from pgra.core import ALONE, Context, Json
-from pgra.database import DatabaseKind, open_database
 from pgra.errors import ArtifactError
 from pgra.lm.base import Advance, Completion, LanguageModel
 
@@ -42,21 +40,7 @@ ANSWERS = DatabaseKind(
     version=2,
     if_damaged="move it away, and its answers are asked again, or put a copy in its place",
 )
-_FIRST, _MOST = 32, 1024  # prompts that are asked before their answers are written
-_SECONDS = 20.0  # of work that a stop may lose, about
-
-
-@dataclass(frozen=True)
-class CachedAnswer:
-    """What is kept of one call; counts are None where the endpoint does not report them.
-
-    `text` is "" where a word was scored; `log_probability` is the word's, and None for text.
-    """
-
-    text: str
-    num_prompt_tokens: int | None = None
-    num_new_tokens: int | None = None
-    log_probability: float | None = None
+PORTION = 256  # prompts that are asked before their answers are written
 
 
 class AnswersCache:
@@ -66,7 +50,7 @@ class AnswersCache:
         self.path = folder / FILE
         self._turn = threading.Lock()  # SQLite's own waiting sleeps for up to 0.1 s at a time
 
-    def find(self, keys: Sequence[str]) -> dict[str, CachedAnswer]:
+    def find(self, keys: Sequence[str]) -> dict[str, Completion]:
         """Return the answers that are there and undamaged.
 
         Raises:
@@ -83,7 +67,7 @@ class AnswersCache:
             logger.warning("%s: %d answers are damaged, and asked again", self.path, num_damaged)
         return {key: answer for key, answer in found.items() if answer is not None}
 
-    def keep(self, answers: Mapping[str, CachedAnswer], *, model: str) -> None:
+    def keep(self, answers: Mapping[str, Completion], *, model: str) -> None:
         """Write answers by key, all or none, durably; `model` is for people who read the file.
 
         Raises:
@@ -108,11 +92,11 @@ class AnswersCache:
             yield db
 
 
-def _unseal(key: str, kept: object) -> CachedAnswer | None:
+def _unseal(key: str, kept: object) -> Completion | None:
     """Return an answer, or None if it is damaged."""
     try:
         text = str(kept)[_CHECKSUM_CHARS:]
-        return CachedAnswer(**json.loads(text)) if _seal(key, text) == kept else None
+        return Completion(**json.loads(text)) if _seal(key, text) == kept else None
     except (ValueError, TypeError):  # not JSON, or not an answer's
         return None
 
@@ -143,22 +127,21 @@ class CachedLM:
     ) -> list[Completion]:
         """Continue each prompt; see `LanguageModel`."""
 
-        def ask(part: Sequence[str], tell: Advance) -> list[list[CachedAnswer]]:
+        def ask(part: Sequence[str], tell: Advance) -> list[list[Completion]]:
             done = self.inner.complete(part, max_new_tokens=max_new_tokens, stop=stop, advance=tell)
-            return [[CachedAnswer(**vars(completion))] for completion in done]
+            return [[completion] for completion in done]
 
         question: dict[str, Json] = {"max_new_tokens": max_new_tokens, "stop": stop}
-        found = self._find_or_ask(prompts, [question], ask, advance)
-        return [Completion(a.text, a.num_prompt_tokens, a.num_new_tokens) for (a,) in found]
+        return [answer for (answer,) in self._find_or_ask(prompts, [question], ask, advance)]
 
     def score(
         self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
     ) -> list[list[float]]:
         """Return the log-probability of each word after each prompt; see `LanguageModel`."""
 
-        def ask(part: Sequence[str], tell: Advance) -> list[list[CachedAnswer]]:
+        def ask(part: Sequence[str], tell: Advance) -> list[list[Completion]]:
             lines = self.inner.score(part, words, advance=tell)
-            return [[CachedAnswer("", log_probability=value) for value in line] for line in lines]
+            return [[Completion("", log_probability=value) for value in line] for line in lines]
 
         found = self._find_or_ask(prompts, [{"word": word} for word in words], ask, advance)
         return [[float(answer.log_probability or 0.0) for answer in line] for line in found]
@@ -167,9 +150,9 @@ class CachedLM:
         self,
         prompts: Sequence[str],
         questions: Sequence[Mapping[str, Json]],
-        ask: Callable[[Sequence[str], Advance], list[list[CachedAnswer]]],
+        ask: Callable[[Sequence[str], Advance], list[list[Completion]]],
         advance: Advance,
-    ) -> list[list[CachedAnswer]]:
+    ) -> list[list[Completion]]:
         """Return each prompt's answers to the questions; equal prompts are asked once."""
         lm, worker = dict(self.fingerprint), self._context.worker
         keys = {
@@ -184,24 +167,19 @@ class CachedLM:
         logger.debug("the LM is asked %d prompts of %d, not answered before", len(new), len(keys))
         advance(len(keys) - len(new))
         self._context.barrier()  # all have looked: they share the same prompts out
-        mine, start, size = worker.share(new), 0, _FIRST
-
-        def tell(count: int) -> None:  # of the others as if they were as far as this process
-            advance(count * worker.world)
-
-        while start < len(mine):
-            part, began = mine[start : start + size], time.monotonic()
-            told = ask(part, tell)
+        mine = worker.share(new)
+        for start in range(0, len(mine), PORTION):
+            part = mine[start : start + PORTION]
             answered = {
                 key: answer
-                for prompt, answers in zip(part, told, strict=True)
-                for key, answer in zip(keys[prompt], answers, strict=True)
+                # The others are shown as if they were as far as this process.
+                for prompt, line in zip(
+                    part, ask(part, lambda n: advance(n * worker.world)), strict=True
+                )
+                for key, answer in zip(keys[prompt], line, strict=True)
             }
             self._answers.keep(answered, model=str(lm.get("model", "")))
             known.update(answered)
-            start += size
-            if time.monotonic() - began < _SECONDS / 2:
-                size = min(_MOST, 2 * size)
         self._context.barrier()
         if len(mine) < len(new):
             advance(len(new) - worker.world * len(mine))

@@ -19,7 +19,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.base import LMArguments
 from pgra.lm.batching import BackOff, pad, send
-from pgra.lm.kernels import find_layers, tolerance
+from pgra.lm.kernels import tolerance
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class CausalLM:
 
         Args:
             lm: Hub id, folder or `bundled:NAME`; or `LMArguments`; or a loaded model of
-                transformers, whose weights are shared, not copied or changed.
+                transformers, which is neither copied nor changed.
             tokenizer: That of a loaded model.
             device: Where it runs; a loaded model stays where it is.
             with_head: Whether the layer that scores words is loaded too.
@@ -109,6 +109,8 @@ class CausalLM:
                 "--similarity label_words needs: use --lm_layer last, or another --similarity"
             )
         self.layer = load.cut_layers(self.config, layer, self.how.lm)
+        if self._given is not None and self.layer is not None:
+            raise ConfigError("lm_layer ends an LM that is named, not a loaded one: give its name")
         self._check_kind()
         if tokenizer is None:
             tokenizer = load.load_tokenizer(self.source, self.config)
@@ -158,29 +160,23 @@ class CausalLM:
         return BackOff(most_tokens, advice)
 
     def _check_kind(self) -> None:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-        kind = self.config.model_type
-        is_pair = getattr(self.config, "is_encoder_decoder", False)
-        if is_pair or kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            what = "an encoder-decoder" if is_pair else f"a {kind}"
-            name = self.how.lm
-            raise ModelError(f"'{name}' is {what}, not a causal LM: give a GPT, OPT, Llama, ...")
+        if getattr(self.config, "is_encoder_decoder", False):
+            raise ModelError(
+                f"'{self.how.lm}' is an encoder-decoder, not a causal LM: give a GPT, OPT, Llama"
+            )
 
     def _check_options(self, device: str) -> None:
+        if self._given.training:
+            raise ConfigError("the loaded LM is in training mode, with dropout: call its eval()")
         place = self.device if device == "auto" else load.choose_device(device)
         if place.type != self.device.type:
             raise ConfigError(f"the loaded LM is on {self.device}, not on {place}: move it first")
-        for option, plain in (
-            ("lm_dtype", ("auto", load.dtype_name(self.dtype))),
-            ("lm_quantization", ("none",)),
-            ("lm_device_map", ("none",)),
-        ):
-            if (asked := getattr(self.how, option)) not in plain:
-                raise ConfigError(
-                    f"{option} is '{asked}', and the LM is loaded already ({self.dtype}): load it "
-                    "so, or give its name"
-                )
+        asked = (self.how.lm_dtype, self.how.lm_quantization, self.how.lm_device_map)
+        if asked[0] not in ("auto", load.dtype_name(self.dtype)) or asked[1:] != ("none", "none"):
+            raise ConfigError(
+                f"another dtype, quantization or device map is asked for, and the LM is loaded "
+                f"already ({self.dtype}): load it so, or give its name"
+            )
 
     @cached_property
     def model(self) -> Any:
@@ -196,6 +192,13 @@ class CausalLM:
     @cached_property
     def whole(self) -> Any:
         """The base model, or the model around it with the head; raises as `model`."""
+        if self._given is not None:
+            if self.with_head and self._given.get_output_embeddings() is None:
+                raise ModelError(
+                    f"'{self.source.name}' is loaded without its head: it cannot write words. Load "
+                    "it by AutoModelForCausalLM"
+                )
+            return self._given if self.with_head else self._given.base_model
         model = self._load()
         if self.quantization == "8bit":
             load.check_8bit(model, self.source)
@@ -204,8 +207,6 @@ class CausalLM:
         return model.eval().requires_grad_(False)
 
     def _load(self) -> Any:
-        if self._given is not None:
-            return self._share()
         from transformers import AutoModel, AutoModelForCausalLM
 
         kind = AutoModelForCausalLM if self.with_head else AutoModel
@@ -226,36 +227,6 @@ class CausalLM:
                 f"the weights of '{self.source.name}' in {self.dtype} do not fit {self.device}: "
                 "use --lm_device_map auto (all GPUs), --lm_quantization 8bit, or a smaller LM"
             ) from error
-        except ModelError as error:
-            if self.quantization == "none":
-                raise
-            # Too little memory comes out as "some issues": the rest is in a log that is silent.
-            raise ModelError(
-                f"{str(error).rstrip('.! ')}. In {self.quantization} an LM must lie on its "
-                "GPUs whole: where it does not fit, use more (--lm_device_map auto), or a smaller "
-                "LM"
-            ) from error
-
-    def _share(self) -> Any:
-        """Return a copy of the loaded model that shares its weights and ends at our layer."""
-        whole = load.share_weights(self._given)
-        if self.with_head and whole.get_output_embeddings() is None:
-            raise ModelError(
-                f"'{self.source.name}' is loaded without its head: it cannot write words. Load it "
-                "by AutoModelForCausalLM"
-            )
-        if self.with_head:
-            return whole
-        base = whole.base_model
-        if self.layer is not None:
-            layers = find_layers(base)
-            lists = [part for part in base.modules() if isinstance(part, torch.nn.ModuleList)]
-            home = next((part for part in lists if layers and part[0] is layers[0]), None)
-            if home is None:
-                raise ModelError("the LM's layers do not stand in one list: give its name instead")
-            del home[self.layer :]
-            load.cut_layers(base.config, str(self.layer), self.source.name)
-        return base
 
     @cached_property
     def head(self) -> torch.nn.Linear:

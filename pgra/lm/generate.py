@@ -37,7 +37,7 @@ IsDone = Callable[[Tokens], bool]
 
 _PROBES = ("The answer is", "Question: who wrote it? The answer is not")
 KEPT_BYTES = 1 << 29  # keys and values on a CPU
-_KEPT_SHARE = 0.3  # of what is free on a GPU; they are copied when others join them
+_KEPT_SHARE = 0.25  # of what is free on a GPU; they are copied when others join them
 _HEADROOM = 64  # tokens that may follow a prompt, where a batch of prompts is cut
 _DONE_SHARE = 4  # one in so many must be done before the others are moved together
 
@@ -67,11 +67,6 @@ class KVCache:
     def longest(self) -> int:
         return int(self.layers[0][0].shape[2]) - self.room
 
-    def cut(self, length: int) -> "KVCache":
-        """Return a single prompt's first tokens, for others to follow; its logits are not valid."""
-        layers = [(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers]
-        return KVCache(layers, torch.tensor([length]), self.logits)
-
     def take(self, rows: Sequence[int]) -> "KVCache":
         """Return some of the prompts, in this order, perhaps repeated."""
         if list(rows) == list(range(len(self))):
@@ -80,52 +75,16 @@ class KVCache:
         places = {part.device for layer in self.layers for part in layer}
         sent = {device: send(chosen, device) for device in places}
         layers = [(k[sent[k.device]], v[sent[v.device]]) for k, v in self.layers]
-        return self._with(layers, chosen)
-
-    @torch.inference_mode()
-    def keep(self, rows: Sequence[int]) -> "KVCache":
-        """Return some of the prompts, in rising order, moved in place; invalidates this cache."""
-        for tensor in (tensor for layer in self.layers for tensor in layer):
-            for to, row in enumerate(rows):
-                if to != row:
-                    tensor[to] = tensor[row]
-        layers = [(keys[: len(rows)], values[: len(rows)]) for keys, values in self.layers]
-        return self._with(layers, torch.tensor(rows, dtype=torch.long))
-
-    def _with(self, layers: list[tuple[Tensor, Tensor]], chosen: Tensor) -> "KVCache":
         logits = self.logits[send(chosen, self.logits.device)]
         return replace(self, layers=layers, lengths=self.lengths[chosen], logits=logits)
 
 
-class KVBuffer:
-    """Reused memory for `num_tokens` or more joined tokens: growing tensors would fragment it."""
-
-    def __init__(self) -> None:
-        self.num_tokens = 0
-        self._flat: dict[tuple[int, int], Tensor] = {}
-
-    def lay(self, place: tuple[int, int], parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-        """Return uninitialized memory of a shape, (R, heads, S, width), for one layer's tensor.
-
-        `parts` are what will be copied into it; those that lie in it are replaced by copies.
-        """
-        flat, needed = self._flat.get(place), math.prod(shape)
-        if flat is None or flat.numel() < needed:
-            size = max(needed, self.num_tokens * shape[1] * shape[3])
-            flat = self._flat[place] = parts[0].new_empty(size)
-        start = flat.untyped_storage().data_ptr()
-        for i, part in enumerate(parts):
-            if part.untyped_storage().data_ptr() == start:
-                parts[i] = part.clone()
-        return flat[:needed].view(shape)
-
-
 @torch.inference_mode()
-def join(caches: Sequence[KVCache], *, room: int = 0, buffer: KVBuffer | None = None) -> KVCache:
+def join(caches: Sequence[KVCache], *, room: int = 0) -> KVCache:
     """Join prompts of several caches in one, aligned at the right edge.
 
     A single cache is not copied, if possible. `room` columns are kept free after them, for new
-    tokens. `buffer` is where to put them, which invalidates its earlier content; None allocates.
+    tokens.
     """
     first = caches[0]
     if len(caches) == 1 and first.is_right:
@@ -133,13 +92,12 @@ def join(caches: Sequence[KVCache], *, room: int = 0, buffer: KVBuffer | None = 
     if len(caches) == 1 and not room and bool((first.lengths == first.longest).all()):
         return replace(first, is_right=True)
     longest = max(int(cache.lengths.max()) for cache in caches)
-    buffer = buffer or KVBuffer()
 
     def lay(number: int, which: int) -> Tensor:
         parts = [cache.layers[number][which] for cache in caches]
         _, heads, _, width = parts[0].shape
         shape = (sum(map(len, caches)), heads, longest + room, width)
-        joined, row = buffer.lay((number, which), parts, shape), 0
+        joined, row = parts[0].new_empty(shape), 0
         for part, cache in zip(parts, caches, strict=True):
             for own, length in zip(part, cache.lengths.tolist(), strict=True):
                 end = cache.longest if cache.is_right else length
@@ -162,31 +120,30 @@ class PromptReader:
 
     def __init__(self, lm: CausalLM, batch_tokens: int = 2048) -> None:
         """Take an LM, and the tokens of one batch on a CPU; a GPU takes 16 times as many."""
-        self.lm, self.num_tokens = lm, 0
+        self.lm, self.num_tokens, self._is_checked = lm, 0, False
         most = batch_budget(batch_tokens, lm.device)
         self._cost = replace(batching.GroupCost.on(lm.device), max_tokens=most)
         self._back_off = lm.back_off(most)
-        self._behind: tuple[Tokens, KVCache | None] = ((), None)  # the last shared beginning
-        self.buffer = KVBuffer()  # where prompts that are written on are laid
+        self._shared: tuple[Tokens, KVCache | None] = ((), None)  # the last shared beginning
 
     @torch.inference_mode()
-    def read_batch(self, prompts: Sequence[Tokens], *, behind: KVCache | None = None) -> KVCache:
+    def read_batch(self, prompts: Sequence[Tokens], *, start: KVCache | None = None) -> KVCache:
         """Read R prompts in one call; best those of similar lengths.
 
-        With `behind`, one prompt that all of these begin with, that is not read again; each has at
+        With `start`, one prompt that all of these begin with, that is not read again; each has at
         least one token more.
         """
-        skip = 0 if behind is None else int(behind.lengths[0])
+        skip = 0 if start is None else int(start.lengths[0])
         ids, mask = batching.pad([tokens[skip:] for tokens in prompts])
         lengths = mask.sum(1)
-        cache = stock_cache([] if behind is None else behind.layers, len(ids))
+        cache = stock_cache([] if start is None else start.layers, len(ids))
         positions = skip + torch.arange(ids.shape[1]).expand_as(ids)
         # No mask: what is padded comes last, and an LM looks at no later token.
         logits = self._run(ids, positions, cache, (lengths - 1)[:, None])[:, 0]
         return KVCache(kept_layers(cache, skip + ids.shape[1]), skip + lengths, logits)
 
     @torch.inference_mode()
-    def go_on(self, cache: KVCache, tokens: Sequence[Tokens]) -> tuple[Tensor, Any]:
+    def extend(self, cache: KVCache, tokens: Sequence[Tokens]) -> tuple[Tensor, Any]:
         """Run more tokens after R joined prompts; return logits, and a stock cache with all.
 
         Logits are (R, T, V) float32, T the longest list; invalid past the end of a shorter one.
@@ -202,7 +159,7 @@ class PromptReader:
     @torch.inference_mode()
     def step(self, cache: KVCache, tokens: Tokens) -> KVCache:
         """Append one token to each of R joined prompts; uses up one column of their room."""
-        logits, stock = self.go_on(cache, [[token] for token in tokens])
+        logits, stock = self.extend(cache, [[token] for token in tokens])
         layers, room = kept_layers(stock, cache.longest + 1), 0
         if cache.room:
             layers, room = cache.layers, cache.room - 1
@@ -244,9 +201,15 @@ class PromptReader:
             logger.info("logits are the LM's own, in %s: %s", self.lm.dtype, error)
             return None
 
-    @cached_property
-    def fault(self) -> str | None:
-        """Why prompts cannot be batched with this LM, found by trying; None if they can."""
+    def check(self) -> None:
+        """Compare batches with prompts read alone, once.
+
+        Raises:
+            ModelError: If they differ: an LM that keeps something else than a key and a value for
+                each token, such as Mamba.
+        """
+        if self._is_checked:
+            return
         start, other = (self.lm.lead_ids + ids for ids in self.lm.tokenize(_PROBES))
         longer, token = [*start, *other], start[-1]
         texts = (start, longer, other)
@@ -255,7 +218,7 @@ class PromptReader:
 
         def side_by_side() -> Tensor:
             begun = self.read_batch([start[:-1]])
-            blocks = [self.read_batch([start, longer], behind=begun), self.read_batch([other])]
+            blocks = [self.read_batch([start, longer], start=begun), self.read_batch([other])]
             cache = join(blocks, room=1)
             found = torch.cat([cache.logits, self.step(cache, [token] * 3).logits])
             return found.to(truth.device)
@@ -263,9 +226,11 @@ class PromptReader:
         # All of a vocabulary's logits tell texts apart: no row is measured by its own share.
         fault = kernels.find_fault(side_by_side, truth, dtype=self.lm.dtype, noise=math.inf)
         if fault is not None:
-            name = self.lm.source.name
-            logger.warning("'%s' reads prompts one at a time, which is slower: %s", name, fault)
-        return fault
+            raise ModelError(
+                f"'{self.lm.source.name}' cannot read prompts side by side ({fault}): give a "
+                "GPT-2, OPT, Llama, Qwen, ..., or ask it at an endpoint"
+            )
+        self._is_checked = True
 
     @cached_property
     def token_bytes(self) -> int:
@@ -307,30 +272,19 @@ class PromptReader:
             return len(rows) * max(len(prompts[row]) - skip for row in rows)
 
         def run(rows: Sequence[int]) -> tuple[list[int], KVCache]:
-            behind = self._read_shared(batch.shared)
-            cache = self.read_batch([prompts[row] for row in rows], behind=behind)
+            start = self._read_shared(batch.shared)
+            cache = self.read_batch([prompts[row] for row in rows], start=start)
             self.num_tokens += sum(len(prompts[row]) - skip for row in rows)
             return list(rows), cache
 
         return self._back_off.run(batch.rows, size, run)
 
     def _read_shared(self, shared: tuple[int, ...]) -> KVCache | None:
-        if not shared:
-            return None
-        known, (last, begun) = self._count_known(shared), self._behind
-        if last != shared:
-            begun = begun.cut(known) if begun and known else None
-            self._behind = ((), None)  # gone before the next is read
-            if known < len(shared):
-                begun = self.read_batch([shared], behind=begun)
-            self.num_tokens += len(shared) - known
-            self._behind = (shared, begun)
-        return begun
-
-    def _count_known(self, shared: Tokens) -> int:
-        """Count the tokens shared with the last beginning: a growing prompt is read once."""
-        joint = batching.count_joint(self._behind[0], shared)
-        return joint if joint >= batching.LEAST_SHARED else 0
+        if shared and shared != self._shared[0]:
+            self._shared = ((), None)  # gone before the next is read
+            self._shared = (shared, self.read_batch([shared]))
+            self.num_tokens += len(shared)
+        return self._shared[1] if shared else None
 
 
 def stock_cache(
@@ -403,7 +357,7 @@ def write(
         left = [place for place, row in enumerate(rows) if not is_whole[row]]
         if left and (len(rows) - len(left)) * share < len(rows):
             return rows, cache
-        return [rows[place] for place in left], cache.keep(left)
+        return [rows[place] for place in left], cache.take(left)
 
     def fits(begun: Sequence[tuple[list[int], KVCache]], batch: PrefixGroup) -> bool:
         longest = max([len(prompts[row]) for row in batch.rows] + [c.longest for _, c in begun])
@@ -411,11 +365,6 @@ def write(
         return not begun or count * (longest + max_new_tokens) <= room
 
     room, queue = reader.room, deque(reader.batches(prompts))
-    longest = max(map(len, prompts), default=0) + max_new_tokens
-    # On a CPU the same memory in every call: new one costs more there than what is written in it; a
-    # GPU's is needed elsewhere, and torch keeps it.
-    buffer = reader.buffer if reader.lm.device.type == "cpu" else KVBuffer()
-    buffer.num_tokens = min(room, len(prompts) * longest)
     free = max_new_tokens if kernels.are_allowed() else 0
     writing: list[tuple[list[int], KVCache]] = []
     while queue or writing:
@@ -427,8 +376,8 @@ def write(
         if not writing:
             continue
         rows = [row for part, _ in writing for row in part]
-        cache = join([part for _, part in writing], room=free, buffer=buffer)
-        writing.clear()  # what was read stands in the buffer
+        cache = join([part for _, part in writing], room=free)
+        writing.clear()
         least = len(rows) // 2 if queue else 0
         while len(rows) > least:
             cache = reader.step(cache, [written[row][-1] for row in rows])
@@ -478,7 +427,7 @@ def word_chances(
             joined = join([cache]) if longer else cache
             for start in range(0, len(longer), len(cache)):  # each copies what is kept of a prompt
                 lines = longer[start : start + len(cache)]
-                logits, _ = reader.go_on(
+                logits, _ = reader.extend(
                     joined.take([place for (place, _), _ in lines]), [w[:-1] for _, w in lines]
                 )
                 rest = [
@@ -495,61 +444,12 @@ def word_chances(
     return [[first + sum(rest) for first, *rest in own] for own in found]
 
 
-# One prompt at a time by stock calls: as truth, and for LMs that keep something else than a key and
-# a value for each token (Mamba and its kin).
-
-
 @torch.inference_mode()
 def next_logits(lm: CausalLM, ids: Tokens) -> Tensor:
     """Return the logits after each of a text's tokens, (L, V) float32, without a cache."""
     whole = torch.tensor([list(ids)], device=lm.device)
     logits: Tensor = lm.whole(input_ids=whole, use_cache=False).logits
     return logits[0].float()
-
-
-def chance_alone(lm: CausalLM, ids: Tokens, word: Tokens) -> float:
-    logits = next_logits(lm, [*ids, *word[:-1]])[-len(word) :]
-    chances = logits.log_softmax(dim=1)[torch.arange(len(word)), list(word)]
-    found: list[float] = chances.tolist()
-    return sum(found)
-
-
-def write_alone(
-    reader: PromptReader,
-    prompts: Sequence[Tokens],
-    *,
-    max_new_tokens: int,
-    is_done: IsDone,
-    advance: Advance = int,
-) -> list[list[int]]:
-    """Write by transformers' own `generate`, which knows each LM's cache; slower. See `write`."""
-    from transformers import StoppingCriteriaList
-
-    written, lm = [], reader.lm
-    for ids in prompts:
-        whole, start = torch.tensor([list(ids)], device=lm.device), len(ids)
-
-        def stop(input_ids: Tensor, *_: object, start: int = start, **__: object) -> Tensor:
-            return torch.tensor([is_done(input_ids[0, start:].tolist())], device=input_ids.device)
-
-        with torch.inference_mode():
-            out = lm.whole.generate(
-                input_ids=whole,
-                attention_mask=torch.ones_like(whole),
-                stopping_criteria=StoppingCriteriaList([stop]),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                num_beams=1,
-                repetition_penalty=1.0,
-                no_repeat_ngram_size=0,
-                pad_token_id=0,
-            )
-        written.append(out[0, start:].tolist())
-        advance(1)
-    return written
-
-
-# Both ways, as one LM.
 
 
 class LocalLM(CausalLM):
@@ -559,8 +459,7 @@ class LocalLM(CausalLM):
         super().__init__(lm, tokenizer, with_head=True, **how)
 
     def release(self) -> None:
-        for name in ("reader", "_packer"):
-            vars(self).pop(name, None)
+        vars(self).pop("reader", None)
         super().release()
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -587,9 +486,9 @@ class LocalLM(CausalLM):
 
         ids = self._tokenize(prompts)
         self._check_room(prompts, ids, max_new_tokens)
-        how = write if self.reader.fault is None else write_alone
-        with self._packer.packed(sum(map(len, ids))):
-            written = how(
+        self.reader.check()
+        with kernels.packed_for(self.whole, sum(map(len, ids))):
+            written = write(
                 self.reader, ids, max_new_tokens=max_new_tokens, is_done=is_done, advance=advance
             )
         return [
@@ -607,16 +506,11 @@ class LocalLM(CausalLM):
         if the tokenizer joins a word to the prompt before it.
         """
         pairs = [self.read_words(prompt, words) for prompt in prompts]
-        ids, behind = [prompt for prompt, _ in pairs], [own for _, own in pairs]
-        self._check_room(prompts, ids, max((len(w) for own in behind for w in own), default=0))
-        scores: list[list[float]] = [[] for _ in ids]
-        with self._packer.packed(sum(map(len, ids))):
-            if self.reader.fault is not None:
-                for row, prompt in enumerate(ids):
-                    scores[row] = [chance_alone(self, prompt, word) for word in behind[row]]
-                    advance(1)
-            else:
-                scores = word_chances(self.reader, ids, behind, advance)
+        ids, own = [prompt for prompt, _ in pairs], [after for _, after in pairs]
+        self._check_room(prompts, ids, max((len(w) for line in own for w in line), default=0))
+        self.reader.check()
+        with kernels.packed_for(self.whole, sum(map(len, ids))):
+            scores = word_chances(self.reader, ids, own, advance)
         if not all(math.isfinite(value) for values in scores for value in values):
             raise self.not_finite("for a prompt", "number")
         return scores
@@ -626,7 +520,7 @@ class LocalLM(CausalLM):
     ) -> None:
         for number, (text, line) in enumerate(zip(prompts, ids, strict=True), 1):
             if not line:
-                raise ConfigError(f"prompt {number} is empty: there is nothing to go on with")
+                raise ConfigError(f"prompt {number} is empty: there is nothing to continue")
             if len(line) + max_new_tokens > self.window:
                 raise ConfigError(
                     f"prompt {number} has {len(line)} tokens ({text[-SHOWN:]!r} at its end), and "
@@ -643,10 +537,6 @@ class LocalLM(CausalLM):
     @cached_property
     def reader(self) -> PromptReader:
         return PromptReader(self, self.how.lm_batch_tokens)
-
-    @cached_property
-    def _packer(self) -> kernels.Packer:
-        return kernels.Packer(self.whole)
 
     @cached_property
     def ends(self) -> frozenset[int]:

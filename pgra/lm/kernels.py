@@ -5,17 +5,17 @@
     encoded tokens   a T5 decoder's cross-attention without keys and values of them
     norms            a T5's by torch's own function, on a GPU one operation each
 
-All that depends on internals of torch and transformers is here, with one switch: `--fast_kernels
-off` gives stock calls only. With `auto` a kernel is compared with the stock way when a model first
-uses it, on real input, and dropped with one warning where it differs, is missing or raises.
-`pgra.lm.prefix` compares cascade on whole prompts by `find_fault`; the others compare themselves,
-layer by layer (`_is_trusted`), except norms, which are a function of torch's.
+All that depends on internals of torch and transformers is here, with one switch: the environment
+variable `PGRA_FAST_KERNELS=off` gives stock calls only. Else a kernel is compared with the stock
+way when a model first uses it, on real input, and dropped with one warning where it differs, is
+missing or raises. `pgra.lm.prefix` compares cascade on whole prompts by `find_fault`; the others
+compare themselves, layer by layer (`_is_trusted`), except norms, which are a function of torch's.
 """
 
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import MethodType
@@ -25,9 +25,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
+from transformers.activations import GELUActivation
 
-from pgra.config import KERNEL_SWITCH
 from pgra.core import machine_memory
 from pgra.lm.batching import send
 
@@ -43,7 +42,7 @@ _NOISE_TIMES = 2.0  # the same prompts in another batch differ too, there by up 
 
 
 def are_allowed() -> bool:
-    return os.environ.get(KERNEL_SWITCH) != "off"
+    return os.environ.get("PGRA_FAST_KERNELS") != "off"
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -281,11 +280,11 @@ def _attend_flat(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, heads, width)
     far_k, far_v = (x[0].transpose(0, 1) for x in prefix)
     # With the layers spread over several GPUs, the spans follow them.
-    row, behind, texts = (x.to(q.device) for x in (spans.row, spans.prefix, spans.texts))
+    row, before, texts = (x.to(q.device) for x in (spans.row, spans.prefix, spans.texts))
     longest = spans.longest
     how: dict[str, Any] = {"scale": scaling, "return_aux": AuxRequest(lse=True)}
     how["enable_gqa"] = q.shape[1] != k.shape[1]
-    far, far_lse = varlen_attn(q, far_k, far_v, row, behind, len(q), len(far_k), **how)
+    far, far_lse = varlen_attn(q, far_k, far_v, row, before, len(q), len(far_k), **how)
     near, near_lse = varlen_attn(
         q, k, v, texts, texts, longest, longest, window_size=(-1, 0), **how
     )
@@ -301,9 +300,8 @@ def _merge(far: Tensor, far_lse: Tensor, near: Tensor, near_lse: Tensor) -> Tens
 # Linear layers with weights laid out once for oneDNN, while a float32 model only reads on a CPU.
 #
 # torch multiplies float32 by MKL, which lays a weight out anew in every call. oneDNN takes
-# weights laid out beforehand, and does what follows a product (a GELU, a gated activation, the
-# residual sum) while it writes the result. `benchmarks/reader.py` tells what share of the matrix
-# rate is reached. Inductor does the same when it freezes a model, after minutes of compiling.
+# weights laid out beforehand, and writes a BERT's GELU with the result. On two cores MiniLM reads
+# 10 to 14 % faster. Inductor does the same when it freezes a model, after minutes of compiling.
 
 
 Forward = Callable[..., Tensor]
@@ -312,51 +310,32 @@ _PACKED = Kernel(
     "oneDNN's packed product", "its weights are laid out anew in every call, and reading is slower"
 )
 _SHARE = 0.25  # of the machine's memory, for the packed copies
-_ACTIVATIONS = {  # as oneDNN names them
-    **{SiLUActivation: ("swish", ""), nn.SiLU: ("swish", "")},
-    **{GELUTanh: ("gelu", "tanh"), GELUActivation: ("gelu", "none")},
-}
 
 
-class Packer:
-    """Packs a module's linear layers once there is enough to read; weights must not change."""
+@contextmanager
+def packed_for(module: nn.Module, num_tokens: int = MANY_TOKENS) -> Iterator[None]:
+    """Use packed copies of a module's linear layers inside the block, if so many tokens justify it.
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._num_tokens = 0
-        self._found: list[tuple[Any, Forward]] | None = None
-
-    @contextmanager
-    def packed(self, num_tokens: int) -> Iterator[None]:
-        """Use packed copies of the layers inside the block, if tokens so far and memory justify it.
-
-        Results agree to rounding. Layers stay as they are where this does not help (not on a CPU,
-        not float32, under autocast, oneDNN absent), and where they are more than an `nn.Linear`.
-        There are no gradients.
-        """
-        self._num_tokens += num_tokens
-        is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        is_useful = is_there and not torch.is_autocast_enabled("cpu") and are_allowed()
-        if self._num_tokens < MANY_TOKENS or not is_useful:
+    Results agree to rounding. Layers stay as they are where this does not help (not on a CPU, not
+    float32, under autocast, oneDNN absent, too little memory), and where they are more than an
+    `nn.Linear`. Weights must not change, and there are no gradients. No copy is kept afterwards.
+    """
+    is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    is_useful = is_there and not torch.is_autocast_enabled("cpu") and are_allowed()
+    if num_tokens < MANY_TOKENS or not is_useful:
+        yield
+        return
+    layers: list[Any] = [part for part in module.modules() if _is_plain(part)]
+    needed = sum(layer.weight.nbytes for layer in layers)
+    found = _pack_all(module) if needed <= _SHARE * machine_memory() else []
+    for part, forward in found:
+        part.forward = forward
+    try:
+        with torch.inference_mode():
             yield
-            return
-        if self._found is None:
-            layers: list[Any] = [part for part in self._module.modules() if _is_plain(part)]
-            needed = sum(layer.weight.nbytes for layer in layers)
-            self._found = _pack_all(self._module) if needed <= _SHARE * machine_memory() else []
-        for part, forward in self._found:
-            part.forward = forward
-        try:
-            with torch.inference_mode():
-                yield
-        finally:
-            for part, _ in self._found:
-                del part.forward
-
-
-def packed_for(module: nn.Module, num_tokens: int = MANY_TOKENS) -> AbstractContextManager[None]:
-    """Pack a module's linear layers if so many tokens justify it; no copy is kept afterwards."""
-    return Packer(module).packed(num_tokens)
+    finally:
+        for part, _ in found:
+            del part.forward
 
 
 def _pack_all(module: nn.Module) -> list[tuple[Any, Forward]]:
@@ -365,23 +344,27 @@ def _pack_all(module: nn.Module) -> list[tuple[Any, Forward]]:
     inside: set[nn.Module] = set()
     verdicts: dict[object, bool] = {}
     for part in module.modules():  # a block before its layers
-        layers = [] if part in inside or "forward" in vars(part) else _layers_of(part)
-        if not layers:
+        layer = None if part in inside or "forward" in vars(part) else _layer_of(part)
+        if layer is None:
             continue
-        kind = (type(part), *((p.weight.shape, p.bias is None) for p in layers))
+        kind = (type(part), layer.weight.shape, layer.bias is None)
         if kind not in verdicts:
-            verdicts[kind] = _is_packed_same(part, layers[0])
+            verdicts[kind] = _is_packed_same(part, layer)
         if verdicts[kind]:
-            found.append((part, _packed(part)))
+            found.append((part, _packed(part, layer)))
             inside.update(part.modules())
     return found
 
 
-def _is_packed_same(part: nn.Module, first: nn.Linear) -> bool:
-    probe = torch.randn(2, first.in_features, generator=torch.Generator().manual_seed(0))
+def _is_packed_same(part: nn.Module, layer: nn.Linear) -> bool:
+    probe = torch.randn(2, layer.in_features, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         return _is_trusted(
-            part, _PACKED, fast=lambda: _packed(part)(probe), stock=lambda: part(probe), at=probe
+            part,
+            _PACKED,
+            fast=lambda: _packed(part, layer)(probe),
+            stock=lambda: part(probe),
+            at=probe,
         )
 
 
@@ -396,58 +379,21 @@ def _is_plain(part: Any) -> bool:
     )
 
 
-def _layers_of(part: Any) -> list[nn.Linear]:
-    """Return the linear layers of a part that can be packed as one; none if it cannot."""
+def _layer_of(part: Any) -> nn.Linear | None:
+    """Return the linear layer of a part that can be packed: itself, or a BERT's before its GELU."""
     block: dict[str, Any] = dict(part.named_children())
-    layers: list[Any] = [part] if type(part) is nn.Linear else []
-    if block.keys() == {"dense", "intermediate_act_fn"}:  # of a BERT
-        layers = [block["dense"]] if type(block["intermediate_act_fn"]) is GELUActivation else []
-    elif block.keys() == {"gate_proj", "up_proj", "down_proj", "act_fn"}:  # of a Llama
-        known = type(block["act_fn"]) in _ACTIVATIONS
-        layers = [block[n] for n in ("gate_proj", "up_proj", "down_proj")] if known else []
-    elif isinstance(getattr(inner := block.get("DenseReluDense"), "act", None), GELUTanh):
-        layers = [getattr(inner, n, None) for n in ("wi_0", "wi_1", "wo")]  # T5 v1.1 and flan-T5
-    return layers if all(_is_plain(layer) for layer in layers) else []
+    if block.keys() == {"dense", "intermediate_act_fn"}:
+        part = block["dense"] if type(block["intermediate_act_fn"]) is GELUActivation else None
+    return part if _is_plain(part) else None
 
 
-def _pack(layer: nn.Linear) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
-    return packed
-
-
-def _packed(part: Any) -> Forward:
+def _packed(part: nn.Module, layer: nn.Linear) -> Forward:
     """Return the packed `forward` of a layer or block, with the same argument names."""
     multiply = torch.ops.mkldnn._linear_pointwise
-    if isinstance(part, nn.Linear):
-        packed, offset = _pack(part), part.bias
-        return lambda input: multiply(input, packed, offset, "none", [], "")
-    if hasattr(part, "dense"):
-        weight, bias = _pack(part.dense), part.dense.bias
-        return lambda hidden_states: multiply(hidden_states, weight, bias, "gelu", [], "none")
-    if hasattr(part, "gate_proj"):  # down (act(gate x) * up x)
-        layers = (part.gate_proj, part.up_proj, part.down_proj)
-        weights, biases = [_pack(layer) for layer in layers], [layer.bias for layer in layers]
-        act, how = _ACTIVATIONS[type(part.act_fn)]
-
-        def gated(x: Tensor) -> Tensor:
-            opened = multiply(x, weights[0], biases[0], act, [], how)
-            passed = multiply.binary(x, opened, weights[1], biases[1], "mul")
-            output: Tensor = multiply(passed, weights[2], biases[2], "none", [], "")
-            return output
-
-        return gated
-    # x + wo (gelu(wi_0 n) * wi_1 n), n the layer's norm of x: dropout does nothing here
-    inner, norm = part.DenseReluDense, part.layer_norm
-    gate, up, down = map(_pack, (inner.wi_0, inner.wi_1, inner.wo))
-
-    def whole(hidden_states: Tensor) -> Tensor:
-        normed = norm(hidden_states)
-        opened = multiply(normed, gate, None, "gelu", [], "tanh")
-        passed = multiply.binary(normed, opened, up, None, "mul")
-        output: Tensor = multiply.binary(passed, hidden_states, down, None, "add")
-        return output
-
-    return whole
+    weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
+    if part is layer:
+        return lambda input: multiply(input, weight, layer.bias, "none", [], "")
+    return lambda hidden_states: multiply(hidden_states, weight, layer.bias, "gelu", [], "none")
 
 
 def update_in_place(layer: Any, keys: Tensor, values: Tensor) -> None:
@@ -464,13 +410,6 @@ def update_in_place(layer: Any, keys: Tensor, values: Tensor) -> None:
         return layer.keys, layer.values
 
     layer.update = update
-
-
-def find_layers(model: Any) -> list[nn.Module]:
-    """Return the layers of a model of transformers; none where they are not in one list."""
-    depth = model.config.num_hidden_layers
-    lists = (part for part in model.modules() if isinstance(part, nn.ModuleList))
-    return list(next((part for part in lists if len(part) == depth), ()))
 
 
 # The decoder's attention to an example's encoded tokens, without making keys and values of them.
@@ -532,7 +471,9 @@ def _attend_across(
             self.train(was_training)
         return out
 
-    is_same = _is_trusted(
+    # An adapter around a projection may do anything (dropout, scale): then the stock way is taken.
+    is_plain = all(type(projection) is nn.Linear for projection in (self.k, self.v))
+    is_same = is_plain and _is_trusted(
         self,
         _ACROSS,
         fast=lambda: run(_attend_encoded),
@@ -559,32 +500,17 @@ def _attend_projected(
 def _attend_encoded(self: Any, hidden_states: Tensor, mask: Tensor | None, encoded: Tensor) -> Any:
     (N, T, D), (B, S, _) = hidden_states.shape, encoded.shape
     H, C = self.n_heads, N // B
-    queries = _split_heads(self.q(hidden_states.reshape(B, C * T, D)), H)  # (B, H, C T, W)
-    # An adapter around a projection may do anything (dropout, scale): then it is asked itself.
-    is_plain = all(type(projection) is nn.Linear for projection in (self.k, self.v))
-    if is_plain:
-        to_keys = self.k.weight.view(H, -1, D)
-        queries = torch.einsum("bhtw,hwd->bhtd", queries, to_keys).flatten(1, 2)  # (B, H C T, D)
-        keys = values = encoded
-    else:
-        keys, values = (_split_heads(to(encoded), H) for to in (self.k, self.v))
-    scores = (queries @ keys.transpose(-1, -2)).view(B, H, C * T, S)  # T5 does not scale them
+    queries = self.q(hidden_states.reshape(B, C * T, D)).view(B, C * T, H, -1).transpose(1, 2)
+    to_keys = self.k.weight.view(H, -1, D)
+    queries = torch.einsum("bhtw,hwd->bhtd", queries, to_keys).flatten(1, 2)  # (B, H C T, D)
+    scores = (queries @ encoded.transpose(-1, -2)).view(B, H, C * T, S)  # T5 does not scale them
     masked = scores if mask is None else scores + mask
     weights = masked.float().softmax(dim=-1).type_as(scores)
     weights = nn.functional.dropout(weights, p=self.dropout, training=self.training)
-    if is_plain:
-        read = (weights.flatten(1, 2) @ values).view(B, H, C * T, D)
-        output = torch.einsum("bhtd,hwd->bthw", read, self.v.weight.view(H, -1, D))
-    else:
-        output = (weights @ values).transpose(1, 2)  # (B, C T, H, W)
+    read = (weights.flatten(1, 2) @ encoded).view(B, H, C * T, D)
+    output = torch.einsum("bhtd,hwd->bthw", read, self.v.weight.view(H, -1, D))
     weights = weights.view(B, H, C, T, S).transpose(1, 2).flatten(0, 1)
     return self.o(output.reshape(N, T, -1)), None, weights
-
-
-def _split_heads(states: Tensor, heads: int) -> Tensor:
-    """Return (B, H, L, W) of (B, L, H W)."""
-    B, L, _ = states.shape
-    return states.view(B, L, heads, -1).transpose(1, 2)
 
 
 def fuse_norms(t5: nn.Module) -> None:

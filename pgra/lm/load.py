@@ -5,13 +5,12 @@ bring code of their own. Fingerprints hold a model's content (the hub's commit, 
 a folder's files), never just its name.
 """
 
-import copy
+import contextlib
 import importlib.util
 import json
 import logging
 import math
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -49,11 +48,8 @@ _BOT = "SFconvertbot"  # only its requests are read: anyone may open one
 _CONFIG = "config.json"
 MODULES = "modules.json"
 _ADAPTER = "adapter_config.json"
-_ADAPTER_WEIGHTS = ("lora_", "ia3_")  # in names of weights that peft adds to a model's own
-_SHORTEST = 7  # characters of a commit
 _LONGEST_REASON = 200  # characters of what a library says of a file: it may list all it knows
 _LARGE = 13e9  # weights of an LM for which a batch is 16 times a CPU's
-_MOST_LAYERS = 1000  # the deepest models have some 130
 _MOST_TIMES = 16  # that batch, for smaller ones
 
 
@@ -121,7 +117,10 @@ def _find_transformer(name: str, folder: Path) -> str:
     subfolder = first.path if kind == "Transformer" else ""
     home = folder / subfolder
     if (home / _ADAPTER).is_file():
-        raise ModelError(_adapter_problem(str(home)))
+        raise ModelError(
+            f"'{home}' holds adapters of peft (LoRA), not a whole model: load it with peft, merge "
+            "them (merge_and_unload), and save that model and its tokenizer with save_pretrained"
+        )
     if not (home / _CONFIG).is_file():
         lacks = "it has no config.json"
         if kind != "Transformer":
@@ -133,13 +132,6 @@ def _find_transformer(name: str, folder: Path) -> str:
             "load it once with transformers and write it again with save_pretrained"
         )
     return subfolder
-
-
-def _adapter_problem(name: str) -> str:
-    return (
-        f"'{name}' holds adapters of peft (LoRA), not a whole model: load it with peft, merge the "
-        "adapters (merge_and_unload), and save that model and its tokenizer with save_pretrained"
-    )
 
 
 @lru_cache(maxsize=32)
@@ -185,8 +177,6 @@ def _ask_hub(repo: str, revision: str) -> str:
     for reference in chain([first], () if revision else _bot_requests(repo)):
         info = HfApi().model_info(repo, revision=reference, timeout=timeout)
         files = [file.rfilename for file in info.siblings or []]
-        if _ADAPTER in files:
-            raise ModelError(_adapter_problem(repo))
         if _has_weights(files):
             break
     else:
@@ -216,15 +206,10 @@ def _bot_requests(repo: str) -> Iterator[str]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    try:
-        for request in HfApi().get_repo_discussions(
-            repo, author=_BOT, discussion_type="pull_request"
-        ):
-            is_open = request.is_pull_request and request.status != "closed"
-            if is_open and request.author == _BOT:
+    with contextlib.suppress(HfHubHTTPError):  # a model may have its discussions closed
+        for request in HfApi().get_repo_discussions(repo, author=_BOT):
+            if request.is_pull_request and (request.author, request.status) == (_BOT, "open"):
                 yield f"{_PULL_REQUESTS}{request.num}"
-    except HfHubHTTPError as error:  # a model may have its discussions closed
-        logger.debug("%s: no pull requests to read (%s)", repo, hub_reason(error))
 
 
 def _find_cached(repo: str, revision: str) -> str | None:
@@ -241,10 +226,7 @@ def _find_cached(repo: str, revision: str) -> str | None:
         if entry.repo_type == "model" and entry.repo_id == repo
         for commit in entry.revisions
         if _has_weights(str(f.file_path.relative_to(commit.snapshot_path)) for f in commit.files)
-        and (
-            not revision
-            or revision in (*commit.refs, commit.commit_hash[: max(len(revision), _SHORTEST)])
-        )
+        and revision in ("", *commit.refs, commit.commit_hash[: max(len(revision), 7)])
     ]
 
     def preference(commit: Any) -> tuple[bool, bool, float]:
@@ -268,21 +250,21 @@ def find_model_file(source: ModelSource, name: str) -> Path | None:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     known = try_to_load_from_cache(source.path, name, revision=source.revision)
-    if known is not None:  # a path, or a mark that the commit has no such file
-        return Path(known) if isinstance(known, str) else None
-    try:
-        return Path(hf_hub_download(source.path, name, **source.kwargs))
-    except hub_errors() as error:
-        is_known = isinstance(error, EntryNotFoundError)
-        if not is_known or isinstance(error, LocalEntryNotFoundError):
-            logger.warning(
-                "cannot see if '%s' has %s, its own pooling or prompts: give --pooling, "
-                "--query_prompt and --passage_prompt to be sure (%s)",
-                source.name,
-                name,
-                hub_reason(error),
-            )
-    return None
+    if known is None:
+        try:
+            known = hf_hub_download(source.path, name, **source.kwargs)
+        except hub_errors() as error:
+            if isinstance(error, LocalEntryNotFoundError) or not isinstance(
+                error, EntryNotFoundError
+            ):
+                logger.warning(
+                    "cannot see if '%s' has %s, its own pooling or prompts: give --pooling, "
+                    "--query_prompt and --passage_prompt to be sure (%s)",
+                    source.name,
+                    name,
+                    hub_reason(error),
+                )
+    return Path(known) if isinstance(known, str) else None  # or a mark that it has no such file
 
 
 @dataclass(frozen=True)
@@ -327,33 +309,22 @@ def load_pretrained(
     """Call a model's `from_pretrained` on a found model, safetensors only.
 
     transformers fills missing weights with random numbers and only logs it; here they are an error,
-    but for the top-level parts in `unused`. A common prefix in names, as of torch.compile, DDP and
-    peft, is removed with a warning.
+    but for the top-level parts in `unused`.
 
     Raises:
-        ModelError: If weights are missing, damaged or of another architecture, or hold adapters.
+        ModelError: If weights are missing, damaged or of another architecture.
     """
     if "config" not in kwargs:
         kwargs["config"] = load_config(source)
     kwargs |= {"use_safetensors": True, "output_loading_info": True}
     model, report = _load(loader, source, **kwargs)
-    prefix = _find_prefix(model, report)
-    if prefix:
-        del model
-        model, report = _load(loader, source, key_mapping={f"^{re.escape(prefix)}": ""}, **kwargs)
     missing = [key for key in report["missing_keys"] if key.partition(".")[0] not in unused]
     missing += _find_lost_head(model, source)
-    if any(mark in key for key in report["unexpected_keys"] for mark in _ADAPTER_WEIGHTS):
-        raise ModelError(_adapter_problem(source.name))
     if missing:
         raise ModelError(
             f"'{source.name}' lacks {len(missing)} weights of a {type(model).__name__}, such as "
             f"{min(missing)}: they would be random. Save the whole model again with "
-            "save_pretrained, or choose another one"
-        )
-    if prefix:
-        logger.warning(
-            "the weights of '%s' are read without their prefix '%s'", source.name, prefix
+            "save_pretrained (without torch.compile, DDP or peft around it), or choose another one"
         )
     return model
 
@@ -367,21 +338,6 @@ def _find_lost_head(model: Any, source: ModelSource) -> list[str]:
     name = PurePosixPath(source.subfolder, _CONFIG).as_posix()
     is_own = read_model_json(source, name, dict).get("tie_word_embeddings") is False
     return ["lm_head.weight"] if is_own else []
-
-
-def _find_prefix(model: Any, report: Mapping[str, Any]) -> str:
-    """Return the common prefix of a file's unexpected weight names; "" if there is none."""
-    names, lacks = sorted(report["unexpected_keys"]), report["missing_keys"]
-    words = names[0].split(".") if names else []
-    prefixes = [".".join([*words[:depth], ""]) for depth in range(1, len(words))]
-    base = f"{model.base_model_prefix}."  # a file may have it where the model has not, or not
-    other = {key.removeprefix(base) if key.startswith(base) else base + key for key in lacks}
-    for wanted in (lacks, other):
-        for prefix in prefixes:
-            are_alike = all(name.startswith(prefix) for name in names)
-            if are_alike and any(name.removeprefix(prefix) in wanted for name in names):
-                return prefix
-    return ""
 
 
 def _load(
@@ -432,33 +388,11 @@ def loaded_source(model: Any, name: str) -> ModelSource:
     return ModelSource(name, "", None, f"loaded:{config[:12]}:{hasher.hexdigest()}")
 
 
-def share_weights(model: Any) -> Any:
-    """Return a copy of a model that shares its weights, so that only the copy is hooked or cut."""
-    kept: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    for weight in model.parameters():
-        is_plain = type(weight) is torch.nn.Parameter
-        shared = torch.nn.Parameter(weight.detach(), requires_grad=False) if is_plain else weight
-        kept[id(weight)] = shared
-    return copy.deepcopy(model, kept)
-
-
 def load_config(source: ModelSource) -> Any:
-    """Load a model's configuration.
-
-    Raises:
-        ModelError: If it is missing, of an unknown architecture, or has an absurd number of layers.
-    """
+    """Load a model's configuration; ModelError if it is missing or of an unknown architecture."""
     from transformers import AutoConfig
 
-    config = _load(AutoConfig.from_pretrained, source)
-    for name, value in config.to_dict().items():
-        is_depth = name.endswith(("layers", "layer")) and isinstance(value, int)
-        if is_depth and value > _MOST_LAYERS:
-            raise ModelError(
-                f"cannot load model '{source.name}': its config.json says {name} {show(value)}, "
-                f"and no model has more than {_MOST_LAYERS}"
-            )
-    return config
+    return _load(AutoConfig.from_pretrained, source)
 
 
 def cut_layers(config: Any, layer: str, name: str) -> int | None:

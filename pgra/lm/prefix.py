@@ -90,7 +90,7 @@ class SharedPrefix:
     def find_fault(self, way: str, prompts: Sequence[list[int]]) -> str | None:
         """Return why a way cannot be used; None if it gives the states of a few whole prompts."""
         if way == "cascade" and not kernels.are_allowed():
-            return "--fast_kernels is off"
+            return "PGRA_FAST_KERNELS is off"
         truth = self.lm.states_of(prompts)  # before any attempt: that it does not fit is no fault
         if any(ids[: len(self.ids)] != self.ids for ids in prompts):
             return "its prompts do not begin alike"
@@ -125,7 +125,6 @@ class SharedPrefix:
 
 _PROBES = ("a", "The film", "1925", '"', "éa", "(", "-", "中", "$ 5", "'s")
 _LEAST_TEXT_TOKENS = 4  # a prompt that leaves less for the text is refused
-_HELD = 8192  # states that wait on a GPU before they are fetched: a fetch waits for all before it
 
 
 @dataclass(frozen=True)
@@ -202,14 +201,14 @@ class PromptedEncoder:
         return other
 
     def release(self) -> None:
-        vars(self).pop("_behind", None)
+        vars(self).pop("_shared", None)
         self.lm.release()
 
     def first_tokens(self, words: Iterable[str]) -> list[int]:
         """Return the distinct first tokens of words after a prompt and a space, in order."""
         suffix = self.prompt.suffix(self.prompt.template.passage_fields("The film"))
-        _, behind = self.lm.read_words(suffix, [f" {word}" for word in words])
-        return list(dict.fromkeys(ids[0] for ids in behind))
+        _, own = self.lm.read_words(suffix, [f" {word}" for word in words])
+        return list(dict.fromkeys(ids[0] for ids in own))
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -306,16 +305,10 @@ class PromptedEncoder:
         ids, skip = prompts.ids, len(self.shared_ids)
         are_alike = [self.sharing != "none" and i[:skip] == self.shared_ids for i in ids]
         num_own = sum(len(i) - skip * alike for i, alike in zip(ids, are_alike, strict=True))
-        states = torch.empty(len(ids), self.lm.width, dtype=self.lm.dtype)
         rows: list[int] = []
         held: list[Tensor] = []
-        begun: tuple[list[int], Callable[[], Tensor]] | None = None
-
-        def settle() -> None:
-            if begun is not None:
-                states[begun[0]] = begun[1]()
-
-        with kernels.packed_for(self.lm.model, num_own), self.lm.busy:
+        with self.lm.busy, kernels.packed_for(self.lm.model, num_own):
+            states = torch.empty(len(ids), self.lm.width, dtype=self.lm.dtype)
             if not ids or self.way == "none":
                 are_alike = [False] * len(ids)
             for is_alike, shared in ((True, skip), (False, 0)):
@@ -325,15 +318,11 @@ class PromptedEncoder:
                     rows += batch
                     self.num_tokens += sum(len(ids[row]) - shared for row in batch)
                     advance(len(batch))
-                    if self.lm.device.type == "cpu" or len(rows) >= _HELD:
-                        settle()
-                        begun, rows, held = (rows, begin_fetch(torch.cat(held))), [], []
-        if held:
-            settle()
-            begun = rows, begin_fetch(torch.cat(held))
+        fetched = begin_fetch(torch.cat(held)) if held else None
 
         def finish() -> Tensor:
-            settle()
+            if fetched is not None:
+                states[rows] = fetched()
             self._check_finite(states, prompts)
             return states
 
@@ -351,7 +340,7 @@ class PromptedEncoder:
         def run(rows: Sequence[int]) -> Tensor:
             if not shared:
                 return self.lm.states_of([ids[row] for row in rows])
-            return self._behind.run([ids[row][shared:] for row in rows], self.way)
+            return self._shared.run([ids[row][shared:] for row in rows], self.way)
 
         lengths = [len(ids[row]) - shared for row in group]
         for places in batching.token_budget_batches(lengths, self._back_off.budget + spare):
@@ -359,17 +348,11 @@ class PromptedEncoder:
             yield batch, self._back_off.run(batch, size, run)
 
     def _check_finite(self, states: Tensor, prompts: TokenizedPrompts) -> None:
-        """Rerun texts without a finite state alone: one spoils its neighbours in a row."""
-        broken = []
-        for i in torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist():
-            with self.lm.busy:  # it may read the next already, in another thread
-                states[i] = self.lm.states_of([prompts.ids[i]])[0].cpu()
-            if not torch.isfinite(states[i]).all():
-                broken.append(i)
+        broken = torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist()
         if broken:
             text = " ".join(prompts.fields[broken[0]].values())
             raise self.lm.not_finite(
-                f"for {len(broken)} of {len(prompts.ids)} texts, such as {text[:80]!r}"
+                f"for {len(broken)} of {len(states)} texts, such as {text[:80]!r}"
             )
 
     def _cut(self, fields: Mapping[str, str]) -> dict[str, str]:
@@ -386,7 +369,7 @@ class PromptedEncoder:
         return {**fields, name: fields[name][:longest]}
 
     @cached_property
-    def _behind(self) -> SharedPrefix:
+    def _shared(self) -> SharedPrefix:
         return SharedPrefix(self.lm, self.shared_ids)
 
     @cached_property
@@ -413,13 +396,13 @@ class PromptedEncoder:
         ways = WAYS if kernels.are_allowed() else WAYS[1:]
         for way in ways if self.sharing == "auto" else (self.sharing,):
             try:
-                fault = self._behind.find_fault(way, prompts)
+                fault = self._shared.find_fault(way, prompts)
             except torch.OutOfMemoryError as error:
                 raise self._back_off.no_room(max(map(len, prompts))) from error
             if fault is None:
                 logger.info("the %d tokens of the prefix run once: %s", len(self.shared_ids), way)
                 if faults:
-                    cost = self._behind.copy_cost
+                    cost = self._shared.copy_cost
                     logger.warning("'%s' costs %s: %s", way, cost, "; ".join(faults))
                 return way
             faults.append(f"'{way}' does not work here ({fault})")

@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
-from urllib.parse import urlsplit
 
 from pgra.artifacts import at_home, digest
 from pgra.core import Json
-from pgra.errors import ConfigError, ModelError
+from pgra.data.read import parse_json
+from pgra.errors import ConfigError, ModelError, cut
 from pgra.lm.base import (
     AUTO,
     CHAT,
@@ -36,28 +36,17 @@ from pgra.lm.base import (
     CompleterArguments,
     Completion,
 )
-from pgra.lm.cache import AnswersCache, CachedAnswer
-from pgra.lm.replies import (
-    FILTERS,
-    WRITE,
-    Declined,
-    Reply,
-    continuation,
-    error_message,
-    read_reply,
-    show_error,
-    without_reasoning,
-    word_chance,
-)
+from pgra.lm.cache import AnswersCache
 
 logger = logging.getLogger(__name__)
 
 KEY = "OPENAI_API_KEY"
 SCORE, GENERATION = "score", "generation"
+WRITE = "use --decide_by generation"
+_MOST_RETRIES = 6  # after 429, 5xx, a time-out or a lost connection
 _WINDOW = 2048  # tokens of an endpoint's LM, where nobody says
 _NO_KEY = "none"  # the client wants one; servers of one's own want none
 _SHOWN = 120  # characters of what an endpoint said
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KEY_LIKE = re.compile(r"\bsk-[\w*-]+")  # as endpoints quote keys, with their middle left out
 _BYTES_PER_TOKEN = 3  # of UTF-8; English has 4 to 5, so that an estimate is rather too large
 _INSTRUCTION = (
@@ -68,6 +57,51 @@ _DECLINED = (400, 403, 404, 405, 415, 422, 501)  # what is asked is not offered 
 _OPTIONAL = {"max_tokens", "stop", "temperature"}  # that some chat models do not take
 _ONE_TOKEN: Mapping[str, Json] = {"max_tokens": 1}
 _REASONS = ("filtered", "refused", "empty", "cut")  # why an answer is none
+# What providers call a filter, as the reason why an answer ended or as an error's code.
+FILTERS = ("content_filter", "content_policy_violation", "refusal", "safety", "sensitive")
+_PASSING = re.compile("rate.?limit|overload|unavailable|time.?out|server.?error", re.I)
+# How models that reason first mark it: DeepSeek R1, Qwen3 and most others; Seed-OSS; Magistral;
+# Kimi; OpenThinker; Command A; Gemma 4; gpt-oss; Granite.
+_OPENING = (
+    r"<(?:think|thinking|thought|reasoning|seed:think)>|\[THINK\]|◁think▷|<\|begin_of_thought\|>"
+    r"|<\|START_THINKING\|>|<\|channel>thought|<\|channel\|>analysis<\|message\|>"
+    r"|Here(?: is|'s) my thought process:"
+)
+_CLOSING = (
+    r"</(?:think|thinking|thought|reasoning|seed:think)>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>"
+    r"|<\|END_THINKING\|>|<channel\|>|<\|channel\|>final<\|message\|>"
+    r"|Here(?: is|'s) my response:"
+)
+_BLOCK = re.compile(f"(?:{_OPENING}).*?(?:{_CLOSING})", re.S)
+_OPENED, _CLOSED = re.compile(_OPENING), re.compile(_CLOSING)
+_WRAPPING = re.compile(
+    r"</?(?:answer|response)>|<\|(?:begin|end)_of_solution\|>|<\|(?:START|END)_RESPONSE\|>"
+)
+
+
+class Declined(ModelError):
+    """An endpoint does not support what it was asked."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an endpoint answered; token counts are None where it does not report them.
+
+    Attributes:
+        text: What was written, after the prompt where that was to be echoed.
+        tokens: Text of each token, where log-probabilities were asked and given.
+        chances: Log-probability of each; None for the first.
+        is_full: Whether it ended for want of room.
+        none: Why it is no answer: "filtered" or "refused"; "" where it is one.
+    """
+
+    text: str = ""
+    num_prompt_tokens: int | None = None
+    num_new_tokens: int | None = None
+    tokens: tuple[str, ...] = ()
+    chances: tuple[float | None, ...] = ()
+    is_full: bool = False
+    none: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,10 +126,6 @@ class _Question:
     word: str | None = None
 
 
-class _Halted(BaseException):
-    """A request that was skipped after another failed. Not an Exception, so it is not retried."""
-
-
 class RemoteLM:
     """An LM at an endpoint; see `LanguageModel`. Messages begin with `name`."""
 
@@ -110,8 +140,7 @@ class RemoteLM:
         self.answers = answers
         self.window = (args.lm_window or _WINDOW) - 1  # less the token that scoring has written
         self._args, self._model = args, args.lm.removeprefix(REMOTE)
-        self._halt = threading.Event()
-        self._client = _open_client(args, self._halt)
+        self._client = _open_client(args)
         self._base_url = str(self._client.base_url).rstrip("/")
         self.name = f"{args.lm} at {self._base_url}"
         self._counter_identity, self._counter = open_counter(args.tokenizer)
@@ -166,7 +195,7 @@ class RemoteLM:
             except Declined:
                 if way == ways[-1]:
                     raise
-        self.answers.keep({key: CachedAnswer(json.dumps(vars(way)))}, model=self._model)
+        self.answers.keep({key: Completion(json.dumps(vars(way)))}, model=self._model)
         logger.info("%s is asked by %s, labels by %s", self.name, way.endpoint, way.decide_by)
         return way
 
@@ -227,8 +256,7 @@ class RemoteLM:
         for prompt, [answer] in zip(prompts, answers, strict=True):
             text = continuation(prompt, answer.text) if way.endpoint == CHAT else answer.text
             # Some servers write the stop string too, or pass over it.
-            counts = answer.num_prompt_tokens, answer.num_new_tokens
-            done.append(Completion(text.split(stop, 1)[0], *counts))
+            done.append(replace(answer, text=text.split(stop, 1)[0]))
         return done
 
     def score(
@@ -266,7 +294,7 @@ class RemoteLM:
 
     def _ask(
         self, questions: Sequence[Sequence[_Question]], advance: Advance
-    ) -> list[list[CachedAnswer]]:
+    ) -> list[list[Completion]]:
         """Ask what is not on disk, equal prompts once; after a failure no other call starts."""
         lines = {tuple(question.key for question in line): line for line in questions}
         answers = self.answers.find([key for keys in lines for key in keys])
@@ -274,9 +302,8 @@ class RemoteLM:
         advance(len(lines) - len(new))
         before = Counter(self._spent)
         self._count(reused=len(answers))
-        self._halt.clear()
 
-        def ask(line: Sequence[_Question]) -> dict[str, CachedAnswer]:
+        def ask(line: Sequence[_Question]) -> dict[str, Completion]:
             return {q.key: answers.get(q.key) or self._answer(q) for q in line}
 
         with ThreadPoolExecutor(self._args.max_parallel_calls, "pgra-call") as pool:
@@ -286,7 +313,6 @@ class RemoteLM:
                     answers = answers | future.result()
                     advance(1)
             except BaseException as error:
-                self._halt.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 if not isinstance(error, ModelError):
                     raise
@@ -298,23 +324,18 @@ class RemoteLM:
         return [[answers[question.key] for question in line] for line in questions]
 
     def _report(self, spent: Mapping[str, int]) -> None:
-        if not spent["calls"]:
-            return
-        logger.info("%s: %d calls, %d answers on disk", self.name, spent["calls"], spent["reused"])
         none = {reason: spent[reason] for reason in _REASONS if spent[reason]}
         if none:
-            more = "; a model that reasons first needs more tokens (--max_new_tokens)"
             logger.warning(
                 "%s: %d of %d answers are none (%s): they count as empty and are not kept, so that "
-                "the next run asks again%s",
+                "the next run asks again; one that is cut needs more tokens (--max_new_tokens)",
                 self.name,
                 sum(none.values()),
                 spent["calls"] + spent["reused"],
                 ", ".join(f"{count} {reason}" for reason, count in none.items()),
-                more if "cut" in none else "",
             )
 
-    def _answer(self, question: _Question) -> CachedAnswer:
+    def _answer(self, question: _Question) -> Completion:
         """Ask one question, and keep its answer unless it is missing."""
         reply = self._call(question.body)
         answer, none = self._answer_of(reply, question)
@@ -331,17 +352,17 @@ class RemoteLM:
             self.answers.keep({question.key: answer}, model=self._model)
         return answer
 
-    def _answer_of(self, reply: Reply, question: _Question) -> tuple[CachedAnswer, str]:
+    def _answer_of(self, reply: Reply, question: _Question) -> tuple[Completion, str]:
         """Return what is kept of a reply, and why it is no answer ("" where it is one)."""
         counts = reply.num_prompt_tokens, reply.num_new_tokens
         if question.word is not None:
             chance = word_chance(self.name, reply, question.prompt, question.word)
-            return CachedAnswer("", *counts, chance), ""
+            return Completion("", *counts, chance), ""
         text, is_open = without_reasoning(reply.text)
         none = reply.none
         if not none and not text.strip():
             none = "cut" if is_open or reply.is_full else "empty"
-        return CachedAnswer("" if none else text, *counts), none
+        return Completion("" if none else text, *counts), none
 
     def _count(self, **more: int) -> None:
         with self._lock:
@@ -357,26 +378,19 @@ class RemoteLM:
             sent["max_completion_tokens"] = body["max_tokens"]
         try:
             text = api.with_raw_response.create(**sent).text
-        except openai.APIConnectionError as error:
-            raise ModelError(
-                f"{self.name} cannot be reached, or did not answer in --request_timeout "
-                f"{self._args.request_timeout:g} s ({self._excerpt(str(error.__cause__ or error))})"
-            ) from None
         except openai.APIStatusError as error:
             if error.code in FILTERS:
                 return Reply("", 0, 0, none="filtered")
             if is_chat and error.status_code in (400, 422) and error.param in _OPTIONAL & {*sent}:
                 self._unknown.add(str(error.param))
-                if error.param == "temperature":
-                    logger.warning(
-                        "%s takes no temperature: it draws its answers, and another run may get "
-                        "others",
-                        self.name,
-                    )
+                logger.warning("%s takes no %s: it is asked without", self.name, error.param)
                 return self._call(body)
-            self._refuse(error, body)
+            self._refuse(error)
         except openai.OpenAIError as error:
-            raise ModelError(f"{self.name}: {self._excerpt(str(error))}") from None
+            raise ModelError(
+                f"{self.name} cannot be reached, or did not answer in --request_timeout "
+                f"{self._args.request_timeout:g} s ({self._excerpt(str(error.__cause__ or error))})"
+            ) from None
         try:
             return read_reply(text, is_chat=is_chat)
         except ValueError:
@@ -386,37 +400,23 @@ class RemoteLM:
                 "--base_url that of an OpenAI-compatible endpoint (it usually ends in /v1)?"
             ) from None
 
-    def _refuse(self, error: Any, body: Mapping[str, Json]) -> NoReturn:
-        status, headers = error.status_code, error.response.headers
+    def _refuse(self, error: Any) -> NoReturn:
+        status = error.status_code
+        way = f"see --base_url (it usually ends in /v1), --lm, --endpoint, --lm_window and {KEY}"
         if status == 429 or status >= 500:
-            way = f"try again later ({headers.get('retry-after', 'no time is given')})"
-            if error.code == "insufficient_quota":
-                way = "the account has no money left"
-        elif status < 400:
-            way = f"give {self._excerpt(headers.get('location', '?'))} as --base_url if it is right"
-        elif status in (401, 403):
-            way = f"see that {KEY} is set to a key that may use this model"
-        elif status == 404:
-            way = "see --base_url (it usually ends in /v1), the model's name, and --endpoint"
-        elif "logprobs" in body:
-            way = f"it may give no chances of tokens, or --lm_window is too large: {WRITE}"
-        else:
-            way = "see that --lm_window is no larger than the model's"
-        said = self._excerpt(error_message(error.response.text))
+            way = "try again later"
+        reason = self._excerpt(error_message(error.response.text))
         kind = Declined if status in _DECLINED else ModelError
-        raise kind(f"{self.name} answered {status} '{said}': {way}") from None
+        raise kind(f"{self.name} answered {status} '{reason}': {way}") from None
 
     def _excerpt(self, text: str) -> str:
         """Shorten an endpoint's text to one line without the key."""
-        key = self._client.api_key
-        if key != _NO_KEY:
+        if (key := self._client.api_key) != _NO_KEY:
             text = text.replace(key, "***")
-        text = " ".join(_KEY_LIKE.sub("***", text).split())
-        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        return cut(" ".join(_KEY_LIKE.sub("***", text).split()), _SHOWN)
 
 
-def _open_client(args: CompleterArguments, halt: threading.Event) -> Any:
-    """Open OpenAI's client; no try starts once `halt` is set."""
+def _open_client(args: CompleterArguments) -> Any:
     try:
         import openai
     except ImportError:
@@ -430,41 +430,35 @@ def _open_client(args: CompleterArguments, halt: threading.Event) -> Any:
         raise ConfigError(f"{KEY} holds characters that no key has, such as a space: set it again")
     base_url = args.base_url or os.environ.get("OPENAI_BASE_URL") or None
     if base_url is not None:
-        _check_address(base_url, with_key=bool(key))
+        _check_address(base_url)
     elif not key:
         raise ConfigError(
             f"--lm {args.lm} needs a key in the environment (export {KEY}=...), or --base_url URL "
             "of an endpoint that needs none"
         )
 
-    def start(_: Any) -> None:
-        if halt.is_set():
-            raise _Halted
-
     http = openai.DefaultHttpxClient(
         follow_redirects=False,  # prompts go to the address that was given alone
-        event_hooks={"request": [start], "response": [show_error]},
+        event_hooks={"response": [show_error]},
     )
     client = openai.OpenAI(
         api_key=key or _NO_KEY,
         base_url=base_url,
         timeout=args.request_timeout,
-        max_retries=args.max_retries,
+        max_retries=_MOST_RETRIES,
         http_client=http,
     )
     weakref.finalize(client, http.close)
     return client
 
 
-def _check_address(base_url: str, *, with_key: bool) -> None:
+def _check_address(base_url: str) -> None:
     """Refuse an invalid address, or one with a secret, which files and messages would show."""
     if not re.fullmatch(r"https?://(\[[\da-f:]+\]|[^/:\s@?#]+)(:[1-9]\d*)?(/[^\s@?#]*)?", base_url):
         raise ConfigError(
             "--base_url must be http(s)://HOST[:PORT]/v1, without a user name, password or query, "
             f"which would be written down: give the key in {KEY}"
         )
-    if with_key and base_url.startswith("http:") and urlsplit(base_url).hostname not in _LOOPBACK:
-        logger.warning("the key goes to %s over plain http, for all on the way to read", base_url)
 
 
 def estimate_tokens(texts: Sequence[str]) -> list[int]:
@@ -495,3 +489,164 @@ def open_counter(name: str | None) -> tuple[str, Callable[[Sequence[str]], list[
         )
 
     return tokenizer_identity(tokenizer), count
+
+
+# What endpoints reply. They differ in how they spell tokens, where they put an error, and how they
+# mark a missing answer.
+
+
+def read_reply(text: str, *, is_chat: bool) -> Reply:
+    """Parse the body of a completion, optional parts aside; ValueError if it is none."""
+    try:
+        reply = parse_json(text)
+        if not reply["choices"]:
+            return Reply()
+        choice = reply["choices"][0]
+        message = choice["message"] if is_chat else {"content": choice["text"]}
+        usage, scored = reply.get("usage") or {}, choice.get("logprobs") or {}
+        finish = str(choice.get("finish_reason")).casefold()
+        chances = scored.get("token_logprobs") or ()
+        return Reply(
+            _without_halves(_text_of(message.get("content"))),
+            _count_of(usage, "prompt_tokens"),
+            _count_of(usage, "completion_tokens"),
+            tokens=tuple(map(_without_halves, scored.get("tokens") or ())),
+            chances=tuple(None if value is None else _chance(value) for value in chances),
+            is_full=finish == "length",
+            none="filtered" if finish in FILTERS else "refused" if message.get("refusal") else "",
+        )
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"no completion: {error!r}") from None
+
+
+def _text_of(content: Any) -> str:
+    """Return a message's text: a string, None, or a list of parts, of which some are no text."""
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part.get("type", "text") == "text")
+    if not isinstance(content, str | None):
+        raise TypeError(type(content))
+    return content or ""
+
+
+def _count_of(usage: Mapping[str, Any], name: str) -> int | None:
+    count = usage.get(name)
+    return count if isinstance(count, int) and count >= 0 else None
+
+
+def find_error(text: str) -> Any:
+    """Return the error in a body, at its top or in its choice; None if there is none."""
+    try:
+        reply = parse_json(text)
+        choices = reply.get("choices") or [{}]
+        return reply.get("error") or choices[0].get("error")
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def error_message(text: str) -> str:
+    """Return the message of the error in a body; the whole body where it has none."""
+    error = find_error(text)
+    return str((error.get("message") if isinstance(error, Mapping) else error) or text)
+
+
+def show_error(response: Any) -> None:
+    """Give an error with status 200 the status of its code, so that the client retries it.
+
+    A hook of the HTTP client. If an account has no money left, nothing is retried.
+    """
+    response.read()
+    error = find_error(response.text)
+    code = str(error.get("code")) if isinstance(error, Mapping) else ""
+    if error and response.is_success:
+        if code.isdecimal() and int(code) in range(400, 600):
+            response.status_code = int(code)
+        else:
+            response.status_code = 503 if _PASSING.search(str(error)) else 400
+    if code == "insufficient_quota":
+        response.headers["x-should-retry"] = "false"
+
+
+def without_reasoning(text: str) -> tuple[str, bool]:
+    """Return a text without its reasoning blocks, and whether one of them is not closed.
+
+    Where the prompt opens the block, the text holds its end alone.
+    """
+    text = _BLOCK.sub("", text.replace("\ufeff", ""))
+    if closed := list(_CLOSED.finditer(text)):
+        text = text[closed[-1].end() :]
+    opened = _OPENED.search(text)
+    text = text[: opened.start()] if opened else text
+    return _WRAPPING.sub("", text), opened is not None
+
+
+def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
+    """Return the log-probability of all tokens of a word after a prompt.
+
+    `reply` is to `prompt` and `word`, echoed, with one token more. The word is searched from the
+    end: servers differ in what opens a prompt (a special token or none, and so other offsets), and
+    in how they spell tokens of other scripts.
+
+    Raises:
+        Declined: If the prompt was not echoed, log-probabilities are missing or not finite, or no
+            token begins where the word does.
+    """
+    if not reply.text.startswith(prompt + word):
+        raise Declined(f"{name} does not echo a prompt, so it cannot score given words: {WRITE}")
+    total = len(reply.tokens)
+    if not reply.chances or len(reply.chances) != total:
+        raise Declined(f"{name} gives no log-probabilities of a prompt's tokens: {WRITE}")
+    # The prompt's tokens end before what was written, or where all do.
+    written = 1 if reply.num_new_tokens is None else reply.num_new_tokens
+    for end in (total - written, total):
+        start = _find_start(reply.tokens, word, end)
+        if start is not None:
+            chances = reply.chances[start:end]
+            chance = sum(math.nan if value is None else value for value in chances)
+            if not math.isfinite(chance):
+                raise Declined(f"{name} gives '{word}' no finite log-probability: {WRITE}")
+            return chance
+    raise Declined(
+        f"{name} joins '{word}' to the prompt before it, or spells it otherwise: {WRITE}"
+    )
+
+
+def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:
+    """Return the first token of a word that ends before `end`, its space aside, or None."""
+    bare, tail = word.lstrip(), ""
+    for start in range(end - 1, -1, -1):
+        tail = tokens[start] + tail
+        has_space_before = start > 0 and tokens[start - 1] + tail == word
+        if tail == word or (tail == bare and not has_space_before):
+            return start
+        if len(tail) > len(word):
+            return None
+    return None
+
+
+def _without_halves(text: object) -> str:
+    """Replace lone surrogates by U+FFFD: a server may cut a character in two."""
+    return str(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _chance(value: Any) -> float:
+    """Parse a log-probability, which may be -inf; ValueError for NaN and inf."""
+    chance = float(value)
+    if math.isnan(chance) or chance == math.inf:
+        raise ValueError
+    return chance
+
+
+def continuation(prompt: str, text: str) -> str:
+    """Return what a chat's message adds to its prompt.
+
+    Models like to repeat the end of the prompt: "A: Rome", "Label: Positive". Where the message
+    begins with the end of the prompt's last line, from some word on, that is left out.
+    """
+    text = text.lstrip()
+    last = prompt.rstrip().rpartition("\n")[2]
+    for match in re.finditer(r"\S+", last):
+        end = last[match.start() :]
+        rest = text[len(end) :]
+        if text.startswith(end) and rest[:1] == " " and rest.partition("\n")[0].strip():
+            return rest
+    return text

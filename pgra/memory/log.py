@@ -28,10 +28,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from pgra.artifacts import canonical_json
+from pgra.artifacts import IN_MEMORY, DatabaseKind, canonical_json, open_database
 from pgra.config import from_values
 from pgra.data.read import check_file, is_utf8, read_records
-from pgra.database import IN_MEMORY, DatabaseKind, open_database
 from pgra.errors import ArtifactError, DataError, PgraError
 
 MEMORY = DatabaseKind(

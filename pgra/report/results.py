@@ -28,7 +28,6 @@ from pgra.artifacts import (
 from pgra.config import rules
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
-from pgra.lm.base import KernelArguments
 from pgra.reader.arguments import LOSSES_FILE, ReaderArguments, TrainingArguments
 from pgra.report.metrics import (
     RIGHT,
@@ -511,9 +510,7 @@ TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("rerank.num_exemplars", "rerank.exemplars", "rerank.exemplar_seed")
 _OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, and at no evidence
-_OF_RUNS = (
-    *(KernelArguments, ReaderArguments, RerankArguments, RetrieverArguments, TrainingArguments),
-)
+_OF_RUNS = (ReaderArguments, RerankArguments, RetrieverArguments, TrainingArguments)
 _FREE = {name for cls in _OF_RUNS for name, rule in rules(cls).items() if not rule.decides}
 # Paths of content that may have moved since; runs are compared by content, not by name.
 _PATHS = {

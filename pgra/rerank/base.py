@@ -99,11 +99,6 @@ class RerankArguments(StateArguments):
                 f"lm_layer is '{self.lm_layer}': give last, the number of a layer (from 1 "
                 "on), or a share of the depth between 0 and 1, such as 0.6"
             )
-        if self.fast_kernels == "off" and self.prefix_sharing == "cascade":
-            raise ConfigError(
-                "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "
-                "--prefix_sharing auto, or leave --fast_kernels out"
-            )
         if not self.per_query:
             return
         at_least(f"num_exemplars with exemplars '{self.exemplars}'", self.num_exemplars, 1)

@@ -197,7 +197,7 @@ class LabelWords(Whitened):
         head, tokens = sample.lm.head, sample.settings["label_tokens"]
         weight = head.weight[tokens].float()
         bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[tokens]
-        words = torch.column_stack([weight, bias.float()]).cpu().numpy()
+        words = torch.column_stack([weight, bias.float()]).detach().cpu().numpy()
         kinds = (sample.passages, sample.queries)
         passages, queries = (column_stats(log_chances(states, words)) for states in kinds)
         return cls(passages=passages, queries=queries, words=words)

@@ -12,8 +12,8 @@ from loopback import TOKEN, LoopbackHub, point_client
 from scripted import call, read_json
 
 import pgra
+from pgra.commands.finished import push
 from pgra.commands.predict import main as predict_main
-from pgra.commands.push import main as push_main
 from pgra.errors import PgraError
 
 pytestmark = pytest.mark.slow
@@ -209,12 +209,12 @@ def test_a_push_is_private_where_asked_and_one_that_fails_says_why_and_leaves_th
     before = contents(theirs)
     words = ["--run", str(theirs), "--hub_model_id", "me/first", "--hub_private_repo"]
     words += ["--hub_token", TOKEN]
-    called = call(push_main, words)
+    called = call(push, words)
     assert called.code == 0, called.err
     assert hub.made[0]["visibility"] == "private"
     assert hub.messages[0].startswith("sst2: test accuracy ")
     hub.is_broken = True
-    called = call(push_main, words)
+    called = call(push, words)
     assert f"cannot push {theirs} to 'me/first': the hub says: " in called.error
     assert contents(theirs) == before
     assert TOKEN not in called.out + called.err

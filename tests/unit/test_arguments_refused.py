@@ -1,13 +1,8 @@
 """Values that no argument can have are refused by one rule, with the argument's name."""
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pgra.cli import main
-from pgra.config import Rule
 from pgra.errors import ConfigError
 from pgra.retrieval.faiss import empty_index
 
@@ -57,29 +52,6 @@ def test_nothing_that_is_read_is_replaced(name, capsys, tmp_path, monkeypatch):
     main([*WRITERS[name], "plain"])  # the control: it fails for another reason, or not at all
     assert "is the" not in capsys.readouterr().err
     assert (tmp_path / name).read_bytes() == before
-
-
-def test_a_run_in_the_folder_of_its_model_is_refused(capsys, tmp_path):
-    words = [*TRAIN, "--model_name_or_path", str(tmp_path), "--output_dir"]
-    assert main([*words, str(tmp_path)]) == 2
-    assert "is the folder of --model_name_or_path" in capsys.readouterr().err
-    assert main([*words, str(tmp_path / "run")]) == 2  # for it is no model
-    assert "is the folder of" not in capsys.readouterr().err
-
-
-@given(st.floats() | st.integers() | st.text())
-def test_a_rule_takes_what_is_finite_fits_64_bits_and_is_utf8(value):
-    try:
-        Rule().check("value", value)
-    except ConfigError:
-        if isinstance(value, float):
-            assert not math.isfinite(value)
-        elif isinstance(value, int):
-            assert abs(value) >= 1 << 63
-        else:
-            assert any("\ud800" <= letter <= "\udfff" for letter in value)
-    else:
-        assert not isinstance(value, float) or math.isfinite(value)
 
 
 @pytest.mark.parametrize("factory", ["IVF0,Flat", "HNSW0", "HNSW1", "IVF4_HNSW1,Flat", "PQ2x0"])

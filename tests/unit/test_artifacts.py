@@ -85,12 +85,6 @@ def test_a_failed_write_leaves_what_was_there_and_names_the_file(tmp_path):
     assert caught.value.filename == str(tmp_path / "a.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
-    path, error = tmp_path / "b", OSError(errno.EROFS, "Read-only file system")
-    with pytest.raises(OSError, match="Read-only"), write_aside(path) as aside:  # noqa: PT012
-        aside.mkdir()  # it cannot be unlinked, as nothing can on a read-only disk
-        error.filename = str(aside)
-        raise error
-    assert error.filename == str(path)
 
 
 def test_a_manifest_is_read_back(folder):
@@ -99,9 +93,6 @@ def test_a_manifest_is_read_back(folder):
     assert set(manifest.files) == {"rows.npy", "deep/note.txt"}
     assert manifest.files["deep/note.txt"]["bytes"] == 4
     assert load_manifest(folder) == manifest
-
-
-def test_the_first_field_that_differs_is_named_with_both_values(folder):
     message = r'made was made with pooling "mean", this run asks for "cls": use another folder'
     with pytest.raises(ArtifactError, match=message):
         read_manifest(folder, stage="index", fingerprint={**FIELDS, "pooling": "cls", "rows": 4})
@@ -126,16 +117,6 @@ def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
     (folder / "manifest.json").write_text("{")
     with pytest.raises(DamageError, match=r"manifest.json cannot be read \(JSONDecodeError"):
         load_manifest(folder)
-
-
-def test_of_a_large_artifact_the_sizes_alone_are_compared_at_opening(folder, monkeypatch):
-    path = folder / "deep" / "note.txt"
-    path.write_text("ne!\n")
-    monkeypatch.setattr("pgra.artifacts._COMPARED", 10)
-    assert read_manifest(folder, stage="index", fingerprint=FIELDS)
-    path.write_text("ne\n")
-    with pytest.raises(DamageError, match="3 bytes, 4 were written"):
-        read_manifest(folder, stage="index", fingerprint=FIELDS)
 
 
 def build(folder):
@@ -174,7 +155,7 @@ def test_an_error_of_the_system_is_no_damage(folder, monkeypatch):
     assert make().reused
 
 
-@pytest.mark.parametrize("change", ["content", "touch", "replace", "remove", None])
+@pytest.mark.parametrize("change", ["content", "replace", "remove", None])
 def test_nothing_is_kept_of_an_input_that_changed_while_it_was_read(change, tmp_path):
     source = tmp_path / "source.txt"
     source.write_text("first")
@@ -183,8 +164,6 @@ def test_nothing_is_kept_of_an_input_that_changed_while_it_was_read(change, tmp_
         write_text(folder / "a.txt", source.read_text())
         if change == "content":
             source.write_text("other")
-        elif change == "touch":
-            os.utime(source, ns=(1, 1))
         elif change == "replace":
             (tmp_path / "new").write_text("first")
             (tmp_path / "new").replace(source)
@@ -225,7 +204,8 @@ def test_a_write_replaces_a_plain_file_and_nothing_else(kind, tmp_path):
 @pytest.mark.slow
 def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
     code = "import sys; from pathlib import Path; from pgra.artifacts import lock_folder\n"
-    code += "with lock_folder(Path(sys.argv[1])): pass"
+    code += "with lock_folder(Path(sys.argv[1])): "
+    code += "sys.stdout.write('held'); sys.stdout.flush(); sys.stdin.read()"
     words, met = [sys.executable, "-c", code, str(tmp_path)], []
 
     def wait():
@@ -241,15 +221,9 @@ def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
         write_manifest(tmp_path, stage="s", fingerprint={}, counts={}, seconds=0)
     waiting.join()
     assert met == [True]  # it came in when the first job was done
-    subprocess.run(words, check=True)
-    code = code.replace("pass", "sys.stdout.write('held'); sys.stdout.flush(); sys.stdin.read()")
-    words[2] = code
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
         assert killed.stdout.read(4) == b"held"
-        with (
-            pytest.raises(ArtifactError, match="is in use by another"),
-            lock_folder(tmp_path),
-        ):
+        with pytest.raises(ArtifactError, match="is in use by another"), lock_folder(tmp_path):
             pass
         killed.kill()
         killed.wait()
@@ -276,34 +250,12 @@ def test_where_a_disk_has_no_locks_there_is_one_warning_and_the_job_goes_on(
     assert caplog.text.count("this disk has no locks") == (code != errno.EIO)
 
 
-def writing(path):
-    """Start a process that writes a file, and stops in the middle."""
-    code = "import sys; from pathlib import Path; from pgra.artifacts import write_aside\n"
-    code += "with write_aside(Path(sys.argv[1])) as aside:\n    aside.write_text('half')\n"
-    code += "    sys.stdout.write('held'); sys.stdout.flush(); sys.stdin.read()"
-    words = [sys.executable, "-c", code, str(path)]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout.read(4) == b"held"
-    return process
-
-
-def partials(folder):
-    return sorted(path.name for path in folder.iterdir() if "partial" in path.name)
-
-
-def test_what_killed_processes_left_goes(tmp_path):
-    (tmp_path / ".note.partial").write_text("not ours")
-    with writing(tmp_path / "live.txt") as live:
-        with writing(tmp_path / "killed.txt") as killed:
-            killed.kill()
-        write_text(tmp_path / "live.txt", "mine")  # the other one's stays
-        write_text(tmp_path / "killed.txt", "whole")
-        assert len(partials(tmp_path)) == 2
-        live.communicate(b"")
-    assert (tmp_path / "live.txt").read_text() == "half"
-    assert partials(tmp_path) == [".note.partial"]
+def test_what_killed_processes_left_goes_when_the_folder_is_locked(tmp_path):
+    for name in (".killed.txt.01234567.partial.txt", "deep/.other.01234567.partial"):
+        write_text(tmp_path / name, "half")
+    write_text(tmp_path / "whole.txt", "whole")
     with lock_folder(tmp_path):
-        assert partials(tmp_path) == []
+        assert {path.name for path in tmp_path.rglob("*.*")} == {"whole.txt", ".lock"}
 
 
 def test_what_two_jobs_ask_for_is_built_once(tmp_path):

@@ -79,7 +79,7 @@ def test_weights_that_are_let_go_of_are_gone_and_come_back(folder):
     encoder = PromptedEncoder(lm, PROMPT)
     before, width = encoder.encode(["a", "A dull plot."]), lm.width
     weights = [weakref.ref(weight) for weight in lm.model.parameters()]
-    keys = weakref.ref(encoder._behind._prefix[0][0])
+    keys = weakref.ref(encoder._shared._prefix[0][0])
     assert all(ref() is not None for ref in [*weights, keys])
     encoder.release()
     assert not any(ref() is not None for ref in [*weights, keys])

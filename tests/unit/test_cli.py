@@ -24,7 +24,7 @@ def raising(error):
 
 FULL = "No space left on device (ENOSPC)"
 LOST, MORE = (
-    "what was finished is kept, and the same command goes on",
+    "what was finished is kept, and the same command continues",
     "CUDA kernel errors might be",
 )
 
@@ -33,7 +33,7 @@ LOST, MORE = (
     ("error", "code", "told"),
     [
         (ConfigError("k is 3:\n  lower it"), 2, "\npgra: error: k is 3: lower it\n"),
-        (KeyboardInterrupt(), 130, "the same command goes on where it stopped"),
+        (KeyboardInterrupt(), 130, "the same command continues where it stopped"),
         (OSError(errno.ENOSPC, "no", "/some/file"), 2, FULL),
         (OSError(errno.ELOOP, "no"), 2, "cannot use a file: Too many lev"),
         (Exception("No space left on device (os error 28)"), 2, FULL),  # tokenizers
@@ -94,21 +94,13 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_read(
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("words", "level"),
-    [
-        ([], logging.INFO),
-        (["--quiet"], logging.ERROR),
-        (["--log-level=warning"], logging.WARNING),
-        (["-v", "-q"], logging.ERROR),  # the last one wins
-    ],
-)
-def test_how_loud_stands_anywhere_and_is_taken_off(words, level):
+@pytest.mark.parametrize("words", [["-v", "-q"], ["--quiet"], ["--log_level=error"]])
+def test_how_loud_may_stand_anywhere(words):
     for given in ([*words, "a", "--b"], ["a", *words, "--b"], ["a", "--b", *words]):
         seen = []
         assert run(lambda rest, seen=seen: seen.extend(rest) or 0, given) == 0
         assert seen == ["a", "--b"]
-        assert logging.getLogger("pgra").level == level
+        assert logging.getLogger("pgra").level == logging.ERROR
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -131,44 +123,19 @@ def test_a_reader_that_leaves_ends_a_listing_without_a_word():
     assert (alone.returncode, alone.stderr) == (141, "")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["memory", "add", "a question", "a correction"],
-        ["index", "info", "none"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_a_command_that_shares_no_work_refuses_several_processes(
-    words, capsys, monkeypatch, tmp_path
-):
+def test_a_command_that_shares_no_work_refuses_several_processes(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    told = f"pgra {words[0]}{' info' if words[0] == 'index' else ''} runs in one process"
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(words) == 2
-    assert f"{told}, and WORLD_SIZE says that there are 2" in capsys.readouterr().err
+    assert main(["memory", "add", "a question", "a correction"]) == 2
+    assert "pgra memory runs in one process, and WORLD_SIZE" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    main(words)
-    assert told not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("asked", ["strict", "surrogateescape", "xmlcharrefreplace"])
-def test_what_standard_output_cannot_encode_is_written_as_a_sign(monkeypatch, asked):
+def test_what_standard_output_cannot_encode_is_escaped(monkeypatch):
     kept = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(kept, encoding="ascii", errors=asked))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(kept, encoding="ascii", errors="strict"))
     assert run(lambda _: sys.stdout.write("good 👍 naïve"), []) == 12
-    sign = rb"good \U0001f44d na\xefve"
-    other = b"good &#128077; na&#239;ve"  # what was asked for stays
-    assert kept.getvalue().strip() == (other if asked == "xmlcharrefreplace" else sign)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&-"])
-def test_a_closed_stream_is_no_mistake(closed):
-    line = f"{sys.executable} -m pgra models {closed}; exit $?"
-    called = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
-    assert (called.returncode, called.stderr) == (0, "")
+    assert kept.getvalue().strip() == rb"good \U0001f44d na\xefve"
 
 
 LIGHT = """

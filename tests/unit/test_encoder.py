@@ -304,4 +304,4 @@ def test_the_bundled_encoder_gives_the_librarys_vectors():
     close(ours.encode(texts), theirs.encode(texts))
 
 
-# Files of a model that are damaged. All kinds of damage: tests/faults/readers.py.
+# Files of a model that are damaged.

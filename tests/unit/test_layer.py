@@ -1,19 +1,13 @@
 """An LM that ends with an earlier layer: its states, and what they cost."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, one_quick, with_rerank
-from tiny_models import build_blurred_lm, build_lm, build_odd_lm
-from transformers import AutoModel, OPTConfig
+from conftest import SENTENCES, one_quick
+from tiny_models import build_lm, build_odd_lm
+from transformers import AutoModel
 
-from pgra.core import ALONE
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import lay_out
 from pgra.lm.prefix import WAYS, PromptedEncoder
-from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.base import RerankArguments
@@ -61,20 +55,6 @@ def test_a_state_is_the_final_norm_of_the_layers_output(folder):
     assert torch.equal(named.states_of(IDS), whole.states_of(IDS))
 
 
-def test_later_layers_are_not_loaded(folder):
-    lm, whole = open_lm(folder, "1"), open_lm(folder)
-    held = [sum(p.numel() for p in each.model.parameters()) for each in (lm, whole)]
-    laid = [sum(p.numel() for p in lay_out(each.config).parameters()) for each in (lm, whole)]
-    assert held == laid
-    assert held[0] < held[1]
-
-
-def test_a_13b_is_laid_out_without_its_memory():
-    sizes = {"hidden_size": 5120, "ffn_dim": 20480, "word_embed_proj_dim": 5120}
-    model = lay_out(OPTConfig(num_hidden_layers=40, num_attention_heads=40, **sizes))
-    assert sum(p.numel() for p in model.parameters()) == 12_853_473_280
-
-
 def test_prefixes_are_shared_at_a_layer(folder):
     truth = PromptedEncoder(open_lm(folder, "1"), PROMPT, "none").encode(SENTENCES)
     ways = WAYS if folder.name != "gemma2" else ()  # it looks back 16 tokens in some layers
@@ -91,25 +71,3 @@ def test_a_share_is_the_nearest_layer(tmp_path, asked, depth, number):
     folder = build_lm(tmp_path / "lm", "gpt2", layers=depth)
     assert RerankArguments(lm_layer=asked).lm_layer == asked
     assert open_lm(folder, asked).layer == number
-
-
-@pytest.fixture
-def blurred(tmp_path):
-    return build_blurred_lm(tmp_path / "blurred")
-
-
-def find(args):
-    stages = Stages.read(args, ALONE)
-    stages.find()
-    return stages
-
-
-@pytest.mark.slow
-def test_a_prefix_a_query_is_read_at_a_layer_too(args, blurred):
-    found = {}
-    args = replace(args, data=replace(args.data, max_train_samples=12, max_test_samples=3))
-    for layer in ("1", "3"):
-        stages = find(with_rerank(args, lm=str(blurred), lm_layer=layer, exemplars="knn"))
-        assert stages.reranker.fingerprint.get("lm_layer", 3) == int(layer)
-        found[layer] = stages.evidence["test"].candidates.scores
-    assert np.ptp(found["3"]) < 1e-3 * np.ptp(found["1"])  # the last layer has nothing to tell

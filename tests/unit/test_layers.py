@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
-    *("errors", "help", "progress", "core", "artifacts", "database", "config", "data", "prompts"),
+    *("errors", "progress", "core", "artifacts", "config", "data", "prompts"),
     *("lm", "encoders", "retrieval", "exemplars", "rerank", "reader", "report"),
     *("run_folder", "publish", "memory", "methods", "runs", "experiments", "api"),
     *("integrations", "commands", "cli", "__main__"),
