@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import msgspec
 import yaml
 
+from pgra.artifacts import at_home, check_replaceable
 from pgra.core import check_device
 from pgra.errors import ConfigError, cut, near_files, reading, show, unknown_name
 
@@ -479,8 +480,6 @@ def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
 
 def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
     """Refuse to write to a folder, link or device, or to what another argument names."""
-    from pgra.artifacts import check_replaceable
-
     named = [("config", str(path)) for path in configs]
     for group in groups:
         for name, value in vars(group).items():
@@ -498,8 +497,6 @@ def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
 
 
 def _is_one_file(one: str | Path, other: str) -> bool:
-    from pgra.artifacts import at_home
-
     try:
         return Path(one).samefile(at_home(other))
     except (OSError, ValueError):  # one is not there, or no name of a file
@@ -545,7 +542,8 @@ def _add_flags(
                 add(f"--no_{f.name}", off if is_on else "", dest=f.name, action="store_false")
             else:
                 word = "N" if int in parts else "X" if float in parts else "TEXT"
-                how = {"nargs": "+"} if _has_list(parts) else {}
+                is_list = any(typing.get_origin(part) is list for part in parts)
+                how = {"nargs": "+"} if is_list else {}
                 add(f"--{f.name}", with_default(text, value), metavar=word, **how)
 
 
@@ -558,9 +556,7 @@ def _default(f: Any) -> Any:
 def _group(cls: type, name: str) -> str:
     """Return the group of the class that first declared an argument."""
     first = [base for base in cls.__mro__ if name in vars(base).get("__annotations__", {})][-1]
-    if issubclass(first, Arguments):
-        return str(vars(first).get("GROUP", Arguments.GROUP))
-    return str(getattr(cls, "GROUP", Arguments.GROUP))
+    return str(vars(first).get("GROUP", Arguments.GROUP))
 
 
 def _add_file_flags(parser: HelpParser, *, has_profile: bool) -> None:
@@ -584,10 +580,6 @@ def _field_kinds(classes: Iterable[type]) -> dict[str, Any]:
     }
 
 
-def _has_list(parts: Iterable[Any]) -> bool:
-    return any(typing.get_origin(part) is list for part in parts)
-
-
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message without its list of two hundred names."""
     return unknown_name(kind, name, known).split(" Known:")[0] + " See --help."
@@ -603,7 +595,7 @@ def check_defaults(
     """
     path = layer.origin
     if set(layer.values) - {*fields, *others}:
-        others = _all_fields().union(others)
+        others = {*others, *import_named(_EVERY)()}
     for name in layer.values:
         if name not in fields and name not in others:
             raise ConfigError(f"{path}: {_unknown('key', str(name), {*fields, *others})}")
@@ -614,11 +606,6 @@ def check_defaults(
                 raise ConfigError(f"{path}: {name} is empty: give at least one")
             values[name] = typed_value(f"{path}: {name}", value, fields[name])
     return values
-
-
-def _all_fields() -> frozenset[str]:
-    found: frozenset[str] = import_named(_EVERY)()
-    return found
 
 
 # Returns the names of all arguments of a YAML; imported only for an unknown key.

@@ -10,7 +10,7 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import Defaults, HelpParser, parse_arguments, same_spelling
+from pgra.config import HelpParser, parse_arguments, same_spelling
 from pgra.errors import ConfigError
 from pgra.experiments import SeriesArguments
 from pgra.methods.arguments import PgraArguments, RunArguments
@@ -50,42 +50,23 @@ def parse_run(
     argv: Sequence[str] | None,
     more: Sequence[type] = (),
     *,
-    prog: str,
-    description: str,
-    epilog: str,
-    under: Sequence[Defaults] = (),
-    over: Sequence[Defaults] = (),
     others: Collection[str] = (),
+    **how: Any,
 ) -> tuple[RunArguments, list[Any]]:
     """Read the arguments of a run and of its method, and one instance of each of `more`.
 
     `others` is for words of several runs, such as a grid's: all arguments that they may have. What
     this run does not have is then ignored, and what its method decides otherwise gives way.
-    The rest is as in `parse_arguments`.
+    `how` is as in `parse_arguments`.
     """
     from pgra.methods.arguments import SECTIONS as OWN
     from pgra.methods.base import find_sections, refuse_contradictions
 
     words = same_spelling(sys.argv[1:] if argv is None else argv)
-    ours = {
-        field.name
-        for sections in OWN.values()
-        for cls in sections.values()
-        for field in fields(cls)
-    }
+    classes = {cls for sections in OWN.values() for cls in sections.values()}
+    every = {field.name for cls in classes for field in fields(cls)} | set(others)
     is_shared = bool(others)
-    sections, rest = _parse(
-        words,
-        find_sections,
-        more,
-        others=ours.union(others),
-        is_shared=is_shared,
-        under=under,
-        over=over,
-        prog=prog,
-        description=description,
-        epilog=epilog,
-    )
+    sections, rest = _parse(words, find_sections, more, others=every, is_shared=is_shared, **how)
     if not is_shared:
         refuse_contradictions(given_names(words), sections)
     return RunArguments(sections), rest
