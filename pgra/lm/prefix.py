@@ -82,11 +82,6 @@ class SharedPrefix:
             output = lm.model(input_ids=ids, position_ids=positions, **how)
         return lm.states_at(output.last_hidden_state, ends)
 
-    @property
-    def copy_cost(self) -> str:
-        size = sum(keys.nbytes + values.nbytes for keys, values in self._prefix) / 1e6
-        return f"a copy of the prefix's {size:.3g} MB for every text"
-
     def find_fault(self, way: str, prompts: Sequence[list[int]]) -> str | None:
         """Return why a way cannot be used; None if it gives the states of a few whole prompts."""
         if way == "cascade" and not kernels.are_allowed():
@@ -402,8 +397,8 @@ class PromptedEncoder:
             if fault is None:
                 logger.info("the %d tokens of the prefix run once: %s", len(self.shared_ids), way)
                 if faults:
-                    cost = self._shared.copy_cost
-                    logger.warning("'%s' costs %s: %s", way, cost, "; ".join(faults))
+                    why = "; ".join(faults)
+                    logger.warning("'%s' costs a copy of the prefix's keys a text: %s", way, why)
                 return way
             faults.append(f"'{way}' does not work here ({fault})")
         if self.sharing == "auto":
