@@ -158,7 +158,6 @@ for each in words:
 def test_listings_and_the_help_of_every_command_are_light():
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "All other arguments of transformers.TrainingArguments are taken" in done.stdout
     start = os.times()
     subprocess.run([sys.executable, "-m", "pgra", "--help"], stdout=subprocess.PIPE, check=True)
     assert sum(os.times()[2:4]) - sum(start[2:4]) < 0.5  # of CPU, in the child
