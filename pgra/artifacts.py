@@ -165,21 +165,16 @@ def check_replaceable(path: Path, flag: str = "") -> None:
 
 
 @contextlib.contextmanager
-def write_aside(path: Path, *, sync: bool = False) -> Iterator[Path]:
+def write_aside(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success rename it there, else remove it.
 
-    With `sync` the file outlasts a power cut. An ArtifactError if `path` is no plain file.
+    An ArtifactError if `path` is no plain file.
     """
     check_replaceable(path)
     aside = name_aside(path)
     try:
         yield aside
-        if sync:
-            with aside.open("rb+") as file:
-                os.fsync(file.fileno())
         aside.replace(path)
-        if sync:
-            sync_folder(path.parent)
     except OSError as error:
         if error.filename in (None, str(aside)):  # a failed write does not name its file
             error.filename = str(path)
@@ -207,7 +202,6 @@ def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
         if folder.exists():
             shutil.rmtree(folder)
         aside.rename(folder)
-        sync_folder(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -219,28 +213,19 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder outlast a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_text(path: Path, text: str, *, sync: bool = False) -> None:
-    with write_aside(path, sync=sync) as aside:
+def write_text(path: Path, text: str) -> None:
+    with write_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Json, *, sync: bool = False) -> None:
+def write_json(path: Path, value: Json) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(path, f"{text}\n", sync=sync)
+    write_text(path, f"{text}\n")
 
 
-def write_lines(path: Path, values: Sequence[Json], *, sync: bool = False) -> None:
+def write_lines(path: Path, values: Sequence[Json]) -> None:
     """Write one JSON value a line."""
-    with write_aside(path, sync=sync) as aside, aside.open("w", encoding="utf-8") as file:
+    with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
         file.writelines(
             json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values
         )

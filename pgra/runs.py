@@ -179,7 +179,7 @@ class Prepared:
             if fitted is not None:
                 record = dict(fitted)
                 if self.context.is_main:
-                    write_json(folder / TRAINING_FILE, record, sync=True)
+                    write_json(folder / TRAINING_FILE, record)
             self.context.barrier()
         if record is not None and "seconds" in record:
             method.seconds["training"] = float(str(record["seconds"]))

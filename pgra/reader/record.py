@@ -87,7 +87,7 @@ def write_record(folder: Path, record: ReaderRecord) -> None:
     values = {**asdict(record), "labels": list(record.labels), "files": files}
     versions = {"pgra": __version__, **package_versions()}
     content = {"format": FORMAT, **values, "versions": versions}
-    write_json(folder / RECORD_FILE, content, sync=True)
+    write_json(folder / RECORD_FILE, content)
 
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")

@@ -120,7 +120,7 @@ def write_results(
             examples, predictions, evidence or nothing, more or nothing, strict=True
         )
     ]
-    write_lines(folder / PREDICTIONS_FILE, lines, sync=True)
+    write_lines(folder / PREDICTIONS_FILE, lines)
     metric, predicted = str(about["metric"]), [p.label for p in predictions]
     if values is None:
         names = [*labels, *({UNDECIDED} & set(predicted))]
@@ -145,7 +145,7 @@ def write_results(
 def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str]) -> None:
     """Write `metrics.json`, always last, with the checksums of these files, if they exist."""
     files = record_files(folder, [name for name in names if (folder / name).is_file()])
-    write_json(folder / METRICS_FILE, {**metrics, "files": files}, sync=True)
+    write_json(folder / METRICS_FILE, {**metrics, "files": files})
 
 
 def git_commit() -> str | None:
