@@ -23,8 +23,6 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import msgspec
 import yaml
 
-from pgra.artifacts import at_home, check_replaceable
-from pgra.core import check_device
 from pgra.errors import ConfigError, cut, near_files, reading, show, unknown_name
 
 logger = logging.getLogger(__name__)
@@ -454,6 +452,8 @@ def parse_arguments(
     values |= _typed(vars(given), kinds)
     parsed: list[Any] = [_make(cls, values) for cls in classes]
     _check_written(parsed, files)
+    from pgra.core import check_device
+
     for group in parsed:
         if (device := vars(group).get("device")) is not None:  # before anything is read
             check_device(device, is_used=False)
@@ -480,6 +480,8 @@ def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
 
 def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
     """Refuse to write to a folder, link or device, or to what another argument names."""
+    from pgra.artifacts import check_replaceable  # numpy: a help does without
+
     named = [("config", str(path)) for path in configs]
     for group in groups:
         for name, value in vars(group).items():
@@ -497,6 +499,8 @@ def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
 
 
 def _is_one_file(one: str | Path, other: str) -> bool:
+    from pgra.artifacts import at_home
+
     try:
         return Path(one).samefile(at_home(other))
     except (OSError, ValueError):  # one is not there, or no name of a file
