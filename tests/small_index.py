@@ -46,8 +46,8 @@ class World:
             output_dir=folder,
         )
 
-    def prepare(self, name: str = "dense", *files: Path, **changes):
-        return find_retriever(name).prepare(self.request(name, *files, **changes))
+    def build(self, name: str = "dense", *files: Path, **changes):
+        return find_retriever(name).open(self.request(name, *files, **changes)).built
 
     def open(self, name: str = "dense", *files: Path, options=None, rules=None, **changes):
         corpus, args = self.corpus(*files, **(rules or {})), self.args(name, **changes)

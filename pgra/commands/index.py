@@ -134,9 +134,9 @@ def build(argv: Sequence[str] | None = None) -> int:
         **about(build),
     )
     context = join_context(runtime.device, Path(runtime.artifacts_dir))
-    retriever = find_retriever(args.retriever)  # before a corpus is fetched
+    cls = find_retriever(args.retriever)  # before a corpus is fetched
     if own.engine == "ray":
-        _check_ray(retriever, context)
+        _check_ray(cls, context)
     quiet_libraries()
     corpus = open_corpus(corpus_args, context.artifacts)
     request = IndexRequest(
@@ -147,9 +147,11 @@ def build(argv: Sequence[str] | None = None) -> int:
         engine=own.engine,
         num_workers=own.num_workers,
     )
-    built_indexes = retriever.prepare(request)
+    indexes = cls.open(request).built
+    if not indexes:
+        raise ConfigError(f"retriever '{args.retriever}' has no index: there is nothing to build")
     if context.is_main:
-        for built in built_indexes:
+        for built in indexes:
             say(describe_index(built))
         spoiled = corpus.counts["not_utf8"]
         kept = "dropped" if corpus_args.drops_duplicates else "kept"
@@ -161,7 +163,7 @@ def build(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check_ray(retriever: type[Retriever], context: Context) -> None:
+def _check_ray(cls: type[Retriever], context: Context) -> None:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("engine 'ray' needs Ray, which is not installed: pip install 'pgra[ray]'")
     if context.worker.world > 1:
@@ -169,8 +171,8 @@ def _check_ray(retriever: type[Retriever], context: Context) -> None:
             f"engine 'ray' shares the work itself, and a launcher started {context.worker.world} "
             "processes: start one, with pgra index build"
         )
-    if not retriever.encodes:
-        raise ConfigError(f"{retriever.__name__} encodes nothing: leave --engine ray out")
+    if not cls.encodes:
+        raise ConfigError(f"{cls.__name__} encodes nothing: leave --engine ray out")
 
 
 def search(argv: Sequence[str] | None = None) -> int:

@@ -187,13 +187,13 @@ class Source:
     def _batches(self, column: str, flag: str) -> Iterator[list[object]]:
         """Yield a column of a hub's data set or of a parquet file, some rows at a time."""
         if self.table is not None:
-            self._check_column(column, self.table.data.schema, flag)
+            self._check_column(column, self.table.column_names, flag)
             for batch in self.table.select_columns([column]).with_format("arrow").iter(_READ_ROWS):
                 yield batch.column(column).to_pylist()
                 self.reading.done += len(batch)
             return
         with pq.ParquetFile(self.path) as file:
-            self._check_column(column, file.schema_arrow, flag)
+            self._check_column(column, file.schema_arrow.names, flag)
             left = total = file.metadata.num_rows
             for batch in file.iter_batches(_READ_ROWS, columns=[column]):
                 yield batch.column(column).to_pylist()
@@ -202,19 +202,11 @@ class Source:
             if left:
                 raise DataError(f"{self.where} is damaged: {left} of its {total} rows are missing")
 
-    def _check_column(self, column: str, schema: Any, flag: str) -> None:
-        if column not in schema.names:
-            raise _no_field(self.where, column, schema.names, flag)
-        if schema.names.count(column) > 1:
+    def _check_column(self, column: str, names: Sequence[str], flag: str) -> None:
+        if column not in names:
+            raise _no_field(self.where, column, names, flag)
+        if names.count(column) > 1:
             raise DataError(f"{self.where}: two columns are named '{column}': rename one")
-        kind = schema.field(column).type
-        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        is_text = pa.types.is_string(plain) or pa.types.is_large_string(plain)
-        is_name = flag == "--corpus_id" and pa.types.is_integer(plain)
-        if not is_text and not is_name and not pa.types.is_string_view(plain):
-            raise DataError(
-                f"{self.where}: '{column}' is {kind}, not text: name another with {flag}"
-            )
 
 
 def _no_field(where: str, column: str, found: Iterable[str], flag: str) -> DataError:

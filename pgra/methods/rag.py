@@ -45,7 +45,7 @@ from pgra.reader.inputs import (
 )
 from pgra.reader.predict import T5Classifier
 from pgra.report.results import EvidenceLine
-from pgra.retrieval import IndexRequest, find_retriever
+from pgra.retrieval import open_retriever
 from pgra.retrieval.shards import find_shards, read_rows
 
 QUERY_ENCODER_FILE = "query_encoder.safetensors"
@@ -378,9 +378,5 @@ class Rag(Pgra):
     @cached_property
     def _index(self) -> Path:
         """Find the first stage's index, which is built by now."""
-        request = IndexRequest(
-            args=self.pgra.retriever,
-            corpus=self.stages.corpus,
-            context=replace(self.context, progress=False),
-        )
-        return find_retriever(self.pgra.retriever.retriever).prepare(request)[0].folder
+        quiet = replace(self.context, progress=False)
+        return open_retriever(self.pgra.retriever, self.stages.corpus, quiet).built[0].folder

@@ -141,12 +141,14 @@ class Retriever(ABC):
         encodes: Whether an encoder reads the corpus (`--engine ray` can).
         fingerprint: All that determines the candidates of a text.
         inputs: Files that it reads; if one changes, no candidates are kept.
+        built: Its indexes on disk, if it has any.
     """
 
     Arguments: ClassVar[type[_Arguments] | None] = None
     encodes: ClassVar[bool] = False
     fingerprint: Mapping[str, Json]
     inputs: Sequence[Inputs] = ()
+    built: Sequence[BuiltIndex] = ()
 
     @classmethod
     @abstractmethod
@@ -160,13 +162,6 @@ class Retriever(ABC):
         Raises:
             ConfigError: If k exceeds the corpus.
         """
-
-    @classmethod
-    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find or build its indexes without loading them; ConfigError if it has none."""
-        raise ConfigError(
-            f"retriever '{request.args.retriever}' has no index: there is nothing to build"
-        )
 
 
 def find_retriever(name: str) -> type[Retriever]:

@@ -60,12 +60,6 @@ class BM25Retriever(Retriever):
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
-        (built,) = cls.prepare(request)
-        index = _quiet_bm25s().BM25.load(built.folder, mmap=True, load_vocab=True)
-        return cls(index, built.manifest.fingerprint)
-
-    @classmethod
-    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
         """Find or build the index; ArtifactError if one there is foreign or a given one missing."""
         fields, folder = _locate(request)
         if not is_finished(folder):
@@ -77,7 +71,10 @@ class BM25Retriever(Retriever):
             build=lambda aside: _build(request, aside),
             context=request.context,
         )
-        return [BuiltIndex(folder, built.manifest, len(request.corpus) if built.reused else 0)]
+        index = _quiet_bm25s().BM25.load(folder, mmap=True, load_vocab=True)
+        opened, num_reused = cls(index, fields), len(request.corpus) if built.reused else 0
+        opened.built = [BuiltIndex(folder, built.manifest, num_reused)]
+        return opened
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's best k passages, (B, k); scores are BM25's, above 0."""

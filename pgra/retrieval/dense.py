@@ -104,7 +104,7 @@ class Index(Retriever):
             **encoder.query_fields,
             **({"rescore_factor": factor} if factor else {}),
         }
-        self.inputs, self.is_temporary = [encoder.inputs], False
+        self.inputs, self.built, self.is_temporary = [encoder.inputs], [built], False
         self._index = _open_index(built, factor, request.context.device)
         self._root = request.context.artifacts
         self._keeper: object = None
@@ -112,12 +112,6 @@ class Index(Retriever):
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
         return cls(request)
-
-    @classmethod
-    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find or build the index; see `find_or_build`."""
-        encoder = Encoder.load(request.args, device=request.context.device)
-        return [find_or_build(request, encoder)]
 
     @classmethod
     def build(
@@ -173,7 +167,7 @@ class Index(Retriever):
             return cls.load(root, encoder=own)
         index = cls(request, own)
         index.is_temporary, index._keeper = keeper is not None, keeper
-        if cut := load_manifest(index.folder).counts["cut"]:
+        if cut := index.built[0].manifest.counts["cut"]:
             logger.warning(
                 "%d of %d passages are longer than the %s tokens that the encoder reads: their "
                 "ends are not searched",

@@ -7,7 +7,6 @@ import numpy as np
 
 from pgra.core import MISSING_ROW, Candidates, Json
 from pgra.retrieval.base import (
-    BuiltIndex,
     IndexRequest,
     Retriever,
     check_num_candidates,
@@ -31,12 +30,8 @@ class HybridRetriever(Retriever):
         settings: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
         self.fingerprint = {"dense": dense.fingerprint, "bm25": bm25.fingerprint, **settings}
         self._parts = (dense, bm25)
-        self.inputs = dense.inputs
+        self.inputs, self.built = dense.inputs, [*dense.built, *bm25.built]
         self._num_passages = num_passages
-
-    @classmethod
-    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        return [*Index.prepare(request), *BM25Retriever.prepare(request)]
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:

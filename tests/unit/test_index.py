@@ -25,9 +25,9 @@ TEXTS = [" ".join(words) for words in itertools.permutations(WORDS, 3)]  # 720
 class Builder(World):
     """Builds indexes of some texts under one folder, where they may lend vectors to each other."""
 
-    def build(self, name="index", **changes):
+    def make(self, name="index", **changes):
         folder = self.context.artifacts / "indexes" / name
-        (built,) = self.prepare("dense", **{"folder": folder, "shard_rows": 10, **changes})
+        (built,) = self.build("dense", **{"folder": folder, "shard_rows": 10, **changes})
         return built
 
 
@@ -49,7 +49,7 @@ def contents(folder):
 
 @pytest.mark.parametrize("shard_rows", [7, 64])
 def test_a_built_index_holds_all_vectors_however_the_shards_are_cut(shard_rows, small):
-    built = small.build(shard_rows=shard_rows)
+    built = small.make(shard_rows=shard_rows)
     shards = find_shards(built.folder)
     vectors = read_rows(shards, np.arange(40))
     assert vectors.dtype == np.float16
@@ -67,11 +67,11 @@ def test_a_built_index_holds_all_vectors_however_the_shards_are_cut(shard_rows, 
 
 @pytest.mark.parametrize("damage", ["both", "byte", "foreign", "other sizes"])
 def test_a_build_gone_on_with_is_the_unbroken_one(damage, small, caplog):
-    folder = small.build().folder
+    folder = small.make().folder
     whole = contents(folder)
     if damage == "other sizes":
         shutil.rmtree(folder)
-        small.build(shard_rows=7)
+        small.make(shard_rows=7)
     shard = folder / "vectors-00002.npy"
     (folder / "manifest.json").unlink()
     (folder / "index.faiss").unlink()
@@ -86,7 +86,7 @@ def test_a_build_gone_on_with_is_the_unbroken_one(damage, small, caplog):
     if damage == "both":
         shard.unlink()
     with caplog.at_level("INFO"):
-        again = small.build()
+        again = small.make()
     assert again.num_reused == (0 if damage == "other sizes" else 30)
     assert ("3 of 4 shards already there" in caplog.text) == (damage != "other sizes")
     assert contents(folder) == whole
@@ -95,16 +95,16 @@ def test_a_build_gone_on_with_is_the_unbroken_one(damage, small, caplog):
 
 @pytest.mark.parametrize("name", ["vectors-00002.npy", "index.faiss", "manifest.json", None])
 def test_of_a_damaged_index_the_damaged_shard_alone_is_made_again(name, small, caplog):
-    folder = small.build().folder
+    folder = small.make().folder
     whole = contents(folder)
     if name is not None:
         (folder / name).write_bytes((folder / name).read_bytes()[:-3])
-    again = small.build()
+    again = small.make()
     assert again.num_reused == (30 if name == "vectors-00002.npy" else 40)
     assert ("damaged, and made again" in caplog.text) == (name is not None)
     files, manifest = contents(folder)
     assert ({n: d for n, d in files.items() if "damaged" not in n}, manifest) == whole
-    assert small.build().num_reused == 40
+    assert small.make().num_reused == 40
 
 
 @pytest.mark.parametrize("is_changed", [True, False])
@@ -126,22 +126,22 @@ def test_no_vector_is_kept_of_an_encoder_whose_files_changed(
     if is_changed:
         expected = pytest.raises(ArtifactError, match="model.safetensors changed while it was in")
     with expected:
-        small.build("changing")
+        small.make("changing")
     assert len(list(small.root.glob("**/changing/vectors-*.json"))) <= 2 + 2 * (not is_changed)
 
 
 def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(small, caplog):
-    flat = small.build("flat").folder
+    flat = small.make("flat").folder
     flip_byte(flat / "vectors-00002.npy")
     lender = contents(flat)
     with caplog.at_level("INFO"):
-        taken = small.build("sq", index_factory="SQfp16")
+        taken = small.make("sq", index_factory="SQfp16")
     assert f"3 of 4 shards are those of {flat}" in caplog.text
     assert taken.num_reused == 30  # all but the damaged one
-    assert small.build("other", pooling="max").num_reused == 0
+    assert small.make("other", pooling="max").num_reused == 0
     (taken.folder / "manifest.json").unlink()
     (taken.folder / "vectors-00001.json").unlink()
-    assert small.build("sq", index_factory="SQfp16").num_reused == 40
+    assert small.make("sq", index_factory="SQfp16").num_reused == 40
     assert contents(flat) == lender  # a shard made again leaves its lender as it was
 
 
@@ -158,7 +158,7 @@ def test_vectors_too_large_for_float16_are_refused(small):
 
 @pytest.mark.slow
 def test_verify_names_all_that_is_damaged_of_whatever_lies_in_a_folder(small, capsys):
-    folder = small.build().folder
+    folder = small.make().folder
     corpus = small.corpus().folder / "corpus.arrow"
     assert verify([str(small.root)]) == 0
     assert "all as written" in capsys.readouterr().out
@@ -184,8 +184,8 @@ def test_a_disk_that_fills_up_leaves_done_shards_and_the_same_command_goes_on(sm
     small.corpus()  # is read by now
     quiet_libraries()  # bars are written to a file of pytest's
     with largest_file(1000), pytest.raises(OSError, match=r"\[Errno"):
-        small.build()  # a shard is 448 bytes, the FAISS file 2.6 kB
+        small.make()  # a shard is 448 bytes, the FAISS file 2.6 kB
     assert not list(small.root.glob("**/index.faiss"))
-    built = small.build()
+    built = small.make()
     assert built.num_reused == 40
     assert verify([str(built.folder)]) == 0

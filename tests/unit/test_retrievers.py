@@ -84,7 +84,7 @@ def test_every_retriever_keeps_the_contract(name, world):
 @pytest.mark.parametrize("name", ["bm25", "dense", "hybrid"])
 def test_an_index_is_built_once(name, world):
     for num_reused in (0, 12):
-        built = world.prepare(name)
+        built = world.build(name)
         assert {index.num_reused for index in built} == {num_reused}
         assert sorted(index.folder for index in built) == world.indexes()
 
