@@ -26,8 +26,7 @@ from pgra.lm.load import (
     load_pretrained,
     load_tokenizer,
 )
-from pgra.methods.stages import prompt_template
-from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.fewshot import FewShotPrompt, prompt_template
 from pgra.reader.fid import FusionReader
 
 RANDOM = "random:"

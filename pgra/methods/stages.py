@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -19,14 +18,12 @@ import numpy as np
 from pgra.artifacts import digest
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
-from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.methods.arguments import PgraArguments
 from pgra.methods.base import SPLITS, TaskData, Timed
-from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import FewShotPrompt, PromptFormat, prompt_template
 from pgra.report.results import EvidenceLine
 from pgra.rerank import (
     BaseReranker,
@@ -300,12 +297,6 @@ def _retrieve(retriever: Retriever, examples: Sequence[Example], k: int) -> Cand
 def reads_prompt(args: PgraArguments) -> bool:
     """Whether an LM reads a few-shot prompt, whose exemplars are left out of training."""
     return args.rerank.num_evidence > 0 and find_reranker(args.rerank.reranker).reads_prompt
-
-
-def prompt_template(task: Task | str | Path) -> PromptTemplate:
-    """Return a task's template as the LM sees it."""
-    task = task if isinstance(task, Task) else Task.load(str(task))
-    return PromptTemplate(task.prompt, task.answer, task.inputs)
 
 
 def _write_prompt(

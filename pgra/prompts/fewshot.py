@@ -8,6 +8,7 @@ exemplars, no instruction before them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pgra.core import Example, Json
 from pgra.data.tasks import Task
@@ -90,14 +91,19 @@ def line_format(
     return PromptFormat(template, words or {})
 
 
+def prompt_template(task: Task | str | Path) -> PromptTemplate:
+    """Return a task's template as the LM sees it."""
+    task = task if isinstance(task, Task) else Task.load(str(task))
+    return PromptTemplate(task.prompt, task.answer, task.inputs)
+
+
 def task_format(task: Task, name: str) -> PromptFormat:
     """Return the format of a classification task, by its name in `FORMATS`.
 
     "kate" shows all inputs as one sentence, and labels answer by their own names, capitalised.
     """
     if name == "task":
-        template = PromptTemplate(task.prompt, task.answer, task.inputs)
-        return PromptFormat(template, task.prompt_words)
+        return PromptFormat(prompt_template(task), task.prompt_words)
     slots = " ".join(f"{{{field}}}" for field in task.inputs)
     words = {label: label.replace("_", " ").capitalize() for label in task.labels}
     return line_format(f"Sentence: {slots} Label:", task.inputs, words)

@@ -205,6 +205,7 @@ class BaseReranker(ABC):
 
     Arguments: ClassVar[type[_Arguments] | None] = None
     reads_prompt: ClassVar[bool] = True
+    corpus: "Corpus"
 
     def __init__(self, request: RerankRequest) -> None:  # noqa: B027 (some keep nothing)
         """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
@@ -213,6 +214,14 @@ class BaseReranker(ABC):
     def open(cls, request: RerankRequest) -> "BaseReranker":
         """Open the reranker, or another class that serves the request."""
         return cls(request)
+
+    def over(self, request: RerankRequest) -> "BaseReranker":
+        """Return a ready reranker, as `pgra.train(reranker=...)` takes it, for a run's corpus.
+
+        By default the same one, its `corpus` that of the run.
+        """
+        self.corpus = request.corpus
+        return self
 
     @property
     @abstractmethod
@@ -292,7 +301,7 @@ class ScoringReranker(BaseReranker):
         """
 
     @abstractmethod
-    def score(self, examples: Sequence[Example], rows: Rows) -> Scores:
+    def score_rows(self, examples: Sequence[Example], rows: Rows) -> Scores:
         """Return candidates' scores (B, K), -inf where a row is missing.
 
         Raises:
@@ -308,7 +317,7 @@ class ScoringReranker(BaseReranker):
 
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
         """Order each query's candidates by their scores; `prepare` must have seen them."""
-        scores = self.score(examples, candidates.rows)
+        scores = self.score_rows(examples, candidates.rows)
         scores = add_topic(scores, candidates, self.topic_weight)
         return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
 

@@ -16,7 +16,7 @@ from pgra.core import Candidates, Example, Json, Rows
 from pgra.errors import ConfigError
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import BaseReranker
-from pgra.rerank.prompted import PromptedReranker
+from pgra.rerank.reranker import Reranker
 from pgra.retrieval.faiss import Vectors, nearest
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ExhaustiveSearch:
 
     def __init__(self, reranker: BaseReranker) -> None:
         """Open the search; a reranker without states is a ConfigError."""
-        if not isinstance(reranker, PromptedReranker):
+        if not isinstance(reranker, Reranker):
             raise ConfigError(
                 "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
             )

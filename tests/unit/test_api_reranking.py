@@ -15,10 +15,9 @@ from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.stages import prompt_template
-from pgra.prompts.fewshot import PromptFormat
+from pgra.prompts.fewshot import PromptFormat, prompt_template
 from pgra.rerank.base import Reference, RerankArguments, RerankRequest
-from pgra.rerank.prompted import PromptedReranker
+from pgra.rerank.reranker import Reranker
 from pgra.rerank.similarity import SIMILARITIES
 
 SHOTS = [(one.text, one.label) for one in TRAIN[:4]]
@@ -47,10 +46,11 @@ def by_hand(folder, similarity="dot", *, queries=TWO, reference=(), documents=SE
         corpus=pgra.open_corpus(documents, root),
         reference=Reference(list(reference), task.prompt_words),
     )
-    reranker = PromptedReranker(request, PromptedEncoder(lm, prompt))
+    encoder = PromptedEncoder(lm, prompt)
+    reranker = Reranker(encoder, similarity=similarity).over(request)
     rows = np.tile(np.arange(len(documents)), (len(queries), 1))
     reranker.prepare(queries, rows)
-    return reranker.score(queries, rows)
+    return reranker.score_rows(queries, rows)
 
 
 @pytest.mark.parametrize("similarity", sorted(SIMILARITIES))
@@ -71,8 +71,8 @@ def test_ranking_is_the_scores_in_order_ties_by_place(make):
     assert [hit.index for hit in hits] == np.argsort(-scores, kind="stable").tolist()
     assert [hit.text for hit in hits] == [texts[hit.index] for hit in hits]
     assert [hit.score for hit in hits] == scores[[hit.index for hit in hits]].tolist()
-    assert reranker.rank(QUERIES[0], texts, top_k=2) == hits[:2]
-    assert reranker.rank(QUERIES[0], texts, top_k=99) == hits
+    assert reranker.rank(QUERIES[0], texts, k=2) == hits[:2]
+    assert reranker.rank(QUERIES[0], texts, k=99) == hits
     assert reranker.rank(QUERIES[0], []) == []
     assert reranker.rank(QUERIES, texts)[0] == hits
     assert [len(line) for line in reranker.rank(QUERIES, [])] == [0, 0]

@@ -10,9 +10,10 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
+from pgra.rerank.bank import query_key
 from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.exhaustive import ExhaustiveSearch
-from pgra.rerank.prompted import PromptedReranker, query_key
+from pgra.rerank.reranker import Reranker
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ def make_search(lm_dirs, tmp_path, texts, *, similarity="dot"):
     args = RerankArguments(similarity=similarity, bank_shard_rows=64)
     context = Context(artifacts=tmp_path)
     request = RerankRequest(args=args, prompt=prompt, corpus=corpus, context=context)
-    return ExhaustiveSearch(PromptedReranker(request, encoder))
+    return ExhaustiveSearch(Reranker(encoder, similarity=similarity).over(request))
 
 
 def put(bank, keys, states, shard_rows=64):

@@ -17,7 +17,7 @@ from pgra.rerank import Reference
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.head import affine, fit_head
-from pgra.rerank.prompted import PromptedReranker
+from pgra.rerank.reranker import Reranker
 
 FITTED = ["head", "label_words", "whitened", "whitened_cosine"]
 CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])
@@ -43,7 +43,8 @@ def start(lm_dirs, corpus, tmp_path):
             context=Context(artifacts=tmp_path / where),
             reference=Reference(train, words, made),
         )
-        return PromptedReranker(request, PromptedEncoder(lm, prompt))
+        encoder = PromptedEncoder(lm, prompt)
+        return Reranker(encoder, similarity=similarity).over(request)
 
     return start
 

@@ -13,7 +13,7 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.base import RerankArguments, RerankRequest
-from pgra.rerank.prompted import PromptedReranker
+from pgra.rerank.reranker import Reranker
 
 CANDIDATES = [[3, 0, 3, -1, 1], [2, 5, 0, 7, 10]]  # a passage twice, one missing
 
@@ -30,7 +30,7 @@ def open_one(lm_dirs, corpus, tmp_path):
         args = RerankArguments(bank_shard_rows=5, **how)
         context = Context(artifacts=tmp_path)
         request = RerankRequest(args=args, prompt=prompt, corpus=where, context=context)
-        return PromptedReranker(request, encoder)
+        return Reranker(encoder, similarity=args.similarity).over(request)
 
     return open_one
 

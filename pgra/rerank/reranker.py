@@ -1,0 +1,514 @@
+"""The prompted reranker: an LM reads query and documents under one prompt.
+
+Guo et al. 2023, section 2.2: states by eq. 2, similarity by eq. 3. The softmax of eq. 3 does not
+change the order, so scores are the plain products; others are in `pgra.rerank.similarity`. Each
+query has its own prefix in `pgra.rerank.neighbors`.
+"""
+
+import copy
+import logging
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+
+from pgra.artifacts import artifact_dir
+from pgra.config import Arguments as _Arguments
+from pgra.core import (
+    ALONE,
+    MISSING_ROW,
+    Candidates,
+    Context,
+    Example,
+    Hit,
+    Json,
+    Rows,
+    Scores,
+    as_list,
+    as_texts,
+    check_count,
+)
+from pgra.data.corpus import Corpus
+from pgra.data.examples import class_names, open_rows, read_split
+from pgra.data.read import Record, read_label
+from pgra.data.tasks import LABEL, Task
+from pgra.errors import ConfigError
+from pgra.exemplars.prompt import build_prompt
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import batch_budget
+from pgra.lm.prefix import PromptedEncoder
+from pgra.prompts.fewshot import PromptFormat, task_format
+from pgra.prompts.template import PromptTemplate
+from pgra.rerank.bank import Bank, MemoryBank, States, bank_name, query_key
+from pgra.rerank.base import (
+    BaseReranker,
+    Reference,
+    RerankArguments,
+    RerankRequest,
+    ScoringReranker,
+)
+from pgra.rerank.neighbors import NeighborReranker
+from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
+
+logger = logging.getLogger(__name__)
+
+Query = str | Mapping[str, str] | Example
+Document = str | Hit
+
+
+class Reranker(ScoringReranker):
+    """Orders texts by the similarity of their prompted states to a query's.
+
+    The prompt's prefix runs once, and no text is read twice: states are kept in memory, up to a
+    gigabyte; those of a run's corpus in a bank on disk.
+
+    Attributes:
+        encoder: The LM under the prompt; its `num_cut` counts texts cut to the LM's window.
+        prompt: Prefix and template.
+        similarity: The name of how states are compared.
+    """
+
+    corpus: Corpus
+    context: Context = ALONE
+    shard_rows = 0
+    _is_full = False
+    bank: Bank
+    query_bank: Bank
+    fitting: Fitting
+
+    def __init__(
+        self,
+        lm: Any,
+        tokenizer: Any = None,
+        *,
+        task: str | Path | Task | None = None,
+        template: str | None = None,
+        words: Mapping[str, str] | None = None,
+        answer: str | None = None,
+        examples: Iterable[Any] = (),
+        num_exemplars: int | None = None,
+        seed: int = 0,
+        similarity: str = RerankArguments.similarity,
+        lm_layer: str | float = "last",
+        device: str = "auto",
+        dtype: str = "auto",
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        """Write the prompt and find the LM; its weights are loaded on first use.
+
+        Args:
+            lm: Hub id, folder or bundled:NAME; a loaded model of transformers, with its tokenizer;
+                a `pgra.CausalLM`; or a `pgra.PromptedEncoder`, which has its prompt.
+            tokenizer: That of a loaded model.
+            task: A task's name, its YAML, or a `Task`: gives template, label words and inputs.
+            template: How a text is shown, such as "Review: {text}"; replaces the task's.
+            words: Answer words by label; replace the task's. Default: the labels.
+            answer: What follows a text, on a line of its own: "The answer is"; "" for nothing.
+            examples: Labelled examples for the prompt, in order: (text, label) pairs, mappings
+                with a "label", a `datasets.Dataset`, or `Example`s. None is zero-shot.
+            num_exemplars: Draw so many of them, the same number of each label; None: all.
+            seed: Of the draw.
+            similarity: As `--similarity`: dot (the paper's), cosine; those that are fitted
+                (whitened, whitened_cosine, label_words, head) need `fit` first.
+            lm_layer: Layer whose states are compared: "last", its number, or a share such as 0.6.
+            device: Where the LM runs.
+            dtype: Of its weights.
+            max_prompt_tokens: Longest prompt; None: the LM's window.
+
+        Raises:
+            PgraError: If a name is unknown, an example cannot be read, the prompt leaves no room
+                for a text, or the LM cannot be used.
+            ValueError: If neither task nor template is given.
+        """
+        self.similarity, self._class = similarity, find_similarity(similarity)
+        self._task: Task | None = None
+        self._rest: list[Example] = []
+        self._shown: Set[int] = set()
+        if isinstance(lm, PromptedEncoder):
+            self.encoder = lm
+        else:
+            if isinstance(examples, Iterator):
+                examples = list(examples)
+            made = _find_task(task, template, words, answer, examples)
+            self._task = made if isinstance(made, Task) else None
+            style = task_format(made, "task") if isinstance(made, Task) else PromptFormat(made, {})
+            pool = self._read_examples(examples)
+            if num_exemplars is None:
+                prompt = style.prompt(pool)
+            else:
+                prompt = build_prompt(
+                    style.template, pool, style.words, num_exemplars=num_exemplars, seed=seed
+                )
+            self._rest = [one for one in pool if one.id not in prompt.exemplar_ids]
+            self._shown = {query_key(one) for one in pool} - {query_key(one) for one in self._rest}
+            args = RerankArguments(
+                similarity=similarity,
+                lm_layer=str(lm_layer),
+                lm_dtype=dtype,
+                max_prompt_tokens=max_prompt_tokens,
+            )
+            opened = self._open_lm(lm, tokenizer, args, device)
+            self.encoder = PromptedEncoder(opened, prompt, max_prompt_tokens=max_prompt_tokens)
+        self.counter, self.prompt = self.encoder, self.encoder.prompt
+        self._words = dict(self._task.prompt_words) if self._task else {}
+        self._kept = MemoryBank(self.encoder.lm.width)
+        self._fitted: Fitting | None = None
+        if not self._class.is_fitted:
+            self._fitted = Fitting(similarity, self.encoder, Reference(), num_rows=0)
+
+    def _open_lm(self, lm: Any, tokenizer: Any, args: RerankArguments, device: str) -> CausalLM:
+        reads_words = self._class.reads_words
+        if not isinstance(lm, CausalLM):
+            return CausalLM(
+                lm,
+                tokenizer,
+                device=device,
+                with_head=reads_words,
+                layer=args.lm_layer,
+                dtype=args.lm_dtype,
+            )
+        if (tokenizer, args.lm_layer, device, args.lm_dtype) != (None, "last", "auto", "auto"):
+            raise ConfigError(
+                "the LM is open already: give tokenizer, lm_layer, device and dtype to CausalLM"
+            )
+        if reads_words and not lm.with_head:
+            raise ConfigError(
+                f"similarity '{self.similarity}' needs the LM's head: open it by "
+                "CausalLM(..., with_head=True)"
+            )
+        return lm
+
+    # Texts that are given, whose states are kept in memory.
+
+    @overload
+    def rank(
+        self, query: Query, documents: Iterable[Document], k: int | None = ...
+    ) -> list[Hit]: ...
+    @overload
+    def rank(
+        self, query: list[Query], documents: Iterable[Document], k: int | None = ...
+    ) -> list[list[Hit]]: ...
+    def rank(
+        self, query: Query | list[Query], documents: Iterable[Document], k: int | None = None
+    ) -> list[Hit] | list[list[Hit]]:
+        """Order documents by their similarity to a query, or to each of a list of queries.
+
+        Args:
+            query: A text; of a task with several inputs a mapping of them. Or a list of queries.
+            documents: Texts, or the hits of a search, which keep their places.
+            k: How many of the best; None: all.
+
+        Returns:
+            Hits, best first, ties by place. A list of them for each query of a list.
+
+        Raises:
+            PgraError: If the LM cannot be used.
+            ValueError: If a query or document is of a wrong type, or the similarity is not fitted.
+        """
+        if k is not None:
+            check_count("k", k)
+        given = as_list("documents", documents)
+        texts = [one.text if isinstance(one, Hit) else one for one in given]
+        places = [one.index if isinstance(one, Hit) else at for at, one in enumerate(given)]
+        queries = query if isinstance(query, list) else [query]
+        scores = self.score(queries, texts)
+        rows = np.broadcast_to(np.arange(len(texts)), scores.shape)
+        best = Candidates.best(rows, scores, min(k or len(texts), len(texts)))
+        found = [
+            [
+                Hit(places[row], float(score), texts[row])
+                for row, score in zip(line, values, strict=True)
+            ]
+            for line, values in zip(best.rows.tolist(), best.scores, strict=True)
+        ]
+        return found if isinstance(query, list) else found[0]
+
+    def score(self, query: Query | list[Query], documents: Iterable[str]) -> Scores:
+        """Return the scores of documents, in the order given, for a query as of `rank`.
+
+        Returns:
+            (n,) float32; (B, n) of a list of B queries. A score does not depend on the other texts.
+        """
+        if self._fitted is None:
+            raise ValueError(
+                f"similarity '{self.similarity}' is fitted to documents and training queries: "
+                "call fit(documents, examples) first, or use dot or cosine"
+            )
+        asked = [self._query(one) for one in (query if isinstance(query, list) else [query])]
+        shown = self._documents(documents)
+        self._read([*asked, *shown])
+        scores = score_candidates(
+            self._kept,
+            np.tile(_keys(shown), (len(asked), 1)),
+            query_bank=self._kept,
+            query_keys=_keys(asked),
+            similarity=self._fitted.similarity,
+        )
+        return scores if isinstance(query, list) else scores[0]
+
+    def fit(self, documents: Iterable[str], examples: Iterable[Any] | None = None) -> Self:
+        """Fit the similarity, in place: to documents such as will be ranked, and to queries.
+
+        A run fits it to its own corpus and training examples.
+
+        Args:
+            documents: Texts; of more than 2,000 a draw is read.
+            examples: Training queries as the class takes examples, or texts where no label is
+                needed; None: the examples given at first that the prompt does not show.
+
+        Raises:
+            ConfigError: If there are too few of either, or a label has no example.
+        """
+        if not self._class.is_fitted:
+            return self
+        shown = self._documents(documents)
+        queries = self._rest
+        if examples is not None:
+            given = as_list("examples", examples)
+            are_texts = all(isinstance(one, str) for one in given)
+            read = map(self._query, given) if are_texts else self._read_examples(examples)
+            queries = [one for one in read if query_key(one) not in self._shown]
+        fitting = Fitting(
+            self.similarity, self.encoder, Reference(queries, self._words), num_rows=len(shown)
+        )
+        drawn = [shown[row] for row in fitting.rows().tolist()]
+        queries = fitting.queries()
+        self._read([*queries, *drawn])
+        fitting.fit_states(self._kept.states(_keys(drawn)), self._kept.states(_keys(queries)))
+        self._fitted = fitting
+        return self
+
+    def __repr__(self) -> str:
+        name, shown = self.encoder.lm.source.name, len(self.prompt.exemplar_ids)
+        return f"Reranker({name!r}, {shown} exemplars, similarity={self.similarity!r})"
+
+    def _documents(self, texts: Iterable[str]) -> list[Example]:
+        fields = self.prompt.template.passage_fields
+        return [Example("", fields(text)) for text in as_texts("documents", texts)]
+
+    def _query(self, query: Any) -> Example:
+        inputs = self.prompt.template.inputs
+        fields = query.fields if isinstance(query, Example) else query
+        if isinstance(query, str) and len(inputs) == 1:
+            fields = {inputs[0]: query}
+        is_right = isinstance(fields, Mapping) and {*fields} == {*inputs}
+        if not is_right or not all(isinstance(value, str) for value in fields.values()):
+            wanted = "a text" if len(inputs) == 1 else f"a mapping of {', '.join(inputs)}"
+            raise ValueError(f"a query is {query!r:.80}: give {wanted}")
+        return Example("", {name: fields[name] for name in inputs})
+
+    def _read_examples(self, given: Iterable[Any]) -> list[Example]:
+        if not hasattr(given, "features"):
+            given = as_list("examples", given)
+            if not given:
+                return []
+        if self._task is None:
+            raise ConfigError("there are no labels: give task= or words= to the Reranker")
+        return read_split(self._task, open_rows(self._task, given, "examples"), "examples")
+
+    def _read(self, examples: Sequence[Example]) -> None:
+        """Let the LM read texts whose states are not in memory yet."""
+        cut, by_key = self.encoder.num_cut, {query_key(one): one for one in examples}
+
+        def fields(keys: Rows) -> list[Mapping[str, str]]:
+            return [by_key[key].fields for key in keys.tolist()]
+
+        new = self._fill(self._kept, np.array(list(by_key), np.int64), fields, "texts")
+        if cut := self.encoder.num_cut - cut:
+            logger.warning(
+                "%d of %d texts are too long for the %d tokens of a prompt: their ends are not "
+                "read",
+                cut,
+                new,
+                self.encoder.limit,
+            )
+
+    # A run's second stage, with banks in its artifacts folder.
+
+    @classmethod
+    def open(cls, request: RerankRequest) -> BaseReranker:
+        """Open an LM under the task's prompt, or each query's own.
+
+        Raises:
+            ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
+                or exemplars for each query are missing.
+            ArtifactError: If a bank is damaged.
+            ModelError: If the LM cannot be used.
+        """
+        args = request.args
+        if args.per_query:
+            return NeighborReranker(request)
+        with_head = find_similarity(args.similarity).reads_words
+        encoder = PromptedEncoder.open(
+            args, request.prompt, request.context.device, with_head=with_head
+        )
+        return cls(encoder, similarity=args.similarity).over(request)
+
+    def over(self, request: RerankRequest) -> Self:
+        """Return the same LM, prompt and similarity for the corpus of a run.
+
+        Raises:
+            ArtifactError: If a bank is damaged.
+            ConfigError: If the similarity cannot be fitted, or the prompt shows other inputs than
+                the task has.
+        """
+        shown, wanted = self.prompt.template.inputs, request.prompt.template.inputs
+        if shown != wanted:
+            raise ConfigError(
+                f"the reranker's template shows {', '.join(shown)}, and the task has the inputs "
+                f"{', '.join(wanted)}: give Reranker(..., task=...) the run's task"
+            )
+        other, args, name = copy.copy(self), request.args, bank_name(self.encoder.lm.source.name)
+        other.topic_weight = args.topic_weight
+        other.corpus, other.context = request.corpus, request.context
+        other._is_full = args.bank == "full"
+        other.shard_rows = batch_budget(args.bank_shard_rows, self.encoder.lm.device)
+        made_of = {**self.encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
+        fields = {**made_of, **request.corpus.fingerprint}
+        home, inputs = request.context.artifacts / "banks", self.encoder.lm.source.inputs
+        other.bank = Bank(artifact_dir(home, name, fields), fields, inputs=inputs)
+        folder = artifact_dir(home, f"{name}-queries", made_of)
+        other.query_bank = Bank(folder, made_of, inputs=inputs)
+        reference = request.reference
+        if self._words:
+            reference = replace(reference, words=self._words)
+        other.fitting = Fitting(
+            self.similarity,
+            self.encoder,
+            reference,
+            num_rows=len(request.corpus),
+            made_of={**fields, "reranker": "prompted"},
+            home=request.context.artifacts / "similarities" / name,
+        )
+        return other
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+        return [args.lm]
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        return self.with_topic(self.fitting.fingerprint)
+
+    def check(self) -> None:
+        """Refuse, with an ArtifactError, an earlier run's fit that is missing."""
+        self.fitting.check()
+
+    def release(self) -> None:
+        self.encoder.release()
+
+    def whole_prompt(self, query: Example) -> str:
+        return self.prompt.prefix + self.prompt.suffix(query.fields)
+
+    def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
+        """Let the LM read queries, candidates and the similarity's sample; fit it."""
+        self.check()
+        wanted = self._wanted(rows)
+        by_key = {query_key(query): query for query in [*examples, *self.fitting.queries()]}
+
+        def of_queries(keys: Rows) -> list[Mapping[str, str]]:
+            return [by_key[key].fields for key in keys.tolist()]
+
+        def of_passages(keys: Rows) -> list[Mapping[str, str]]:
+            template = self.prompt.template
+            return [template.passage_fields(text) for text in self.corpus.texts(keys)]
+
+        new = self._fill(self.query_bank, np.array(list(by_key), np.int64), of_queries, "queries")
+        new += self._fill(self.bank, wanted, of_passages, "passages")
+        self.fitting.fit(self.bank, self.query_bank)
+        return len(wanted), new
+
+    def _wanted(self, rows: Rows) -> Rows:
+        if self._is_full:
+            return np.arange(len(self.corpus))
+        return np.union1d(rows[rows != MISSING_ROW], self.fitting.rows())
+
+    def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Count the queries and passages that the LM has yet to read."""
+        queries = _keys([*examples, *self.fitting.queries()])
+        return len(self.query_bank.missing(queries)) + len(self.bank.missing(self._wanted(rows)))
+
+    def _fill(
+        self,
+        bank: States,
+        keys: Rows,
+        fields: Callable[[Rows], Sequence[Mapping[str, str]]],
+        title: str,
+    ) -> int:
+        return bank.fill(
+            keys,
+            lambda keys: self.encoder.tokenize(fields(keys)),
+            lambda prompts, advance: self.encoder.begin(prompts, advance=advance),
+            shard_rows=self.shard_rows,
+            context=self.context,
+            title=f"LM reads {title}",
+        )
+
+    def score_rows(self, examples: Sequence[Example], rows: Rows) -> Scores:
+        """Return the similarity's scores of candidates (eq. 3), (B, K), -inf where missing."""
+        return score_candidates(
+            self.bank,
+            rows,
+            query_bank=self.query_bank,
+            query_keys=_keys(examples),
+            similarity=self.fitting.similarity,
+        )
+
+
+def _keys(examples: Sequence[Example]) -> Rows:
+    return np.array([query_key(example) for example in examples], np.int64)
+
+
+def _find_task(
+    task: str | Path | Task | None,
+    template: str | None,
+    words: Mapping[str, str] | None,
+    answer: str | None,
+    examples: Iterable[Any],
+) -> Task | PromptTemplate:
+    """Return the task, one made of a template and words, or, without labels, the template."""
+    given: dict[str, Any] = {"prompt": template, "prompt_words": words, "answer": answer}
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(task, str | Path):
+        task = Task.load(str(task))
+    if isinstance(task, Task):
+        return replace(task, **given)
+    if task is not None:
+        raise ValueError(f"task is of type {type(task).__name__}: give a name, a YAML or a Task")
+    if template is None:
+        raise ValueError('give task=, or template=, such as template="Review: {text}"')
+    try:
+        slots = [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    except ValueError:  # a stray brace: reported below
+        slots = []
+    inputs = tuple(dict.fromkeys(slots)) or ("text",)
+    labels = tuple(words) if words else _labels_of(examples)
+    if not labels:
+        shown = PromptTemplate(template, inputs=inputs)
+        return shown if answer is None else replace(shown, answer=answer)
+    return Task(
+        name="template",
+        inputs=inputs,
+        labels=labels,
+        reader_template=" ".join(f"{{{name}}}" for name in inputs),
+        verbalizer=words or {label: label for label in labels},
+        **given,
+    )
+
+
+def _labels_of(examples: Iterable[Any]) -> tuple[str, ...]:
+    """Return the different labels of examples, in order, or as their data set names them."""
+    if names := class_names(examples, LABEL):
+        return tuple(names)
+    labels: dict[str, None] = {}
+    for place, one in enumerate(as_list("examples", examples)):
+        if isinstance(one, Mapping):
+            label = one.get(LABEL)
+        else:
+            is_pair = isinstance(one, list | tuple) and len(one) == 2
+            label = one.label if isinstance(one, Example) else one[1] if is_pair else None
+        labels[read_label(Record(0, {LABEL: label}, f"examples, row {place}"), LABEL)] = None
+    return tuple(labels)
