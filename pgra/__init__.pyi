@@ -1,6 +1,5 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
-from pgra.api.choosing import ExemplarSelector
 from pgra.api.training import Run, train
 from pgra.core import Candidates, Context, Example, Hit, Prediction
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
@@ -9,6 +8,7 @@ from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
 from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selector import ExemplarSelector
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.memory.log import MemoryEntry

@@ -13,7 +13,8 @@ from pgra.config import find_class
 from pgra.core import ALONE, Context, Example, Json
 from pgra.errors import ConfigError
 from pgra.exemplars import SELECTORS, SelectionArguments
-from pgra.exemplars.selection import ExemplarPool, Selector, group_rows
+from pgra.exemplars.selection import ExemplarPool, group_rows
+from pgra.exemplars.selector import ExemplarSelector
 from pgra.exemplars.similarity import DotSimilarity
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
@@ -72,8 +73,8 @@ class NearestExemplars:
             )
         self.neighbors, self.count = neighbors, args.count
         self._args, self._format = args, style
-        pool = ExemplarPool(neighbors.examples, jaccard=args.leak_jaccard)
-        self._selector: Selector = args.selector(args, pool, DotSimilarity(neighbors))
+        pool = ExemplarPool(neighbors.examples, args.leak_jaccard)
+        self._selector = ExemplarSelector.of(args, pool, DotSimilarity(neighbors)).under(args)
         self._chosen: dict[str, tuple[Example, ...]] = {}
         self._shortened: set[str] = set()
 

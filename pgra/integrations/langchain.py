@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pgra.api.choosing import ExemplarSelector
+from pgra.exemplars.selector import ExemplarSelector
 from pgra.rerank.reranker import Reranker
 
 try:

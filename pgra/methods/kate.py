@@ -23,8 +23,9 @@ from pgra.data.references import AnsweredExample
 from pgra.data.tasks import GenerationTask, load_any_task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
-from pgra.exemplars.similarity import PoolSimilarity, open_similarity
+from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, vote
+from pgra.exemplars.selector import ExemplarSelector
+from pgra.exemplars.similarity import open_similarity
 from pgra.lm import open_lm
 from pgra.lm.base import LanguageModel
 from pgra.lm.remote import RemoteLM
@@ -110,20 +111,11 @@ class Kate(Method):
         self.data = self.read_data()
         self._settle()
         root = self.context.artifacts / "neighbors" / self.data.task.name
-        self.pool = ExemplarPool(
-            self.data.train,
-            jaccard=self.selection.leak_jaccard,
-            root=root,
-            context=self.context,
-            keeps=self.data.is_split,
-        )
-        self.similarity: PoolSimilarity | None = None
-        if self.selection.compares:
-            device = self.context.device
-            self.similarity = open_similarity(self.selection, self.data.train, root, device=device)
-        self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
-            self.selection, self.pool, self.similarity
-        )
+        chosen, train = self.selection, self.data.train
+        pool = ExemplarPool(train, chosen.leak_jaccard, root, self.context, self.data.is_split)
+        similarity = open_similarity(chosen, train, root, device=self.context.device)
+        self.exemplars = ExemplarSelector.of(chosen, pool, similarity)
+        self.selector = self.exemplars.under(self.selection)  # refuses what the pool does not have
         self._known: tuple[list[Example], ExemplarPrompts] | None = None
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if self.data.references:
@@ -233,8 +225,8 @@ class Kate(Method):
             "leak_jaccard": self.selection.leak_jaccard,
             "leak_rule": LEAK_RULE,
         }
-        if self.similarity is not None:
-            named["likeness"] = dict(self.similarity.fingerprint)
+        if self.exemplars.similarity is not None:
+            named["likeness"] = dict(self.exemplars.similarity.fingerprint)
         if self.answerer is not None:
             named["prompt"] = dict(self.answerer.fingerprint)
             named["lm"] = dict(self.completer.fingerprint)
@@ -265,7 +257,7 @@ class Kate(Method):
         other._settle()
         if other._answerer is not None:
             other._note_way()
-        other.selector = other.selection.selector(other.selection, other.pool, other.similarity)
+        other.selector = other.exemplars.under(other.selection)
         return other
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
@@ -358,7 +350,7 @@ class Kate(Method):
             "exemplars": sum(map(len, prompts.rows)),
             "near_duplicates": int(dropped.sum()),
             "queries_with_near_duplicates": int((dropped > 0).sum()),
-            "copies_in_pool": self.pool.guard.num_copies if self.selection.count else 0,
+            "copies_in_pool": self.exemplars.pool.guard.num_copies if self.selection.count else 0,
         }
         if fit is not None:
             counts |= {

@@ -103,20 +103,16 @@ def test_a_task_reads_the_columns_of_its_hub(encoder):
         ]
     )
     rows = [{"text": "so good", "label": "positive"}, {"text": "so bad", "label": "negative"}]
-    named = [{"said": "so good", "is": "positive"}, {"said": "so bad", "is": "negative"}]
     prompts = {
         pgra.ExemplarSelector(hub, encoder=encoder, task="sst2").prompt("so nice"),
         pgra.ExemplarSelector(rows, encoder=encoder, task="sst2").prompt({"text": "so nice"}),
-        pgra.ExemplarSelector(
-            named, encoder=encoder, task="sst2", text="said", label="is"
-        ).prompt({"said": "so nice"}),
-    }  # fmt: skip
+    }
     assert len(prompts) == 1
 
 
 @pytest.mark.parametrize("how", ["cosine", "euclidean", "bm25"])
 def test_what_is_added_is_chosen_as_if_it_had_always_been_there(encoder, how):
-    options = {"selection": "bm25"} if how == "bm25" else {"encoder": encoder, "likeness": how}
+    options = {"encoder": "bm25"} if how == "bm25" else {"encoder": encoder, "likeness": how}
     grown, empty = pgra.ExemplarSelector(ROWS[:20], **options), pgra.ExemplarSelector([], **options)
     assert empty.select("a film", 3) == []
     before = grown.select(QUERIES, 3)
