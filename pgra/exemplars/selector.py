@@ -6,25 +6,21 @@ selector.prompt("a query", k=8)             # them and the query, as an LM reads
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, overload
 
-import numpy as np
-
-from pgra.artifacts import at_home
 from pgra.config import from_values
-from pgra.core import Example, Hit, check_device
+from pgra.core import Example, Hit, as_list, check_count, check_device
 from pgra.data.examples import class_names, open_rows
-from pgra.data.read import Record, check_file, read_label, read_records, table_rows
-from pgra.data.tasks import LABEL, GenerationTask, Task, check_slots, load_any_task
+from pgra.data.read import Record, read_label
+from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError, DataError, show
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, Selector, arrange
 from pgra.exemplars.similarity import PoolSimilarity, open_similarity
-from pgra.prompts.fewshot import PromptFormat, line_format, task_format
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import task_format
 from pgra.retrieval.neighbors import ExampleEncoder
 
 # a text, or columns by name; the label of an item is ignored
@@ -45,7 +41,7 @@ class ExemplarSelector:
 
     def __init__(
         self,
-        pool: Iterable[Any] | str | Path,
+        pool: Iterable[Any],
         *,
         text: str | Sequence[str] = "text",
         label: str = LABEL,
@@ -63,11 +59,10 @@ class ExemplarSelector:
         r"""Read the pool and load the encoder.
 
         Args:
-            pool: Dicts, (text, label) pairs, texts or `pgra.Example`s, mixed if all have a label or
-                none has; a `datasets.Dataset`; a pandas table; or a file (.jsonl, .csv, .tsv). May
-                be empty.
+            pool: Labelled dicts, (text, label) pairs or `pgra.Example`s, a `datasets.Dataset` or a
+                pandas table; may be empty.
             text: Column that is compared, or several.
-            label: Column of the answer, if the items have it.
+            label: Column of the answer.
             encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; a `pgra.Encoder`,
                 whose vectors are used as they are; or "bm25", by shared words.
             selection: knn (the nearest), random, balanced, fixed, official, or module:Class.
@@ -76,7 +71,7 @@ class ExemplarSelector:
             leak_guard: Leave out examples whose text is the query's, or nearly (see
                 `leak_jaccard`). Turn it off to show a known answer to the very question.
             template: How `prompt` writes an example: "Q: {question}\nA: {answer}", the columns in
-                braces and the label last; default: a line for each, "Text: ..." "Label: ...".
+                braces, a space and the label last; default: a line for each, "Text: ...".
             task: A task by name, YAML or loaded, whose columns, labels and prompt are used.
             seed: Of what is drawn, and of a random order.
             device: Where the encoder runs.
@@ -85,28 +80,24 @@ class ExemplarSelector:
 
         Raises:
             ConfigError: If an argument is unknown or contradicts another.
-            DataError: If the pool cannot be read, or an item lacks a column.
+            DataError: If an item of the pool cannot be read, or lacks a column.
             ModelError: If the encoder cannot be found or loaded.
             ValueError: If the encoder is of a wrong type.
         """
         check_device(device, is_used=False)
-        self._task = load_any_task(str(task)) if isinstance(task, str | Path) else task
         if template is not None and task is not None:
             raise ConfigError("template and task both say how a prompt is written: give one")
-        self._texts = (text,) if isinstance(text, str) else tuple(text)
-        self._label, self._template = label, template
-        self._columns: Mapping[str, str] = {name: name for name in self._texts}
-        if self._task is not None:
-            self._columns = {name: name for name in self._task.inputs}
-        if label in self._texts:
-            raise ConfigError(f"'{label}' is a text column and the label: name different ones")
+        if task is None:
+            task = _pool_task((text,) if isinstance(text, str) else tuple(text), label, template)
+        self.task = load_any_task(str(task)) if isinstance(task, str | Path) else task
+        self._columns = {name: name for name in self.task.inputs}
         loaded: ExampleEncoder | None = None
         if not isinstance(encoder, str | Path):
             is_ours = hasattr(encoder, "encode_examples")
             loaded = encoder if is_ours else Encoder.load(encoder, normalize=False, device=device)
             encoder = type(encoder).__name__
-        named = {"exemplars": selection, "encoder": str(encoder), "likeness": likeness}
-        named |= {"order": order, "exemplar_seed": seed, **options}
+        named: dict[str, Any] = {"exemplars": selection, "encoder": str(encoder)}
+        named |= {"likeness": likeness, "order": order, "exemplar_seed": seed, **options}
         self.args = from_values(SelectionArguments, named, num_exemplars=1)
         self.items: list[Any] = []
         self._examples: list[Example] = []
@@ -173,10 +164,9 @@ class ExemplarSelector:
         The arguments are those of `select`; with `k` 0 it is the query alone.
 
         Raises:
-            ConfigError: If the template does not fit the pool.
             DataError: As `select`.
         """
-        asked, style = self._query(query), self._style()
+        asked = self._query(query)
         (hits,) = self._choose([asked], k)
         rows = arrange(
             [hit.index for hit in hits],
@@ -184,11 +174,11 @@ class ExemplarSelector:
             query=asked.text,
             seed=self.args.exemplar_seed or 0,
         )
-        written = style.write([self.pool.examples[row] for row in rows], asked.fields)
-        return written + style.template.gap.rstrip(" \t")
+        exemplars = [self.pool.examples[row] for row in rows]
+        return task_format(self.task).write(exemplars, asked.fields)
 
     def add(self, items: Any) -> None:
-        """Add to the pool one dict, pair, text or `pgra.Example`, or several as of `pool`.
+        """Add to the pool one dict, pair, text or `pgra.Example`, or several.
 
         Only the new items are encoded, on first use.
 
@@ -199,14 +189,26 @@ class ExemplarSelector:
         self._take([items] if is_pair or isinstance(items, str | Mapping | Example) else items)
 
     def _take(self, pool: Any) -> None:
-        items = _list_items(pool)
+        if hasattr(pool, "iloc"):  # pandas, whose iterator gives names
+            pool = pool.to_dict("records")
+        items = as_list("pool", pool, "a list of items, or one data set")
         if not items:
             return
-        source = pool if hasattr(pool, "features") else items  # a data set names its classes
-        read = self._read_task(source) if self._task else self._read_columns(source, items)
-        first = len(self.items)
+        raw = open_rows(self.task, pool if hasattr(pool, "features") else items, "pool")
+        self._columns = {name: raw.columns[name] for name in self.task.inputs}
+        column, first = raw.columns[self.task.target], len(self.items)
+        classes = raw.classes or class_names(pool, column)
+        labels = self.task.labels if isinstance(self.task, Task) else ()
+        read = []
+        for at, row in enumerate(raw.rows):
+            fields = {name: row.text(own) for name, own in self._columns.items()}
+            value = row.fields.get(column)
+            if isinstance(value, list | tuple) and value:  # of several answers the first
+                row = replace(row, fields={column: value[0]})
+            label = read_label(row, column, labels=labels, classes=classes)
+            read.append(Example(f"pool-{first + at}", fields, label))
         self.items += items
-        self._examples += [replace(one, id=f"pool-{first + at}") for at, one in enumerate(read)]
+        self._examples += read
         self.pool = replace(self.pool)  # a new guard
         if self.similarity is not None:
             self.similarity = self.similarity.renewed()
@@ -214,8 +216,8 @@ class ExemplarSelector:
     # What is chosen.
 
     def _choose(self, queries: Sequence[Example], k: int) -> list[list[Hit]]:
-        if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 0:
-            raise ValueError(f"k is {k!r}: give a whole number, 0 or more")
+        if k:
+            check_count("k", k)
         count = min(int(k), len(self.pool.guard.distinct)) if self.items else 0
         if count == 0:
             return [[] for _ in queries]
@@ -228,114 +230,42 @@ class ExemplarSelector:
             for line in range(len(queries))
         ]
 
-    # How items are read.
-
-    def _read_task(self, rows: Any) -> list[Example]:
-        """Read rows by the columns of a task, or of its hub's data set."""
-        task = self._task
-        assert task is not None
-        raw = open_rows(task, rows, "pool")
-        self._columns = {name: raw.columns[name] for name in task.inputs}
-        labels = task.labels if isinstance(task, Task) else ()
-        column, classes = raw.columns[task.target], raw.classes
-        return [self._example(row, column, labels=labels, classes=classes) for row in raw.rows]
-
-    def _read_columns(self, rows: Any, items: Sequence[Any]) -> list[Example]:
-        first, label = len(self.items), self._label
-        records = [
-            Record(at, _fields_of(item, self._texts[0], label), f"pool[{first + at}]")
-            for at, item in enumerate(items)
-        ]
-        pool = self.pool.examples
-        is_labelled = pool[0].label is not None if pool else label in records[0].fields
-        odd = [row for row in records if label in row.fields and not is_labelled]
-        if odd:
-            raise DataError(f"{odd[0].place} has a label, and the items before it have none")
-        column, classes = label if is_labelled else None, class_names(rows, label)
-        return [self._example(row, column, classes=classes) for row in records]
-
-    def _example(
-        self,
-        row: Record,
-        column: str | None,
-        *,
-        labels: Sequence[str] = (),
-        classes: Sequence[str] | None = None,
-    ) -> Example:
-        fields = {name: row.text(own) for name, own in self._columns.items()}
-        if column is None:
-            return Example("", fields)
-        value = row.fields.get(column)
-        if isinstance(value, list | tuple) and value:  # of several answers the first
-            row = replace(row, fields={**row.fields, column: value[0]})
-        return Example("", fields, read_label(row, column, labels=labels, classes=classes))
-
     def _query(self, query: Any) -> Example:
-        if isinstance(query, str) and len(self._columns) > 1:
-            raise DataError(
-                f"query is one text, and it has {', '.join(self._columns)}: give a dict"
-            )
-        if not isinstance(query, str | Mapping | Example):
+        if isinstance(query, Example):
+            query = query.fields
+        elif isinstance(query, str):
+            query = {self.task.inputs[0]: query}
+        elif not isinstance(query, Mapping):
             raise DataError(f"query is {show(query)}: give a text, or the columns of the pool")
-        row = Record(0, _fields_of(query, next(iter(self._columns)), self._label), "query")
-        fields = {  # by the columns of the pool, or as the task calls them
-            name: row.text(own if own in row.fields else name)
-            for name, own in self._columns.items()
-        }
+        row, columns = Record(0, query, "query"), self._columns.items()
+        fields = {name: row.text(own if own in query else name) for name, own in columns}
         if not any(fields.values()):
             raise DataError("query is empty: give words to compare")
         return Example("query", fields)
 
-    # How a prompt is written.
 
-    def _style(self) -> PromptFormat:
-        """Return the task's format, the template's, or a line for each column."""
-        if isinstance(self._task, Task):
-            return task_format(self._task, "task")
-        if self._task is not None:
-            return line_format(self._task.frame, self._task.inputs)
-        pool = self.pool.examples
-        names = [*self._texts, *([self._label] if pool and pool[0].label is not None else [])]
-        lines = [f"{name.replace('_', ' ').capitalize()}: {{{name}}}" for name in names]
-        default = "\n".join(lines) if len(names) > 1 else f"{{{names[0]}}}"
-        template = self._template or default
-        check_slots("template", template, names)
-        slot = f"{{{self._label}}}" if self._label in names else ""
-        if not template.rstrip().endswith(slot):
-            raise ConfigError(
-                f"template '{template}' does not end with the answer: write it last, as in "
-                f"'{{{names[0]}}} -> {slot}'"
-            )
-        head = template.rstrip().removesuffix(slot)
-        body = head.rstrip()
-        gap = head[len(body) :]
-        return PromptFormat(PromptTemplate(body, "", self._texts, instruction="", gap=gap), {})
+@dataclass(frozen=True, kw_only=True)
+class _PoolTask(GenerationTask):
+    """A pool's columns and prompt as a task, whose answers are the labels."""
+
+    target = LABEL
 
 
-def _fields_of(item: Any, text: str, label: str) -> Mapping[str, Any]:
-    """Return an item as columns."""
-    if isinstance(item, Example):
-        return {**item.fields, **({} if item.label is None else {label: item.label})}
-    if isinstance(item, str):
-        return {text: item}
-    if isinstance(item, list | tuple) and len(item) == 2:
-        return dict(zip((text, label), item, strict=True))
-    if not isinstance(item, Mapping):
-        raise DataError(
-            f"an item of the pool is {show(item)}: give a text, a (text, label) pair, a dict or a "
-            "pgra.Example"
-        )
-    return item
-
-
-def _list_items(pool: Any) -> list[Any]:
-    if isinstance(pool, str | Path):
-        kind = check_file(path := at_home(pool), ("jsonl", "csv", "tsv"))
-        rows = read_records(path) if kind == "jsonl" else table_rows(path, kind, ())
-        return [dict(row.fields) for row in rows]
-    if hasattr(pool, "iloc") and hasattr(pool, "to_dict"):  # pandas, whose iterator gives names
-        records: list[Any] = pool.to_dict("records")
-        return records
-    if isinstance(pool, Mapping) or not isinstance(pool, Iterable):
-        raise DataError(f"pool is {show(pool)}: give a list of items, one data set, or a file")
-    return list(pool)
+def _pool_task(inputs: tuple[str, ...], label: str, template: str | None) -> _PoolTask:
+    names = (*inputs, label)
+    if len({*names}) < len(names):
+        raise ConfigError(f"'{label}' is a text column and the label: name different ones")
+    if template is None:
+        template = "\n".join(f"{n.replace('_', ' ').capitalize()}: {{{n}}}" for n in names)
+    frame = template.removesuffix(f" {{{label}}}")
+    if frame == template:
+        raise ConfigError(f"template '{template}' does not end with a space and {{{label}}}")
+    return _PoolTask(
+        name="pool",
+        inputs=inputs,
+        local=LocalSource(columns={LABEL: label}),
+        kind="question",
+        frame=frame,
+        metrics=("exact_match",),
+        num_exemplars=1,
+    )

@@ -32,7 +32,7 @@ from pgra.lm.remote import RemoteLM
 from pgra.methods.answers import Answerer, LMAnswer, TextWriter, WordScorer
 from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
-from pgra.prompts.fewshot import PromptFormat, line_format, task_format
+from pgra.prompts.fewshot import task_format
 from pgra.prompts.fitting import Fit, fit_prompts
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE
@@ -196,16 +196,9 @@ class Kate(Method):
             self.args = args.change("icl", decide_by=way.decide_by)
             self.icl = self.args["icl"]
 
-    @property
-    def _format(self) -> PromptFormat:
-        task = self.data.task
-        if isinstance(task, GenerationTask):
-            return line_format(task.frame, task.inputs)
-        return task_format(task, self.icl.prompt_format or "task")
-
     def _open_answerer(self, lm: LanguageModel) -> Answerer:
         icl, task, progress = self.icl, self.data.task, self.context.shows_progress
-        how, most, stop = self._format, icl.max_new_tokens, "\n"
+        how, most, stop = task_format(task, icl.prompt_format or "task"), icl.max_new_tokens, "\n"
         if isinstance(task, GenerationTask):
             most, stop = most or task.max_new_tokens, task.stop
         if icl.decide_by == "generation":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.core import Example, Json
-from pgra.data.tasks import Task
+from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError
 from pgra.prompts.template import PromptTemplate
 
@@ -97,11 +97,13 @@ def prompt_template(task: Task | str | Path) -> PromptTemplate:
     return PromptTemplate(task.prompt, task.answer, task.inputs)
 
 
-def task_format(task: Task, name: str) -> PromptFormat:
-    """Return the format of a classification task, by its name in `FORMATS`.
+def task_format(task: Task | GenerationTask, name: str = "task") -> PromptFormat:
+    """Return the format of a task, by its name in `FORMATS`; written answers have their own frame.
 
     "kate" shows all inputs as one sentence, and labels answer by their own names, capitalised.
     """
+    if isinstance(task, GenerationTask):
+        return line_format(task.frame, task.inputs)
     if name == "task":
         return PromptFormat(prompt_template(task), task.prompt_words)
     slots = " ".join(f"{{{field}}}" for field in task.inputs)

@@ -7,8 +7,8 @@ query has its own prefix in `pgra.rerank.neighbors`.
 
 import copy
 import logging
-import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, overload
@@ -32,9 +32,8 @@ from pgra.core import (
     check_count,
 )
 from pgra.data.corpus import Corpus
-from pgra.data.examples import class_names, open_rows, read_split
-from pgra.data.read import Record, read_label
-from pgra.data.tasks import LABEL, Task
+from pgra.data.examples import open_rows, read_split
+from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
@@ -105,7 +104,7 @@ class Reranker(ScoringReranker):
             tokenizer: That of a loaded model.
             task: A task's name, its YAML, or a `Task`: gives template, label words and inputs.
             template: How a text is shown, such as "Review: {text}"; replaces the task's.
-            words: Answer words by label; replace the task's. Default: the labels.
+            words: Answer words by label; replace the task's. Of a template with examples needed.
             answer: What follows a text, on a line of its own: "The answer is"; "" for nothing.
             examples: Labelled examples for the prompt, in order: (text, label) pairs, mappings
                 with a "label", a `datasets.Dataset`, or `Example`s. None is zero-shot.
@@ -125,33 +124,21 @@ class Reranker(ScoringReranker):
         """
         self.similarity, self._class = similarity, find_similarity(similarity)
         self._task: Task | None = None
-        self._rest: list[Example] = []
+        self._rest: list[Example] = []  # examples that the prompt does not show
         self._shown: Set[int] = set()
         if isinstance(lm, PromptedEncoder):
             self.encoder = lm
         else:
-            if isinstance(examples, Iterator):
-                examples = list(examples)
-            made = _find_task(task, template, words, answer, examples)
-            self._task = made if isinstance(made, Task) else None
-            style = task_format(made, "task") if isinstance(made, Task) else PromptFormat(made, {})
+            self._task, style = _write_style(task, template, words, answer)
             pool = self._read_examples(examples)
-            if num_exemplars is None:
-                prompt = style.prompt(pool)
-            else:
-                prompt = build_prompt(
-                    style.template, pool, style.words, num_exemplars=num_exemplars, seed=seed
-                )
+            prompt = style.prompt(pool)
+            if num_exemplars is not None:
+                how: Any = {"num_exemplars": num_exemplars, "seed": seed}
+                prompt = build_prompt(style.template, pool, style.words, **how)
             self._rest = [one for one in pool if one.id not in prompt.exemplar_ids]
             self._shown = {query_key(one) for one in pool} - {query_key(one) for one in self._rest}
-            args = RerankArguments(
-                similarity=similarity,
-                lm_layer=str(lm_layer),
-                lm_dtype=dtype,
-                max_prompt_tokens=max_prompt_tokens,
-            )
-            opened = self._open_lm(lm, tokenizer, args, device)
-            self.encoder = PromptedEncoder(opened, prompt, max_prompt_tokens=max_prompt_tokens)
+            found = self._find_lm(lm, tokenizer, lm_layer=str(lm_layer), device=device, dtype=dtype)
+            self.encoder = PromptedEncoder(found, prompt, max_prompt_tokens=max_prompt_tokens)
         self.counter, self.prompt = self.encoder, self.encoder.prompt
         self._words = dict(self._task.prompt_words) if self._task else {}
         self._kept = MemoryBank(self.encoder.lm.width)
@@ -159,22 +146,18 @@ class Reranker(ScoringReranker):
         if not self._class.is_fitted:
             self._fitted = Fitting(similarity, self.encoder, Reference(), num_rows=0)
 
-    def _open_lm(self, lm: Any, tokenizer: Any, args: RerankArguments, device: str) -> CausalLM:
-        reads_words = self._class.reads_words
+    def _find_lm(
+        self, lm: Any, tokenizer: Any, *, lm_layer: str, device: str, dtype: str
+    ) -> CausalLM:
+        with_head = self._class.reads_words
         if not isinstance(lm, CausalLM):
-            return CausalLM(
-                lm,
-                tokenizer,
-                device=device,
-                with_head=reads_words,
-                layer=args.lm_layer,
-                dtype=args.lm_dtype,
-            )
-        if (tokenizer, args.lm_layer, device, args.lm_dtype) != (None, "last", "auto", "auto"):
+            how: Any = {"device": device, "layer": lm_layer, "dtype": dtype}
+            return CausalLM(lm, tokenizer, with_head=with_head, **how)
+        if (tokenizer, lm_layer, device, dtype) != (None, "last", "auto", "auto"):
             raise ConfigError(
                 "the LM is open already: give tokenizer, lm_layer, device and dtype to CausalLM"
             )
-        if reads_words and not lm.with_head:
+        if with_head and not lm.with_head:
             raise ConfigError(
                 f"similarity '{self.similarity}' needs the LM's head: open it by "
                 "CausalLM(..., with_head=True)"
@@ -239,7 +222,7 @@ class Reranker(ScoringReranker):
             )
         asked = [self._query(one) for one in (query if isinstance(query, list) else [query])]
         shown = self._documents(documents)
-        self._read([*asked, *shown])
+        self._keep([*asked, *shown])
         scores = score_candidates(
             self._kept,
             np.tile(_keys(shown), (len(asked), 1)),
@@ -276,7 +259,7 @@ class Reranker(ScoringReranker):
         )
         drawn = [shown[row] for row in fitting.rows().tolist()]
         queries = fitting.queries()
-        self._read([*queries, *drawn])
+        self._keep([*queries, *drawn])
         fitting.fit_states(self._kept.states(_keys(drawn)), self._kept.states(_keys(queries)))
         self._fitted = fitting
         return self
@@ -294,29 +277,23 @@ class Reranker(ScoringReranker):
         fields = query.fields if isinstance(query, Example) else query
         if isinstance(query, str) and len(inputs) == 1:
             fields = {inputs[0]: query}
-        is_right = isinstance(fields, Mapping) and {*fields} == {*inputs}
-        if not is_right or not all(isinstance(value, str) for value in fields.values()):
-            wanted = "a text" if len(inputs) == 1 else f"a mapping of {', '.join(inputs)}"
-            raise ValueError(f"a query is {query!r:.80}: give {wanted}")
+        if not isinstance(fields, Mapping) or {*fields} != {*inputs}:
+            raise ValueError(f"a query is {query!r:.80}: its inputs are {', '.join(inputs)}")
         return Example("", {name: fields[name] for name in inputs})
 
     def _read_examples(self, given: Iterable[Any]) -> list[Example]:
-        if not hasattr(given, "features"):
-            given = as_list("examples", given)
-            if not given:
-                return []
+        listed = as_list("examples", given)
+        if not listed:
+            return []
         if self._task is None:
-            raise ConfigError("there are no labels: give task= or words= to the Reranker")
-        return read_split(self._task, open_rows(self._task, given, "examples"), "examples")
+            raise ConfigError("the labels of examples are unknown: give task= or words=")
+        rows = given if hasattr(given, "features") else listed  # a data set names its classes
+        return read_split(self._task, open_rows(self._task, rows, "examples"), "examples")
 
-    def _read(self, examples: Sequence[Example]) -> None:
+    def _keep(self, examples: Sequence[Example]) -> None:
         """Let the LM read texts whose states are not in memory yet."""
-        cut, by_key = self.encoder.num_cut, {query_key(one): one for one in examples}
-
-        def fields(keys: Rows) -> list[Mapping[str, str]]:
-            return [by_key[key].fields for key in keys.tolist()]
-
-        new = self._fill(self._kept, np.array(list(by_key), np.int64), fields, "texts")
+        cut = self.encoder.num_cut
+        new = self._read(self._kept, examples, "texts")
         if cut := self.encoder.num_cut - cut:
             logger.warning(
                 "%d of %d texts are too long for the %d tokens of a prompt: their ends are not "
@@ -406,18 +383,13 @@ class Reranker(ScoringReranker):
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
         """Let the LM read queries, candidates and the similarity's sample; fit it."""
         self.check()
-        wanted = self._wanted(rows)
-        by_key = {query_key(query): query for query in [*examples, *self.fitting.queries()]}
+        wanted, template = self._wanted(rows), self.prompt.template
 
-        def of_queries(keys: Rows) -> list[Mapping[str, str]]:
-            return [by_key[key].fields for key in keys.tolist()]
-
-        def of_passages(keys: Rows) -> list[Mapping[str, str]]:
-            template = self.prompt.template
+        def passages(keys: Rows) -> list[Mapping[str, str]]:
             return [template.passage_fields(text) for text in self.corpus.texts(keys)]
 
-        new = self._fill(self.query_bank, np.array(list(by_key), np.int64), of_queries, "queries")
-        new += self._fill(self.bank, wanted, of_passages, "passages")
+        new = self._read(self.query_bank, [*examples, *self.fitting.queries()], "queries")
+        new += self._fill(self.bank, wanted, passages, "passages")
         self.fitting.fit(self.bank, self.query_bank)
         return len(wanted), new
 
@@ -430,6 +402,11 @@ class Reranker(ScoringReranker):
         """Count the queries and passages that the LM has yet to read."""
         queries = _keys([*examples, *self.fitting.queries()])
         return len(self.query_bank.missing(queries)) + len(self.bank.missing(self._wanted(rows)))
+
+    def _read(self, bank: States, examples: Sequence[Example], title: str) -> int:
+        fields = {query_key(one): one.fields for one in examples}
+        keys = np.array(list(fields), np.int64)
+        return self._fill(bank, keys, lambda some: [fields[key] for key in some.tolist()], title)
 
     def _fill(
         self,
@@ -462,53 +439,25 @@ def _keys(examples: Sequence[Example]) -> Rows:
     return np.array([query_key(example) for example in examples], np.int64)
 
 
-def _find_task(
+def _write_style(
     task: str | Path | Task | None,
     template: str | None,
     words: Mapping[str, str] | None,
     answer: str | None,
-    examples: Iterable[Any],
-) -> Task | PromptTemplate:
-    """Return the task, one made of a template and words, or, without labels, the template."""
+) -> tuple[Task | None, PromptFormat]:
+    """Return how texts are shown, and the task; None without labels."""
     given: dict[str, Any] = {"prompt": template, "prompt_words": words, "answer": answer}
     given = {name: value for name, value in given.items() if value is not None}
-    if isinstance(task, str | Path):
-        task = Task.load(str(task))
-    if isinstance(task, Task):
-        return replace(task, **given)
     if task is not None:
-        raise ValueError(f"task is of type {type(task).__name__}: give a name, a YAML or a Task")
-    if template is None:
+        task = replace(task if isinstance(task, Task) else Task.load(task), **given)
+    elif template is None:
         raise ValueError('give task=, or template=, such as template="Review: {text}"')
-    try:
-        slots = [name for _, name, _, _ in string.Formatter().parse(template) if name]
-    except ValueError:  # a stray brace: reported below
-        slots = []
-    inputs = tuple(dict.fromkeys(slots)) or ("text",)
-    labels = tuple(words) if words else _labels_of(examples)
-    if not labels:
-        shown = PromptTemplate(template, inputs=inputs)
-        return shown if answer is None else replace(shown, answer=answer)
-    return Task(
-        name="template",
-        inputs=inputs,
-        labels=labels,
-        reader_template=" ".join(f"{{{name}}}" for name in inputs),
-        verbalizer=words or {label: label for label in labels},
-        **given,
-    )
-
-
-def _labels_of(examples: Iterable[Any]) -> tuple[str, ...]:
-    """Return the different labels of examples, in order, or as their data set names them."""
-    if names := class_names(examples, LABEL):
-        return tuple(names)
-    labels: dict[str, None] = {}
-    for place, one in enumerate(as_list("examples", examples)):
-        if isinstance(one, Mapping):
-            label = one.get(LABEL)
-        else:
-            is_pair = isinstance(one, list | tuple) and len(one) == 2
-            label = one.label if isinstance(one, Example) else one[1] if is_pair else None
-        labels[read_label(Record(0, {LABEL: label}, f"examples, row {place}"), LABEL)] = None
-    return tuple(labels)
+    else:
+        slots = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template))) or ("text",)
+        if not words:
+            shown = PromptTemplate(template, inputs=slots)
+            return None, PromptFormat(
+                shown if answer is None else replace(shown, answer=answer), {}
+            )
+        task = Task(name="template", inputs=slots, labels=tuple(words), **given)
+    return task, task_format(task)
