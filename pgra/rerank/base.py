@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -216,12 +216,20 @@ class BaseReranker(ABC):
         return cls(request)
 
     def over(self, request: RerankRequest) -> "BaseReranker":
-        """Return a ready reranker, as `pgra.train(reranker=...)` takes it, for a run's corpus.
+        """Return a ready object, as `pgra.train(reranker=...)` takes it, for the corpus of a run.
 
-        By default the same one, its `corpus` that of the run.
+        By default itself, with the run's `corpus`.
         """
         self.corpus = request.corpus
         return self
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that would open a ready object like this one by its name."""
+        return {"reranker": f"{type(self).__module__}:{type(self).__qualname__}"}
+
+    def shows(self, example: Example) -> bool:  # noqa: ARG002
+        """Whether a ready object's prompt shows an example, which no reader is then trained on."""
+        return False
 
     @property
     @abstractmethod

@@ -362,6 +362,20 @@ class Reranker(ScoringReranker):
         )
         return other
 
+    def arguments(self) -> dict[str, Any]:
+        lm = self.encoder.lm
+        return {
+            "reranker": "prompted",
+            "lm": lm.how.lm,
+            "lm_layer": "last" if lm.layer is None else str(lm.layer),
+            "similarity": self.similarity,
+            "num_exemplars": len(self.prompt.exemplar_ids),
+            "max_prompt_tokens": self.encoder.max_prompt_tokens,
+        }
+
+    def shows(self, example: Example) -> bool:
+        return query_key(example) in self._shown
+
     @classmethod
     def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
         return [args.lm]
