@@ -15,7 +15,7 @@ from pgra.config import choose
 from pgra.data.examples import DataArguments, Splits, load_splits
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
-from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import (
     choose_device,

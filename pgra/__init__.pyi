@@ -7,8 +7,7 @@ from pgra.data.examples import DataArguments, Splits, load_splits
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
-from pgra.exemplars.prompt import build_prompt
-from pgra.exemplars.selector import ExemplarSelector
+from pgra.exemplars.selector import ExemplarSelector, build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.memory.log import MemoryEntry
@@ -16,8 +15,7 @@ from pgra.memory.memory import Memory
 from pgra.methods.arguments import PgraArguments, RunArguments, RuntimeArguments
 from pgra.methods.base import Method
 from pgra.methods.stages import Stages
-from pgra.prompts.fewshot import FewShotPrompt, prompt_template
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate, prompt_template
 from pgra.reader.arguments import ReaderArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.record import Reader

@@ -20,7 +20,7 @@ from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.prompt import NearestExemplars, build_prompt
+from pgra.exemplars.selector import NearestExemplars, build_prompt
 from pgra.methods.arguments import PgraArguments
 from pgra.methods.base import SPLITS, TaskData, Timed
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat, prompt_template

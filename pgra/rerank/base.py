@@ -24,7 +24,7 @@ from pgra.lm.base import StateArguments
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
-    from pgra.exemplars.prompt import NearestExemplars
+    from pgra.exemplars.selector import NearestExemplars
     from pgra.prompts.fewshot import FewShotPrompt
 
 

@@ -35,12 +35,11 @@ from pgra.data.corpus import Corpus
 from pgra.data.examples import open_rows, read_split
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
-from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import PromptFormat, task_format
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import PromptFormat, PromptTemplate, task_format
 from pgra.rerank.bank import Bank, MemoryBank, States, bank_name, query_key
 from pgra.rerank.base import (
     BaseReranker,

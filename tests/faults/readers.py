@@ -38,8 +38,7 @@ from pgra.memory.memory import Memory
 from pgra.memory.nearest_examples import read_pool
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import read_pairs, read_stream
-from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
 from pgra.reader import RECORD_FILE
 from pgra.reader.calibrate import Calibration
 from pgra.reader.inputs import SegmentLayout

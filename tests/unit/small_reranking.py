@@ -6,7 +6,7 @@ import numpy as np
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.core import Candidates, Example
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import PromptTemplate
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "negative", "positive": "positive"}

@@ -7,7 +7,7 @@ from small_reranking import TEMPLATE, TRAIN, WORDS
 
 from pgra.core import Context, Example
 from pgra.data.corpus import CorpusArguments, open_corpus
-from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import query_key

@@ -10,7 +10,7 @@ from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, run
 
 from pgra.core import Context, log_softmax
 from pgra.errors import ConfigError
-from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank import Reference

@@ -14,8 +14,7 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import lay_out
 from pgra.lm.prefix import WAYS, PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
 from pgra.rerank.base import RerankArguments
 
 IDS = [list(range(5, 25)), list(range(9, 18)), [7]]

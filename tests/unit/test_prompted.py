@@ -8,10 +8,10 @@ from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, plain_lm, run
 
 from pgra.core import Context
 from pgra.data.corpus import CorpusArguments, open_corpus
-from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import PromptTemplate
 from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.reranker import Reranker
 
