@@ -11,11 +11,10 @@ import contextlib
 import json
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, vote
 from pgra.exemplars.selector import ExemplarSelector
 from pgra.exemplars.similarity import open_similarity
 from pgra.lm import open_lm
-from pgra.lm.base import Advance, LanguageModel
+from pgra.lm.base import Advance, Completion, LanguageModel
 from pgra.lm.remote import RemoteLM
 from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
@@ -107,66 +106,28 @@ class LMAnswer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answerer(ABC):
-    """Asks an LM for the labels of queries.
+class Answerer:
+    r"""Asks an LM for the labels of queries.
 
-    `format` writes prompts and has each label's word; without words the text itself is the answer.
+    By default it takes the label whose word is likeliest after the prompt, all its tokens counted.
+    With `max_new_tokens` the LM writes until `stop`; the answer is the text, or the label whose
+    word it wrote.
+
+    Attributes:
+        format: Writes prompts and has each label's word; without words the text is the answer.
     """
 
     lm: LanguageModel
     format: PromptFormat
+    max_new_tokens: int | None = None
+    stop: str = "\n"
     progress: bool = False
 
-    @property
-    @abstractmethod
-    def fingerprint(self) -> Mapping[str, Json]:
-        """All that decides, besides the LM, exemplars and queries."""
-
-    @property
-    @abstractmethod
-    def num_new_tokens(self) -> int:
-        """The room that an answer needs."""
-
-    @abstractmethod
-    def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[LMAnswer]:
-        """Ask the LM each of B queries' prompt."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WordScorer(Answerer):
-    """Takes the label whose word is likeliest after the prompt, all its tokens counted."""
-
     def __post_init__(self) -> None:
-        answer_words(self.format.words)  # refuses ambiguous words, before anything
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return {**self.format.fingerprint, "decide_by": "score"}
-
-    @property
-    def num_new_tokens(self) -> int:
-        """The tokens of the longest word, without those that open every text."""
-        opening, *whole = self.lm.count_tokens(["", *answer_words(self.format.words)])
-        return max(1, max(whole) - opening)
-
-    def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[LMAnswer]:
-        words = self.format.words
-        with progress_bar(prompts, progress=self.progress) as advance:
-            logs = self.lm.score(prompts, answer_words(words), advance=advance)
-        scores = np.array(logs, np.float32).reshape(len(queries), len(words))
-        predictions = decide([query.id for query in queries], scores, list(words))
-        return [LMAnswer(prediction, {}) for prediction in predictions]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextWriter(Answerer):
-    r"""Lets the LM write until `stop`; the answer is the text, or the label whose word it wrote."""
-
-    max_new_tokens: int
-    stop: str = "\n"
-
-    def __post_init__(self) -> None:
-        self._verbalizer  # refuses ambiguous words, before anything  # noqa: B018
+        if self.max_new_tokens is None:  # either refuses ambiguous words, before anything
+            answer_words(self.format.words)
+        else:
+            self._verbalizer  # noqa: B018
 
     @cached_property
     def _verbalizer(self) -> Verbalizer:
@@ -174,32 +135,39 @@ class TextWriter(Answerer):
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        return {
-            **self.format.fingerprint,
-            "decide_by": "generation",
-            "max_new_tokens": self.max_new_tokens,
-            "stop": self.stop,
-        }
+        """All that decides, besides the LM, exemplars and queries."""
+        if self.max_new_tokens is None:
+            return {**self.format.fingerprint, "decide_by": "score"}
+        how: dict[str, Json] = {"max_new_tokens": self.max_new_tokens, "stop": self.stop}
+        return {**self.format.fingerprint, "decide_by": "generation", **how}
 
     @property
     def num_new_tokens(self) -> int:
-        return self.max_new_tokens
+        """The room that an answer needs: of words the longest, without what opens every text."""
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        opening, *whole = self.lm.count_tokens(["", *answer_words(self.format.words)])
+        return max(1, max(whole) - opening)
 
     def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[LMAnswer]:
+        """Ask the LM each of B queries' prompt."""
+        words, most, ids = self.format.words, self.max_new_tokens, [query.id for query in queries]
         with progress_bar(prompts, progress=self.progress) as advance:
-            written = self.lm.complete(
-                prompts, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
-            )
-        pairs = zip(queries, written, strict=True)
-        return [self._read(query, completion.text.strip()) for query, completion in pairs]
+            if most is None:
+                logs = self.lm.score(prompts, answer_words(words), advance=advance)
+                scores = np.array(logs, np.float32).reshape(len(queries), len(words))
+                return [LMAnswer(one, {}) for one in decide(ids, scores, list(words))]
+            how: Any = {"max_new_tokens": most, "stop": self.stop, "advance": advance}
+            written = self.lm.complete(prompts, **how)
+        return [self._read(*pair) for pair in zip(ids, written, strict=True)]
 
-    def _read(self, query: Example, text: str) -> LMAnswer:
-        words = self.format.words
+    def _read(self, query: str, completion: Completion) -> LMAnswer:
+        words, text = self.format.words, completion.text.strip()
         if not words:
-            return LMAnswer(Prediction(query.id, text, {}), {})
+            return LMAnswer(Prediction(query, text, {}), {})
         label = self._verbalizer.label_of_word(text)
         scores = {name: float(name == label) for name in words}
-        return LMAnswer(Prediction(query.id, label or UNDECIDED, scores), {"written": text})
+        return LMAnswer(Prediction(query, label or UNDECIDED, scores), {"written": text})
 
 
 @contextlib.contextmanager
@@ -328,13 +296,12 @@ class Kate(Method):
             most, stop = most or task.max_new_tokens, task.stop
         if icl.decide_by == "generation":
             most = most or _WRITTEN_TOKENS
-            return TextWriter(lm=lm, format=how, max_new_tokens=most, stop=stop, progress=progress)
-        if most is not None:
+        elif most is not None:
             raise ConfigError(
                 f"max_new_tokens is {most}, and label words are scored, not written: leave it out, "
                 "or use --decide_by generation"
             )
-        return WordScorer(lm=lm, format=how, progress=progress)
+        return Answerer(lm=lm, format=how, max_new_tokens=most, stop=stop, progress=progress)
 
     def identity(self) -> dict[str, Json]:
         named: dict[str, Json] = {

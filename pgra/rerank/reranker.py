@@ -84,8 +84,6 @@ class Reranker(ScoringReranker):
         *,
         task: str | Path | Task | None = None,
         template: str | None = None,
-        words: Mapping[str, str] | None = None,
-        answer: str | None = None,
         examples: Iterable[Any] = (),
         num_exemplars: int | None = None,
         seed: int = 0,
@@ -101,12 +99,10 @@ class Reranker(ScoringReranker):
             lm: Hub id, folder or bundled:NAME; a loaded model of transformers, with its tokenizer;
                 a `pgra.CausalLM`; or a `pgra.PromptedEncoder`, which has its prompt.
             tokenizer: That of a loaded model.
-            task: A task's name, its YAML, or a `Task`: gives template, label words and inputs.
-            template: How a text is shown, such as "Review: {text}"; replaces the task's.
-            words: Answer words by label; replace the task's. Of a template with examples needed.
-            answer: What follows a text, on a line of its own: "The answer is"; "" for nothing.
-            examples: Labelled examples for the prompt, in order: (text, label) pairs, mappings
-                with a "label", a `datasets.Dataset`, or `Example`s. None is zero-shot.
+            task: A task's name, its YAML, or a `Task`: gives prompt, label words and inputs.
+            template: Instead of a task, how a text is shown: "Review: {text}", zero-shot.
+            examples: Labelled examples of the task for the prompt, in order: (text, label) pairs,
+                mappings with a "label", a `datasets.Dataset`, or `Example`s. None is zero-shot.
             num_exemplars: Draw so many of them, the same number of each label; None: all.
             seed: Of the draw.
             similarity: As `--similarity`: dot (the paper's), cosine; those that are fitted
@@ -128,7 +124,7 @@ class Reranker(ScoringReranker):
         if isinstance(lm, PromptedEncoder):
             self.encoder = lm
         else:
-            self._task, style = _write_style(task, template, words, answer)
+            self._task, style = _write_style(task, template)
             pool = self._read_examples(examples)
             prompt = style.prompt(pool)
             if num_exemplars is not None:
@@ -285,7 +281,9 @@ class Reranker(ScoringReranker):
         if not listed:
             return []
         if self._task is None:
-            raise ConfigError("the labels of examples are unknown: give task= or words=")
+            raise ConfigError(
+                "examples have labels: give task=, such as a pgra.Task, for template="
+            )
         rows = given if hasattr(given, "features") else listed  # a data set names its classes
         return read_split(self._task, open_rows(self._task, rows, "examples"), "examples")
 
@@ -453,24 +451,12 @@ def _keys(examples: Sequence[Example]) -> Rows:
 
 
 def _write_style(
-    task: str | Path | Task | None,
-    template: str | None,
-    words: Mapping[str, str] | None,
-    answer: str | None,
+    task: str | Path | Task | None, template: str | None
 ) -> tuple[Task | None, PromptFormat]:
-    """Return how texts are shown, and the task; None without labels."""
-    given: dict[str, Any] = {"prompt": template, "prompt_words": words, "answer": answer}
-    given = {name: value for name, value in given.items() if value is not None}
-    if task is not None:
-        task = replace(task if isinstance(task, Task) else Task.load(task), **given)
-    elif template is None:
+    if (task is None) == (template is None):
         raise ValueError('give task=, or template=, such as template="Review: {text}"')
-    else:
-        slots = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template))) or ("text",)
-        if not words:
-            shown = PromptTemplate(template, inputs=slots)
-            return None, PromptFormat(
-                shown if answer is None else replace(shown, answer=answer), {}
-            )
-        task = Task(name="template", inputs=slots, labels=tuple(words), **given)
-    return task, task_format(task)
+    if template is None:
+        task = task if isinstance(task, Task) else Task.load(str(task))
+        return task, task_format(task)
+    inputs = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template))) or ("text",)
+    return None, PromptFormat(PromptTemplate(template, "", inputs), {})

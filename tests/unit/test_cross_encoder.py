@@ -120,18 +120,6 @@ def named(folder, names):
     return folder
 
 
-def test_a_long_pair_loses_the_end_of_its_longer_text_and_is_counted(start, cross_encoder_dir):
-    long = ("A warm film.", " ".join(SENTENCES))
-    model = start(tokens=24)
-    rows = model.tokenize(*zip(long, PAIRS[0], strict=True))
-    assert len(rows[0]["input_ids"]) == 24
-    assert model.num_cut == 1
-    stock = AutoTokenizer.from_pretrained(cross_encoder_dir)
-    cut = stock(*long, truncation="longest_first", max_length=24)
-    assert rows[0] == dict(cut)
-    assert rows[1] == dict(stock(*PAIRS[0]))  # the control: a short one stays whole
-
-
 def test_a_model_without_a_trained_head_is_refused(encoder_dir, start):
     with pytest.raises(
         ModelError, match="lacks 2 weights of a BertForSeq.*such as classifier.bias"
