@@ -16,7 +16,6 @@ from conftest import write_jsonl
 from datasets import ClassLabel, Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pgra.api.choosing import ExemplarSelector
 
 from pgra.core import Example
 from pgra.data.examples import (
@@ -28,6 +27,7 @@ from pgra.data.examples import (
 )
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError, DataError
+from pgra.exemplars.selector import ExemplarSelector
 
 TASK = Task.load("mr")
 LABELS = TASK.labels
