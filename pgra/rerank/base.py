@@ -5,7 +5,6 @@ A reranker of your own (`--reranker module:Class`) derives from `BaseReranker` a
 """
 
 import math
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -94,11 +93,6 @@ class RerankArguments(StateArguments):
     )
 
     def check(self) -> None:
-        if not re.fullmatch(r"last|[1-9]\d*|0?\.0*[1-9]\d*", self.lm_layer):
-            raise ConfigError(
-                f"lm_layer is '{self.lm_layer}': give last, the number of a layer (from 1 "
-                "on), or a share of the depth between 0 and 1, such as 0.6"
-            )
         if self.fast_kernels == "off" and self.prefix_sharing == "cascade":
             raise ConfigError(
                 "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "

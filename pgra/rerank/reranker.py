@@ -458,5 +458,7 @@ def _write_style(
     if template is None:
         task = task if isinstance(task, Task) else Task.load(str(task))
         return task, task_format(task)
-    inputs = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template))) or ("text",)
+    inputs = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template)))
+    if not inputs:
+        raise ConfigError(f"template {template!r} shows no text: write {{text}} in its place")
     return None, PromptFormat(PromptTemplate(template, "", inputs), {})
