@@ -15,7 +15,7 @@ from pgra.config import choose
 from pgra.data.examples import DataArguments, Splits, load_splits
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
-from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import (
     choose_device,
@@ -26,8 +26,7 @@ from pgra.lm.load import (
     load_pretrained,
     load_tokenizer,
 )
-from pgra.methods.stages import prompt_template
-from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.fewshot import FewShotPrompt, prompt_template
 from pgra.reader.fid import FusionReader
 
 RANDOM = "random:"

@@ -1,7 +1,7 @@
 """Rerank texts of your own: an LM reads each after labelled examples and compares it with a query.
 
     python rerank.py
-    python rerank.py "a boring waste of time" --documents lines.txt --top_k 3
+    python rerank.py "a boring waste of time" --documents lines.txt --k 3
     python rerank.py --lm Qwen/Qwen3-0.6B                  # any causal LM of the hub, or a folder
 
 The labelled examples decide what counts as similar: here whether a film was liked. Guide:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("query", nargs="?", default="a warm, funny film")
     parser.add_argument("--documents", type=Path, help="a .txt file with a text on each line")
     parser.add_argument("--lm", default="bundled:smollm2-135m", help="hub id, folder, bundled:NAME")
-    parser.add_argument("--top_k", type=int, default=5)
+    parser.add_argument("--k", type=int, default=5)
     args = parser.parse_args(argv)
     documents = DOCUMENTS
     if args.documents:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.lm, task="sst2", examples=EXAMPLES, num_exemplars=4, similarity="whitened"
     )
     reranker.fit(documents)
-    for hit in reranker.rank(args.query, documents, top_k=args.top_k):
+    for hit in reranker.rank(args.query, documents, k=args.k):
         print(f"{hit.score:8.1f}  line {hit.index + 1}  {hit.text}")
     return 0
 

@@ -1,7 +1,5 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
-from pgra.api.choosing import ExemplarSelector
-from pgra.api.reranking import Reranker
 from pgra.api.training import Run, train
 from pgra.core import Candidates, Context, Example, Hit, Prediction
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
@@ -9,23 +7,22 @@ from pgra.data.examples import DataArguments, Splits, load_splits
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
-from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selector import ExemplarSelector, build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.memory.log import MemoryEntry
 from pgra.memory.memory import Memory
 from pgra.methods.arguments import PgraArguments, RunArguments, RuntimeArguments
 from pgra.methods.base import Method
-from pgra.methods.stages import Stages, prompt_template
-from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import PromptTemplate
+from pgra.methods.stages import Stages
+from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate, prompt_template
 from pgra.reader.arguments import ReaderArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.record import Reader
 from pgra.reader.trainer_arguments import ReaderTrainingArguments
 from pgra.rerank import open_reranker
 from pgra.rerank.base import BaseReranker, RerankArguments, RerankRequest
-from pgra.rerank.prompted import PromptedReranker
+from pgra.rerank.reranker import Reranker
 from pgra.retrieval.base import RetrieverArguments, open_retriever
 from pgra.retrieval.dense import Index
 from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
@@ -62,7 +59,6 @@ __all__ = [
     "Predictor",
     "PromptTemplate",
     "PromptedEncoder",
-    "PromptedReranker",
     "Reader",
     "ReaderArguments",
     "ReaderTrainingArguments",

@@ -11,7 +11,7 @@ so that an interrupted run resumes, and `pgra evaluate`, `predict` and `report` 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
@@ -30,6 +30,7 @@ from pgra.publish import push_run
 from pgra.reader.inputs import Query
 from pgra.reader.record import Reader
 from pgra.report.results import METRICS_FILE, PREDICTIONS_FILE, read_lines, read_object
+from pgra.rerank import BaseReranker
 from pgra.retrieval.dense import Index
 from pgra.run_folder import TRAINING_FILE
 from pgra.runs import Answer, Predictor, read_arguments, run, series_folder
@@ -45,6 +46,7 @@ def train(
     test: Data | None = None,
     corpus: str | Path | Iterable[str] | Corpus | Index | None = None,
     method: str | None = None,
+    reranker: str | type[BaseReranker] | BaseReranker | None = None,
     output_dir: str | Path | None = None,
     artifacts_dir: str | Path | None = None,
     **arguments: Any,
@@ -65,6 +67,8 @@ def train(
             hub id or `bundled:NAME`, as `--corpus` takes them.
         method: As `--method`: pgra (the default), fid, plain, random, exhaustive, rag, ralm,
             lm-bff, icl, kate, knn, or a class of your own.
+        reranker: As `--reranker`; or a class or an object of one: a `pgra.Reranker`, with its LM,
+            prompt and similarity, or your own. A loaded LM is not saved with the run.
         output_dir: The run's folder; None: `runs/{task}-{method}-seed{seed}`.
         artifacts_dir: Folder of indexes and banks, shared by runs; None: the user's cache
             (`~/.cache/pgra`).
@@ -88,8 +92,16 @@ def train(
         "artifacts_dir": artifacts,
         **{n: v for n, v in (("method", method), ("output_dir", output_dir)) if v is not None},
     }
+    context = ALONE
+    if isinstance(reranker, BaseReranker):
+        values |= reranker.arguments()
+        context = replace(context, shared={"reranker": reranker})
+    elif isinstance(reranker, type):
+        values["reranker"] = f"{reranker.__module__}:{reranker.__qualname__}"
+    elif reranker is not None:
+        values["reranker"] = reranker
     if twice := sorted({*values} & {*arguments}):
-        raise ConfigError(f"{twice[0]} is given twice, by itself and by its rows: leave one out")
+        raise ConfigError(f"{twice[0]} is given twice, once by rows or an object: leave one out")
     values = {**_take_corpus(corpus, given.home, {**arguments, **values}), **arguments, **values}
     layers = [
         word
@@ -108,7 +120,7 @@ def train(
     folder = series_folder(str(args.folder), [args.seed])
     with quiet_transformers():
         args_there = args.change(args.home, output_dir=str(folder))
-        outcome = run(args_there, ALONE)
+        outcome = run(args_there, context)
     return Run(outcome.folder, args)
 
 

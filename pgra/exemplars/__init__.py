@@ -6,7 +6,7 @@
     rows = arrange(chosen.of(0), args.order, query=queries[0].text, seed=args.exemplar_seed)
 
 `--exemplars module:Class` names a `Selector` (`pgra.exemplars.selection`) from outside, which only
-writes `rank`. `pgra.exemplars.prompt` writes PGRA's prompt. Light, for the command line.
+writes `rank`. `pgra.exemplars.selector` writes PGRA's prompt. Light, for the command line.
 """
 
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -165,13 +165,15 @@ class WordSimilarity(PoolSimilarity):
 def open_similarity(
     args: SelectionArguments,
     examples: Sequence[Example],
-    root: Path | None,
+    root: Path | None = None,
     *,
     device: str,
     key: Key | None = None,
     encoder: ExampleEncoder | None = None,
-) -> PoolSimilarity:
-    """Open what `--encoder` and `--likeness` name; the encoder is loaded when it is first needed.
+) -> PoolSimilarity | None:
+    """Open what `--encoder` and `--likeness` name; None if nothing is compared.
+
+    The encoder is loaded when it is first needed.
 
     `root` is the folder of the pool's vectors; None: in memory alone. `key` returns the part of
     examples to compare, such as questions without their subject. `encoder` replaces `--encoder`.
@@ -179,9 +181,12 @@ def open_similarity(
     Raises:
         ModelError: If the encoder cannot be found or loaded.
     """
+    if not args.compares:
+        return None
     asked = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
     plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
     pool = examples if key is None else key(examples)
     neighbors = Neighbors(lambda: encoder or Encoder.load(plain, device=device), pool, root)
     name = BM25 if args.encoder == BM25 else args.likeness
-    return cast(PoolSimilarity, find_class("similarity", name, SIMILARITIES)(neighbors, key=key))
+    opened: PoolSimilarity = find_class("similarity", name, SIMILARITIES)(neighbors, key=key)
+    return opened

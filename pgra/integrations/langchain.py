@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pgra.api.choosing import ExemplarSelector
-from pgra.api.reranking import Reranker
+from pgra.exemplars.selector import ExemplarSelector
+from pgra.rerank.reranker import Reranker
 
 try:
     from langchain_core.callbacks import Callbacks
@@ -44,7 +44,7 @@ class PgraReranker(BaseDocumentCompressor):
             return []
         texts = [document.page_content for document in documents]
         found = []
-        for hit in self.reranker.rank(query, texts, top_k=self.top_n):
+        for hit in self.reranker.rank(query, texts, k=self.top_n):
             document = documents[hit.index]
             metadata = {**document.metadata, "relevance_score": hit.score}
             found.append(document.model_copy(update={"metadata": metadata}))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pgra.api.reranking import Reranker
+from pgra.rerank.reranker import Reranker
 
 try:
     from llama_index.core.bridge.pydantic import Field, PrivateAttr
@@ -52,7 +52,7 @@ class PgraRerank(BaseNodePostprocessor):
         }
         with self.callback_manager.event(CBEventType.RERANKING, payload=asked) as event:
             texts = [node.node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes]
-            hits = self._reranker.rank(query_bundle.query_str, texts, top_k=self.top_n)
+            hits = self._reranker.rank(query_bundle.query_str, texts, k=self.top_n)
             best = [NodeWithScore(node=nodes[hit.index].node, score=hit.score) for hit in hits]
             event.on_end(payload={EventPayload.NODES: best})
         return best

@@ -402,11 +402,16 @@ def cut_layers(config: Any, layer: str, name: str) -> int | None:
     "last", a number from 1 on, or a share of the depth between 0 and 1.
 
     Raises:
-        ConfigError: If there is no such layer.
+        ConfigError: If it is none of these, or there is no such layer.
         ModelError: If the configuration does not give the number of layers.
     """
     if layer == "last":
         return None
+    if not re.fullmatch(r"[1-9]\d*|0?\.0*[1-9]\d*", layer):
+        raise ConfigError(
+            f"lm_layer is '{layer}': give last, the number of a layer (from 1 on), or a share of "
+            "the depth between 0 and 1, such as 0.6"
+        )
     depth = getattr(config, "num_hidden_layers", None)
     if not isinstance(depth, int):
         raise ModelError(

@@ -11,8 +11,7 @@ from functools import partial
 from pgra.config import find_yaml, from_yaml
 from pgra.core import Example
 from pgra.errors import ConfigError
-from pgra.prompts.fewshot import PromptFormat
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import PromptFormat, PromptTemplate
 
 
 def as_data(

@@ -292,7 +292,7 @@ def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
 
 def _own_arguments(kind: str, name: object) -> type | None:
     """Return the own arguments of a retriever or reranker; of ours without its class."""
-    if name is None or (kind == "retriever" and str(name).startswith("exhaustive")):
+    if name is None:
         return None
     table: Mapping[str, str] = RETRIEVERS if kind == "retriever" else RERANKERS
     ours = str(name).partition(":")[0] if str(name).startswith("run:") else str(name)

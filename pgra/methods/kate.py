@@ -7,12 +7,14 @@
 Exemplars and answers are stored in the artifacts folder, so a stopped run resumes where it was.
 """
 
+import contextlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Self
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,16 +25,18 @@ from pgra.data.references import AnsweredExample
 from pgra.data.tasks import GenerationTask, load_any_task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
-from pgra.exemplars.similarity import PoolSimilarity, open_similarity
+from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, vote
+from pgra.exemplars.selector import ExemplarSelector
+from pgra.exemplars.similarity import open_similarity
 from pgra.lm import open_lm
-from pgra.lm.base import LanguageModel
+from pgra.lm.base import Advance, Completion, LanguageModel
 from pgra.lm.remote import RemoteLM
-from pgra.methods.answers import Answerer, LMAnswer, TextWriter, WordScorer
 from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
-from pgra.prompts.fewshot import PromptFormat, line_format, task_format
-from pgra.prompts.fitting import Fit, fit_prompts
+from pgra.progress import Bar
+from pgra.prompts.fewshot import Fit, PromptFormat, answer_words, fit_prompts, task_format
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.calibrate import decide
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE
 
@@ -84,6 +88,96 @@ class ExemplarPrompts:
     texts: Sequence[str] = ()
 
 
+# How an LM's answer becomes a label: by its label words' probabilities, or by the text it writes.
+#
+# Brown et al. 2020, section 2.4, score each candidate answer. KATE lets GPT-3 write and compares
+# the text with the label.
+
+
+@dataclass(frozen=True)
+class LMAnswer:
+    """An LM's answer to a query: its label, or its text where there are no labels.
+
+    `details` are further entries of `predictions.jsonl`.
+    """
+
+    prediction: Prediction
+    details: Mapping[str, Json]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answerer:
+    r"""Asks an LM for the labels of queries.
+
+    By default it takes the label whose word is likeliest after the prompt, all its tokens counted.
+    With `max_new_tokens` the LM writes until `stop`; the answer is the text, or the label whose
+    word it wrote.
+
+    Attributes:
+        format: Writes prompts and has each label's word; without words the text is the answer.
+    """
+
+    lm: LanguageModel
+    format: PromptFormat
+    max_new_tokens: int | None = None
+    stop: str = "\n"
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is None:  # either refuses ambiguous words, before anything
+            answer_words(self.format.words)
+        else:
+            self._verbalizer  # noqa: B018
+
+    @cached_property
+    def _verbalizer(self) -> Verbalizer:
+        return Verbalizer(self.format.words, template="")
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """All that decides, besides the LM, exemplars and queries."""
+        if self.max_new_tokens is None:
+            return {**self.format.fingerprint, "decide_by": "score"}
+        how: dict[str, Json] = {"max_new_tokens": self.max_new_tokens, "stop": self.stop}
+        return {**self.format.fingerprint, "decide_by": "generation", **how}
+
+    @property
+    def num_new_tokens(self) -> int:
+        """The room that an answer needs: of words the longest, without what opens every text."""
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        opening, *whole = self.lm.count_tokens(["", *answer_words(self.format.words)])
+        return max(1, max(whole) - opening)
+
+    def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[LMAnswer]:
+        """Ask the LM each of B queries' prompt."""
+        words, most, ids = self.format.words, self.max_new_tokens, [query.id for query in queries]
+        with progress_bar(prompts, progress=self.progress) as advance:
+            if most is None:
+                logs = self.lm.score(prompts, answer_words(words), advance=advance)
+                scores = np.array(logs, np.float32).reshape(len(queries), len(words))
+                return [LMAnswer(one, {}) for one in decide(ids, scores, list(words))]
+            how: Any = {"max_new_tokens": most, "stop": self.stop, "advance": advance}
+            written = self.lm.complete(prompts, **how)
+        return [self._read(*pair) for pair in zip(ids, written, strict=True)]
+
+    def _read(self, query: str, completion: Completion) -> LMAnswer:
+        words, text = self.format.words, completion.text.strip()
+        if not words:
+            return LMAnswer(Prediction(query, text, {}), {})
+        label = self._verbalizer.label_of_word(text)
+        scores = {name: float(name == label) for name in words}
+        return LMAnswer(Prediction(query, label or UNDECIDED, scores), {"written": text})
+
+
+@contextlib.contextmanager
+def progress_bar(prompts: Sequence[str], *, progress: bool) -> Iterator[Advance]:
+    """Show how many of the distinct prompts are answered."""
+    total = len(set(prompts))
+    with Bar(total=total, desc="answers", unit="prompt", disable=not progress) as bar:
+        yield bar.update
+
+
 class Kate(Method):
     """Lets a frozen LM decide queries after labelled examples.
 
@@ -110,20 +204,11 @@ class Kate(Method):
         self.data = self.read_data()
         self._settle()
         root = self.context.artifacts / "neighbors" / self.data.task.name
-        self.pool = ExemplarPool(
-            self.data.train,
-            jaccard=self.selection.leak_jaccard,
-            root=root,
-            context=self.context,
-            keeps=self.data.is_split,
-        )
-        self.similarity: PoolSimilarity | None = None
-        if self.selection.compares:
-            device = self.context.device
-            self.similarity = open_similarity(self.selection, self.data.train, root, device=device)
-        self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
-            self.selection, self.pool, self.similarity
-        )
+        chosen, train = self.selection, self.data.train
+        pool = ExemplarPool(train, chosen.leak_jaccard, root, self.context, self.data.is_split)
+        similarity = open_similarity(chosen, train, root, device=self.context.device)
+        self.exemplars = ExemplarSelector.of(chosen, pool, similarity)
+        self.selector = self.exemplars.under(self.selection)  # refuses what the pool does not have
         self._known: tuple[list[Example], ExemplarPrompts] | None = None
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if self.data.references:
@@ -204,27 +289,19 @@ class Kate(Method):
             self.args = args.change("icl", decide_by=way.decide_by)
             self.icl = self.args["icl"]
 
-    @property
-    def _format(self) -> PromptFormat:
-        task = self.data.task
-        if isinstance(task, GenerationTask):
-            return line_format(task.frame, task.inputs)
-        return task_format(task, self.icl.prompt_format or "task")
-
     def _open_answerer(self, lm: LanguageModel) -> Answerer:
         icl, task, progress = self.icl, self.data.task, self.context.shows_progress
-        how, most, stop = self._format, icl.max_new_tokens, "\n"
+        how, most, stop = task_format(task, icl.prompt_format or "task"), icl.max_new_tokens, "\n"
         if isinstance(task, GenerationTask):
             most, stop = most or task.max_new_tokens, task.stop
         if icl.decide_by == "generation":
             most = most or _WRITTEN_TOKENS
-            return TextWriter(lm=lm, format=how, max_new_tokens=most, stop=stop, progress=progress)
-        if most is not None:
+        elif most is not None:
             raise ConfigError(
                 f"max_new_tokens is {most}, and label words are scored, not written: leave it out, "
                 "or use --decide_by generation"
             )
-        return WordScorer(lm=lm, format=how, progress=progress)
+        return Answerer(lm=lm, format=how, max_new_tokens=most, stop=stop, progress=progress)
 
     def identity(self) -> dict[str, Json]:
         named: dict[str, Json] = {
@@ -233,8 +310,8 @@ class Kate(Method):
             "leak_jaccard": self.selection.leak_jaccard,
             "leak_rule": LEAK_RULE,
         }
-        if self.similarity is not None:
-            named["likeness"] = dict(self.similarity.fingerprint)
+        if self.exemplars.similarity is not None:
+            named["likeness"] = dict(self.exemplars.similarity.fingerprint)
         if self.answerer is not None:
             named["prompt"] = dict(self.answerer.fingerprint)
             named["lm"] = dict(self.completer.fingerprint)
@@ -265,7 +342,7 @@ class Kate(Method):
         other._settle()
         if other._answerer is not None:
             other._note_way()
-        other.selector = other.selection.selector(other.selection, other.pool, other.similarity)
+        other.selector = other.exemplars.under(other.selection)
         return other
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
@@ -358,7 +435,7 @@ class Kate(Method):
             "exemplars": sum(map(len, prompts.rows)),
             "near_duplicates": int(dropped.sum()),
             "queries_with_near_duplicates": int((dropped > 0).sum()),
-            "copies_in_pool": self.pool.guard.num_copies if self.selection.count else 0,
+            "copies_in_pool": self.exemplars.pool.guard.num_copies if self.selection.count else 0,
         }
         if fit is not None:
             counts |= {

@@ -27,8 +27,8 @@ from pgra.lm.load import find_model
 from pgra.methods.arguments import SECTIONS, LmBffArguments, RunArguments
 from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.pgra import Pgra
-from pgra.methods.stages import Stages, prompt_template
-from pgra.prompts.fewshot import FewShotPrompt
+from pgra.methods.stages import Stages
+from pgra.prompts.fewshot import FewShotPrompt, prompt_template
 from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.inputs import (
     Join,

@@ -35,8 +35,8 @@ from pgra.methods.base import (
     bundled_notes,
     task_name,
 )
-from pgra.methods.stages import Stages, neighbor_model, prompt_template, reads_prompt
-from pgra.prompts.fewshot import FewShotPrompt
+from pgra.methods.stages import Stages, neighbor_model, reads_prompt
+from pgra.prompts.fewshot import FewShotPrompt, prompt_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
 from pgra.reader import READER_FOLDER, RECORD_FILE

@@ -18,13 +18,11 @@ from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.errors import ConfigError
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, LanguageModel
-from pgra.methods.answers import progress_bar
 from pgra.methods.arguments import SECTIONS, RalmArguments, RunArguments
 from pgra.methods.base import SPLITS
+from pgra.methods.kate import progress_bar
 from pgra.methods.pgra import Pgra
-from pgra.prompts.fewshot import answer_words
-from pgra.prompts.fitting import fit_prompts
-from pgra.prompts.template import SEPARATOR, PromptTemplate
+from pgra.prompts.fewshot import SEPARATOR, PromptTemplate, answer_words, fit_prompts
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import Calibration, decide
 from pgra.reader.predict import Decision

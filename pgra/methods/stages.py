@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -19,14 +18,12 @@ import numpy as np
 from pgra.artifacts import digest
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
-from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.prompt import NearestExemplars, build_prompt
+from pgra.exemplars.selector import NearestExemplars, build_prompt
 from pgra.methods.arguments import PgraArguments
 from pgra.methods.base import SPLITS, TaskData, Timed
-from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import FewShotPrompt, PromptFormat, prompt_template
 from pgra.report.results import EvidenceLine
 from pgra.rerank import (
     BaseReranker,
@@ -96,7 +93,11 @@ class Stages(Timed):
         data = TaskData.read(args)
         prompt, exemplars = FewShotPrompt(prompt_template(data.choice)), None
         shown: Collection[str] = ()
-        if reads_prompt(args):
+        given = context.shared.get("reranker")
+        if given is not None:
+            prompt = getattr(given, "prompt", prompt)
+            shown = [example.id for example in data.train if given.shows(example)]
+        elif reads_prompt(args):
             prompt, exemplars = _write_prompt(data, args, context)
             shown = prompt.exemplar_ids
         elif getattr(args.reader, "same_train", False) and not args.rerank.per_query:
@@ -126,19 +127,21 @@ class Stages(Timed):
 
     @cached_property
     def reranker(self) -> BaseReranker:
-        """The second stage; its LM's weights are loaded at the first use."""
-        return open_reranker(
-            RerankRequest(
-                args=self.args.rerank,
-                prompt=self.prompt,
-                corpus=self.corpus,
-                context=self.context,
-                options=self.args.rerank_options,
-                exemplars=self.exemplars,
-                reference=self.reference
-                or Reference(self.data.train, self.data.choice.prompt_words),
-            )
+        """The second stage; its LM's weights are loaded at the first use.
+
+        It is opened by its name, unless there is a ready object in `context.shared`.
+        """
+        request = RerankRequest(
+            args=self.args.rerank,
+            prompt=self.prompt,
+            corpus=self.corpus,
+            context=self.context,
+            options=self.args.rerank_options,
+            exemplars=self.exemplars,
+            reference=self.reference or Reference(self.data.train, self.data.choice.prompt_words),
         )
+        given: BaseReranker | None = self.context.shared.get("reranker")
+        return open_reranker(request) if given is None else given.over(request)
 
     @cached_property
     def retriever(self) -> Retriever:
@@ -300,12 +303,6 @@ def _retrieve(retriever: Retriever, examples: Sequence[Example], k: int) -> Cand
 def reads_prompt(args: PgraArguments) -> bool:
     """Whether an LM reads a few-shot prompt, whose exemplars are left out of training."""
     return args.rerank.num_evidence > 0 and find_reranker(args.rerank.reranker).reads_prompt
-
-
-def prompt_template(task: Task | str | Path) -> PromptTemplate:
-    """Return a task's template as the LM sees it."""
-    task = task if isinstance(task, Task) else Task.load(str(task))
-    return PromptTemplate(task.prompt, task.answer, task.inputs)
 
 
 def _write_prompt(

@@ -4,17 +4,75 @@
 texts under the task's template. "kate" is that of Liu et al. 2022, Table 11: `Sentence: ... Label:
 Positive`, `Table: ... Sentence: ...`, `Q: ...` and `A: ...` on two lines; a blank line between
 exemplars, no instruction before them.
+
+A prompt is `prefix + suffix`: instruction and exemplars, the same for all texts of a task, then the
+text under the template, P(x) of Guo et al. 2023, section 3.2. They are split before the blank line
+between them, because byte-pair merges do not cross that place but do cross the one after it.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from pgra.core import Example, Json
-from pgra.data.tasks import Task
-from pgra.errors import ConfigError
-from pgra.prompts.template import PromptTemplate
+from pgra.data.tasks import GenerationTask, Task, check_slots
+from pgra.errors import ConfigError, DataError
 
 FORMATS = ("kate", "task")
+INSTRUCTION = "Follow the demonstrations:\n"
+SEPARATOR = "\n\n"
+_BREAKS = re.compile(r"\n{2,}")
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """How one task shows texts to the LM.
+
+    Attributes:
+        body: P(x), with a slot for each input of the task.
+        answer: What the LM completes, on a line of its own after P(x); "" where P(x) ends with it.
+        inputs: The task's inputs. A passage fills the first one; a line of empty inputs alone is
+            left out, so a passage has one state, whatever query it is compared with.
+        instruction: Text before the first exemplar.
+        one_line: Whether a text's line breaks become spaces, as in KATE's prompts.
+        gap: Text before an exemplar's answer.
+        separator: Text between exemplars, and between the last one and the query.
+    """
+
+    body: str
+    answer: str = "The answer is"
+    inputs: tuple[str, ...] = ("text",)
+    instruction: str = INSTRUCTION
+    one_line: bool = False
+    gap: str = " "
+    separator: str = SEPARATOR
+
+    def __post_init__(self) -> None:
+        check_slots(f"template {self.body!r}", self.body, self.inputs)
+
+    def passage_fields(self, text: str) -> dict[str, str]:
+        return {name: text if i == 0 else "" for i, name in enumerate(self.inputs)}
+
+    def render(self, fields: Mapping[str, str]) -> str:
+        """Fill P(x), without blank lines, which would look like the border between exemplars."""
+        if self.one_line:
+            return self.body.format_map({n: " ".join(v.split()) for n, v in fields.items()})
+        values = {name: value.strip() for name, value in fields.items()}
+        return _BREAKS.sub("\n", self.body.format_map(values)).strip("\n")
+
+    def render_exemplar(self, fields: Mapping[str, str], word: str) -> str:
+        """Fill P(x) and add its answer."""
+        word = " ".join(word.split()) if self.one_line else word
+        return f"{self.render_query(fields, after_prefix=False)}{self.gap}{word}"
+
+    def render_query(self, fields: Mapping[str, str], *, after_prefix: bool) -> str:
+        """Fill P(x) and leave the answer open: the suffix of a prompt."""
+        answer = f"\n{self.answer}" if self.answer else ""
+        return f"{self.separator if after_prefix else ''}{self.render(fields)}{answer}"
 
 
 @dataclass(frozen=True)
@@ -90,14 +148,21 @@ def line_format(
     return PromptFormat(template, words or {})
 
 
-def task_format(task: Task, name: str) -> PromptFormat:
-    """Return the format of a classification task, by its name in `FORMATS`.
+def prompt_template(task: Task | str | Path) -> PromptTemplate:
+    """Return a task's template as the LM sees it."""
+    task = task if isinstance(task, Task) else Task.load(str(task))
+    return PromptTemplate(task.prompt, task.answer, task.inputs)
+
+
+def task_format(task: Task | GenerationTask, name: str = "task") -> PromptFormat:
+    """Return the format of a task, by its name in `FORMATS`; written answers have their own frame.
 
     "kate" shows all inputs as one sentence, and labels answer by their own names, capitalised.
     """
+    if isinstance(task, GenerationTask):
+        return line_format(task.frame, task.inputs)
     if name == "task":
-        template = PromptTemplate(task.prompt, task.answer, task.inputs)
-        return PromptFormat(template, task.prompt_words)
+        return PromptFormat(prompt_template(task), task.prompt_words)
     slots = " ".join(f"{{{field}}}" for field in task.inputs)
     words = {label: label.replace("_", " ").capitalize() for label in task.labels}
     return line_format(f"Sentence: {slots} Label:", task.inputs, words)
@@ -113,3 +178,89 @@ def answer_words(words: Mapping[str, str]) -> list[str]:
                     "always win: choose another in the task's prompt_words"
                 )
     return [f" {word}" for word in words.values()]
+
+
+# Fit prompts into an LM's window: the last exemplar is dropped first, the query is never cut.
+#
+# Liu et al. 2022, section 3.2, use fewer exemplars for a whole task where 64 "exceed the token
+# limit" of some query; here the other queries keep theirs.
+
+
+Counts = npt.NDArray[np.int64]
+CountTokens = Callable[[Sequence[str]], list[int]]
+# returns all prompts of a query (by its index) with so many of its exemplars
+Write = Callable[[int, int], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Each query's exemplars that fit, those that do not, and longest prompt's tokens, (B,)."""
+
+    counts: Counts
+    num_dropped: Counts
+    num_tokens: Counts
+
+
+def fit_prompts(
+    count_tokens: CountTokens,
+    write: Write,
+    wanted: Sequence[int],
+    *,
+    names: Sequence[str],
+    window: int,
+    num_new_tokens: int,
+    unit: str = "exemplar",
+) -> Fit:
+    """Find how many exemplars, or words of evidence, each query's prompt has room for.
+
+    Args:
+        count_tokens: Counts the LM's tokens of texts.
+        write: Writes a query's prompts.
+        wanted: Exemplars of each query, (B,).
+        names: The queries' ids, for messages.
+        window: Most tokens of prompt and answer together.
+        num_new_tokens: Room for the answer.
+        unit: What is fitted, for messages.
+
+    Raises:
+        DataError: If a query does not fit even without exemplars; it is named.
+        ConfigError: If no query has room for a single exemplar, and all want one.
+    """
+
+    def count(queries: Counts, counts: Counts) -> Counts:
+        """Count the tokens of each query's longest prompt; equal texts are counted once."""
+        pairs = zip(queries.tolist(), counts.tolist(), strict=True)
+        prompts = [write(query, number) for query, number in pairs]
+        distinct = list(dict.fromkeys(text for texts in prompts for text in texts))
+        tokens = dict(zip(distinct, count_tokens(distinct), strict=True))
+        return np.array([max(tokens[text] for text in texts) for texts in prompts], dtype=np.int64)
+
+    room = window - num_new_tokens
+    most = np.array(wanted, dtype=np.int64)
+    lengths = count(np.arange(len(most)), most)
+    over = lengths > room
+    low, high = np.where(over, 0, most), np.where(over, most - 1, most)
+    if over.any():
+        (bare,) = np.nonzero(over)
+        lengths[bare] = count(bare, np.zeros_like(bare))
+        (long,) = np.nonzero(lengths > room)
+        if len(long):
+            more = f" ({len(long) - 1} more are too long)" if len(long) > 1 else ""
+            raise DataError(
+                f"query {names[long[0]]} has {lengths[long[0]]} tokens without any {unit}, and "
+                f"the LM reads {window}, {num_new_tokens} of them its answer{more}: leave it out, "
+                "or use an LM with a longer window"
+            )
+    while (low < high).any():
+        (open_,) = np.nonzero(low < high)
+        middle = (low[open_] + high[open_] + 1) // 2
+        tokens = count(open_, middle)
+        fits = tokens <= room
+        low[open_[fits]], lengths[open_[fits]] = middle[fits], tokens[fits]
+        high[open_[~fits]] = middle[~fits] - 1
+    if len(most) and most.min() > 0 and low.max() == 0:
+        raise ConfigError(
+            f"the LM reads {window} tokens, {num_new_tokens} of them its answer, and no "
+            f"query has room for one {unit}: use an LM with a longer window, or none of them"
+        )
+    return Fit(low, most - low, lengths)

@@ -12,7 +12,7 @@ from pgra.rerank.base import Work as Work
 RERANKERS = {
     "cross-encoder": "pgra.rerank.cross_encoder:CrossEncoderReranker",
     "none": "pgra.rerank.base:FirstStageOrder",
-    "prompted": "pgra.rerank.prompted:PromptedReranker",
+    "prompted": "pgra.rerank.reranker:Reranker",
 }
 
 

@@ -346,6 +346,52 @@ class Bank:
             return None
 
 
+_KEPT_BYTES = 1 << 30
+
+
+class MemoryBank:
+    """States by key in memory, up to a gigabyte; those kept longest go first. Used as a `Bank`."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self._states = width, dict[int, Floats]()
+
+    def missing(self, keys: npt.ArrayLike) -> Rows:
+        new = [key for key in np.unique(np.asarray(keys)).tolist() if key not in self._states]
+        return np.array(new, np.int64)
+
+    def fill(
+        self,
+        keys: Rows,
+        prepare: Callable[[Rows], T],
+        encode: Callable[[T, Advance], Callable[[], Tensor]],
+        *,
+        title: str = "states",
+        **shared: object,  # noqa: ARG002 (of a bank that processes share)
+    ) -> int:
+        missing, wanted = self.missing(keys), {*keys.tolist()}
+        if not len(missing):
+            return 0
+        with Bar(total=len(missing), unit="text", desc=title, leave=False) as bar:
+            states = encode(prepare(missing), bar.update)()
+        most = max(0, _KEPT_BYTES // (4 * self.width) - len(missing))
+        for key in list(self._states)[: max(0, len(self._states) - most)]:
+            if key not in wanted:
+                del self._states[key]
+        self._states.update(zip(missing.tolist(), states.float().numpy(), strict=True))
+        return len(missing)
+
+    def states(self, keys: npt.ArrayLike) -> Floats:
+        found = [self._states[key] for key in np.asarray(keys).tolist()]
+        return np.array(found, np.float32).reshape(len(found), self.width)
+
+    def blocks(self, keys: Rows, *, rows: int) -> Iterator[tuple[Rows, Floats]]:
+        for start in range(0, len(keys), rows):
+            part = keys[start : start + rows]
+            yield part, self.states(part)
+
+
+States = Bank | MemoryBank
+
 # Each process' share of the shards, names of banks, keys of queries' states.
 
 

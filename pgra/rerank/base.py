@@ -5,12 +5,11 @@ A reranker of your own (`--reranker module:Class`) derives from `BaseReranker` a
 """
 
 import math
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from pgra.lm.base import StateArguments
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
-    from pgra.exemplars.prompt import NearestExemplars
+    from pgra.exemplars.selector import NearestExemplars
     from pgra.prompts.fewshot import FewShotPrompt
 
 
@@ -94,11 +93,6 @@ class RerankArguments(StateArguments):
     )
 
     def check(self) -> None:
-        if not re.fullmatch(r"last|[1-9]\d*|0?\.0*[1-9]\d*", self.lm_layer):
-            raise ConfigError(
-                f"lm_layer is '{self.lm_layer}': give last, the number of a layer (from 1 "
-                "on), or a share of the depth between 0 and 1, such as 0.6"
-            )
         if not self.per_query:
             return
         at_least(f"num_exemplars with exemplars '{self.exemplars}'", self.num_exemplars, 1)
@@ -200,6 +194,7 @@ class BaseReranker(ABC):
 
     Arguments: ClassVar[type[_Arguments] | None] = None
     reads_prompt: ClassVar[bool] = True
+    corpus: "Corpus"
 
     def __init__(self, request: RerankRequest) -> None:  # noqa: B027 (some keep nothing)
         """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
@@ -208,6 +203,22 @@ class BaseReranker(ABC):
     def open(cls, request: RerankRequest) -> "BaseReranker":
         """Open the reranker, or another class that serves the request."""
         return cls(request)
+
+    def over(self, request: RerankRequest) -> "BaseReranker":
+        """Return a ready object, as `pgra.train(reranker=...)` takes it, for the corpus of a run.
+
+        By default itself, with the run's `corpus`.
+        """
+        self.corpus = request.corpus
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that would open a ready object like this one by its name."""
+        return {"reranker": f"{type(self).__module__}:{type(self).__qualname__}"}
+
+    def shows(self, example: Example) -> bool:  # noqa: ARG002
+        """Whether a ready object's prompt shows an example, which no reader is then trained on."""
+        return False
 
     @property
     @abstractmethod
@@ -287,7 +298,7 @@ class ScoringReranker(BaseReranker):
         """
 
     @abstractmethod
-    def score(self, examples: Sequence[Example], rows: Rows) -> Scores:
+    def score_rows(self, examples: Sequence[Example], rows: Rows) -> Scores:
         """Return candidates' scores (B, K), -inf where a row is missing.
 
         Raises:
@@ -303,7 +314,7 @@ class ScoringReranker(BaseReranker):
 
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
         """Order each query's candidates by their scores; `prepare` must have seen them."""
-        scores = self.score(examples, candidates.rows)
+        scores = self.score_rows(examples, candidates.rows)
         scores = add_topic(scores, candidates, self.topic_weight)
         return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
 

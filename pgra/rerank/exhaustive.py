@@ -7,16 +7,18 @@ they stop at 150 and see the metric still rising.
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Self
 
 import numpy as np
 import torch
 
-from pgra.core import Candidates, Example, Json, Rows
+from pgra.core import Candidates, Example, Rows
 from pgra.errors import ConfigError
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import BaseReranker
-from pgra.rerank.prompted import PromptedReranker
+from pgra.rerank.reranker import Reranker
+from pgra.retrieval.base import IndexRequest, Retriever
 from pgra.retrieval.faiss import Vectors, nearest
 
 logger = logging.getLogger(__name__)
@@ -29,23 +31,35 @@ _SPARE = 32  # hits beyond those asked for, so that rounding does not decide who
 _ROUNDING = 1e-6  # of float32 products, as a share of the largest
 
 
-class ExhaustiveSearch:
+class ExhaustiveSearch(Retriever):
     """Finds each query's evidence among all passages of a corpus, by the reranker's states."""
+
+    @classmethod
+    def open(cls, request: IndexRequest) -> Self:  # noqa: ARG003
+        """Refuse to search without a reranker: stages open it over theirs."""
+        raise ConfigError(
+            "retriever 'exhaustive' searches the LM's states under a task's prompt: use it with "
+            "pgra rerank or pgra train, or choose another here"
+        )
 
     def __init__(self, reranker: BaseReranker) -> None:
         """Open the search; a reranker without states is a ConfigError."""
-        if not isinstance(reranker, PromptedReranker):
+        if not isinstance(reranker, Reranker):
             raise ConfigError(
                 "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
             )
         self.reranker, self.num_rows = reranker, len(reranker.corpus)
         self._device = str(reranker.encoder.lm.device)
 
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """All that the evidence of a query depends on."""
         how = {"retriever": "exhaustive", "index_factory": "Flat"}
-        return {**self.reranker.fingerprint, **how}
+        self.fingerprint = {**reranker.fingerprint, **how}
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
+        """Let the LM read texts and what it has yet to read of the corpus, and search it."""
+        fields = self.reranker.prompt.template.passage_fields
+        examples = [Example("", fields(text)) for text in queries]
+        self.reranker.prepare(examples, np.arange(self.num_rows))
+        return self.search(examples, k)
 
     def search(self, examples: Sequence[Example], depth: int) -> Candidates:
         """Return each query's evidence, (B, depth), by the reranker's scores, ties by row.

@@ -36,7 +36,7 @@ class NeighborReranker(PairBankReranker):
     reads_queries = True
 
     def __init__(self, request: RerankRequest) -> None:
-        """Open an LM, and the bank of LM, template and corpus; errors as `PromptedReranker`'s."""
+        """Open an LM, and the bank of LM, template and corpus; errors as `Reranker.open`'s."""
         args, exemplars = request.args, request.exemplars
         assert exemplars is not None  # `exemplars` says so
         encoder = PromptedEncoder.open(args, exemplars.prompt(()), request.context.device)

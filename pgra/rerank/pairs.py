@@ -133,7 +133,7 @@ class PairBankReranker(ScoringReranker):
     def _count_queries(self, pairs: Pairs) -> int:
         return len(np.unique(pairs.queries[pairs.find(self.bank.missing(pairs.keys))]))
 
-    def score(self, examples: Sequence[Example], rows: Rows) -> Scores:
+    def score_rows(self, examples: Sequence[Example], rows: Rows) -> Scores:
         """Look up the pairs' scores, (B, K), -inf where a row is missing."""
         scores = np.full(rows.shape, -np.inf, dtype=np.float32)
         present = rows != MISSING_ROW

@@ -43,7 +43,7 @@ from pgra.core import MISSING_ROW, Example, Json, Rows, log_softmax
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.rerank.bank import Bank, Floats, query_key
+from pgra.rerank.bank import Floats, States, query_key
 from pgra.rerank.base import Reference
 from pgra.rerank.head import affine, column_stats, fit_head
 
@@ -338,13 +338,13 @@ class Fitting:
         reference: Reference,
         *,
         num_rows: int,
-        made_of: Mapping[str, Json],
-        home: Path,
+        made_of: Mapping[str, Json] | None = None,
+        home: Path | None = None,
     ) -> None:
         """Draw, and refuse what cannot be fitted.
 
         `num_rows` is the size of the corpus, `made_of` what passages' states depend on, `home` the
-        folder's place with the beginning of its name.
+        folder's place with the beginning of its name; None: the fit stays in memory.
 
         Raises:
             ConfigError: If the name is unknown, texts are too few, or label words begin alike.
@@ -358,8 +358,9 @@ class Fitting:
         keys = [int(key) for key in sample]
         self._queries = {key: by_key[key] for key in keys}  # different ones, whatever their order
         self._settings = self._describe(reference)
-        self.fingerprint: Mapping[str, Json] = {**made_of, "similarity": name, **self._settings}
-        self.folder = artifact_dir(home.parent, home.name, self.fingerprint)
+        own: Mapping[str, Json] = {"similarity": name, **self._settings}
+        self.fingerprint: Mapping[str, Json] = {**(made_of or {}), **own}
+        self.folder = home and artifact_dir(home.parent, home.name, self.fingerprint)
 
     def _describe(self, reference: Reference) -> dict[str, Any]:
         """Return a fit's part of the fingerprint."""
@@ -384,8 +385,9 @@ class Fitting:
     @property
     def is_ready(self) -> bool:
         """Whether nothing is left to measure."""
-        made_as: Any = {"stage": _STAGE, "fingerprint": self.fingerprint}
-        return not self._class.is_fitted or find_fault(self.folder, **made_as) is None
+        if not self._class.is_fitted or self.folder is None:
+            return not self._class.is_fitted
+        return find_fault(self.folder, stage=_STAGE, fingerprint=self.fingerprint) is None
 
     def rows(self) -> Rows:
         """Return the passages whose states it has yet to measure, sorted."""
@@ -405,30 +407,27 @@ class Fitting:
                 "it, or give the run's pgra train command again, which makes it anew"
             )
 
-    def fit(self, bank: Bank, query_bank: Bank) -> None:
+    def fit(self, bank: States, query_bank: States) -> None:
         """Fit to the states of `rows` and `queries`, which are in the banks, unless that was done.
 
         Raises:
             ArtifactError: If a stored fit is damaged, or cannot be written.
             ModelError: If the LM has no plain head, for label words.
         """
+
+        def measure(aside: Path) -> Mapping[str, Json]:
+            rows, keys = self.rows(), np.array(list(self._queries), np.int64)
+            self.fit_states(bank.states(rows), query_bank.states(keys))
+            for name, array in vars(self.similarity).items():
+                write_array(aside / f"{name}.npy", array)
+            return {"passages": len(rows), "queries": len(keys)}
+
         if self._class.is_fitted:
-            build_once(
-                self.folder,
-                stage=_STAGE,
-                fingerprint=self.fingerprint,
-                build=lambda aside: self._measure(aside, bank, query_bank),
-            )
+            assert self.folder is not None
+            build_once(self.folder, stage=_STAGE, fingerprint=self.fingerprint, build=measure)
 
-    def _measure(self, aside: Path, bank: Bank, query_bank: Bank) -> Mapping[str, Json]:
-        rows, keys = self.rows(), np.array(list(self._queries), np.int64)
-        fitted = self.fit_states(bank.states(rows), query_bank.states(keys))
-        for name, array in vars(fitted).items():
-            write_array(aside / f"{name}.npy", array)
-        return {"passages": len(rows), "queries": len(keys)}
-
-    def fit_states(self, passages: Floats, queries: Floats) -> Similarity:
-        """Fit to the states of `rows` and `queries`, (n, H) and (m, H); nothing is kept on disk."""
+    def fit_states(self, passages: Floats, queries: Floats) -> None:
+        """Fit to the states of `rows` and `queries`, (n, H) and (m, H), in memory."""
         sample = Sample(
             passages=passages,
             queries=queries,
@@ -436,13 +435,14 @@ class Fitting:
             settings=self._settings,
             lm=self._encoder.lm,
         )
-        return self._class.fit(sample)
+        self.similarity = self._class.fit(sample)
 
     @cached_property
     def similarity(self) -> Similarity:
         """The fitted similarity; if its files are missing or damaged, that is an ArtifactError."""
         if not self._class.is_fitted:
             return self._class()
+        assert self.folder is not None
         names = [field.name for field in fields(self._class)]
         return self._class(**{n: np.array(read_array(self.folder / f"{n}.npy")) for n in names})
 
@@ -469,7 +469,7 @@ Indices = npt.NDArray[np.intp]
 
 
 def score_candidates(
-    bank: Bank, rows: Rows, *, query_bank: Bank, query_keys: Rows, similarity: Similarity
+    bank: States, rows: Rows, *, query_bank: States, query_keys: Rows, similarity: Similarity
 ) -> Floats:
     """Return the product of each candidate's state and its query's, both changed.
 
@@ -496,10 +496,10 @@ def score_candidates(
     return scores
 
 
-def _score(bank: Bank, rows: Rows, *, queries: Floats, similarity: Similarity) -> Floats:
+def _score(bank: States, rows: Rows, *, queries: Floats, similarity: Similarity) -> Floats:
     flat = rows.ravel()
     pairs = np.argsort(flat, kind="stable")  # places in `flat`, those of one passage together
-    pairs = pairs[np.searchsorted(flat, MISSING_ROW, side="right", sorter=pairs) :]
+    pairs = pairs[flat[pairs] != MISSING_ROW]
     distinct, first, count = np.unique(flat[pairs], return_index=True, return_counts=True)
     scores = np.full(flat.shape, -np.inf, dtype=np.float32)
     width = max(1, bank.width, queries.shape[1])

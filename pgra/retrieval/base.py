@@ -34,6 +34,7 @@ from pgra.errors import ArtifactError, ConfigError
 RETRIEVERS: dict[str, str] = {
     "bm25": "pgra.retrieval.bm25:BM25Retriever",
     "dense": "pgra.retrieval.dense:Index",
+    "exhaustive": "pgra.rerank.exhaustive:ExhaustiveSearch",
     "hybrid": "pgra.retrieval.hybrid:HybridRetriever",
     "random": "pgra.retrieval.random:RandomRetriever",
     "run": "pgra.retrieval.trec:RunRetriever",
@@ -53,7 +54,7 @@ class RetrieverArguments(PassageEncoderArguments):
         "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
         "control), run:FILE (the candidates of a TREC run file), or exhaustive (none: the LM reads "
         "the whole corpus once, and evidence is the best of all of it); or your own, module:Class.",
-        choices=sorted([*RETRIEVERS, "exhaustive"]),
+        choices=sorted(RETRIEVERS),
         is_open=True,
         is_common=True,
     )
@@ -168,15 +169,8 @@ def find_retriever(name: str) -> type[Retriever]:
     """Import a retriever.
 
     Raises:
-        ConfigError: If the name is unknown, no retriever, or "exhaustive", which needs a task's
-            prompt.
+        ConfigError: If the name is unknown, or no retriever.
     """
-    if name == "exhaustive":
-        raise ConfigError(
-            "retriever 'exhaustive' is no first stage: it searches the LM's states under a task's "
-            "prompt. Use it with pgra rerank or pgra train, or choose "
-            f"{', '.join(sorted(RETRIEVERS))} here"
-        )
     is_run = name.startswith("run:")  # and its file
     cls = find_class("retriever", "run" if is_run else name, RETRIEVERS)
     if not (isinstance(cls, type) and issubclass(cls, Retriever)):

@@ -3,8 +3,10 @@
 import json
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import datasets
+import numpy as np
 import pytest
 from conftest import SENTENCES, contents, review_rows
 from huggingface_hub import ModelCard
@@ -94,6 +96,40 @@ def test_an_index_gives_corpus_encoder_and_its_own_folder(bench, ours, tmp_path)
         assert folder.startswith(str(path or bench.artifacts / "given"))
     corpus = pgra.open_corpus(bench.corpus, tmp_path / "read")
     assert make(bench, "indexed2", corpus=corpus).predictions == ours.predictions
+
+
+class Longest(pgra.BaseReranker):
+    """The candidates by their lengths, each of them times a weight."""
+
+    fingerprint: ClassVar = {"reranker": "longest"}
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def rerank(self, examples, candidates):
+        texts = [self.corpus.texts(line) for line in candidates.rows]
+        scores = self.weight * np.array([list(map(len, line)) for line in texts], np.float32)
+        return pgra.Candidates.best(candidates.rows, scores, scores.shape[1])
+
+
+def test_a_ready_reranker_is_a_runs_second_stage(bench):
+    how = flags(bench)
+    lm = str(how.pop("lm"))
+    del how["num_exemplars"]
+    shown = TRAIN[:4]
+    ready = pgra.Reranker(lm, task="sst2", examples=shown, similarity="cosine", device="cpu")
+    data = {"task": "sst2", **_ROWS, "corpus": SENTENCES, **how}
+    run = pgra.train(**data, reranker=ready, output_dir=bench.run("ready"))
+    for row, line in zip(TEST, run.predictions, strict=True):
+        texts = [one["text"] for one in line["evidence"]]
+        scores = [one["score"] for one in line["evidence"]]
+        np.testing.assert_allclose(scores, ready.score(row["text"], texts), rtol=1e-4)
+    assert read_json(run.folder / "arguments.json")["rerank"]["similarity"] == "cosine"
+    assert run.predict(TEXTS[0]).scores  # its LM is found by its name
+    prompt = (run.folder / "prompt.txt").read_text()
+    assert prompt.startswith(ready.prompt.prefix)
+    own = pgra.train(**data, reranker=Longest(2), output_dir=bench.run("own"))
+    assert all(one["score"] == 2 * len(one["text"]) for one in own.predictions[0]["evidence"])
 
 
 def test_a_loaded_run_gives_new_texts_what_the_command_gives(bench, ours):

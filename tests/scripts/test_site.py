@@ -20,5 +20,5 @@ def test_the_site_builds(tmp_path):
     commands = (tmp_path / "site/reference/commands/index.html").read_text()
     assert "--num_candidates" in commands
     python = (tmp_path / "site/reference/python/index.html").read_text()
-    assert "pgra.api.reranking.Reranker.rank" in python
+    assert "pgra.rerank.reranker.Reranker.rank" in python
     assert "fonts.googleapis" not in python

@@ -5,8 +5,13 @@ from functools import cache
 import numpy as np
 from transformers import AutoModel, AutoTokenizer
 
-from pgra.core import Candidates, Example
-from pgra.prompts.template import PromptTemplate
+from pgra.core import Candidates, Context, Example
+from pgra.exemplars.selector import build_prompt
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
+from pgra.prompts.fewshot import PromptTemplate
+from pgra.rerank.base import Reference, RerankArguments, RerankRequest
+from pgra.rerank.reranker import Reranker
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "negative", "positive": "positive"}
@@ -17,6 +22,24 @@ TRAIN = [
 TWO = [Example(f"test-{i}", {"text": text}) for i, text in enumerate(["A warm film.", "Dull!"])]
 QUERIES = [*TWO, TRAIN[3]]
 ROWS = np.array([[3, 0, 7, 11], [2, 5, 0, -1], [1, 0, 9, 4]])
+
+
+def over_corpus(
+    lm, corpus, root, *, template=TEMPLATE, shots=4, seed=0, reference=None, dtype="float32", **how
+):
+    """Open a reranker of an LM's folder on a corpus; `how` are its arguments."""
+    prompt = build_prompt(template, TRAIN, WORDS, num_exemplars=shots, seed=seed)
+    opened = CausalLM(str(lm), device="cpu", dtype=dtype, with_head=True)
+    args = RerankArguments(**{"bank_shard_rows": 5, **how})
+    request = RerankRequest(
+        args=args,
+        prompt=prompt,
+        corpus=corpus,
+        context=Context(artifacts=root),
+        reference=reference or Reference(),
+    )
+    encoder = PromptedEncoder(opened, prompt)
+    return Reranker(encoder, similarity=args.similarity).over(request)
 
 
 def run(reranker, queries=QUERIES, rows=ROWS):

@@ -61,7 +61,7 @@ def test_it_chooses_what_pgra_icl_chooses(icl, encoder, options):
         assert found != select(encoder)
 
 
-def test_every_kind_of_pool_is_one_pool(encoder, tmp_path):
+def test_every_kind_of_pool_is_one_pool(encoder):
     from datasets import ClassLabel, Dataset, Features, Value
 
     rows = [{"text": text, "label": label} for text, label in TALK]
@@ -69,7 +69,6 @@ def test_every_kind_of_pool_is_one_pool(encoder, tmp_path):
         [{"text": t, "label": ["billing", "bug"].index(name)} for t, name in TALK],
         features=Features({"text": Value("string"), "label": ClassLabel(names=["billing", "bug"])}),
     )
-    (tmp_path / "p.csv").write_text("text,label\n" + "\n".join(f"{t},{n}" for t, n in TALK))
     pools = [
         TALK,
         iter(TALK),
@@ -78,8 +77,6 @@ def test_every_kind_of_pool_is_one_pool(encoder, tmp_path):
         Dataset.from_list(rows),
         Dataset.from_list(rows).to_pandas(),
         numbered,
-        str(write_jsonl(tmp_path / "p.jsonl", rows)),
-        tmp_path / "p.csv",
     ]
     prompts = {
         pgra.ExemplarSelector(pool, encoder=encoder).prompt("pay what?", 3) for pool in pools
@@ -87,10 +84,6 @@ def test_every_kind_of_pool_is_one_pool(encoder, tmp_path):
     (prompt,) = prompts
     assert prompt.endswith("\n\nText: pay what?\nLabel:")
     assert {f"Text: {text}\nLabel: {label}" for text, label in TALK} == {*prompt.split("\n\n")[:-1]}
-    texts = pgra.ExemplarSelector([text for text, _ in TALK], encoder=encoder)
-    assert sorted(texts.prompt("pay what?", 3).split("\n\n")) == sorted(
-        ["pay what?", *(text for text, _ in TALK)]
-    )
 
 
 def test_a_task_reads_the_columns_of_its_hub(encoder):
@@ -103,20 +96,16 @@ def test_a_task_reads_the_columns_of_its_hub(encoder):
         ]
     )
     rows = [{"text": "so good", "label": "positive"}, {"text": "so bad", "label": "negative"}]
-    named = [{"said": "so good", "is": "positive"}, {"said": "so bad", "is": "negative"}]
     prompts = {
         pgra.ExemplarSelector(hub, encoder=encoder, task="sst2").prompt("so nice"),
         pgra.ExemplarSelector(rows, encoder=encoder, task="sst2").prompt({"text": "so nice"}),
-        pgra.ExemplarSelector(
-            named, encoder=encoder, task="sst2", text="said", label="is"
-        ).prompt({"said": "so nice"}),
-    }  # fmt: skip
+    }
     assert len(prompts) == 1
 
 
 @pytest.mark.parametrize("how", ["cosine", "euclidean", "bm25"])
 def test_what_is_added_is_chosen_as_if_it_had_always_been_there(encoder, how):
-    options = {"selection": "bm25"} if how == "bm25" else {"encoder": encoder, "likeness": how}
+    options = {"encoder": "bm25"} if how == "bm25" else {"encoder": encoder, "likeness": how}
     grown, empty = pgra.ExemplarSelector(ROWS[:20], **options), pgra.ExemplarSelector([], **options)
     assert empty.select("a film", 3) == []
     before = grown.select(QUERIES, 3)
@@ -138,6 +127,6 @@ def test_the_guard_keeps_a_querys_own_text_out_and_can_be_turned_off(encoder):
 
 def test_a_refused_addition_leaves_the_pool_as_it_was(encoder):
     selector = pgra.ExemplarSelector(TALK, encoder=encoder)
-    with pytest.raises(pgra.DataError, match=r"pool\[4\] has no label"):
+    with pytest.raises(pgra.DataError, match="pool, row 1 has no label"):
         selector.add([("new", "bug"), ("newer", None)])
     assert len(selector) == len(selector.select("pay", 9)) == len(TALK)

@@ -1,7 +1,5 @@
 """`pgra.Reranker`: the scores of a run's second stage, from Python, and what is refused."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -15,10 +13,7 @@ from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.stages import prompt_template
-from pgra.prompts.fewshot import PromptFormat
 from pgra.rerank.base import Reference, RerankArguments, RerankRequest
-from pgra.rerank.prompted import PromptedReranker
 from pgra.rerank.similarity import SIMILARITIES
 
 SHOTS = [(one.text, one.label) for one in TRAIN[:4]]
@@ -36,31 +31,30 @@ def make(lm_dirs):
     return make
 
 
-def by_hand(folder, similarity="dot", *, queries=TWO, reference=(), documents=SENTENCES, root):
+def of_a_run(reranker, root, queries=TWO, documents=SENTENCES):
     """Scores of a run's second stage, which has its states on disk: (B, n)."""
-    task, request_of = Task.load("sst2"), partial(RerankRequest, context=Context(artifacts=root))
-    prompt = PromptFormat(prompt_template(task), task.prompt_words).prompt(TRAIN[:4])
-    lm = CausalLM(str(folder), device="cpu", with_head=similarity == "label_words")
-    request = request_of(
-        args=RerankArguments(similarity=similarity, bank_shard_rows=5, bank="full"),
-        prompt=prompt,
-        corpus=pgra.open_corpus(documents, root),
-        reference=Reference(list(reference), task.prompt_words),
+    ready = reranker.over(
+        RerankRequest(
+            args=RerankArguments(bank_shard_rows=5, bank="full"),
+            prompt=reranker.prompt,
+            corpus=pgra.open_corpus(documents, root),
+            reference=Reference(TRAIN[4:]),
+            context=Context(artifacts=root),
+        )
     )
-    reranker = PromptedReranker(request, PromptedEncoder(lm, prompt))
     rows = np.tile(np.arange(len(documents)), (len(queries), 1))
-    reranker.prepare(queries, rows)
-    return reranker.score(queries, rows)
+    ready.prepare(queries, rows)
+    return ready.score_rows(queries, rows)
 
 
 @pytest.mark.parametrize("similarity", sorted(SIMILARITIES))
-def test_scores_are_those_of_a_runs_second_stage(make, lm_dirs, similarity, tmp_path):
+def test_scores_are_those_of_a_runs_second_stage(make, similarity, tmp_path):
     reranker = make(similarity=similarity).fit(SENTENCES, TRAIN)
     scores = reranker.score(QUERIES, SENTENCES)
-    truth = by_hand(lm_dirs["gpt2"], similarity, reference=TRAIN[4:], root=tmp_path)
+    truth = of_a_run(reranker, tmp_path)
     np.testing.assert_allclose(scores, truth, rtol=1e-4, atol=1e-4)
     other = "cosine" if similarity != "cosine" else "dot"
-    assert np.abs(by_hand(lm_dirs["gpt2"], other, root=tmp_path) - truth).max() > 0.01
+    assert np.abs(of_a_run(make(similarity=other), tmp_path) - truth).max() > 0.01
 
 
 def test_ranking_is_the_scores_in_order_ties_by_place(make):
@@ -71,20 +65,13 @@ def test_ranking_is_the_scores_in_order_ties_by_place(make):
     assert [hit.index for hit in hits] == np.argsort(-scores, kind="stable").tolist()
     assert [hit.text for hit in hits] == [texts[hit.index] for hit in hits]
     assert [hit.score for hit in hits] == scores[[hit.index for hit in hits]].tolist()
-    assert reranker.rank(QUERIES[0], texts, top_k=2) == hits[:2]
-    assert reranker.rank(QUERIES[0], texts, top_k=99) == hits
+    assert reranker.rank(QUERIES[0], texts, k=2) == hits[:2]
+    assert reranker.rank(QUERIES[0], texts, k=99) == hits
     assert reranker.rank(QUERIES[0], []) == []
     assert reranker.rank(QUERIES, texts)[0] == hits
     assert [len(line) for line in reranker.rank(QUERIES, [])] == [0, 0]
-    assert reranker.rank(QUERIES[0], (text for text in texts)) == hits
-
-
-def test_hits_of_a_search_keep_their_places(make):
-    reranker = make()
-    found = [Hit(40 + at, 0.5, text) for at, text in enumerate(SENTENCES[:5])]
-    hits = reranker.rank(QUERIES[0], found)
-    plain = reranker.rank(QUERIES[0], SENTENCES[:5])
-    assert hits == [Hit(40 + hit.index, hit.score, hit.text) for hit in plain]
+    found = [Hit(40 + at, 0.5, text) for at, text in enumerate(texts)]  # of a search
+    assert [hit.index - 40 for hit in reranker.rank(QUERIES[0], found)] == [h.index for h in hits]
 
 
 @pytest.mark.slow

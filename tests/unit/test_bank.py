@@ -5,8 +5,6 @@ import os
 import resource
 import shutil
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pgra.artifacts import Inputs, lock_folder
+from pgra.artifacts import Inputs
 from pgra.core import Context, Example, Worker
 from pgra.errors import ArtifactError, DamageError, ModelError
 from pgra.rerank.bank import Bank, BankShard, query_key, write_shard
@@ -197,20 +195,6 @@ def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path
     np.testing.assert_array_equal(late.states(range(18))[:, 0], np.arange(18))
 
 
-def test_a_job_waits_for_another_that_fills_its_bank_and_computes_the_rest(tmp_path, caplog):
-    caplog.set_level("INFO")
-    name, places = Bank(tmp_path, FIELDS)._name, np.arange(4)
-    with ThreadPoolExecutor(1) as other:
-        with lock_folder(tmp_path):
-            waiting = other.submit(fill, tmp_path, range(6), shard_rows=4)
-            while "waiting for another job that" not in caplog.text:
-                time.sleep(0.01)
-            write_shard(tmp_path, places, slopes(places), bank=name)
-        assert len(waiting.result()) == 6
-    shards = [BankShard(path, bank=name) for path in tmp_path.glob("[0-9a-f]*.json")]
-    assert sorted(len(shard.keys) for shard in shards) == [2, 4]
-
-
 def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path):
     fill(tmp_path, [20, 21, 30, 40, 5], shard_rows=2)  # (5, 20), (21, 30), (40)
     bank = fill(tmp_path, range(3), shard_rows=2)
@@ -269,26 +253,6 @@ def test_a_state_that_is_not_finite_is_refused(tmp_path, value):
     with pytest.raises(ModelError, match=r"state of key 5 .* is not finite"):
         write(tmp_path, states)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("part", ["keys", "states"])
-def test_a_file_changed_cut_short_or_gone_is_refused_by_name(tmp_path, part):
-    record = write(tmp_path, states_of()).record
-    path = record.with_suffix(f".{part}.npy")
-
-    def cut_short(path):
-        path.write_bytes(path.read_bytes()[:-1])
-
-    def refused(fault):
-        return pytest.raises(DamageError, match=rf"{part}.npy is {fault}")
-
-    flip(path)
-    with refused("damaged"):  # states are compared before they are first read
-        BankShard(record).states(ALL[:1])
-    for spoil, fault in ((cut_short, "damaged"), (Path.unlink, "missing")):
-        spoil(path)
-        with refused(fault):  # on opening
-            BankShard(record)
 
 
 def test_no_byte_of_a_record_changes_a_state(tmp_path):

@@ -13,8 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pgra.core import Context
 from pgra.errors import ModelError
-from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
 from pgra.rerank.cross_encoder import CrossEncoderArguments
@@ -119,18 +118,6 @@ def named(folder, names):
     config["label2id"] = {name: number for number, name in enumerate(names)}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-def test_a_long_pair_loses_the_end_of_its_longer_text_and_is_counted(start, cross_encoder_dir):
-    long = ("A warm film.", " ".join(SENTENCES))
-    model = start(tokens=24)
-    rows = model.tokenize(*zip(long, PAIRS[0], strict=True))
-    assert len(rows[0]["input_ids"]) == 24
-    assert model.num_cut == 1
-    stock = AutoTokenizer.from_pretrained(cross_encoder_dir)
-    cut = stock(*long, truncation="longest_first", max_length=24)
-    assert rows[0] == dict(cut)
-    assert rows[1] == dict(stock(*PAIRS[0]))  # the control: a short one stays whole
 
 
 def test_a_model_without_a_trained_head_is_refused(encoder_dir, start):

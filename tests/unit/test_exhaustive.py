@@ -3,16 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from small_reranking import TEMPLATE, TRAIN, WORDS
+from small_reranking import over_corpus
 
-from pgra.core import Context, Example
+from pgra.core import Example
 from pgra.data.corpus import CorpusArguments, open_corpus
-from pgra.exemplars.prompt import build_prompt
-from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import PromptedEncoder
-from pgra.rerank.base import RerankArguments, RerankRequest
+from pgra.rerank.bank import query_key
 from pgra.rerank.exhaustive import ExhaustiveSearch
-from pgra.rerank.prompted import PromptedReranker, query_key
 
 pytestmark = pytest.mark.slow
 
@@ -31,12 +27,8 @@ def make_search(lm_dirs, tmp_path, texts, *, similarity="dot"):
     path = tmp_path / "passages.txt"
     path.write_text("\n".join(texts) + "\n")
     corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
-    prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=2)
-    encoder = PromptedEncoder(CausalLM(str(lm_dirs["gpt2"]), device="cpu"), prompt)
-    args = RerankArguments(similarity=similarity, bank_shard_rows=64)
-    context = Context(artifacts=tmp_path)
-    request = RerankRequest(args=args, prompt=prompt, corpus=corpus, context=context)
-    return ExhaustiveSearch(PromptedReranker(request, encoder))
+    how = {"shots": 2, "similarity": similarity, "bank_shard_rows": 64}
+    return ExhaustiveSearch(over_corpus(lm_dirs["gpt2"], corpus, tmp_path, **how))
 
 
 def put(bank, keys, states, shard_rows=64):
@@ -70,6 +62,12 @@ def all_scores(passages, queries, similarity):
     if similarity == "cosine":
         scores /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(passages, axis=1)
     return scores
+
+
+def test_it_is_a_retriever_of_texts(lm_dirs, tmp_path):
+    search = make_search(lm_dirs, tmp_path, [f"Text {i}." for i in range(5)])
+    found = search.retrieve([query.fields["text"] for query in QUERIES], 3)
+    np.testing.assert_array_equal(found.rows, search.search(QUERIES, 3).rows)
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])

@@ -6,18 +6,13 @@ from functools import partial
 import numpy as np
 import pytest
 from conftest import SENTENCES
-from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, run
+from small_reranking import TRAIN, TWO, WORDS, over_corpus, run
 
-from pgra.core import Context, log_softmax
+from pgra.core import log_softmax
 from pgra.errors import ConfigError
-from pgra.exemplars.prompt import build_prompt
-from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank import Reference
 from pgra.rerank.bank import query_key
-from pgra.rerank.base import RerankArguments, RerankRequest
 from pgra.rerank.head import affine, fit_head
-from pgra.rerank.prompted import PromptedReranker
 
 FITTED = ["head", "label_words", "whitened", "whitened_cosine"]
 CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])
@@ -34,16 +29,9 @@ def small_draws(tmp_path, monkeypatch):
 @pytest.fixture
 def start(lm_dirs, corpus, tmp_path):
     def start(similarity, where="banks", *, train=TRAIN[4:], words=WORDS, made=None, **kwargs):
-        prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=4)
-        lm = CausalLM(str(lm_dirs["opt"]), dtype="float32", with_head=True)
-        request = RerankRequest(
-            args=RerankArguments(similarity=similarity, bank_shard_rows=5, **kwargs),
-            prompt=prompt,
-            corpus=corpus,
-            context=Context(artifacts=tmp_path / where),
-            reference=Reference(train, words, made),
-        )
-        return PromptedReranker(request, PromptedEncoder(lm, prompt))
+        reference = Reference(train, words, made)
+        how = {"similarity": similarity, "reference": reference, **kwargs}
+        return over_corpus(lm_dirs["opt"], corpus, tmp_path / where, **how)
 
     return start
 

@@ -14,7 +14,7 @@ from method_runs import having, kate_run, lines_of, run_of
 
 from pgra.core import ALONE
 from pgra.data.examples import DataArguments
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
 from pgra.runs import Predictor, evaluate_run, open_method, run, run_seeds
@@ -220,13 +220,3 @@ def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(
     assert arguments["icl"]["decide_by"] == "generation"
     assert arguments["completer"]["endpoint"] == "chat"
     assert caplog.text.count("is asked by chat, labels by generation") == 1
-
-
-def test_an_endpoint_that_gives_no_chances_is_refused(words, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    server = LoopbackEndpoint()
-    server.echoes = False
-    with server.serve() as url:
-        asked = having(words, lm="openai:mute", base_url=url, lm_window=2000)
-        with pytest.raises(ModelError, match="does not echo a prompt.*generation"):
-            run(having(asked, decide_by="score"))

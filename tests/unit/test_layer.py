@@ -6,11 +6,10 @@ from conftest import SENTENCES, one_quick
 from tiny_models import build_lm, build_odd_lm
 from transformers import AutoModel
 
+from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import WAYS, PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import PromptTemplate
-from pgra.rerank.base import RerankArguments
+from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
 
 IDS = [list(range(5, 25)), list(range(9, 18)), [7]]
 PROMPT = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), "A plot.\nThe answer is bad")
@@ -69,5 +68,10 @@ def test_prefixes_are_shared_at_a_layer(folder):
 )
 def test_a_share_is_the_nearest_layer(tmp_path, asked, depth, number):
     folder = build_lm(tmp_path / "lm", "gpt2", layers=depth)
-    assert RerankArguments(lm_layer=asked).lm_layer == asked
     assert open_lm(folder, asked).layer == number
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "1.5", "first"])
+def test_what_is_no_layer_is_refused(lm_dirs, asked):
+    with pytest.raises(ConfigError, match=f"lm_layer is '{asked}'"):
+        open_lm(lm_dirs["gpt2"], asked)

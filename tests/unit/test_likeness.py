@@ -36,17 +36,6 @@ def of_metric(metric, neighbors):
     return find_class("similarity", metric, SIMILARITIES)(neighbors)
 
 
-@pytest.mark.parametrize("metric", sorted(SIMILARITIES))
-def test_every_similarity_keeps_the_contract(metric, neighbors):
-    similarity = of_metric(metric, neighbors)
-    found = similarity.nearest(QUERIES, ROWS, 5)
-    assert (np.diff(found.scores, axis=1)[found.rows[:, 1:] != MISSING_ROW] <= 0).all()
-    assert set(found.rows.flatten().tolist()) <= {*ROWS.tolist(), MISSING_ROW}
-    alone = similarity.nearest(QUERIES[1:], ROWS, 3)
-    np.testing.assert_array_equal(alone.rows[0], found.rows[1, :3])
-    np.testing.assert_allclose(alone.scores[0], found.scores[1, :3], rtol=1e-5)
-
-
 def test_a_key_says_what_of_the_questions_is_compared(encoder_dirs, tmp_path):
     def last_word(examples):
         return [Example(e.id, {"text": e.text.split()[-1]}) for e in examples]

@@ -9,14 +9,13 @@ from conftest import with_rerank
 from pgra.core import ALONE, Example
 from pgra.encoders.encoder import Encoder
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.prompt import NearestExemplars
 from pgra.exemplars.selection import ExemplarPool
+from pgra.exemplars.selector import NearestExemplars
 from pgra.exemplars.similarity import DotSimilarity
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.prompts.fewshot import PromptFormat
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import PromptFormat, PromptTemplate
 from pgra.retrieval.neighbors import Neighbors
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")

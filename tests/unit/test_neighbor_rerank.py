@@ -11,7 +11,7 @@ from pgra.core import Candidates, Context
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.prompt import NearestExemplars, build_prompt
+from pgra.exemplars.selector import NearestExemplars, build_prompt
 from pgra.prompts.fewshot import PromptFormat
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments

@@ -15,7 +15,8 @@ from pgra.data.examples import DataArguments
 from pgra.data.tasks import Task
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.stages import Stages, prompt_template
+from pgra.methods.stages import Stages
+from pgra.prompts.fewshot import prompt_template
 from pgra.retrieval import open_retriever
 
 PASSAGE = "Red apples grow."

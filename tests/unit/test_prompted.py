@@ -4,16 +4,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
-from small_reranking import TEMPLATE, TRAIN, TWO, WORDS, plain_lm, run
+from small_reranking import TWO, over_corpus, plain_lm, run
 
-from pgra.core import Context
 from pgra.data.corpus import CorpusArguments, open_corpus
-from pgra.exemplars.prompt import build_prompt
-from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.template import PromptTemplate
-from pgra.rerank.base import RerankArguments, RerankRequest
-from pgra.rerank.prompted import PromptedReranker
+from pgra.prompts.fewshot import PromptTemplate
 
 CANDIDATES = [[3, 0, 3, -1, 1], [2, 5, 0, 7, 10]]  # a passage twice, one missing
 
@@ -22,15 +16,8 @@ CANDIDATES = [[3, 0, 3, -1, 1], [2, 5, 0, 7, 10]]  # a passage twice, one missin
 def open_one(lm_dirs, corpus, tmp_path):
     """Open a reranker: by default of the OPT, on the corpus, with four exemplars."""
 
-    def open_one(
-        lm="opt", where=corpus, *, template=TEMPLATE, shots=4, seed=0, dtype="float32", **how
-    ):
-        prompt = build_prompt(template, TRAIN, WORDS, num_exemplars=shots, seed=seed)
-        encoder = PromptedEncoder(CausalLM(str(lm_dirs[lm]), dtype=dtype), prompt)
-        args = RerankArguments(bank_shard_rows=5, **how)
-        context = Context(artifacts=tmp_path)
-        request = RerankRequest(args=args, prompt=prompt, corpus=where, context=context)
-        return PromptedReranker(request, encoder)
+    def open_one(lm="opt", where=corpus, **how):
+        return over_corpus(lm_dirs[lm], where, tmp_path, **how)
 
     return open_one
 

@@ -9,12 +9,18 @@ from hypothesis import strategies as st
 from pgra.core import Example
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError, DataError
-from pgra.exemplars.prompt import build_prompt
 from pgra.exemplars.selection import vote
+from pgra.exemplars.selector import build_prompt
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.prompts.fewshot import FORMATS, answer_words, line_format, task_format
-from pgra.prompts.fitting import fit_prompts
-from pgra.prompts.template import SEPARATOR, PromptTemplate
+from pgra.prompts.fewshot import (
+    FORMATS,
+    SEPARATOR,
+    PromptTemplate,
+    answer_words,
+    fit_prompts,
+    line_format,
+    task_format,
+)
 from pgra.prompts.verbalizer import Verbalizer
 
 LABELS = ["a", "b", "c"]

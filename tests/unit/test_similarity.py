@@ -7,11 +7,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.core import MISSING_ROW, Candidates
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import PromptTemplate
+from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
 from pgra.rerank.base import RerankArguments, add_topic
 from pgra.rerank.head import column_stats
-from pgra.rerank.similarity import LabelHead, find_similarity, log_chances
+from pgra.rerank.similarity import find_similarity, log_chances
 
 PASSAGES = np.array([[0, 0], [2, 20]], np.float32)
 QUERIES = np.array([[1, 7], [3, 7]], np.float32)
@@ -55,16 +54,6 @@ def test_a_column_that_does_not_vary_counts_for_nothing_whatever_it_is():
     assert found == pytest.approx(np.array([[0.15], [0.05]]))
 
 
-def test_label_words_by_hand():
-    """Logits (1, 1 + x): the log-chances of two words, whatever all other tokens get."""
-    words = np.array([[0, 0, 1], [1, 0, 1]], np.float32)
-    states = np.array([[0, 5], [np.log(3), -5]], np.float32)
-    expected = np.log([[0.5, 0.5], [0.25, 0.75]])
-    np.testing.assert_allclose(log_chances(states, words), expected, rtol=1e-6)
-    large = log_chances(states * 1000, words)
-    assert np.isfinite(large).all()
-
-
 WORDS = {"bad": "negative", "good": "positive", "sea": "sea"}
 PROMPT = FewShotPrompt(
     PromptTemplate("Does the following sentence have a sentiment?\n{text}"),
@@ -97,28 +86,6 @@ def test_log_chances_are_those_of_the_lms_own_logits(lm_dir):
         np.testing.assert_allclose(line, expected, rtol=2e-4, atol=2e-4)
         whole = logits.log_softmax(-1)[tokens].numpy()
         assert np.abs(line - whole).max() > 0.1  # the control: not among all words
-
-
-def test_a_head_by_hand():
-    """Logits are (0, x), the passages' mean log 3; query 7 is of fold 1, whose bias is log 9."""
-    row = np.array([[0, 0], [1, 0]], np.float32)
-    similarity = LabelHead(
-        stats=np.array([[2], [0.5]], np.float32),
-        weights=row,
-        fold_weights=np.stack([row, row + np.array([[0, 0], [0, np.log(9)]], np.float32)]),
-        folds=np.array([0, 1]),
-        keys=np.array([5, 7]),
-        prior=np.array([0, np.log(3)], np.float32),
-    )
-    states = np.log(np.array([[1], [3], [9]], np.float32)) / 2 + 2  # logits log 1, log 3, log 9
-    asked = similarity.of_queries(states, np.array([5, 6, 9]))
-    np.testing.assert_allclose(asked, [[1 / 2, 1 / 2], [1 / 4, 3 / 4], [1 / 10, 9 / 10]], rtol=1e-5)
-    held_out = similarity.of_queries(states, np.array([7, 7, -1]))
-    np.testing.assert_allclose(held_out[:, 0], [1 / 10, 1 / 28, 1 / 10], rtol=1e-5)
-    found = similarity.of_passages(states)
-    np.testing.assert_allclose(found, [[3 / 4, 1 / 4], [1 / 2, 1 / 2], [1 / 4, 3 / 4]], rtol=1e-5)
-    both = 1 / 10 * 1 / 4 + 9 / 10 * 3 / 4  # the chance of one label
-    np.testing.assert_allclose((asked @ found.T)[2, 2], both, rtol=1e-5)
 
 
 def test_the_topic_is_added_by_hand():

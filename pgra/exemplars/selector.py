@@ -1,0 +1,410 @@
+"""Exemplars near a query: KATE (Liu et al. 2022) on a list, and in a run.
+
+selector = pgra.ExemplarSelector(pool, encoder="bundled:minilm-l6")
+selector.select("a query", k=8)             # the pool's own items, nearest first
+selector.prompt("a query", k=8)             # them and the query, as an LM reads them
+"""
+
+import logging
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, overload
+
+from pgra.config import find_class, from_values
+from pgra.core import ALONE, Context, Example, Hit, Json, as_list, check_count, check_device
+from pgra.data.examples import class_names, open_rows
+from pgra.data.read import Record, read_label
+from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
+from pgra.encoders.encoder import Encoder
+from pgra.errors import ConfigError, DataError, show
+from pgra.exemplars import SELECTORS, SelectionArguments
+from pgra.exemplars.selection import ExemplarPool, Selector, arrange, group_rows
+from pgra.exemplars.similarity import DotSimilarity, PoolSimilarity, open_similarity
+from pgra.lm.prefix import PromptedEncoder
+from pgra.prompts.fewshot import FewShotPrompt, PromptFormat, PromptTemplate, task_format
+from pgra.retrieval.neighbors import LEAK_RULE, ExampleEncoder, Neighbors
+
+logger = logging.getLogger(__name__)
+
+# a text, or columns by name; the label of an item is ignored
+Query = str | Mapping[str, Any] | Example
+
+
+class ExemplarSelector:
+    """Chooses labelled examples for a prompt: the query's nearest in a pool, KATE.
+
+    Vectors are computed on first use and kept in memory; a run keeps them on disk.
+
+    Attributes:
+        items: The pool, as it was given and added to.
+        args: The choice that is asked for.
+        pool: The examples as they were read, and their leak guard.
+        similarity: What compares them with a query; None where nothing does.
+    """
+
+    def __init__(
+        self,
+        pool: Iterable[Any],
+        *,
+        text: str | Sequence[str] = "text",
+        label: str = LABEL,
+        encoder: Any = SelectionArguments.encoder,
+        selection: str = SelectionArguments.exemplars,
+        likeness: str = SelectionArguments.likeness,
+        order: str = SelectionArguments.order,
+        leak_guard: bool = True,
+        template: str | None = None,
+        task: str | Path | Task | GenerationTask | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        **options: Any,
+    ) -> None:
+        r"""Read the pool and load the encoder.
+
+        Args:
+            pool: Labelled dicts, (text, label) pairs or `pgra.Example`s, a `datasets.Dataset` or a
+                pandas table; may be empty.
+            text: Column that is compared, or several.
+            label: Column of the answer.
+            encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; a `pgra.Encoder`,
+                whose vectors are used as they are; or "bm25", by shared words.
+            selection: knn (the nearest), random, balanced, fixed, official, or module:Class.
+            likeness: Of vectors: cosine, dot or euclidean.
+            order: Of a prompt: nearest-first (the paper's), nearest-last or random.
+            leak_guard: Leave out examples whose text is the query's, or nearly (see
+                `leak_jaccard`). Turn it off to show a known answer to the very question.
+            template: How `prompt` writes an example: "Q: {question}\nA: {answer}", the columns in
+                braces, a space and the label last; default: a line for each, "Text: ...".
+            task: A task by name, YAML or loaded, whose columns, labels and prompt are used.
+            seed: Of what is drawn, and of a random order.
+            device: Where the encoder runs.
+            options: Further arguments of `pgra icl`'s choice by name: farthest, redraw, pooling,
+                leak_jaccard, ...
+
+        Raises:
+            ConfigError: If an argument is unknown or contradicts another.
+            DataError: If an item of the pool cannot be read, or lacks a column.
+            ModelError: If the encoder cannot be found or loaded.
+            ValueError: If the encoder is of a wrong type.
+        """
+        check_device(device, is_used=False)
+        if template is not None and task is not None:
+            raise ConfigError("template and task both say how a prompt is written: give one")
+        if task is None:
+            task = _pool_task((text,) if isinstance(text, str) else tuple(text), label, template)
+        self.task = load_any_task(str(task)) if isinstance(task, str | Path) else task
+        self._columns = {name: name for name in self.task.inputs}
+        loaded: ExampleEncoder | None = None
+        if not isinstance(encoder, str | Path):
+            is_ours = hasattr(encoder, "encode_examples")
+            loaded = encoder if is_ours else Encoder.load(encoder, normalize=False, device=device)
+            encoder = type(encoder).__name__
+        named: dict[str, Any] = {"exemplars": selection, "encoder": str(encoder)}
+        named |= {"likeness": likeness, "order": order, "exemplar_seed": seed, **options}
+        self.args = from_values(SelectionArguments, named, num_exemplars=1)
+        self.items: list[Any] = []
+        self._examples: list[Example] = []
+        self.pool = ExemplarPool(self._examples, self.args.leak_jaccard if leak_guard else None)
+        self.similarity = open_similarity(self.args, self._examples, device=device, encoder=loaded)
+        if self.similarity is not None:
+            self.similarity.load()
+        self._take(pool)
+
+    @classmethod
+    def of(
+        cls, args: SelectionArguments, pool: ExemplarPool, similarity: PoolSimilarity | None
+    ) -> Self:
+        """Return the selector of a run, whose examples are read already."""
+        made = cls.__new__(cls)
+        made.args, made.pool, made.similarity = args, pool, similarity
+        return made
+
+    def under(self, args: SelectionArguments) -> Selector:
+        """Return the class that chooses by other arguments from the same pool."""
+        selector: Selector = args.selector(args, self.pool, self.similarity)
+        return selector
+
+    def __len__(self) -> int:
+        return len(self.pool.examples)
+
+    def __repr__(self) -> str:
+        by = f" by {self.args.encoder}" if self.similarity is not None else ""
+        return f"ExemplarSelector({len(self)} items, {self.args.exemplars}{by})"
+
+    @overload
+    def select(self, query: Query, k: int = ...) -> list[Any]: ...
+
+    @overload
+    def select(self, query: list[Query], k: int = ...) -> list[list[Any]]: ...
+
+    def select(self, query: Query | list[Query], k: int = 8) -> list[Any]:
+        """Return the pool's items for a query, nearest first; of a list of queries a list of each.
+
+        Args:
+            query: A text, or a mapping with the pool's text columns, such as an item of it; or a
+                list of them, which are encoded together.
+            k: How many; fewer where the pool has fewer beside copies and leaks.
+
+        Raises:
+            ConfigError: If the pool does not fit the selection.
+            DataError: If a query lacks a column, or is no text.
+            ValueError: If `k` is no whole number of at least 0.
+        """
+        asked = [self._query(one) for one in (query if isinstance(query, list) else [query])]
+        found = [[self.items[hit.index] for hit in hits] for hits in self._choose(asked, k)]
+        return found if isinstance(query, list) else found[0]
+
+    def search(self, query: Query, k: int = 8) -> list[Hit]:
+        """Return what `select` chooses, with its place in the pool and its similarity to the query.
+
+        The score is NaN where nothing was compared. Arguments and errors are those of `select`.
+        """
+        return self._choose([self._query(query)], k)[0]
+
+    def prompt(self, query: Query, k: int = 8) -> str:
+        """Return the few-shot prompt of a query: its exemplars in `order`, then itself, unanswered.
+
+        The arguments are those of `select`; with `k` 0 it is the query alone.
+
+        Raises:
+            DataError: As `select`.
+        """
+        asked = self._query(query)
+        (hits,) = self._choose([asked], k)
+        rows = arrange(
+            [hit.index for hit in hits],
+            self.args.order,
+            query=asked.text,
+            seed=self.args.exemplar_seed or 0,
+        )
+        exemplars = [self.pool.examples[row] for row in rows]
+        return task_format(self.task).write(exemplars, asked.fields)
+
+    def add(self, items: Any) -> None:
+        """Add to the pool one dict, pair, text or `pgra.Example`, or several.
+
+        Only the new items are encoded, on first use.
+
+        Raises:
+            DataError: If one cannot be read; then none is added.
+        """
+        is_pair = isinstance(items, tuple) and len(items) == 2 and isinstance(items[0], str)
+        self._take([items] if is_pair or isinstance(items, str | Mapping | Example) else items)
+
+    def _take(self, pool: Any) -> None:
+        if hasattr(pool, "iloc"):  # pandas, whose iterator gives names
+            pool = pool.to_dict("records")
+        items = as_list("pool", pool, "a list of items, or one data set")
+        if not items:
+            return
+        raw = open_rows(self.task, pool if hasattr(pool, "features") else items, "pool")
+        self._columns = {name: raw.columns[name] for name in self.task.inputs}
+        column, first = raw.columns[self.task.target], len(self.items)
+        classes = raw.classes or class_names(pool, column)
+        labels = self.task.labels if isinstance(self.task, Task) else ()
+        read = []
+        for at, row in enumerate(raw.rows):
+            fields = {name: row.text(own) for name, own in self._columns.items()}
+            value = row.fields.get(column)
+            if isinstance(value, list | tuple) and value:  # of several answers the first
+                row = replace(row, fields={column: value[0]})
+            label = read_label(row, column, labels=labels, classes=classes)
+            read.append(Example(f"pool-{first + at}", fields, label))
+        self.items += items
+        self._examples += read
+        self.pool = replace(self.pool)  # a new guard
+        if self.similarity is not None:
+            self.similarity = self.similarity.renewed()
+
+    # What is chosen.
+
+    def _choose(self, queries: Sequence[Example], k: int) -> list[list[Hit]]:
+        if k:
+            check_count("k", k)
+        count = min(int(k), len(self.pool.guard.distinct)) if self.items else 0
+        if count == 0:
+            return [[] for _ in queries]
+        chosen = self.under(replace(self.args, num_exemplars=count)).choose(queries)
+        return [
+            [
+                Hit(row, float(score), self.pool.examples[row].text)
+                for row, score in zip(chosen.of(line), chosen.similarity[line], strict=False)
+            ]
+            for line in range(len(queries))
+        ]
+
+    def _query(self, query: Any) -> Example:
+        if isinstance(query, Example):
+            query = query.fields
+        elif isinstance(query, str):
+            query = {self.task.inputs[0]: query}
+        elif not isinstance(query, Mapping):
+            raise DataError(f"query is {show(query)}: give a text, or the columns of the pool")
+        row, columns = Record(0, query, "query"), self._columns.items()
+        fields = {name: row.text(own if own in query else name) for name, own in columns}
+        if not any(fields.values()):
+            raise DataError("query is empty: give words to compare")
+        return Example("query", fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PoolTask(GenerationTask):
+    """A pool's columns and prompt as a task, whose answers are the labels."""
+
+    target = LABEL
+
+
+def _pool_task(inputs: tuple[str, ...], label: str, template: str | None) -> _PoolTask:
+    names = (*inputs, label)
+    if len({*names}) < len(names):
+        raise ConfigError(f"'{label}' is a text column and the label: name different ones")
+    if template is None:
+        template = "\n".join(f"{n.replace('_', ' ').capitalize()}: {{{n}}}" for n in names)
+    frame = template.removesuffix(f" {{{label}}}")
+    if frame == template:
+        raise ConfigError(f"template '{template}' does not end with a space and {{{label}}}")
+    return _PoolTask(
+        name="pool",
+        inputs=inputs,
+        local=LocalSource(columns={LABEL: label}),
+        kind="question",
+        frame=frame,
+        metrics=("exact_match",),
+        num_exemplars=1,
+    )
+
+
+# PGRA's prompts: exemplars drawn for a whole task, or chosen for each query.
+#
+# One draw serves all splits and the corpus, so that all states are in one space. With `knn` a query
+# has its nearest training examples (KATE, section 2.3), the nearest first: the "default order" of
+# section 5.3.
+
+
+def build_prompt(
+    template: PromptTemplate,
+    examples: Sequence[Example],
+    words: Mapping[str, str],
+    *,
+    num_exemplars: int,
+    method: str = "balanced",
+    seed: int = 0,
+) -> FewShotPrompt:
+    """Draw exemplars from a labelled training set, in file order, and write the prefix.
+
+    `words` have the task's order of labels. `num_exemplars` is the paper's m; the method (of
+    `DRAWN_EXEMPLARS`) "official" takes its own number, 8 to 11 of 8. The seed decides choice and
+    order.
+
+    Raises:
+        ConfigError: If there are fewer training examples than asked for.
+    """
+    if num_exemplars == 0:
+        return FewShotPrompt(template)
+    if len(examples) < num_exemplars:
+        raise ConfigError(
+            f"num_exemplars is {num_exemplars}, but there are only {len(examples)} training "
+            "examples: ask for fewer"
+        )
+    draw = find_class("selector", method, SELECTORS).draw
+    rows = range(len(examples))
+    groups = group_rows(rows, [e.label for e in examples], list(words))
+    drawn = draw(rows, groups, num_exemplars, random.Random(seed))
+    return PromptFormat(template, words).prompt([examples[row] for row in drawn])
+
+
+class NearestExemplars:
+    """Writes each query's prompt: the training examples that a selector chooses, nearest first."""
+
+    def __init__(self, neighbors: Neighbors, style: PromptFormat, args: SelectionArguments) -> None:
+        """Open the selector; nothing is encoded yet.
+
+        Raises:
+            ConfigError: If there are not more training examples than a prompt has, as an example is
+                not its own exemplar; or if the selector is unknown.
+        """
+        if len(neighbors.examples) <= args.count:
+            raise ConfigError(
+                f"num_exemplars is {args.count}, and a training example may be the exemplar of "
+                f"others only, but there are only {len(neighbors.examples)} of them: ask for fewer"
+            )
+        self.neighbors, self.count = neighbors, args.count
+        self._args, self._format = args, style
+        pool = ExemplarPool(neighbors.examples, args.leak_jaccard)
+        self._selector = ExemplarSelector.of(args, pool, DotSimilarity(neighbors)).under(args)
+        self._chosen: dict[str, tuple[Example, ...]] = {}
+        self._shortened: set[str] = set()
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Everything that a query's prompt depends on, besides the template."""
+        near = self.neighbors.fingerprint if self._selector.compares else {}
+        return {
+            **self._selector.fingerprint,
+            "leak_jaccard": self._args.leak_jaccard,
+            "leak_rule": LEAK_RULE,
+            "words": dict(self._format.words),
+            **{f"exemplar {name}": value for name, value in near.items()},
+        }
+
+    def warn_shortened(self) -> None:
+        """Warn of queries with shortened prompts, and reset their count."""
+        if self._shortened:
+            logger.warning(
+                "%d queries got fewer than %d exemplars, so that they fit the LM's window",
+                len(self._shortened),
+                self.count,
+            )
+        self._shortened.clear()
+
+    def look_up(self, queries: Sequence[Example], context: Context = ALONE) -> None:
+        """Choose the exemplars of queries that are not known yet; one search for all of them."""
+        new = {query.text: query for query in queries if query.text not in self._chosen}
+        if self._selector.compares:  # every process comes by here, with new queries or not
+            self.neighbors.vectors(context)
+        if not new:
+            return
+        chosen = self._selector.choose(list(new.values()))
+        for index, text in enumerate(new):
+            rows = chosen.of(index)
+            self._chosen[text] = tuple(self.neighbors.examples[row] for row in rows)
+        logger.info(
+            "neighbors: %d of %d queries have a copy of their text, or nearly one, among the %d "
+            "training examples, which was left out",
+            int((chosen.num_dropped > 0).sum()),
+            len(new),
+            len(self.neighbors.examples),
+        )
+
+    def of(self, query: Example) -> tuple[Example, ...]:
+        """Return a query's exemplars in the order of choice; `look_up` has seen it."""
+        return self._chosen[query.text]
+
+    def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
+        return self._format.prompt(exemplars)
+
+    def encoder_for(self, base: PromptedEncoder, query: Example) -> PromptedEncoder:
+        """Return the LM (`base` has no exemplars) under as many of them as leave the query whole.
+
+        The last chosen are left out first. The query is cut only where it alone is too long.
+
+        Raises:
+            ConfigError: If not even a prompt without exemplars leaves room for a text.
+        """
+        chosen = self.of(query)
+        for count in range(len(chosen), -1, -1):
+            try:
+                encoder = base.under(self.prompt(chosen[:count]))
+            except ConfigError:  # no room for any text
+                if not count:
+                    raise
+                continue
+            encoder.tokenize([query.fields])
+            if not encoder.num_cut or not count:
+                break
+        if count < len(chosen):
+            self._shortened.add(query.text)
+        encoder.num_cut = 0
+        return encoder

@@ -1,0 +1,464 @@
+"""The prompted reranker: an LM reads query and documents under one prompt.
+
+Guo et al. 2023, section 2.2: states by eq. 2, similarity by eq. 3. The softmax of eq. 3 does not
+change the order, so scores are the plain products; others are in `pgra.rerank.similarity`. Each
+query has its own prefix in `pgra.rerank.neighbors`.
+"""
+
+import copy
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+
+from pgra.artifacts import artifact_dir
+from pgra.config import Arguments as _Arguments
+from pgra.core import (
+    ALONE,
+    MISSING_ROW,
+    Candidates,
+    Context,
+    Example,
+    Hit,
+    Json,
+    Rows,
+    Scores,
+    as_list,
+    as_texts,
+    check_count,
+)
+from pgra.data.corpus import Corpus
+from pgra.data.examples import open_rows, read_split
+from pgra.data.tasks import Task
+from pgra.errors import ConfigError
+from pgra.exemplars.selector import build_prompt
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import batch_budget
+from pgra.lm.prefix import PromptedEncoder
+from pgra.prompts.fewshot import PromptFormat, PromptTemplate, task_format
+from pgra.rerank.bank import Bank, MemoryBank, States, bank_name, query_key
+from pgra.rerank.base import (
+    BaseReranker,
+    Reference,
+    RerankArguments,
+    RerankRequest,
+    ScoringReranker,
+)
+from pgra.rerank.neighbors import NeighborReranker
+from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
+
+logger = logging.getLogger(__name__)
+
+Query = str | Mapping[str, str] | Example
+Document = str | Hit
+
+
+class Reranker(ScoringReranker):
+    """Orders texts by the similarity of their prompted states to a query's.
+
+    The prompt's prefix runs once, and no text is read twice: states are kept in memory, up to a
+    gigabyte; those of a run's corpus in a bank on disk.
+
+    Attributes:
+        encoder: The LM under the prompt; its `num_cut` counts texts cut to the LM's window.
+        prompt: Prefix and template.
+        similarity: The name of how states are compared.
+    """
+
+    corpus: Corpus
+    context: Context = ALONE
+    shard_rows = 0
+    _is_full = False
+    bank: Bank
+    query_bank: Bank
+    fitting: Fitting
+
+    def __init__(
+        self,
+        lm: Any,
+        tokenizer: Any = None,
+        *,
+        task: str | Path | Task | None = None,
+        template: str | None = None,
+        examples: Iterable[Any] = (),
+        num_exemplars: int | None = None,
+        seed: int = 0,
+        similarity: str = RerankArguments.similarity,
+        lm_layer: str | float = "last",
+        device: str = "auto",
+        dtype: str = "auto",
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        """Write the prompt and find the LM; its weights are loaded on first use.
+
+        Args:
+            lm: Hub id, folder or bundled:NAME; a loaded model of transformers, with its tokenizer;
+                a `pgra.CausalLM`; or a `pgra.PromptedEncoder`, which has its prompt.
+            tokenizer: That of a loaded model.
+            task: A task's name, its YAML, or a `Task`: gives prompt, label words and inputs.
+            template: Instead of a task, how a text is shown: "Review: {text}", zero-shot.
+            examples: Labelled examples of the task for the prompt, in order: (text, label) pairs,
+                mappings with a "label", a `datasets.Dataset`, or `Example`s. None is zero-shot.
+            num_exemplars: Draw so many of them, the same number of each label; None: all.
+            seed: Of the draw.
+            similarity: As `--similarity`: dot (the paper's), cosine; those that are fitted
+                (whitened, whitened_cosine, label_words, head) need `fit` first.
+            lm_layer: Layer whose states are compared: "last", its number, or a share such as 0.6.
+            device: Where the LM runs.
+            dtype: Of its weights.
+            max_prompt_tokens: Longest prompt; None: the LM's window.
+
+        Raises:
+            PgraError: If a name is unknown, an example cannot be read, the prompt leaves no room
+                for a text, or the LM cannot be used.
+            ValueError: If neither task nor template is given.
+        """
+        self.similarity, self._class = similarity, find_similarity(similarity)
+        self._task: Task | None = None
+        self._rest: list[Example] = []  # examples that the prompt does not show
+        self._shown: Set[int] = set()
+        if isinstance(lm, PromptedEncoder):
+            self.encoder = lm
+        else:
+            self._task, style = _write_style(task, template)
+            pool = self._read_examples(examples)
+            prompt = style.prompt(pool)
+            if num_exemplars is not None:
+                how: Any = {"num_exemplars": num_exemplars, "seed": seed}
+                prompt = build_prompt(style.template, pool, style.words, **how)
+            self._rest = [one for one in pool if one.id not in prompt.exemplar_ids]
+            self._shown = {query_key(one) for one in pool} - {query_key(one) for one in self._rest}
+            found = self._find_lm(lm, tokenizer, lm_layer=str(lm_layer), device=device, dtype=dtype)
+            self.encoder = PromptedEncoder(found, prompt, max_prompt_tokens=max_prompt_tokens)
+        self.counter, self.prompt = self.encoder, self.encoder.prompt
+        self._words = dict(self._task.prompt_words) if self._task else {}
+        self._kept = MemoryBank(self.encoder.lm.width)
+        self._fitted: Fitting | None = None
+        if not self._class.is_fitted:
+            self._fitted = Fitting(similarity, self.encoder, Reference(), num_rows=0)
+
+    def _find_lm(
+        self, lm: Any, tokenizer: Any, *, lm_layer: str, device: str, dtype: str
+    ) -> CausalLM:
+        with_head = self._class.reads_words
+        if not isinstance(lm, CausalLM):
+            how: Any = {"device": device, "layer": lm_layer, "dtype": dtype}
+            return CausalLM(lm, tokenizer, with_head=with_head, **how)
+        if (tokenizer, lm_layer, device, dtype) != (None, "last", "auto", "auto"):
+            raise ConfigError(
+                "the LM is open already: give tokenizer, lm_layer, device and dtype to CausalLM"
+            )
+        if with_head and not lm.with_head:
+            raise ConfigError(
+                f"similarity '{self.similarity}' needs the LM's head: open it by "
+                "CausalLM(..., with_head=True)"
+            )
+        return lm
+
+    # Texts that are given, whose states are kept in memory.
+
+    @overload
+    def rank(
+        self, query: Query, documents: Iterable[Document], k: int | None = ...
+    ) -> list[Hit]: ...
+    @overload
+    def rank(
+        self, query: list[Query], documents: Iterable[Document], k: int | None = ...
+    ) -> list[list[Hit]]: ...
+    def rank(
+        self, query: Query | list[Query], documents: Iterable[Document], k: int | None = None
+    ) -> list[Hit] | list[list[Hit]]:
+        """Order documents by their similarity to a query, or to each of a list of queries.
+
+        Args:
+            query: A text; of a task with several inputs a mapping of them. Or a list of queries.
+            documents: Texts, or the hits of a search, which keep their places.
+            k: How many of the best; None: all.
+
+        Returns:
+            Hits, best first, ties by place. A list of them for each query of a list.
+
+        Raises:
+            PgraError: If the LM cannot be used.
+            ValueError: If a query or document is of a wrong type, or the similarity is not fitted.
+        """
+        if k is not None:
+            check_count("k", k)
+        given = as_list("documents", documents)
+        texts = [one.text if isinstance(one, Hit) else one for one in given]
+        places = [one.index if isinstance(one, Hit) else at for at, one in enumerate(given)]
+        queries = query if isinstance(query, list) else [query]
+        scores = self.score(queries, texts)
+        rows = np.broadcast_to(np.arange(len(texts)), scores.shape)
+        best = Candidates.best(rows, scores, min(k or len(texts), len(texts)))
+        found = [
+            [
+                Hit(places[row], float(score), texts[row])
+                for row, score in zip(line, values, strict=True)
+            ]
+            for line, values in zip(best.rows.tolist(), best.scores, strict=True)
+        ]
+        return found if isinstance(query, list) else found[0]
+
+    def score(self, query: Query | list[Query], documents: Iterable[str]) -> Scores:
+        """Return the scores of documents, in the order given, for a query as of `rank`.
+
+        Returns:
+            (n,) float32; (B, n) of a list of B queries. A score does not depend on the other texts.
+        """
+        if self._fitted is None:
+            raise ValueError(
+                f"similarity '{self.similarity}' is fitted to documents and training queries: "
+                "call fit(documents, examples) first, or use dot or cosine"
+            )
+        asked = [self._query(one) for one in (query if isinstance(query, list) else [query])]
+        shown = self._documents(documents)
+        self._keep([*asked, *shown])
+        scores = score_candidates(
+            self._kept,
+            np.tile(_keys(shown), (len(asked), 1)),
+            query_bank=self._kept,
+            query_keys=_keys(asked),
+            similarity=self._fitted.similarity,
+        )
+        return scores if isinstance(query, list) else scores[0]
+
+    def fit(self, documents: Iterable[str], examples: Iterable[Any] | None = None) -> Self:
+        """Fit the similarity, in place: to documents such as will be ranked, and to queries.
+
+        A run fits it to its own corpus and training examples.
+
+        Args:
+            documents: Texts; of more than 2,000 a draw is read.
+            examples: Training queries as the class takes examples, or texts where no label is
+                needed; None: the examples given at first that the prompt does not show.
+
+        Raises:
+            ConfigError: If there are too few of either, or a label has no example.
+        """
+        if not self._class.is_fitted:
+            return self
+        shown = self._documents(documents)
+        queries = self._rest
+        if examples is not None:
+            given = as_list("examples", examples)
+            are_texts = all(isinstance(one, str) for one in given)
+            read = map(self._query, given) if are_texts else self._read_examples(examples)
+            queries = [one for one in read if query_key(one) not in self._shown]
+        fitting = Fitting(
+            self.similarity, self.encoder, Reference(queries, self._words), num_rows=len(shown)
+        )
+        drawn = [shown[row] for row in fitting.rows().tolist()]
+        queries = fitting.queries()
+        self._keep([*queries, *drawn])
+        fitting.fit_states(self._kept.states(_keys(drawn)), self._kept.states(_keys(queries)))
+        self._fitted = fitting
+        return self
+
+    def __repr__(self) -> str:
+        name, shown = self.encoder.lm.source.name, len(self.prompt.exemplar_ids)
+        return f"Reranker({name!r}, {shown} exemplars, similarity={self.similarity!r})"
+
+    def _documents(self, texts: Iterable[str]) -> list[Example]:
+        fields = self.prompt.template.passage_fields
+        return [Example("", fields(text)) for text in as_texts("documents", texts)]
+
+    def _query(self, query: Any) -> Example:
+        inputs = self.prompt.template.inputs
+        fields = query.fields if isinstance(query, Example) else query
+        if isinstance(query, str) and len(inputs) == 1:
+            fields = {inputs[0]: query}
+        if not isinstance(fields, Mapping) or {*fields} != {*inputs}:
+            raise ValueError(f"a query is {query!r:.80}: its inputs are {', '.join(inputs)}")
+        return Example("", {name: fields[name] for name in inputs})
+
+    def _read_examples(self, given: Iterable[Any]) -> list[Example]:
+        listed = as_list("examples", given)
+        if not listed:
+            return []
+        if self._task is None:
+            raise ConfigError(
+                "examples have labels: give task=, such as a pgra.Task, for template="
+            )
+        rows = given if hasattr(given, "features") else listed  # a data set names its classes
+        return read_split(self._task, open_rows(self._task, rows, "examples"), "examples")
+
+    def _keep(self, examples: Sequence[Example]) -> None:
+        """Let the LM read texts whose states are not in memory yet."""
+        cut = self.encoder.num_cut
+        new = self._read(self._kept, examples, "texts")
+        if cut := self.encoder.num_cut - cut:
+            logger.warning(
+                "%d of %d texts are too long for the %d tokens of a prompt: their ends are not "
+                "read",
+                cut,
+                new,
+                self.encoder.limit,
+            )
+
+    # A run's second stage, with banks in its artifacts folder.
+
+    @classmethod
+    def open(cls, request: RerankRequest) -> BaseReranker:
+        """Open an LM under the task's prompt, or each query's own.
+
+        Raises:
+            ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
+                or exemplars for each query are missing.
+            ArtifactError: If a bank is damaged.
+            ModelError: If the LM cannot be used.
+        """
+        args = request.args
+        if args.per_query:
+            return NeighborReranker(request)
+        with_head = find_similarity(args.similarity).reads_words
+        encoder = PromptedEncoder.open(
+            args, request.prompt, request.context.device, with_head=with_head
+        )
+        return cls(encoder, similarity=args.similarity).over(request)
+
+    def over(self, request: RerankRequest) -> Self:
+        """Return the same LM, prompt and similarity for the corpus of a run.
+
+        Raises:
+            ArtifactError: If a bank is damaged.
+            ConfigError: If the similarity cannot be fitted, or the prompt shows other inputs than
+                the task has.
+        """
+        shown, wanted = self.prompt.template.inputs, request.prompt.template.inputs
+        if shown != wanted:
+            raise ConfigError(
+                f"the reranker's template shows {', '.join(shown)}, and the task has the inputs "
+                f"{', '.join(wanted)}: give Reranker(..., task=...) the run's task"
+            )
+        other, args, name = copy.copy(self), request.args, bank_name(self.encoder.lm.source.name)
+        other.topic_weight = args.topic_weight
+        other.corpus, other.context = request.corpus, request.context
+        other._is_full = args.bank == "full"
+        other.shard_rows = batch_budget(args.bank_shard_rows, self.encoder.lm.device)
+        made_of = {**self.encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
+        fields = {**made_of, **request.corpus.fingerprint}
+        home, inputs = request.context.artifacts / "banks", self.encoder.lm.source.inputs
+        other.bank = Bank(artifact_dir(home, name, fields), fields, inputs=inputs)
+        folder = artifact_dir(home, f"{name}-queries", made_of)
+        other.query_bank = Bank(folder, made_of, inputs=inputs)
+        reference = request.reference
+        if self._words:
+            reference = replace(reference, words=self._words)
+        other.fitting = Fitting(
+            self.similarity,
+            self.encoder,
+            reference,
+            num_rows=len(request.corpus),
+            made_of={**fields, "reranker": "prompted"},
+            home=request.context.artifacts / "similarities" / name,
+        )
+        return other
+
+    def arguments(self) -> dict[str, Any]:
+        lm = self.encoder.lm
+        return {
+            "reranker": "prompted",
+            "lm": lm.how.lm,
+            "lm_layer": "last" if lm.layer is None else str(lm.layer),
+            "similarity": self.similarity,
+            "num_exemplars": len(self.prompt.exemplar_ids),
+            "max_prompt_tokens": self.encoder.max_prompt_tokens,
+        }
+
+    def shows(self, example: Example) -> bool:
+        return query_key(example) in self._shown
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+        return [args.lm]
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        return self.with_topic(self.fitting.fingerprint)
+
+    def check(self) -> None:
+        """Refuse, with an ArtifactError, an earlier run's fit that is missing."""
+        self.fitting.check()
+
+    def release(self) -> None:
+        self.encoder.release()
+
+    def whole_prompt(self, query: Example) -> str:
+        return self.prompt.prefix + self.prompt.suffix(query.fields)
+
+    def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
+        """Let the LM read queries, candidates and the similarity's sample; fit it."""
+        self.check()
+        wanted, template = self._wanted(rows), self.prompt.template
+
+        def passages(keys: Rows) -> list[Mapping[str, str]]:
+            return [template.passage_fields(text) for text in self.corpus.texts(keys)]
+
+        new = self._read(self.query_bank, [*examples, *self.fitting.queries()], "queries")
+        new += self._fill(self.bank, wanted, passages, "passages")
+        self.fitting.fit(self.bank, self.query_bank)
+        return len(wanted), new
+
+    def _wanted(self, rows: Rows) -> Rows:
+        if self._is_full:
+            return np.arange(len(self.corpus))
+        return np.union1d(rows[rows != MISSING_ROW], self.fitting.rows())
+
+    def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Count the queries and passages that the LM has yet to read."""
+        queries = _keys([*examples, *self.fitting.queries()])
+        return len(self.query_bank.missing(queries)) + len(self.bank.missing(self._wanted(rows)))
+
+    def _read(self, bank: States, examples: Sequence[Example], title: str) -> int:
+        fields = {query_key(one): one.fields for one in examples}
+        keys = np.array(list(fields), np.int64)
+        return self._fill(bank, keys, lambda some: [fields[key] for key in some.tolist()], title)
+
+    def _fill(
+        self,
+        bank: States,
+        keys: Rows,
+        fields: Callable[[Rows], Sequence[Mapping[str, str]]],
+        title: str,
+    ) -> int:
+        return bank.fill(
+            keys,
+            lambda keys: self.encoder.tokenize(fields(keys)),
+            lambda prompts, advance: self.encoder.begin(prompts, advance=advance),
+            shard_rows=self.shard_rows,
+            context=self.context,
+            title=f"LM reads {title}",
+        )
+
+    def score_rows(self, examples: Sequence[Example], rows: Rows) -> Scores:
+        """Return the similarity's scores of candidates (eq. 3), (B, K), -inf where missing."""
+        return score_candidates(
+            self.bank,
+            rows,
+            query_bank=self.query_bank,
+            query_keys=_keys(examples),
+            similarity=self.fitting.similarity,
+        )
+
+
+def _keys(examples: Sequence[Example]) -> Rows:
+    return np.array([query_key(example) for example in examples], np.int64)
+
+
+def _write_style(
+    task: str | Path | Task | None, template: str | None
+) -> tuple[Task | None, PromptFormat]:
+    if (task is None) == (template is None):
+        raise ValueError('give task=, or template=, such as template="Review: {text}"')
+    if template is None:
+        task = task if isinstance(task, Task) else Task.load(str(task))
+        return task, task_format(task)
+    inputs = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template)))
+    if not inputs:
+        raise ConfigError(f"template {template!r} shows no text: write {{text}} in its place")
+    return None, PromptFormat(PromptTemplate(template, "", inputs), {})
