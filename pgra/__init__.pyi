@@ -2,7 +2,6 @@
 
 from pgra.api.choosing import ExemplarSelector
 from pgra.api.reranking import Reranker
-from pgra.api.training import Run, train
 from pgra.core import Candidates, Context, Example, Hit, Prediction
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.data.examples import DataArguments, Splits, load_splits
@@ -19,16 +18,15 @@ from pgra.methods.base import Method
 from pgra.methods.stages import Stages, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.reader.arguments import ReaderArguments
+from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.record import Reader
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
 from pgra.rerank import open_reranker
 from pgra.rerank.base import BaseReranker, RerankArguments, RerankRequest
 from pgra.rerank.prompted import PromptedReranker
 from pgra.retrieval.base import RetrieverArguments, open_retriever
 from pgra.retrieval.dense import Index
-from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
+from pgra.runs import Answer, Run, evaluate_run, run, run_seeds, train
 
 __version__: str
 
@@ -55,17 +53,14 @@ __all__ = [
     "MemoryEntry",
     "Method",
     "ModelError",
-    "Outcome",
     "PgraArguments",
     "PgraError",
     "Prediction",
-    "Predictor",
     "PromptTemplate",
     "PromptedEncoder",
     "PromptedReranker",
     "Reader",
     "ReaderArguments",
-    "ReaderTrainingArguments",
     "RerankArguments",
     "RerankRequest",
     "Reranker",
@@ -76,6 +71,7 @@ __all__ = [
     "Splits",
     "Stages",
     "Task",
+    "TrainingArguments",
     "build_prompt",
     "evaluate_run",
     "load_splits",

@@ -29,7 +29,7 @@ from pgra.lm import open_lm
 from pgra.lm.base import LanguageModel
 from pgra.lm.remote import RemoteLM
 from pgra.methods.answers import Answerer, LMAnswer, TextWriter, WordScorer
-from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
+from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
 from pgra.prompts.fewshot import PromptFormat, line_format, task_format
 from pgra.prompts.fitting import Fit, fit_prompts
@@ -90,7 +90,7 @@ class Kate(Method):
     `selection` and `icl` are the arguments, with what the task and the run's seed decide.
     """
 
-    SECTIONS = SECTIONS["kate"]
+    SECTIONS = METHODS["kate"].sections
     SEEDS = "exemplar seeds: draws of the exemplars, and their order"
 
     data: PoolData
@@ -440,7 +440,7 @@ class Icl(Kate):
     likeliest label word, all its tokens counted, so that every query gets a label.
     """
 
-    SECTIONS = SECTIONS["icl"]
+    SECTIONS = METHODS["icl"].sections
     SEEDS = "of no effect here: exemplars are those of exemplar_seed, alike for all"
 
     @classmethod

@@ -24,7 +24,7 @@ from pgra.data.examples import draw_shots, whole_train
 from pgra.encoders.encoder import Encoder, choose_max_tokens
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
-from pgra.methods.arguments import SECTIONS, LmBffArguments, RunArguments
+from pgra.methods.arguments import METHODS, LmBffArguments, RunArguments
 from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.pgra import Pgra
 from pgra.methods.stages import Stages, prompt_template
@@ -49,7 +49,7 @@ Vectors = npt.NDArray[np.float32]
 class LmBff(Pgra):
     """Tunes a T5 on a few examples with demonstrations beside each."""
 
-    SECTIONS = SECTIONS["lm-bff"]
+    SECTIONS = METHODS["lm-bff"].sections
     SEEDS = "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)"
 
     @classmethod

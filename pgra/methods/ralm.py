@@ -19,7 +19,7 @@ from pgra.errors import ConfigError
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.methods.answers import progress_bar
-from pgra.methods.arguments import SECTIONS, RalmArguments, RunArguments
+from pgra.methods.arguments import METHODS, RalmArguments, RunArguments
 from pgra.methods.base import SPLITS
 from pgra.methods.pgra import Pgra
 from pgra.prompts.fewshot import answer_words
@@ -27,7 +27,6 @@ from pgra.prompts.fitting import fit_prompts
 from pgra.prompts.template import SEPARATOR, PromptTemplate
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import Calibration, decide
-from pgra.reader.predict import Decision
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE
@@ -99,7 +98,8 @@ class EvidenceReader:
 class Ralm(Pgra):
     """Lets a frozen causal LM read evidence and decide."""
 
-    SECTIONS = SECTIONS["ralm"]
+    SECTIONS = METHODS["ralm"].sections
+    decode = "verbalizer"
     SEEDS = "of no effect here: nothing is drawn, nothing is trained"
 
     @classmethod
@@ -135,10 +135,6 @@ class Ralm(Pgra):
         """The words that answer, and the query's template."""
         task = self.data.choice
         return Verbalizer(task.prompt_words, f"{task.prompt}\n{task.answer}")
-
-    @property
-    def decision(self) -> Decision:
-        return Decision()
 
     def identity(self) -> dict[str, Json]:
         return {**super().identity(), "reader_lm": self.reader.lm.fingerprint}

@@ -49,6 +49,7 @@ from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 
 logger = logging.getLogger(__name__)
 
+
 # Of B queries: the first stage's candidates, and the second stage's order of them.
 Found = tuple[Candidates, Candidates]
 
@@ -96,7 +97,11 @@ class Stages(Timed):
         data = TaskData.read(args)
         prompt, exemplars = FewShotPrompt(prompt_template(data.choice)), None
         shown: Collection[str] = ()
-        if reads_prompt(args):
+        given = context.shared.get("reranker")
+        if given is not None:
+            prompt = getattr(given, "prompt", prompt)
+            shown = [example.id for example in data.train if given.shows(example)]
+        elif reads_prompt(args):
             prompt, exemplars = _write_prompt(data, args, context)
             shown = prompt.exemplar_ids
         elif getattr(args.reader, "same_train", False) and not args.rerank.per_query:
@@ -126,19 +131,21 @@ class Stages(Timed):
 
     @cached_property
     def reranker(self) -> BaseReranker:
-        """The second stage; its LM's weights are loaded at the first use."""
-        return open_reranker(
-            RerankRequest(
-                args=self.args.rerank,
-                prompt=self.prompt,
-                corpus=self.corpus,
-                context=self.context,
-                options=self.args.rerank_options,
-                exemplars=self.exemplars,
-                reference=self.reference
-                or Reference(self.data.train, self.data.choice.prompt_words),
-            )
+        """The second stage; its LM's weights are loaded at the first use.
+
+        It is opened by its name, unless there is a ready object in `context.shared`.
+        """
+        request = RerankRequest(
+            args=self.args.rerank,
+            prompt=self.prompt,
+            corpus=self.corpus,
+            context=self.context,
+            options=self.args.rerank_options,
+            exemplars=self.exemplars,
+            reference=self.reference or Reference(self.data.train, self.data.choice.prompt_words),
         )
+        given: BaseReranker | None = self.context.shared.get("reranker")
+        return open_reranker(request) if given is None else given.over(request)
 
     @cached_property
     def retriever(self) -> Retriever:

@@ -5,10 +5,8 @@ The record is written last, beside the plain T5 files: a folder that has one is 
 
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -18,7 +16,6 @@ from pgra.artifacts import (
     find_damage,
     package_versions,
     record_files,
-    replace_folder,
     write_json,
 )
 from pgra.config import from_values
@@ -32,7 +29,7 @@ from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import Query, SegmentLayout, TokenizedInputs, build_inputs, read_queries
-from pgra.reader.predict import Decision, T5Classifier
+from pgra.reader.predict import T5Classifier
 
 FORMAT = 2
 OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
@@ -72,11 +69,6 @@ class ReaderRecord:
     @property
     def verbalizer(self) -> Verbalizer:
         return Verbalizer(self.words, self.layout.template)
-
-    @property
-    def decision(self) -> Decision:
-        """How labels are decided, with the fitted temperature."""
-        return Decision(self.decode, self.calibration.temperature)
 
 
 def write_record(folder: Path, record: ReaderRecord) -> None:
@@ -136,18 +128,9 @@ def find_reader(folder: Path) -> Path:
     for place in (folder, folder / READER_FOLDER):
         if (place / RECORD_FILE).is_file():
             return place
-    if not folder.is_dir():
-        raise ArtifactError(f"{folder} does not exist: give the folder of a run, or its reader/")
-    is_run = (folder / "run.json").is_file() or (folder / READER_FOLDER).is_dir()
-    if is_run or (folder.parent / "run.json").is_file():
-        raise ArtifactError(
-            f"{folder} holds no whole reader (no {RECORD_FILE}): the run was stopped before its "
-            "end, and the same pgra train command goes on with it"
-        )
-    kind = "is a plain model folder" if (folder / "config.json").is_file() else "is no run"
     raise ArtifactError(
-        f"{folder} {kind}, not a trained reader (it has no {RECORD_FILE}): give the folder of a "
-        "finished run of pgra train, or its reader/"
+        f"{folder} holds no whole reader (no {RECORD_FILE}): give the folder of a finished run of "
+        "pgra train, or its reader/; a run that was stopped goes on with the same command"
     )
 
 
@@ -204,7 +187,10 @@ class Reader:
         self, record: ReaderRecord, model: FusionReader, tokenizer: Any, folder: Path
     ) -> None:
         self.record, self.folder = record, folder
-        self.classifier = T5Classifier(model, tokenizer, record.verbalizer, record.decision)
+        temperature = record.calibration.temperature
+        self.classifier = T5Classifier(
+            model, tokenizer, record.verbalizer, record.decode, temperature
+        )
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
@@ -241,26 +227,6 @@ class Reader:
         """
         check_device(device, is_used=False)  # before anything is downloaded
         return cls.load(fetch_reader(name, token=token), device=device)
-
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Copy the reader into a folder, which `from_pretrained` and transformers load.
-
-        Another reader there is replaced.
-
-        Raises:
-            ArtifactError: If it holds something else, or cannot be written.
-        """
-        home = at_home(folder)
-        if home.resolve() == self.folder.resolve():
-            return home
-        if home.is_file() or (any(home.glob("*")) and not (home / RECORD_FILE).is_file()):
-            raise ArtifactError(f"{home} holds something else: save the reader in another folder")
-        copy = partial(shutil.copytree, self.folder, ignore=shutil.ignore_patterns(".*"))
-        try:
-            replace_folder(home, copy)
-        except OSError as error:
-            raise ArtifactError(f"cannot write {home} ({error}): choose another folder") from None
-        return home
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -205,6 +205,7 @@ class BaseReranker(ABC):
 
     Arguments: ClassVar[type[_Arguments] | None] = None
     reads_prompt: ClassVar[bool] = True
+    corpus: "Corpus"
 
     def __init__(self, request: RerankRequest) -> None:  # noqa: B027 (some keep nothing)
         """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
@@ -213,6 +214,22 @@ class BaseReranker(ABC):
     def open(cls, request: RerankRequest) -> "BaseReranker":
         """Open the reranker, or another class that serves the request."""
         return cls(request)
+
+    def over(self, request: RerankRequest) -> "BaseReranker":
+        """Return a ready object, as `pgra.train(reranker=...)` takes it, for the corpus of a run.
+
+        By default itself, with the run's `corpus`.
+        """
+        self.corpus = request.corpus
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that would open a ready object like this one by its name."""
+        return {"reranker": f"{type(self).__module__}:{type(self).__qualname__}"}
+
+    def shows(self, example: Example) -> bool:  # noqa: ARG002
+        """Whether a ready object's prompt shows an example, which no reader is then trained on."""
+        return False
 
     @property
     @abstractmethod
