@@ -216,7 +216,7 @@ class Run:
             raise type(error)(
                 f"{error} [the reader '{self.hub_id}' came from the hub without its corpus and LM: "
                 "put them here under their names; with evidence of your own: "
-                f"pgra.Reader.from_pretrained('{self.hub_id}')]"
+                f"pgra.Reader.load('{self.hub_id}')]"
             ) from None
         return method
 
@@ -283,7 +283,7 @@ class Run:
     ) -> str:
         """Upload the trained reader with its model card; return the address of the commit.
 
-        `Reader.from_pretrained` loads it.
+        `Reader.load` loads it.
 
         Args:
             repo_id: OWNER/NAME; a name alone is your own.

@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown.
 
     From Python, with evidence of your own:
-      pgra.Reader.from_pretrained("runs/sst2-pgra-seed42").predict(texts, evidence)
+      pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
     """
     texts, args = parse_arguments(
         [TextArguments, PredictArguments],

@@ -19,7 +19,7 @@ from pgra.artifacts import (
     write_json,
 )
 from pgra.config import from_values
-from pgra.core import Context, Json, Prediction, check_device
+from pgra.core import Context, Json, Prediction
 from pgra.data.read import hub_errors, hub_reason, is_utf8
 from pgra.errors import ArtifactError, ConfigError, DamageError, cut, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
@@ -193,40 +193,27 @@ class Reader:
         )
 
     @classmethod
-    def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
-        """Load a reader: neither data nor corpus is needed, and the folder may have been moved.
+    def load(cls, name: str | Path, *, device: str = "auto", token: str | None = None) -> Self:
+        """Load a reader: neither data nor corpus is needed, and a folder may have been moved.
 
         Args:
-            folder: A finished run, or its `reader/`.
+            name: A finished run, its `reader/`, or on the hub OWNER/NAME or OWNER/NAME@REVISION.
             device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+            token: The hub's; None is HF_TOKEN, or the login's.
 
         Raises:
-            ArtifactError: If there is no whole reader, or it is damaged or of another format.
+            ArtifactError: If there is no whole reader, it is damaged or of another format, or the
+                hub cannot be reached.
             ModelError: If it cannot be loaded, or there is no such device.
         """
-        place = choose_device(device)
-        record, home = read_record(Path(folder)), find_reader(Path(folder))
+        place = choose_device(device)  # before anything is downloaded
+        home = find_reader(fetch_reader(name, token=token))
+        record = read_record(home)
         check_reads_any(record)
         tokenizer = load_tokenizer(find_model(str(home)))
         model = FusionReader.from_name(str(home))
         model.to(place)
         return cls(record, model, tokenizer, home)
-
-    @classmethod
-    def from_pretrained(
-        cls, name: str | Path, *, device: str = "auto", token: str | None = None
-    ) -> Self:
-        """Load a reader from the hub, or from a folder as `load`.
-
-        On the hub it is OWNER/NAME or OWNER/NAME@REVISION. A token of None is HF_TOKEN or the
-        login's.
-
-        Raises:
-            ArtifactError: As `load`; or if the hub has none, or cannot be reached.
-            ModelError: As `load`.
-        """
-        check_device(device, is_used=False)  # before anything is downloaded
-        return cls.load(fetch_reader(name, token=token), device=device)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -153,7 +153,7 @@ def hub(monkeypatch, tmp_path):
 def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert "me/name" in ours.push_to_hub("me/name", token=TOKEN)
     local = ours.reader
-    reader = pgra.Reader.from_pretrained("me/name", device="cpu")
+    reader = pgra.Reader.load("me/name", device="cpu")
     evidence = ["A warm and funny portrait."]
     assert reader(TEXTS[0], evidence) == local(TEXTS[0], evidence)
     assert reader(TEXTS[0], evidence) == local.predict([TEXTS[0]], [evidence])[0]
@@ -179,7 +179,7 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert json.loads(told.out)["scores"] == ours.predict(TEXTS[0]).scores
     assert (tmp_path / "cache/pgra/banks").is_dir()  # made again, in the user's cache
     point_client(monkeypatch, hub.endpoint, tmp_path / "hub", is_offline=True)
-    offline = pgra.Reader.from_pretrained("me/name", device="cpu")  # from the hub's cache
+    offline = pgra.Reader.load("me/name", device="cpu")  # from the hub's cache
     assert offline(TEXTS[0], evidence) == local(TEXTS[0], evidence)
 
 
