@@ -50,19 +50,12 @@ class LmBff(Pgra):
     """Tunes a T5 on a few examples with demonstrations beside each."""
 
     SECTIONS = METHODS["lm-bff"].sections
+    COMBINES_SCORES = True
     SEEDS = "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)"
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
         return True
-
-    def open(self) -> None:
-        if self.pgra.reader.decode != "verbalizer":
-            raise ConfigError(
-                f"decode '{self.pgra.reader.decode}' writes one token, and lm-bff averages the "
-                "scores of several inputs: leave --decode out"
-            )
-        super().open()
 
     def with_seed(self, args: RunArguments) -> Self:
         """Return the method of another seed, which draws another split."""

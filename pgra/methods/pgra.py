@@ -69,6 +69,7 @@ class Pgra(Method):
     SECTIONS = METHODS["pgra"].sections
     SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
     CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
+    COMBINES_SCORES: ClassVar[bool] = False  # of several inputs an example
 
     source: ModelSource
     stages: Stages
@@ -92,6 +93,11 @@ class Pgra(Method):
 
     def open(self) -> None:
         Task.load(task_name(self.args))  # refuses a wrong name before models are looked for
+        if self.COMBINES_SCORES and self.decode != "verbalizer":
+            raise ConfigError(
+                f"decode '{self.decode}' is not for method '{self.args.method}', which combines "
+                "the scores of several inputs: leave it out"
+            )
         self.source = find_model(self.pgra.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()

@@ -26,7 +26,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
 from pgra.encoders.encoder import Encoder, pool
-from pgra.errors import ConfigError, DamageError, ModelError, reading
+from pgra.errors import DamageError, ModelError, reading
 from pgra.lm.batching import GroupCost
 from pgra.methods.pgra import Pgra
 from pgra.prompts.verbalizer import Verbalizer
@@ -316,14 +316,7 @@ class Rag(Pgra):
     """Trains a reader and a query encoder on candidates to choose among."""
 
     CLASSIFIER = RagClassifier
-
-    def open(self) -> None:
-        if self.pgra.reader.decode != "verbalizer":
-            raise ConfigError(
-                f"decode '{self.pgra.reader.decode}' is not for method 'rag', which sums a label's "
-                "probability over evidence that is read piece by piece: leave it out"
-            )
-        super().open()
+    COMBINES_SCORES = True
 
     def load_module(self, trained: Path | None = None) -> RagReader:
         """Load both models as training starts from them, or as it left them."""
