@@ -1,6 +1,5 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
-from pgra.api.training import Run, train
 from pgra.core import Candidates, Context, Example, Hit, Prediction
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.data.examples import DataArguments, Splits, load_splits
@@ -16,16 +15,15 @@ from pgra.methods.arguments import PgraArguments, RunArguments, RuntimeArguments
 from pgra.methods.base import Method
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate, prompt_template
-from pgra.reader.arguments import ReaderArguments
+from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.record import Reader
-from pgra.reader.trainer_arguments import ReaderTrainingArguments
 from pgra.rerank import open_reranker
 from pgra.rerank.base import BaseReranker, RerankArguments, RerankRequest
 from pgra.rerank.reranker import Reranker
 from pgra.retrieval.base import RetrieverArguments, open_retriever
 from pgra.retrieval.dense import Index
-from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
+from pgra.runs import Answer, Run, evaluate_run, run, run_seeds, train
 
 __version__: str
 
@@ -52,16 +50,13 @@ __all__ = [
     "MemoryEntry",
     "Method",
     "ModelError",
-    "Outcome",
     "PgraArguments",
     "PgraError",
     "Prediction",
-    "Predictor",
     "PromptTemplate",
     "PromptedEncoder",
     "Reader",
     "ReaderArguments",
-    "ReaderTrainingArguments",
     "RerankArguments",
     "RerankRequest",
     "Reranker",
@@ -72,6 +67,7 @@ __all__ = [
     "Splits",
     "Stages",
     "Task",
+    "TrainingArguments",
     "build_prompt",
     "evaluate_run",
     "load_splits",

@@ -14,13 +14,15 @@ Several seeds: seed-N/ is a run each, unless the folder's name holds {seed}; and
 
 import logging
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from pgra.artifacts import (
+    at_home,
     digest,
     lock_folder,
     user_cache,
@@ -28,29 +30,38 @@ from pgra.artifacts import (
     write_text,
 )
 from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Prediction
-from pgra.errors import ArtifactError, PgraError
-from pgra.methods.arguments import RunArguments
+from pgra.data.corpus import write_passages
+from pgra.data.tasks import GenerationTask, Task, load_any_task
+from pgra.errors import ArtifactError, ConfigError, PgraError
+from pgra.given import Given, GivenCorpus, GivenRows, corpus_arguments
+from pgra.methods.arguments import RunArguments, decided_by
 from pgra.methods.base import (
     Decisions,
     Method,
     arguments_from,
+    arguments_of,
     find_method,
     open_method,
 )
+from pgra.progress import quiet_transformers
+from pgra.publish import push_run
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.inputs import Query, read_queries
-from pgra.reader.record import fetch_reader, find_reader, is_on_hub
+from pgra.reader.record import Reader, fetch_reader, find_reader, is_on_hub
 from pgra.report.metrics import measure, no_better_than_one_label
 from pgra.report.results import (
     DECIDING_FILES,
     METRICS_FILE,
+    PREDICTIONS_FILE,
     SUMMARY_FILE,
     EvidenceLine,
     damaged,
+    read_lines,
     read_metrics,
     read_object,
     write_results,
 )
+from pgra.rerank import BaseReranker
 from pgra.run_folder import (
     ARGUMENTS_FILE,
     CARD_FILE,
@@ -70,313 +81,6 @@ from pgra.run_folder import (
 logger = logging.getLogger(__name__)
 
 SEED_FIELD = "{seed}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A finished run.
-
-    Attributes:
-        metrics: The content of `metrics.json`; empty if it was not measured on the test set.
-        reused: Whether it was there already.
-        training: The content of `training.json`: the dev set's value, and when.
-    """
-
-    folder: Path
-    metrics: Mapping[str, Any]
-    reused: bool
-    training: Mapping[str, Any] = field(default_factory=dict)
-
-
-def run(args: RunArguments, context: Context = ALONE) -> Outcome:
-    """Run a method, or return its finished run.
-
-    Raises:
-        ArtifactError: If the folder holds another run.
-    """
-    return run_all({args.seed: args}, context)[args.seed]
-
-
-def run_all(
-    runs: Mapping[int, RunArguments], context: Context, *, may_lack_reader: bool = False
-) -> dict[int, Outcome]:
-    """Run a method once for each seed; what the runs share is prepared once.
-
-    They differ in folder, seed and training. With `may_lack_reader` the weights of a finished run
-    may have been deleted.
-    """
-    outcomes: dict[int, Outcome] = {}
-    prepared = Prepared(next(iter(runs.values())), context, list(runs.values()))
-    for seed, args in runs.items():
-        if len(runs) > 1:
-            logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(runs))
-        outcomes[seed] = prepared.run(args, may_lack_reader=may_lack_reader)
-    return outcomes
-
-
-class Prepared:
-    """A method on a task, opened once for all runs that share what precedes their training."""
-
-    def __init__(
-        self, args: RunArguments, context: Context, runs: Sequence[RunArguments] = ()
-    ) -> None:
-        """Open the method; refuse what would fail in `runs`, those that will follow."""
-        self.context = _context_of(args, context)
-        for one in runs:
-            check_writable(one.folder)
-        self._method = open_method(args, self.context)
-        for one in runs:
-            method = self._method.with_seed(one)
-            method.check()
-            _check_run(method, is_whole=False)
-        self._is_prepared = False
-
-    def run(self, args: RunArguments, *, may_lack_reader: bool = False) -> Outcome:
-        """Make a run, or return what is there; see `run_all`."""
-        if not self._is_prepared:
-            self._method.prepare()
-            self._is_prepared = True
-        method, folder = self._method.with_seed(args), args.folder
-        with lock_run(folder, self.context):
-            named = identity(method)
-            _check_run(method)
-            done = is_finished(folder, trains=args.trains)
-            self.context.barrier()  # all have looked before the main process writes
-            if done:
-                lacks = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
-                has_reader = args.trains and not (may_lack_reader and lacks)
-                outcome = _reuse(folder, has_reader=has_reader)
-                if self.context.is_main:  # what a kill after the last measurement left undone
-                    if has_reader and not (folder / READER_FOLDER / CARD_FILE).is_file():
-                        method.finish(folder)
-                    drop_checkpoints(args)
-                return outcome
-            method.fingerprints["run"] = digest(named)
-            record = self._fit(method, folder, named)
-            if args.trains:
-                method.fingerprints["reader"] = reader_checksum(folder)
-            metrics = measure_run(method, folder, "test", record)
-            if self.context.is_main:
-                method.finish(folder)
-                drop_checkpoints(args)
-            return Outcome(folder, metrics, reused=False, training=record)
-
-    def _fit(self, method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str, Any]:
-        """Train unless that is done; return the dev set's record."""
-        record = read_training(folder) if method.args.trains else None
-        if record is not None:
-            logger.info("run: %s is trained (reused)", folder)
-            method.load(folder)
-        else:
-            if self.context.is_main:
-                write_json(folder / IDENTITY_FILE, named)
-                write_json(folder / ARGUMENTS_FILE, method.args.as_json())
-                prompt = method.sample_prompt()
-                if prompt is not None:
-                    write_text(folder / PROMPT_FILE, prompt)
-            self.context.barrier()
-            fitted = method.fit(folder)
-            if fitted is not None:
-                record = dict(fitted)
-                if self.context.is_main:
-                    write_json(folder / TRAINING_FILE, record)
-            self.context.barrier()
-        if record is not None and "seconds" in record:
-            method.seconds["training"] = float(str(record["seconds"]))
-        return record or {}
-
-
-def drop_checkpoints(args: RunArguments) -> None:
-    """Delete a finished run's checkpoints, unless more than one was asked for."""
-    if args.trains and args["training"].save_total_limit == 1:
-        remove_checkpoints(args.folder)
-
-
-def identity(method: Method) -> dict[str, Json]:
-    """Return all that decides a run's predictions, as far as it is known yet."""
-    return {
-        "method": method.name(method.args),
-        "task": method.data.task.name,
-        "labels": list(method.data.labels),
-        "metric": method.data.metric,
-        "seed": method.seed,
-        **method.identity(),
-        **{name: value for name, value in method.fingerprints.items() if name != "run"},
-    }
-
-
-def _check_run(method: Method, *, is_whole: bool = True) -> None:
-    check_same_run(method.args.folder, identity(method), is_whole=is_whole)
-
-
-@contextmanager
-def lock_run(folder: Path, context: Context) -> Iterator[None]:
-    """Hold the folder of a run, or of several, in the main process; an ArtifactError if in use."""
-    check_writable(folder)
-    if not context.is_main:
-        yield
-        return
-    with lock_folder(folder):
-        yield
-
-
-def measure_run(
-    method: Method, folder: Path, split: str, training: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Decide a split's examples, write the results, and return what `metrics.json` holds."""
-    with method.timed("evaluation"):
-        decided = method.decide(method.data.examples(split))
-    about: dict[str, Json] = {
-        "method": method.name(method.args),
-        "task": method.data.task.name,
-        "split": split,
-        "metric": method.data.metric,
-        "sizes": {name: len(getattr(method.data, name)) for name in ("train", "dev", "set_aside")},
-        "calibration": decided.calibration,
-        "seed": method.seed,
-        "uses_seed": method.uses_seed(method.args),
-        "seconds": {name: round(value, 3) for name, value in method.seconds.items()},
-        "fingerprints": dict(method.fingerprints),
-        "notes": [
-            *_nothing_learnt(method, split, decided, training or {}),
-            *method.notes(),
-            *decided.notes,
-        ],
-        **decided.metrics,
-    }
-    if method.context.is_main:
-        write_results(
-            folder,
-            about,
-            method.data.labels,
-            method.data.examples(split),
-            decided.predictions,
-            decided.evidence,
-            more=decided.details,
-            values=decided.values,
-            interval=decided.interval,
-        )
-    method.context.barrier()
-    return read_object(folder / METRICS_FILE)
-
-
-def _nothing_learnt(
-    method: Method, split: str, decided: Decisions, training: Mapping[str, Any]
-) -> list[str]:
-    """Return notes on a split, and on the dev set, where one label alone would do as well."""
-    data, metric = method.data, method.data.metric
-    if decided.values is not None or len(data.labels) < 2:
-        return []
-    truth = {name: [str(e.label) for e in data.examples(name)] for name in {split, "dev"}}
-    predicted, names = [p.label for p in decided.predictions], [*data.labels, UNDECIDED]
-    measured = {split: measure(metric, truth[split], predicted, names)[metric]}
-    if training.get("metric") == metric and training.get("value") is not None:
-        measured["dev"] = float(training["value"])
-    found = [
-        no_better_than_one_label(name, metric, value, truth[name], data.labels)
-        for name, value in measured.items()
-    ]
-    notes = [note for note in found if note is not None]
-    if notes and method.args.trains:
-        rate = f"--learning_rate ({method.args['training'].learning_rate:g})"
-        notes[-1] += f": try another {rate}, more --max_steps or more training examples"
-    return notes
-
-
-def is_finished(folder: Path, *, trains: bool) -> bool:
-    """Whether a run was measured, and has its reader if it trains one."""
-    names = [METRICS_FILE, IDENTITY_FILE]
-    if trains:
-        names.append(f"{READER_FOLDER}/{RECORD_FILE}")
-    return all((folder / name).is_file() for name in names)
-
-
-def _reuse(folder: Path, *, has_reader: bool) -> Outcome:
-    if has_reader:
-        check_reader(folder)
-    logger.info("run: %s is finished (reused)", folder)
-    training = folder / TRAINING_FILE
-    record = read_object(training) if training.is_file() else {}
-    return Outcome(folder, read_metrics(folder), reused=True, training=record)
-
-
-def evaluate_run(
-    folder: str | Path,
-    context: Context = ALONE,
-    *,
-    split: str = "test",
-    changes: Mapping[str, Mapping[str, Any]] | None = None,
-    output_dir: str | Path | None = None,
-) -> Outcome:
-    """Measure a finished run again, on its split "test" or "dev", or on another file.
-
-    `changes` are arguments by section, such as {"data": {"test_file": ...}}. Results go to
-    `output_dir`, by default the run.
-
-    Raises:
-        ArtifactError: If there is no finished run, its reader is damaged, or `output_dir` is
-            another run.
-    """
-    folder = Path(folder)
-    target = Path(output_dir or folder)
-    check_writable(target)
-    if folder.is_dir() and not (folder / ARGUMENTS_FILE).is_file():
-        raise ArtifactError(
-            f"{folder / ARGUMENTS_FILE} is missing, and a run is measured by it: give the folder "
-            "of a whole run, or run its command again"
-        )
-    args = read_arguments(folder, changes or {})
-    if args.trains:
-        find_reader(folder)  # refuses a run that was stopped before its end
-        check_reader(folder)
-    if target != folder and (target / IDENTITY_FILE).is_file():
-        raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
-    method = open_method(args, _context_of(args, context))
-    free = {name for section in (changes or {}).values() for name in section}
-    free |= {f"reader.{name}" for name in free}
-    if target != folder:
-        free |= {split, f"candidates/{split}", f"evidence/{split}"}
-    check_same_inputs(folder, identity(method), free=free)  # before the long stages
-    method.prepare((split,))
-    check_same_inputs(folder, identity(method), free=free)
-    method.load(folder)
-    made = read_object(folder / IDENTITY_FILE)
-    method.fingerprints["run"] = digest(made)
-    if args.trains:
-        method.fingerprints["reader"] = reader_checksum(folder)
-    if target == folder:  # its metrics say all that it was made from, and what it cost
-        before: Mapping[str, Any] = {name: value for name, value in made.items() if "/" in name}
-        if (folder / METRICS_FILE).is_file():
-            metrics = read_object(folder / METRICS_FILE)
-            before, method.seconds = metrics["fingerprints"], method.seconds | metrics["seconds"]
-        method.fingerprints = {**before, **method.fingerprints}
-    with lock_run(target, method.context):
-        metrics = measure_run(method, target, split, read_training(folder))
-        return Outcome(target, metrics, reused=False)
-
-
-def open_run(
-    folder: Path,
-    context: Context = ALONE,
-    changes: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Method:
-    """Open a finished run, or the `reader/` of one wherever it was moved, to decide new examples.
-
-    `changes` are arguments by section.
-
-    Raises:
-        ArtifactError: If there is no finished run, or what it was made with is gone.
-    """
-    args = read_arguments(folder, changes or {})
-    restored = find_method(args.runtime.method).restore(folder, args, context)
-    if restored is not None:
-        return restored
-    method = open_method(args, _context_of(args, context))
-    # Queries are other ones now.
-    check_same_inputs(folder, identity(method), free=("answers", "method", "test"))
-    method.prepare(())
-    method.load(folder)
-    return method
 
 
 @dataclass(frozen=True)
@@ -412,62 +116,150 @@ class Answer:
         return self.query.text
 
 
-@dataclass
-class Predictor:
-    """A finished run, loaded once for any number of queries."""
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A run in its folder, as `pgra.train` returns it, and `Run.load`.
 
-    decider: Method
+    Attributes:
+        folder: Where it is; `pgra evaluate`, `predict`, `report` and `push` take it too.
+        args: All of its arguments, by section.
+        context: Its device, and where its index and bank are.
+        reused: Whether it was there already.
+        hub_id: Of a reader that was fetched from the hub.
+    """
+
+    folder: Path
+    args: RunArguments
+    context: Context = ALONE
+    reused: bool = False
+    hub_id: str | None = None
 
     @classmethod
-    def open(
+    def load(
         cls,
-        folder: Path | str,
+        folder: str | Path,
         *,
-        artifacts_dir: str | Path | None = None,
         device: str = "auto",
+        artifacts_dir: str | Path | None = None,
+        reranker: BaseReranker | None = None,
     ) -> Self:
-        """Load a run.
+        """Open a finished run; its models are loaded when it first decides a query.
 
         Args:
             folder: The run, the `reader/` of a trained one, or the hub id that it was pushed to.
+            device: What computes, whatever the run's was.
             artifacts_dir: Folder of its index and bank; None is where they were. For a reader from
                 the hub they are made again, by default in the user's cache.
-            device: What computes, whatever the run's was.
+            reranker: The one that was given to `pgra.train`.
 
         Raises:
-            ArtifactError: If the run is not whole, or what it was made with is gone.
+            ArtifactError: If there is no finished run, or it is damaged.
+            ModelError: If the device is not there.
         """
-        context = Context(device=device)  # refuses a device that is not there
-        name, is_fetched = str(folder), is_on_hub(folder)
-        folder = fetch_reader(folder)
-        if is_fetched:
-            artifacts_dir = str(artifacts_dir or user_cache())
+        context = Context(device=device)
+        changes = {"device": device}
+        hub_id = str(folder) if is_on_hub(folder) else None
+        home = fetch_reader(folder)
+        if hub_id:
+            artifacts_dir = artifacts_dir or user_cache()
             Path(artifacts_dir).mkdir(parents=True, exist_ok=True)
-        runtime = {"device": device}
         if artifacts_dir is not None:
-            runtime["artifacts_dir"] = str(artifacts_dir)
-        changes: dict[str, Mapping[str, Any]] = {"runtime": runtime}
+            changes["artifacts_dir"] = str(artifacts_dir)
+        args = read_arguments(home, changes)
+        if (home / ARGUMENTS_FILE).is_file() and not (home / METRICS_FILE).is_file():
+            raise ArtifactError(
+                f"{home} holds no finished run (no {METRICS_FILE}): run its command again"
+            )
+        return cls(home, args, _context_of(args, context, reranker), True, hub_id)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Content of `metrics.json`: "value" of the headline "metric", "interval_95", ...
+
+        Empty if it was not measured on the test set.
+        """
+        path = self.folder / METRICS_FILE
+        return read_object(path) if path.is_file() else {}
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Content of `training.json`: the dev set's value and its step; empty without training."""
+        path = self.folder / TRAINING_FILE
+        return read_object(path) if path.is_file() else {}
+
+    @property
+    def predictions(self) -> list[dict[str, Any]]:
+        """Content of `predictions.jsonl`, a dict for each test example."""
+        return list(read_lines(self.folder / PREDICTIONS_FILE))
+
+    @cached_property
+    def method(self) -> Method:
+        """The method, loaded to decide new queries.
+
+        Raises:
+            PgraError: If what the run was made with is gone.
+        """
         try:
-            decider = open_run(folder, context, changes)
+            made = find_method(self.args.runtime.method)
+            restored = made.restore(self.folder, self.args, self.context)
+            if restored is not None:
+                return restored
+            method = open_method(self.args, self.context)
+            # Queries are other ones now.
+            free = ("answers", "method", "test")
+            check_same_inputs(self.folder, identity(method), free=free)
+            method.prepare(())
+            method.load(self.folder)
         except PgraError as error:
-            if not is_fetched:
+            if self.hub_id is None:
                 raise
             raise type(error)(
-                f"{error} [the reader '{name}' came from the hub without its corpus and LM: put "
-                "them here under their names; with evidence of your own: "
-                f"pgra.Reader.from_pretrained('{name}')]"
+                f"{error} [the reader '{self.hub_id}' came from the hub without its corpus and LM: "
+                "put them here under their names; with evidence of your own: "
+                f"pgra.Reader.load('{self.hub_id}')]"
             ) from None
-        return cls(decider)
+        return method
 
-    def answer(self, queries: Sequence[Query]) -> list[Answer]:
-        """Decide queries: texts, or mappings of the task's inputs to texts.
+    @property
+    def reader(self) -> Reader:
+        """The trained reader alone, which is given its evidence.
 
         Raises:
-            ConfigError: If one is not what the task takes.
+            ConfigError: If the method trains none.
         """
-        task = self.decider.data.task
-        examples = read_queries(queries, task=task.name, inputs=task.inputs)
-        decided = self.decider.decide(examples)
+        self._check_trained("reader")
+        with quiet_transformers():
+            return Reader.load(self.folder, device=self.context.device)
+
+    @overload
+    def predict(self, queries: Query) -> Answer: ...  # type: ignore[overload-overlap]
+    @overload
+    def predict(self, queries: Iterable[Query]) -> list[Answer]: ...
+    def predict(self, queries: Query | Iterable[Query]) -> Answer | list[Answer]:
+        """Decide new queries, with evidence found as for the test set.
+
+        Args:
+            queries: A text, or a mapping with the task's inputs (other keys are ignored); or a list
+                of these, or a `datasets.Dataset`.
+
+        Returns:
+            An answer, with its `label`, `scores` and `evidence`; for several, one for each.
+
+        Raises:
+            PgraError: If a query does not fit the task, or the run's models or corpus are gone.
+        """
+        if isinstance(queries, str | Mapping):
+            return self.predict([queries])[0]
+        with quiet_transformers():  # the LM is loaded when it first has a text to read
+            task = self.method.data.task
+            asked = [
+                {name: query[name] for name in task.inputs if name in query}
+                if isinstance(query, Mapping)
+                else query
+                for query in queries
+            ]
+            examples = read_queries(asked, task=task.name, inputs=task.inputs)
+            decided = self.method.decide(examples)
         return [
             Answer(
                 example,
@@ -481,13 +273,380 @@ class Predictor:
             )
         ]
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        token: str | None = None,
+        private: bool | None = None,
+        revision: str | None = None,
+    ) -> str:
+        """Upload the trained reader with its model card; return the address of the commit.
 
-def _context_of(args: RunArguments, context: Context) -> Context:
-    return replace(context, artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device)
+        `Reader.load` loads it.
+
+        Args:
+            repo_id: OWNER/NAME; a name alone is your own.
+            token: None: HF_TOKEN, or the login's.
+            private: Of a new repository; None: as the hub does.
+            revision: A branch; None: main.
+
+        Raises:
+            ConfigError: If the method trains no reader, or the hub refuses token, id or upload.
+            ArtifactError: If the run is damaged.
+        """
+        self._check_trained("push_to_hub")
+        return push_run(self.folder, repo_id, token=token, private=private, revision=revision)
+
+    def _check_trained(self, what: str) -> None:
+        if not self.args.trains:
+            raise ConfigError(
+                f"{what} is for trained readers, and method '{self.args.method}' trains none"
+            )
+
+    def __repr__(self) -> str:
+        own = self.metrics
+        value = f"{own['task']} {own['split']} {own['metric']} {own['value']:.4f}" if own else ""
+        return f"Run({str(self.folder)!r}: {self.args.method}, {value or 'not measured'})"
 
 
-def read_arguments(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> RunArguments:
-    """Read a run's arguments, with changes by section.
+def train(
+    task: str | Path | Task | GenerationTask,
+    train: GivenRows | None = None,
+    *,
+    validation: GivenRows | None = None,
+    test: GivenRows | None = None,
+    corpus: GivenCorpus | None = None,
+    reranker: str | type[BaseReranker] | BaseReranker | None = None,
+    artifacts_dir: str | Path | None = None,
+    **arguments: Any,
+) -> Run:
+    """Train and measure a method on a task: the run that `pgra train` makes of the same arguments.
+
+    A finished run is reused, an interrupted one resumes, and another run's folder is refused. Some
+    methods train nothing (kate, icl, knn, ralm): they are measured.
+
+    Args:
+        task: A name (`pgra data` lists them), a YAML, or a task made with `pgra.Task(...)`.
+        train: Rows: a `datasets.Dataset`, dicts with the task's inputs and "label", or pairs (text,
+            label) where the task has one input; or a file. None: the task's own data set from the
+            hub, or that of `dataset_name=`.
+        validation: Likewise, to choose a checkpoint on. None: a part of train is held out.
+        test: Likewise, to report on. None: a fifth of train is held out.
+        corpus: What is searched: texts, a `datasets.Dataset`, an `Index`, a `Corpus`; or a file, a
+            hub id or `bundled:NAME`, as `--corpus` takes them.
+        reranker: As `--reranker`; or a class or an object of one: a `pgra.Reranker`, with its LM,
+            prompt and similarity, or your own. A loaded LM is not saved with the run.
+        artifacts_dir: Folder of indexes and banks, shared by runs; None: the user's cache
+            (`~/.cache/pgra`).
+        arguments: All others, by their names on the command line: `method="fid"` (or
+            `"module:Class"`), `num_candidates=20`, `lm="bundled:smollm2-135m"`, `max_steps=50`,
+            `output_dir=...`. `config="FILE.yaml"` and `profile="NAME"` are defaults below them.
+
+    Raises:
+        PgraError: If arguments, data or models cannot be used; if possible before any long work
+            and before anything is written.
+    """
+    artifacts = (at_home(artifacts_dir) if artifacts_dir else user_cache()).absolute()
+    known = task if isinstance(task, Task | GenerationTask) else load_any_task(str(task))
+    given = Given(artifacts / "given")
+    rows = {"train": train, "validation": validation, "test": test}
+    values: dict[str, Any] = {
+        **{f"{n}_file": given.name_rows(known, r, n) for n, r in rows.items() if r is not None},
+        "task": given.name_task(task),
+        "artifacts_dir": artifacts,
+    }
+    if isinstance(reranker, BaseReranker):
+        values |= reranker.arguments()
+    elif isinstance(reranker, type):
+        values["reranker"] = f"{reranker.__module__}:{reranker.__qualname__}"
+    elif reranker is not None:
+        values["reranker"] = reranker
+    if twice := sorted({*values} & {*arguments}):
+        raise ConfigError(f"{twice[0]} is given twice, once by rows or an object: leave one out")
+    if corpus is not None:
+        decided = decided_by(str(arguments.get("method"))).get("retriever", "dense")
+        is_dense = arguments.get("retriever", decided) == "dense"
+        values = {**corpus_arguments(corpus, given.home, is_dense=is_dense), **values}
+    values = {**values, **arguments}
+    layers = [
+        word
+        for name in ("profile", "config")
+        if (value := values.pop(name, None)) is not None
+        for word in (f"--{name}", str(value))
+    ]
+    args = arguments_of(values, layers, caller="pgra.train")
+    for name, part in (("corpus", corpus), ("rerank", reranker)):
+        if part is not None and name not in args.sections:
+            raise ConfigError(f"method '{args.runtime.method}' has no {name}: leave it out")
+    if corpus is not None and "corpus" not in values:
+        file = write_passages(corpus, artifacts / "passages", args["corpus"].corpus_field)
+        args = args.change("corpus", corpus=str(file))
+    given.write()
+    with quiet_transformers():
+        return run(args, reranker=reranker if isinstance(reranker, BaseReranker) else None)
+
+
+def run(
+    args: RunArguments, context: Context = ALONE, *, reranker: BaseReranker | None = None
+) -> Run:
+    """Run a method, or return its finished run; a ready `reranker` replaces the named one.
+
+    Raises:
+        ArtifactError: If the folder holds another run.
+    """
+    args = variant(args, series_folder(str(args.folder), [args.seed]))
+    return run_all({args.seed: args}, _context_of(args, context, reranker))[args.seed]
+
+
+def run_all(
+    runs: Mapping[int, RunArguments], context: Context, *, may_lack_reader: bool = False
+) -> dict[int, Run]:
+    """Run a method once for each seed; what the runs share is prepared once.
+
+    They differ in folder, seed and training. With `may_lack_reader` the weights of a finished run
+    may have been deleted.
+    """
+    first = next(iter(runs.values()))
+    context = _context_of(first, context)
+    for args in runs.values():
+        check_writable(args.folder)
+    shared = open_method(first, context)
+    for args in runs.values():  # what would fail later is refused now
+        method = shared.with_seed(args)
+        method.check()
+        _check_run(method, is_whole=False)
+    shared.prepare()
+    made: dict[int, Run] = {}
+    for seed, args in runs.items():
+        if len(runs) > 1:
+            logger.info("seeds: seed %d (%d of %d)", seed, len(made) + 1, len(runs))
+        with lock_run(args.folder, context):
+            made[seed] = _make(shared.with_seed(args), may_lack_reader=may_lack_reader)
+    return made
+
+
+def _make(method: Method, *, may_lack_reader: bool) -> Run:
+    """Make a run, or return what is there; see `run_all`."""
+    args, context, folder = method.args, method.context, method.args.folder
+    named = identity(method)
+    _check_run(method)
+    is_done = is_finished(folder, trains=args.trains)
+    context.barrier()  # all have looked before the main process writes
+    has_reader = args.trains
+    if is_done:
+        lacks_weights = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
+        has_reader = args.trains and not (may_lack_reader and lacks_weights)
+        if has_reader:
+            check_reader(folder)
+        read_metrics(folder)
+        logger.info("run: %s is finished (reused)", folder)
+    else:
+        method.fingerprints["run"] = digest(named)
+        record = _fit(method, folder, named)
+        if args.trains:
+            method.fingerprints["reader"] = reader_checksum(folder)
+        measure_run(method, folder, "test", record)
+    if context.is_main:  # a kill after the measurement may have left this undone
+        has_card = (folder / READER_FOLDER / CARD_FILE).is_file()
+        if not is_done or (has_reader and not has_card):
+            method.finish(folder)
+        if args.trains:
+            remove_checkpoints(folder)
+    return Run(folder, args, context, reused=is_done)
+
+
+def _fit(method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str, Any]:
+    """Train unless that is done; return the dev set's record."""
+    record = read_training(folder) if method.args.trains else None
+    if record is not None:
+        logger.info("run: %s is trained (reused)", folder)
+        method.load(folder)
+    else:
+        if method.context.is_main:
+            write_json(folder / IDENTITY_FILE, named)
+            write_json(folder / ARGUMENTS_FILE, method.args.as_json())
+            prompt = method.sample_prompt()
+            if prompt is not None:
+                write_text(folder / PROMPT_FILE, prompt)
+        method.context.barrier()
+        fitted = method.fit(folder)
+        if fitted is not None:
+            record = dict(fitted)
+            if method.context.is_main:
+                write_json(folder / TRAINING_FILE, record)
+        method.context.barrier()
+    if record is not None and "seconds" in record:
+        method.seconds["training"] = float(str(record["seconds"]))
+    return record or {}
+
+
+def identity(method: Method) -> dict[str, Json]:
+    """Return all that decides a run's predictions, as far as it is known yet."""
+    return {
+        "method": method.name(method.args),
+        "task": method.data.task.name,
+        "labels": list(method.data.labels),
+        "metric": method.data.metric,
+        "seed": method.seed,
+        **method.identity(),
+        **{name: value for name, value in method.fingerprints.items() if name != "run"},
+    }
+
+
+def _check_run(method: Method, *, is_whole: bool = True) -> None:
+    check_same_run(method.args.folder, identity(method), is_whole=is_whole)
+
+
+@contextmanager
+def lock_run(folder: Path, context: Context) -> Iterator[None]:
+    """Hold the folder of a run, or of several, in the main process; an ArtifactError if in use."""
+    check_writable(folder)
+    if not context.is_main:
+        yield
+        return
+    with lock_folder(folder):
+        yield
+
+
+def measure_run(
+    method: Method, folder: Path, split: str, training: Mapping[str, Any] | None = None
+) -> None:
+    """Decide a split's examples, and write the results."""
+    with method.timed("evaluation"):
+        decided = method.decide(method.data.examples(split))
+    about: dict[str, Json] = {
+        "method": method.name(method.args),
+        "task": method.data.task.name,
+        "split": split,
+        "metric": method.data.metric,
+        "sizes": {name: len(getattr(method.data, name)) for name in ("train", "dev", "set_aside")},
+        "calibration": decided.calibration,
+        "seed": method.seed,
+        "uses_seed": method.uses_seed(method.args),
+        "seconds": {name: round(value, 3) for name, value in method.seconds.items()},
+        "fingerprints": dict(method.fingerprints),
+        "notes": [
+            *_nothing_learnt(method, split, decided, training or {}),
+            *method.notes(),
+            *decided.notes,
+        ],
+        **decided.metrics,
+    }
+    if method.context.is_main:
+        write_results(
+            folder,
+            about,
+            method.data.labels,
+            method.data.examples(split),
+            decided.predictions,
+            decided.evidence,
+            more=decided.details,
+            values=decided.values,
+            interval=decided.interval,
+        )
+    method.context.barrier()
+
+
+def _nothing_learnt(
+    method: Method, split: str, decided: Decisions, training: Mapping[str, Any]
+) -> list[str]:
+    """Return notes on a split, and on the dev set, where one label alone would do as well."""
+    data, metric = method.data, method.data.metric
+    if decided.values is not None or len(data.labels) < 2:
+        return []
+    truth = {name: [str(e.label) for e in data.examples(name)] for name in {split, "dev"}}
+    predicted, names = [p.label for p in decided.predictions], [*data.labels, UNDECIDED]
+    measured = {split: measure(metric, truth[split], predicted, names)[metric]}
+    if training.get("metric") == metric and training.get("value") is not None:
+        measured["dev"] = float(training["value"])
+    found = [
+        no_better_than_one_label(name, metric, value, truth[name], data.labels)
+        for name, value in measured.items()
+    ]
+    notes = [note for note in found if note is not None]
+    if notes and method.args.trains:
+        rate = f"--learning_rate ({method.args['training'].learning_rate:g})"
+        notes[-1] += f": try another {rate}, more --max_steps or more training examples"
+    return notes
+
+
+def is_finished(folder: Path, *, trains: bool) -> bool:
+    """Whether a run was measured, and has its reader if it trains one."""
+    names = [METRICS_FILE, IDENTITY_FILE]
+    if trains:
+        names.append(f"{READER_FOLDER}/{RECORD_FILE}")
+    return all((folder / name).is_file() for name in names)
+
+
+def evaluate_run(
+    folder: str | Path,
+    context: Context = ALONE,
+    *,
+    split: str = "test",
+    changes: Mapping[str, Any] | None = None,
+    output_dir: str | Path | None = None,
+) -> Run:
+    """Measure a finished run again, on its split "test" or "dev", or on another file.
+
+    `changes` are arguments, such as {"test_file": ...}. Results go to `output_dir`, by default the
+    run.
+
+    Raises:
+        ArtifactError: If there is no finished run, its reader is damaged, or `output_dir` is
+            another run.
+    """
+    folder = Path(folder)
+    target = Path(output_dir or folder)
+    check_writable(target)
+    if folder.is_dir() and not (folder / ARGUMENTS_FILE).is_file():
+        raise ArtifactError(
+            f"{folder / ARGUMENTS_FILE} is missing, and a run is measured by it: give the folder "
+            "of a whole run, or run its command again"
+        )
+    args = read_arguments(folder, changes or {})
+    if args.trains:
+        find_reader(folder)  # refuses a run that was stopped before its end
+        check_reader(folder)
+    if target != folder and (target / IDENTITY_FILE).is_file():
+        raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
+    method = open_method(args, _context_of(args, context))
+    free = {each for name in changes or {} for each in (name, f"reader.{name}")}
+    if target != folder:
+        free |= {split, f"candidates/{split}", f"evidence/{split}"}
+    check_same_inputs(folder, identity(method), free=free)  # before the long stages
+    method.prepare((split,))
+    check_same_inputs(folder, identity(method), free=free)
+    method.load(folder)
+    made = read_object(folder / IDENTITY_FILE)
+    method.fingerprints["run"] = digest(made)
+    if args.trains:
+        method.fingerprints["reader"] = reader_checksum(folder)
+    if target == folder:  # its metrics say all that it was made from, and what it cost
+        before: Mapping[str, Any] = {name: value for name, value in made.items() if "/" in name}
+        if (folder / METRICS_FILE).is_file():
+            metrics = read_object(folder / METRICS_FILE)
+            before, method.seconds = metrics["fingerprints"], method.seconds | metrics["seconds"]
+        method.fingerprints = {**before, **method.fingerprints}
+    with lock_run(target, method.context):
+        measure_run(method, target, split, read_training(folder))
+    return Run(target, args, method.context)
+
+
+def _context_of(
+    args: RunArguments, context: Context, reranker: BaseReranker | None = None
+) -> Context:
+    given = {} if reranker is None else {"reranker": reranker}
+    return replace(
+        context,
+        artifacts=Path(args.runtime.artifacts_dir),
+        device=args.runtime.device,
+        shared={**context.shared, **given} if given else context.shared,
+    )
+
+
+def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
+    """Read a run's arguments, with changes by name.
 
     Raises:
         ArtifactError: If there are none, or they are damaged or of another version.
@@ -521,25 +680,36 @@ class Summary:
     """Runs that differ in their seed only; `values` is the content of `summary.json`."""
 
     folder: Path
-    outcomes: Mapping[int, Outcome]
+    runs: Mapping[int, Run]
     values: Mapping[str, Any]
 
 
 def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE) -> Summary:
     """Run once with each of different seeds; finished runs are reused.
 
-    The folder's name may hold `{seed}`.
+    The folder's name may hold `{seed}`, else each seed has a folder inside it. The main process
+    writes `summary.json`.
 
     Raises:
         ArtifactError: If a folder holds another run, or that of them all is a run itself.
     """
     pattern = str(args.folder)
     root = series_folder(pattern, seeds)
-    check_series(root)
-    runs = {seed: variant(args, seed_folder(pattern, seed), seed=seed) for seed in seeds}
-    is_run = root in (run.folder for run in runs.values())  # of one seed: it holds itself
+    if (root / IDENTITY_FILE).is_file():
+        raise ArtifactError(
+            f"{root} is a run itself, and several runs are asked for: choose another --output_dir"
+        )
+    each = pattern if SEED_FIELD in pattern else f"{pattern}/seed-{SEED_FIELD}"
+    own = {seed: variant(args, series_folder(each, [seed]), seed=seed) for seed in seeds}
+    is_run = root in (one.folder for one in own.values())  # of one seed: it holds itself
     with nullcontext() if is_run else lock_run(root, context):
-        return sum_up(run_all(runs, context), root, args, context)
+        runs = run_all(own, context)
+        values = _sum_up(runs, find_method(args.runtime.method).SEEDS)
+        if context.is_main:
+            root.mkdir(parents=True, exist_ok=True)
+            write_json(root / SUMMARY_FILE, values)
+        context.barrier()
+    return Summary(root, runs, values)
 
 
 def variant(args: RunArguments, folder: Path, **changes: float | None) -> RunArguments:
@@ -547,53 +717,31 @@ def variant(args: RunArguments, folder: Path, **changes: float | None) -> RunArg
     return args.change(args.home, output_dir=str(folder), **changes)
 
 
-def check_series(root: Path) -> None:
-    """Raise an ArtifactError if the folder of several runs is a run itself."""
-    if (root / IDENTITY_FILE).is_file():
-        raise ArtifactError(
-            f"{root} is a run itself, and several runs are asked for: choose another --output_dir"
-        )
-
-
 def series_folder(pattern: str, seeds: Sequence[int]) -> Path:
     """Return the folder that several seeds share: the pattern with all of them, 0+1+2."""
     return Path(pattern.replace(SEED_FIELD, "+".join(str(seed) for seed in seeds)))
 
 
-def seed_folder(pattern: str, seed: int) -> Path:
-    """Return one seed's run: the pattern with the seed, or a folder inside it."""
-    if SEED_FIELD in pattern:
-        return Path(pattern.replace(SEED_FIELD, str(seed)))
-    return Path(pattern) / f"seed-{seed}"
-
-
-def sum_up(
-    outcomes: Mapping[int, Outcome], root: Path, args: RunArguments, context: Context
-) -> Summary:
-    """Summarize runs by seed; the main process writes `summary.json` into `root`."""
-    first = next(iter(outcomes.values())).metrics
-    dev = [outcome.training.get("value") for outcome in outcomes.values()]
-    values = {
+def _sum_up(runs: Mapping[int, Run], seeds_are: str) -> dict[str, Json]:
+    first = next(iter(runs.values())).metrics
+    rows: list[dict[str, Any]] = [
+        {
+            "seed": seed,
+            "folder": run.folder.name,
+            "value": float(run.metrics["value"]),
+            "dev_value": run.training.get("value"),
+        }
+        for seed, run in runs.items()
+    ]
+    dev = [row["dev_value"] for row in rows]
+    return {
         **{name: first[name] for name in ("task", "split", "metric")},
         "num_examples": first["n"],
-        "seeds_are": find_method(args.runtime.method).SEEDS,
-        "runs": [
-            {
-                "seed": seed,
-                "folder": outcome.folder.name,
-                "value": float(outcome.metrics["value"]),
-                "dev_value": outcome.training.get("value"),
-            }
-            for seed, outcome in outcomes.items()
-        ],
-        **spread([float(outcome.metrics["value"]) for outcome in outcomes.values()]),
-        "dev": None if None in dev else spread([float(str(value)) for value in dev]),
+        "seeds_are": seeds_are,
+        "runs": rows,
+        **spread([row["value"] for row in rows]),
+        "dev": None if None in dev else spread(dev),
     }
-    if context.is_main:
-        root.mkdir(parents=True, exist_ok=True)
-        write_json(root / SUMMARY_FILE, values)
-    context.barrier()
-    return Summary(root, outcomes, values)
 
 
 def spread(values: Sequence[float]) -> dict[str, Json]:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from pgra.config import HelpParser, parse_arguments, same_spelling
 from pgra.errors import ConfigError
 from pgra.experiments import SeriesArguments
-from pgra.methods.arguments import PgraArguments, RunArguments
+from pgra.methods.arguments import METHODS, PgraArguments, RunArguments
 from pgra.reader.arguments import TrainingArguments
 
 if TYPE_CHECKING:
     from pgra.core import Context
-    from pgra.runs import Outcome, Summary
+    from pgra.runs import Run, Summary
 
 # The argument classes of PGRA's stages and readers, by their names in `PgraArguments`.
 SECTIONS: dict[str, Any] = {
@@ -59,11 +59,10 @@ def parse_run(
     this run does not have is then ignored, and what its method decides otherwise gives way.
     `how` is as in `parse_arguments`.
     """
-    from pgra.methods.arguments import SECTIONS as OWN
     from pgra.methods.base import find_sections, refuse_contradictions
 
     words = same_spelling(sys.argv[1:] if argv is None else argv)
-    classes = {cls for sections in OWN.values() for cls in sections.values()}
+    classes = {cls for entry in METHODS.values() for cls in entry.sections.values()}
     every = {field.name for cls in classes for field in fields(cls)} | set(others)
     is_shared = bool(others)
     sections, rest = _parse(words, find_sections, more, others=every, is_shared=is_shared, **how)
@@ -168,14 +167,14 @@ def quiet_libraries() -> None:
     logging.getLogger("faiss").setLevel(logging.WARNING)
 
 
-def show_metrics(outcome: "Outcome") -> str:
-    values = outcome.metrics
+def show_metrics(run: "Run") -> str:
+    values = run.metrics
     between = values["interval_95"]
     interval = f"95 % interval {between[0]:.4f} to {between[1]:.4f}, " if between else ""
     lines = [
-        f"{outcome.folder}: {values['task']} {values['split']} {values['metric']} "
+        f"{run.folder}: {values['task']} {values['split']} {values['metric']} "
         f"{values['value']:.4f} ({interval}n = {values['n']}, "
-        f"seed {values['seed']})" + (" (reused)" if outcome.reused else "")
+        f"seed {values['seed']})" + (" (reused)" if run.reused else "")
     ]
     lines += [f"note: {note}" for note in values["notes"]]
     return "\n".join(lines)
@@ -183,9 +182,9 @@ def show_metrics(outcome: "Outcome") -> str:
 
 def show_summary(summary: "Summary") -> str:
     values = summary.values
-    lines = [show_metrics(outcome) for outcome in summary.outcomes.values()]
+    lines = [show_metrics(run) for run in summary.runs.values()]
     notes = dict.fromkeys(line for text in lines for line in text.splitlines()[1:])
-    seeds = " ".join(str(seed) for seed in summary.outcomes)
+    seeds = " ".join(str(seed) for seed in summary.runs)
     sd = "" if values["sd"] is None else f" ± {values['sd']:.4f}"
     of_reader = " of the reader" if "of the reader" in values["seeds_are"] else ""
     return "\n".join(

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import about, quiet_libraries, say, typed_lines
+from pgra.commands.common import about, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import Arguments, arg, parse_arguments
-from pgra.data.read import TABLES, check_file, parse_json, read_lines, read_table
-from pgra.errors import ConfigError, DataError, PgraError, visible
+from pgra.data.read import TABLES, check_file, read_lines, read_table
+from pgra.errors import ConfigError, DataError, visible
 
 if TYPE_CHECKING:
     from pgra.report.results import EvidenceLine
-    from pgra.runs import Answer, Predictor
+    from pgra.runs import Answer
 
 
 logger = logging.getLogger(__name__)
@@ -79,11 +79,6 @@ class PredictArguments(Arguments):
     file: str | None = arg(
         None, "A text a line (.txt), or rows with the task's inputs (.jsonl, .csv, .tsv)."
     )
-    interactive: bool = arg(
-        False,
-        "Load the run once and decide each line as it is typed, or comes through a pipe; Ctrl-D or "
-        "'exit' ends. Of a task with several inputs a line may be a JSON object.",
-    )
     json: bool = arg(
         False, "One JSON object a query, as in predictions.jsonl; null for a row without text."
     )
@@ -100,7 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra predict --run runs/sst2-pgra-seed42 --file new.txt --json > answers.jsonl
       pgra predict "A warm and funny film." --run runs/sst2-icl-knn
       pgra predict "A warm and funny film." --run me/sst2-pgra
-      pgra predict --run runs/sst2-icl-knn --interactive
 
     The run's own index, bank and prompt find the evidence; no training data is read (but with
     exemplars knn, for the text's own neighbors). Shown are the label, the probability of each, and
@@ -110,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown.
 
     From Python, with evidence of your own:
-      pgra.Reader.from_pretrained("runs/sst2-pgra-seed42").predict(texts, evidence)
+      pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
     """
     texts, args = parse_arguments(
         [TextArguments, PredictArguments],
@@ -118,21 +112,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="pgra predict",
         **about(main),
     )
-    given = [bool(texts.text), bool(args.file), args.interactive]
-    if sum(given) != 1:
+    if bool(texts.text) == bool(args.file):
         raise ConfigError(
-            "give either texts (pgra predict 'some text' --run RUN) or --file FILE, or ask for "
-            "--interactive" + (": one of them, not both" if any(given) else "")
+            "give either texts (pgra predict 'some text' --run RUN) or --file FILE: one of them"
         )
     quiet_libraries()
-    from pgra.runs import Predictor
+    from pgra.runs import Run
 
-    predictor = Predictor.open(args.run, device=args.device, artifacts_dir=args.artifacts_dir)
-    if args.interactive:
-        return answer_lines(predictor, args)
-    inputs = predictor.decider.data.task.inputs
+    run = Run.load(args.run, device=args.device, artifacts_dir=args.artifacts_dir)
+    inputs = run.method.data.task.inputs
     queries = texts.text or read_queries_file(Path(args.file), inputs)
-    answers = predictor.answer([query for query in queries if query is not None])
+    answers = run.predict([query for query in queries if query is not None])
     if args.json:
         found = iter(answers)
         rows = [None if query is None else as_json(next(found)) for query in queries]
@@ -140,47 +130,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         say(visible("\n\n".join(show(answer, args.num_shown) for answer in answers)))
     return 0
-
-
-def answer_lines(predictor: "Predictor", args: PredictArguments) -> int:
-    """Decide each line that comes in; report one that cannot be, and wait for the next."""
-    logger = logging.getLogger("pgra")
-    if logger.level == logging.INFO:  # its lines would come between the answers
-        logger.setLevel(logging.WARNING)
-    inputs = predictor.decider.data.task.inputs
-    for line in typed_lines():
-        text = line.strip()
-        if text in ("exit", "quit"):
-            break
-        if not text:
-            continue
-        try:
-            (answer,) = predictor.answer([_read_line(text, inputs)])
-        except PgraError as error:
-            told = text.encode(errors="backslashreplace").decode()
-            if args.json:
-                say(json.dumps({"text": told, "error": str(error)}, ensure_ascii=False))
-            else:
-                logger.error("error: %s", error)
-            continue
-        if args.json:
-            say(json.dumps(as_json(answer), ensure_ascii=False))
-        else:
-            say(visible(show(answer, args.num_shown)) + "\n")
-    return 0
-
-
-def _read_line(text: str, inputs: Sequence[str]) -> str | Mapping[str, str]:
-    """Return a line as a query: the text of the first input, or all of them by name."""
-    if len(inputs) == 1 or not text.startswith("{"):
-        return text
-    try:
-        found: Mapping[str, str] = parse_json(text)
-    except ValueError as error:
-        raise DataError(
-            f"the line is not JSON ({error}): give an object with {', '.join(inputs)}"
-        ) from None
-    return found
 
 
 def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[str, str] | None]:

@@ -77,16 +77,14 @@ def _run(
         words, [SeriesArguments], prog=prog, **about(command), under=[Defaults(prog, under or {})]
     )
     from pgra.methods.base import fill_folder
-    from pgra.runs import run, run_seeds, series_folder
+    from pgra.runs import run, run_seeds
 
     quiet_libraries()
     args = fill_folder(args)
-    seeds = series.seeds
-    folder = series_folder(str(args.folder), seeds or [args.seed])
-    if seeds:
-        shown = show_summary(run_seeds(args, seeds, context))
+    if series.seeds:
+        shown = show_summary(run_seeds(args, series.seeds, context))
     else:
-        shown = show_metrics(run(args.change(args.home, output_dir=str(folder)), context))
+        shown = show_metrics(run(args, context))
     if context.is_main:
         say(shown)
     return 0
@@ -130,20 +128,13 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
     from pgra.core import join_context
     from pgra.runs import evaluate_run
 
-    wanted: dict[str, dict[str, Any]] = {
-        "data": {"test_file": args.test_file},
-        "reader": {"decode": args.decode},
-        "runtime": {"device": args.device, "artifacts_dir": args.artifacts_dir},
-    }
-    changes = {
-        section: {name: value for name, value in values.items() if value is not None}
-        for section, values in wanted.items()
-    }
+    names = ("test_file", "decode", "device", "artifacts_dir")
+    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     context = join_context(args.device or "auto")
     target = None if args.output_dir is None else Path(args.output_dir)
-    outcome = evaluate_run(
+    measured = evaluate_run(
         Path(args.run), context, split=args.split, changes=changes, output_dir=target
     )
     if context.is_main:
-        say(show_metrics(outcome))
+        say(show_metrics(measured))
     return 0

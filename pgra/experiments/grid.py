@@ -49,7 +49,7 @@ from pgra.errors import (
     reading,
 )
 from pgra.experiments import SeriesArguments
-from pgra.methods.arguments import SECTIONS, RunArguments
+from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import find_method, find_sections
 from pgra.reader import READER_FOLDER
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
@@ -216,7 +216,7 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
 
 def argument_names(grid: Grid) -> set[str]:
     """Return the names of all arguments of our methods and of the classes that a grid names."""
-    sections = list(SECTIONS.values())
+    sections = [entry.sections for entry in METHODS.values()]
     for point in grid.cells:
         for own in ({}, *point.by_task.values()):
             layer = {**grid.base, **point.values, **own}

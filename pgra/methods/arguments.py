@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,19 +18,6 @@ from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.rerank.base import CrossEncoderArguments, RerankArguments
 from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.trec import RunFileArguments
-
-# How the methods with PGRA's arguments differ. These win over a YAML; other flags are refused.
-READERS: Mapping[str, Mapping[str, Any]] = {
-    "exhaustive": {"retriever": "exhaustive", "reranker": "prompted"},
-    "fid": {"reranker": "none"},
-    "knn": {"num_evidence": 0},
-    "lm-bff": {"num_evidence": 0, "reranker": "none"},
-    "pgra": {},
-    "plain": {"num_evidence": 0},
-    "rag": {"retriever": "dense", "reranker": "none"},
-    "ralm": {},
-    "random": {"retriever": "random", "reranker": "none"},
-}
 
 
 @dataclass(kw_only=True)
@@ -174,6 +161,25 @@ class RalmArguments(Arguments):
         return self.reader_lm
 
 
+@dataclass(frozen=True)
+class MethodEntry:
+    """One of our methods.
+
+    Attributes:
+        path: Its class, "module:Class".
+        sections: Its argument dataclasses by section, which the help reads without torch.
+        decided: Arguments that make the method; they win over a YAML, and other flags are refused.
+    """
+
+    path: str
+    sections: Mapping[str, type]
+    decided: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def always_reads_evidence(self) -> bool:
+        return "reranker" in self.decided and "num_evidence" not in self.decided
+
+
 _PGRA = {
     "corpus": CorpusArguments,
     "retriever": RetrieverArguments,
@@ -187,15 +193,32 @@ _KATE = {
     "icl": AnswerArguments,
 }
 _UNTRAINED = {name: cls for name, cls in _PGRA.items() if name != "training"}
-# By method and section; the help reads them without torch.
-SECTIONS: Mapping[str, Mapping[str, type]] = {
-    **dict.fromkeys(("exhaustive", "fid", "pgra", "plain", "rag", "random"), _PGRA),
-    "icl": {**_KATE, "selection": IclSelectionArguments},
-    "kate": _KATE,
-    "knn": _UNTRAINED,
-    "lm-bff": {**_PGRA, "shots": LmBffArguments},
-    "ralm": {**_UNTRAINED, "reader": RalmArguments},
+_CLASS = "pgra.methods.pgra:Pgra"
+# Those of one class are told by what is decided, the first that fits: `PgraArguments.method`.
+METHODS: Mapping[str, MethodEntry] = {
+    "plain": MethodEntry(_CLASS, _PGRA, {"num_evidence": 0}),
+    "random": MethodEntry(_CLASS, _PGRA, {"retriever": "random", "reranker": "none"}),
+    "fid": MethodEntry(_CLASS, _PGRA, {"reranker": "none"}),
+    "exhaustive": MethodEntry(_CLASS, _PGRA, {"retriever": "exhaustive", "reranker": "prompted"}),
+    "pgra": MethodEntry(_CLASS, _PGRA),
+    "rag": MethodEntry("pgra.methods.rag:Rag", _PGRA, {"retriever": "dense", "reranker": "none"}),
+    "lm-bff": MethodEntry(
+        "pgra.methods.lm_bff:LmBff",
+        {**_PGRA, "shots": LmBffArguments},
+        {"num_evidence": 0, "reranker": "none"},
+    ),
+    "ralm": MethodEntry("pgra.methods.ralm:Ralm", {**_UNTRAINED, "reader": RalmArguments}),
+    "knn": MethodEntry("pgra.methods.knn:NearestNeighbors", _UNTRAINED, {"num_evidence": 0}),
+    "icl": MethodEntry("pgra.methods.kate:Icl", {**_KATE, "selection": IclSelectionArguments}),
+    "kate": MethodEntry("pgra.methods.kate:Kate", _KATE),
 }
+
+
+def decided_by(method: str) -> Mapping[str, Any]:
+    """Return the arguments that a method decides, by name; one from outside decides none."""
+    return METHODS[method].decided if method in METHODS else {}
+
+
 # Own arguments of our retrievers and rerankers.
 OPTIONS: Mapping[str, Mapping[str, type]] = {
     "retriever": {"run": RunFileArguments},
@@ -231,7 +254,7 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
 
 def _settle(part: Section, method: str) -> Section:
     """Return a section as the method decides it."""
-    decided = READERS.get(method, {}).items()
+    decided = decided_by(method).items()
     changes = {name: value for name, value in decided if getattr(part, name, value) != value}
     return replace(part, **changes) if changes else part
 
@@ -257,7 +280,8 @@ class PgraArguments:
         object.__setattr__(self, "rerank", _settle(self.rerank, self.runtime.method))
         check_depths(self.retriever, self.rerank)
         named = self.runtime.method
-        if named in ("exhaustive", "fid", "rag", "random") and not self.rerank.num_evidence:
+        needs_evidence = named in METHODS and METHODS[named].always_reads_evidence
+        if needs_evidence and not self.rerank.num_evidence:
             raise ConfigError(
                 f"method '{named}' reads evidence, and num_evidence is 0: ask for at least 1, or "
                 "use --method plain"
@@ -276,13 +300,14 @@ class PgraArguments:
     def method(self) -> str:
         """The method's name for `--method`, also where the other arguments alone decide it."""
         named = self.runtime.method
-        if named not in ("exhaustive", "fid", "pgra", "plain", "random"):
+        if named not in METHODS or METHODS[named].path != _CLASS:
             return named
-        if self.rerank.num_evidence == 0:
-            return "plain"
-        if self.rerank.reranker == "none":
-            return "random" if self.retriever.retriever == "random" else "fid"
-        return "exhaustive" if self.is_exhaustive else "pgra"
+        chosen = {**vars(self.retriever), **vars(self.rerank)}
+        return next(
+            name
+            for name, entry in METHODS.items()
+            if entry.path == _CLASS and entry.decided.items() <= chosen.items()
+        )
 
 
 @dataclass(frozen=True)

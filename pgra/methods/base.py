@@ -22,27 +22,17 @@ from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import GenerationTask, Task
 from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import (
+    METHODS,
     OPTIONS,
-    READERS,
-    SECTIONS,
     FolderArguments,
     PgraArguments,
     RunArguments,
     RuntimeArguments,
+    decided_by,
 )
 from pgra.report.results import EvidenceLine
 from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
-
-METHODS: dict[str, str] = {
-    **dict.fromkeys(("exhaustive", "fid", "pgra", "plain", "random"), "pgra.methods.pgra:Pgra"),
-    "icl": "pgra.methods.kate:Icl",
-    "kate": "pgra.methods.kate:Kate",
-    "knn": "pgra.methods.knn:NearestNeighbors",
-    "lm-bff": "pgra.methods.lm_bff:LmBff",
-    "rag": "pgra.methods.rag:Rag",
-    "ralm": "pgra.methods.ralm:Ralm",
-}
 
 SPLITS = ("train", "dev", "test")
 
@@ -264,7 +254,8 @@ def find_method(name: str) -> type[Method]:
     Raises:
         ConfigError: If there is none of that name.
     """
-    found: type[Method] = find_class("method", name, METHODS)
+    table = {known: entry.path for known, entry in METHODS.items()}
+    found: type[Method] = find_class("method", name, table)
     return found
 
 
@@ -276,7 +267,8 @@ def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
     """
     method = str(chosen.get("method", RuntimeArguments.method))
     sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
-    sections |= SECTIONS[method] if method in SECTIONS else find_method(method).sections(chosen)
+    ours = METHODS.get(method)
+    sections |= ours.sections if ours else find_method(method).sections(chosen)
     if "training" not in sections:
         sections["folder"] = FolderArguments
     options = find_options(chosen).items()
@@ -366,7 +358,7 @@ def fill_folder(args: RunArguments) -> RunArguments:
 def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -> None:
     """Refuse given arguments that contradict the method; it overrides what a YAML says of them."""
     method = sections["runtime"].method
-    for name, decided in READERS.get(method, {}).items():
+    for name, decided in decided_by(method).items():
         asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))
         if name in given and asked != decided:
             raise ConfigError(
@@ -375,30 +367,27 @@ def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -
             )
 
 
-def arguments_from(
-    values: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]
-) -> RunArguments:
-    """Make arguments from a run's record of them, with changes, by section.
+def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> RunArguments:
+    """Make arguments from a run's record of them, by section, with changes by name.
 
     Raises:
-        ConfigError: If they contradict each other.
+        ConfigError: If they contradict each other, or the method has no argument of a name.
         KeyError: If a section is missing.
         TypeError: If this version does not know an argument.
     """
     made = [section for section in values.values() if section is not None]
     chosen = {name: value for own in made for name, value in own.items() if name in CHOOSING}
     chosen["method"] = values["runtime"]["method"]
-    sections = {}
+    sections, unknown = {}, set(changes)
     for name, cls in find_sections(chosen).items():
-        if values.get(name) is None and name not in changes:
-            continue
-        asked = changes.get(name, {})
-        if strange := set(asked) - {f.name for f in fields(cls)}:
-            raise ConfigError(
-                f"{min(strange)} is not an argument of method '{chosen['method']}': leave it out"
-            )
-        own = {**(values.get(name) or {}), **asked}
-        sections[name] = cls(**own)
+        asked = {f.name: changes[f.name] for f in fields(cls) if f.name in changes}
+        unknown -= set(asked)
+        if values.get(name) is not None or asked:
+            sections[name] = cls(**{**(values.get(name) or {}), **asked})
+    if unknown:
+        raise ConfigError(
+            f"{min(unknown)} is not an argument of method '{chosen['method']}': leave it out"
+        )
     return RunArguments(sections)
 
 

@@ -31,7 +31,7 @@ from pgra.exemplars.similarity import open_similarity
 from pgra.lm import open_lm
 from pgra.lm.base import Advance, Completion, LanguageModel
 from pgra.lm.remote import RemoteLM
-from pgra.methods.arguments import SECTIONS, AnswerArguments, RunArguments
+from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
 from pgra.progress import Bar
 from pgra.prompts.fewshot import Fit, PromptFormat, answer_words, fit_prompts, task_format
@@ -184,7 +184,7 @@ class Kate(Method):
     `selection` and `icl` are the arguments, with what the task and the run's seed decide.
     """
 
-    SECTIONS = SECTIONS["kate"]
+    SECTIONS = METHODS["kate"].sections
     SEEDS = "exemplar seeds: draws of the exemplars, and their order"
 
     data: PoolData
@@ -517,7 +517,7 @@ class Icl(Kate):
     likeliest label word, all its tokens counted, so that every query gets a label.
     """
 
-    SECTIONS = SECTIONS["icl"]
+    SECTIONS = METHODS["icl"].sections
     SEEDS = "of no effect here: exemplars are those of exemplar_seed, alike for all"
 
     @classmethod

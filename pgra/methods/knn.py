@@ -13,15 +13,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pgra.artifacts import digest
 from pgra.core import Example, Json, Prediction, Rows
 from pgra.errors import ConfigError
 from pgra.exemplars.selection import vote
-from pgra.methods.arguments import SECTIONS, RunArguments
+from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import Decisions, Method
 from pgra.methods.stages import Stages, neighbor_model, open_neighbors
 from pgra.report.metrics import measure
-from pgra.retrieval.base import examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ NUMBERS = (1, 3, 5, 9, 17, 33, 65)  # tried on the dev set; odd, so that two lab
 class NearestNeighbors(Method):
     """Lets each query's nearest training examples vote."""
 
-    SECTIONS = SECTIONS["knn"]
+    SECTIONS = METHODS["knn"].sections
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
@@ -92,26 +90,6 @@ class NearestNeighbors(Method):
         return [vote([str(train[row].label) for row in line]) for line in rows[:, :number].tolist()]
 
     def _nearest(self, examples: Sequence[Example]) -> Rows:
-        """Return the nearest training examples, (B, k), nearest first; a split's are stored."""
-        count = self.numbers[-1]
-        if not self.data.is_split(examples):
-            with self.timed("neighbors"):
-                return self.neighbors.nearest(examples, count, self.context).rows
-        fields: dict[str, Json] = {
-            "encoder": dict(self.neighbors.encoder.query_fingerprint),
-            "training_examples": examples_digest(self.data.train),
-            "queries": examples_digest(examples),
-            "num_neighbors": count,
-        }
+        """Return the nearest training examples, (B, k), nearest first."""
         with self.timed("neighbors"):
-            self.neighbors.vectors(self.context)
-            stored = store_candidates(
-                self.context.artifacts / "neighbors" / self.data.task.name,
-                "queries",
-                fields,
-                lambda: self.neighbors.nearest(examples, count),
-                stage="neighbors",
-                context=self.context,
-            )
-        self.fingerprints["neighbors"] = digest(fields)
-        return stored.candidates.rows
+            return self.neighbors.nearest(examples, self.numbers[-1], self.context).rows

@@ -24,7 +24,7 @@ from pgra.data.examples import draw_shots, whole_train
 from pgra.encoders.encoder import Encoder, choose_max_tokens
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
-from pgra.methods.arguments import SECTIONS, LmBffArguments, RunArguments
+from pgra.methods.arguments import METHODS, LmBffArguments, RunArguments
 from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.pgra import Pgra
 from pgra.methods.stages import Stages
@@ -49,20 +49,13 @@ Vectors = npt.NDArray[np.float32]
 class LmBff(Pgra):
     """Tunes a T5 on a few examples with demonstrations beside each."""
 
-    SECTIONS = SECTIONS["lm-bff"]
+    SECTIONS = METHODS["lm-bff"].sections
+    COMBINES_SCORES = True
     SEEDS = "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)"
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
         return True
-
-    def open(self) -> None:
-        if self.pgra.reader.decode != "verbalizer":
-            raise ConfigError(
-                f"decode '{self.pgra.reader.decode}' writes one token, and lm-bff averages the "
-                "scores of several inputs: leave --decode out"
-            )
-        super().open()
 
     def with_seed(self, args: RunArguments) -> Self:
         """Return the method of another seed, which draws another split."""

@@ -9,12 +9,12 @@ evidence), exhaustive (no first stage).
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pgra.artifacts import artifact_dir, check_fingerprint
+from pgra.artifacts import check_fingerprint
 from pgra.core import Context, Example, Json, Scores
 from pgra.data.tasks import Task, check_slots
 from pgra.errors import ArtifactError, ConfigError, DataError
@@ -24,9 +24,8 @@ from pgra.lm.load import (
     find_model,
     load_config,
     load_tokenizer,
-    tokenizer_identity,
 )
-from pgra.methods.arguments import SECTIONS, FolderArguments, PgraArguments, RunArguments
+from pgra.methods.arguments import METHODS, FolderArguments, PgraArguments, RunArguments
 from pgra.methods.base import (
     SPLITS,
     Decisions,
@@ -43,9 +42,9 @@ from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import ReaderArguments, TrainingArguments, default_learning_rate
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, describe, store_inputs
+from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
 from pgra.reader.module import choose_precision
-from pgra.reader.predict import Decision, T5Classifier
+from pgra.reader.predict import T5Classifier
 from pgra.reader.record import (
     ReaderRecord,
     check_reads_any,
@@ -57,7 +56,6 @@ from pgra.reader.train import check_trackers, fit
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
-from pgra.retrieval.base import examples_digest
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +66,10 @@ class Pgra(Method):
     `pgra` are the arguments, as the method decides them; `reader` scores the labels.
     """
 
-    SECTIONS = SECTIONS["pgra"]
+    SECTIONS = METHODS["pgra"].sections
     SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
     CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
+    COMBINES_SCORES: ClassVar[bool] = False  # of several inputs an example
 
     source: ModelSource
     stages: Stages
@@ -80,6 +79,7 @@ class Pgra(Method):
     def __init__(self, args: RunArguments, context: Context) -> None:
         super().__init__(args, context)
         self.pgra = args.pgra
+        self.tokenized: dict[str, TokenizedInputs] = {}
 
     @property
     def training(self) -> TrainingArguments:
@@ -93,6 +93,11 @@ class Pgra(Method):
 
     def open(self) -> None:
         Task.load(task_name(self.args))  # refuses a wrong name before models are looked for
+        if self.COMBINES_SCORES and self.decode != "verbalizer":
+            raise ConfigError(
+                f"decode '{self.decode}' is not for method '{self.args.method}', which combines "
+                "the scores of several inputs: leave it out"
+            )
         self.source = find_model(self.pgra.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()
@@ -102,7 +107,7 @@ class Pgra(Method):
     def open_tokenizer(self) -> None:
         """Load the reader's tokenizer; refuse words that it cannot write."""
         self.tokenizer = load_tokenizer(self.source)
-        self.verbalizer.audit(self.tokenizer, decode=self.decision.decode)
+        self.verbalizer.audit(self.tokenizer, decode=self.decode)
 
     def read_data(self) -> None:
         """Read the task, with the LM's prompt."""
@@ -152,8 +157,8 @@ class Pgra(Method):
         return SegmentLayout(self.verbalizer.template, order, args.max_segment_tokens)
 
     @property
-    def decision(self) -> Decision:
-        return Decision(self.pgra.reader.decode)
+    def decode(self) -> str:
+        return self.pgra.reader.decode
 
     def identity(self) -> dict[str, Json]:
         """Return what decides the weights and predictions, besides the examples."""
@@ -173,24 +178,11 @@ class Pgra(Method):
         self.stages.find(splits)
 
     def inputs(self, split: str) -> TokenizedInputs:
-        """Return the reader's inputs of a split, tokenised once and stored."""
-        examples, depth = self.data.examples(split), self.stages.depth
-        fields: dict[str, Json] = {
-            **asdict(self.layout),
-            "tokenizer": tokenizer_identity(self.tokenizer),
-            "examples": examples_digest(examples),
-            "evidence": self.fingerprints.get(f"evidence/{split}"),
-            "corpus": self.fingerprints.get("corpus"),
-            "num_evidence": depth,
-        }
-
-        def build() -> TokenizedInputs:
-            made: TokenizedInputs = self.new_inputs(examples, self.stages.evidence_lines(split))
-            return made
-
-        folder = artifact_dir(self.pgra.artifacts / "inputs" / self.data.task.name, split, fields)
-        arrays = store_inputs(folder, fields, build, self.context)
-        return TokenizedInputs(*describe(examples, self.tokenizer, self.verbalizer), *arrays)
+        """Return the reader's inputs of a split, tokenised once for runs with other seeds too."""
+        if split not in self.tokenized:
+            lines = self.stages.evidence_lines(split)
+            self.tokenized[split] = self.new_inputs(self.data.examples(split), lines)
+        return self.tokenized[split]
 
     def new_inputs(
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
@@ -206,7 +198,7 @@ class Pgra(Method):
     def open_trained(self, home: Path) -> None:
         """Load a trained reader from its folder."""
         module = self.load_module(home).to(choose_device(self.pgra.runtime.device))
-        self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decision)
+        self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
 
     @property
     def best_metric(self) -> str:
@@ -217,7 +209,7 @@ class Pgra(Method):
         """Train the reader, from the last whole checkpoint if the run was stopped."""
         train, dev = self.inputs("train"), self.inputs("dev")
         module = self.load_module()
-        self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decision)
+        self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
         truth, labels = [str(label) for label in dev.labels], self.data.labels
 
         def evaluate() -> Mapping[str, float]:
@@ -256,7 +248,7 @@ class Pgra(Method):
 
     def _describe(self, folder: Path) -> None:
         """Fit the temperature on the dev set, and write the reader's record."""
-        if self.decision.decode == "verbalizer":  # else there are no probabilities
+        if self.decode == "verbalizer":  # else there are no probabilities
             self.fit_temperature(replace(self.context, progress=False))
         self.write_record(folder)
 
@@ -281,7 +273,7 @@ class Pgra(Method):
             metric=self.data.metric,
             words=dict(self.verbalizer.words),
             layout=self.layout,
-            decode=self.decision.decode,
+            decode=self.decode,
             calibration=self.calibration,
             num_evidence=self.stages.depth,
             method=args.method,
@@ -313,7 +305,7 @@ class Pgra(Method):
             inputs.example_ids, scores, self.verbalizer.labels, temperature=temperature
         )
         notes, known = list[str](), None
-        if self.decision.decode == "verbalizer":  # else there are no probabilities
+        if self.decode == "verbalizer":  # else there are no probabilities
             notes = [self.calibration.note] if self.calibration.note else []
             if split is not None:
                 known = {"temperature": temperature, "dev_examples": self.calibration.num_examples}
@@ -355,7 +347,7 @@ class Pgra(Method):
         home = find_reader(folder)
         record = read_record(home)
         check_reads_any(record)
-        method = cls(_recorded_arguments(record, args, context), context)
+        method = cls(_recorded_arguments(record, args), context)
         task = Task(
             name=record.task,
             inputs=record.inputs,
@@ -374,10 +366,9 @@ class Pgra(Method):
         return method
 
 
-def _recorded_arguments(record: ReaderRecord, args: RunArguments, context: Context) -> RunArguments:
+def _recorded_arguments(record: ReaderRecord, args: RunArguments) -> RunArguments:
     """Return a run's arguments elsewhere; dtypes that depend on the device stay what they were."""
     args = RunArguments({"folder": FolderArguments(), **args.sections})  # a reader alone has none
-    args = args.change("runtime", device=context.device)
     made: Mapping[str, Any] = record.fingerprints
     lm = made.get("reranker", {})
     lm = lm.get("prefixes", [lm])[0]  # several are of one LM
@@ -440,9 +431,6 @@ def _check(home: Path, stage: str, made: Json, asked: Json) -> None:
     check_fingerprint(
         home, made=pair[0], asked=pair[1], now="what is there now is", way_out=way_out
     )
-
-
-# The reader's template, and the models of its evidence.
 
 
 def reader_template(task: Task, args: ReaderArguments) -> str:

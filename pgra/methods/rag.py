@@ -26,7 +26,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
 from pgra.encoders.encoder import Encoder, pool
-from pgra.errors import ArtifactError, ConfigError, DamageError, ModelError, reading
+from pgra.errors import DamageError, ModelError, reading
 from pgra.lm.batching import GroupCost
 from pgra.methods.pgra import Pgra
 from pgra.prompts.verbalizer import Verbalizer
@@ -77,16 +77,8 @@ class RagReader(FusionReader):
 
     @classmethod
     def open(cls, name: str, encoder: Encoder, num_evidence: int) -> Self:
-        """Load a T5, and the trained query encoder from its folder if there is one.
-
-        Raises:
-            ModelError: As `FusionReader.from_name`.
-            DamageError: If the query encoder is damaged.
-        """
-        reader = cls(FusionReader.from_name(name).model, encoder, num_evidence)
-        if (Path(name) / QUERY_ENCODER_FILE).is_file():
-            reader._load_encoder(Path(name))
-        return reader.eval()
+        """Load a T5; errors as of `FusionReader.from_name`."""
+        return cls(FusionReader.from_name(name).model, encoder, num_evidence).eval()
 
     def weigh(
         self, query_ids: Tensor, query_mask: Tensor, vectors: Tensor, known: Tensor
@@ -144,9 +136,6 @@ class RagReader(FusionReader):
 
     def load_weights(self, folder: Path) -> None:
         super().load_weights(folder)
-        self._load_encoder(folder)
-
-    def _load_encoder(self, folder: Path) -> None:
         with reading(folder / QUERY_ENCODER_FILE, DamageError):
             self.query_encoder.load_state_dict(load_file(folder / QUERY_ENCODER_FILE))
 
@@ -327,23 +316,15 @@ class Rag(Pgra):
     """Trains a reader and a query encoder on candidates to choose among."""
 
     CLASSIFIER = RagClassifier
-
-    def open(self) -> None:
-        if self.pgra.reader.decode != "verbalizer":
-            raise ConfigError(
-                f"decode '{self.pgra.reader.decode}' is not for method 'rag', which sums a label's "
-                "probability over evidence that is read piece by piece: leave it out"
-            )
-        super().open()
+    COMBINES_SCORES = True
 
     def load_module(self, trained: Path | None = None) -> RagReader:
         """Load both models as training starts from them, or as it left them."""
-        if trained and not (trained / QUERY_ENCODER_FILE).is_file():
-            raise ArtifactError(
-                f"{trained / QUERY_ENCODER_FILE} is missing: train again in another folder"
-            )
         name = str(trained or self.pgra.reader.model_name_or_path)
-        return RagReader.open(name, self._encoder, self.pgra.rerank.num_evidence)
+        module = RagReader.open(name, self._encoder, self.pgra.rerank.num_evidence)
+        if trained:
+            module.load_weights(trained)
+        return module
 
     def inputs(self, split: str) -> PooledInputs:
         """Return the examples of a split with their candidates."""

@@ -18,14 +18,13 @@ from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.errors import ConfigError
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, LanguageModel
-from pgra.methods.arguments import SECTIONS, RalmArguments, RunArguments
+from pgra.methods.arguments import METHODS, RalmArguments, RunArguments
 from pgra.methods.base import SPLITS
 from pgra.methods.kate import progress_bar
 from pgra.methods.pgra import Pgra
 from pgra.prompts.fewshot import SEPARATOR, PromptTemplate, answer_words, fit_prompts
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import Calibration, decide
-from pgra.reader.predict import Decision
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE
@@ -97,7 +96,8 @@ class EvidenceReader:
 class Ralm(Pgra):
     """Lets a frozen causal LM read evidence and decide."""
 
-    SECTIONS = SECTIONS["ralm"]
+    SECTIONS = METHODS["ralm"].sections
+    decode = "verbalizer"
     SEEDS = "of no effect here: nothing is drawn, nothing is trained"
 
     @classmethod
@@ -133,10 +133,6 @@ class Ralm(Pgra):
         """The words that answer, and the query's template."""
         task = self.data.choice
         return Verbalizer(task.prompt_words, f"{task.prompt}\n{task.answer}")
-
-    @property
-    def decision(self) -> Decision:
-        return Decision()
 
     def identity(self) -> dict[str, Json]:
         return {**super().identity(), "reader_lm": self.reader.lm.fingerprint}

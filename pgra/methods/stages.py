@@ -46,6 +46,7 @@ from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 
 logger = logging.getLogger(__name__)
 
+
 # Of B queries: the first stage's candidates, and the second stage's order of them.
 Found = tuple[Candidates, Candidates]
 

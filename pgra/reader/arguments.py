@@ -146,13 +146,6 @@ class TrainingArguments(Arguments):
         least=0,
         decides=False,
     )
-    save_total_limit: int | None = arg(
-        1,
-        "Checkpoints kept: the best, and the last so many. With 1 a finished run keeps its reader "
-        "alone, which is the best one.",
-        least=1,
-        decides=False,
-    )
     logging_steps: int = arg(50, "Steps between lines of the log.", least=1, decides=False)
     report_to: list[str] | None = arg(
         None,

@@ -7,10 +7,9 @@ Evidence is cut before the query; of the query only the task's own text is cut, 
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.artifacts import build_once, read_array, write_array
-from pgra.core import ALONE, Context, Example, Json, Scores
+from pgra.core import Example, Scores
 from pgra.data.read import is_utf8
 from pgra.data.tasks import check_slots
 from pgra.errors import ConfigError, DataError, unknown_name
@@ -31,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 4096  # texts tokenised at once
 
-# Tokenised inputs of the reader: a few arrays for a whole split, made once and kept on disk.
+# Tokenised inputs of the reader: a few arrays for a whole split.
 
 
 @dataclass(frozen=True)
@@ -151,29 +149,6 @@ class SeparateInputs(TokenizedInputs):
             return (np.add.reduceat(values, starts) / counts[:, None]).astype(np.float32)
         summed = np.logaddexp.reduceat(values + self.log_weights[:, None], starts)
         return summed.astype(np.float32)
-
-
-def store_inputs(
-    folder: Path,
-    fingerprint: Mapping[str, Json],
-    make: Callable[[], TokenizedInputs],
-    context: Context = ALONE,
-) -> list[npt.NDArray[Any]]:
-    """Read a split's token arrays, the last three of `TokenizedInputs`, or make and write them.
-
-    `fingerprint` holds all that determines the tokens. One of several processes does the work.
-    """
-    names = ("tokens", "segment_ends", "example_ends")
-
-    def build(aside: Path) -> dict[str, Json]:
-        made = make()
-        for name in names:
-            write_array(aside / f"{name}.npy", getattr(made, name))
-        counts = {"examples": len(made), "segments": len(made.segment_ends)}
-        return {**counts, "tokens": len(made.tokens)}
-
-    build_once(folder, stage="inputs", fingerprint=fingerprint, build=build, context=context)
-    return [read_array(folder / f"{name}.npy") for name in names]
 
 
 # Segments: a query and one evidence within the limit.

@@ -25,31 +25,23 @@ _MAX_ROWS = 256
 
 
 @dataclass(frozen=True)
-class Decision:
-    """How labels are decided.
+class T5Classifier(Trainable):
+    """A fused T5 that decides a task's labels.
+
+    The context's processes share all work, and each gets all results, in the order given.
 
     Attributes:
         decode: "verbalizer" scores each label's whole target, by the sum of its tokens'
             log-probabilities. "official" writes one token, as `generate(max_length=3)` of the
             released code does; its label, or the first if it is no label's, has probability 1.
         temperature: Divides scores before the softmax over labels (Guo et al. 2017, eq. 9).
-    """
-
-    decode: str = "verbalizer"
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True)
-class T5Classifier(Trainable):
-    """A fused T5 that decides a task's labels.
-
-    The context's processes share all work, and each gets all results, in the order given.
-    `batch_tokens` is the most in a batch; None is what suits the module's device.
+        batch_tokens: The most in a batch; None is what suits the module's device.
     """
 
     module: FusionReader
     verbalizer: Verbalizer
-    decision: Decision = Decision()
+    decode: str = "verbalizer"
+    temperature: float = 1.0
     batch_tokens: int | None = None
 
     @property
@@ -63,14 +55,14 @@ class T5Classifier(Trainable):
 
     def predict(self, inputs: TokenizedInputs, context: Context = ALONE) -> list[Prediction]:
         """Decide each example; their labels are not read. A NaN in the scores is a ModelError."""
-        scores, temperature = self.score(inputs, context), self.decision.temperature
-        return decide(inputs.example_ids, scores, self.labels, temperature=temperature)
+        scores = self.score(inputs, context)
+        return decide(inputs.example_ids, scores, self.labels, temperature=self.temperature)
 
     def score(self, inputs: TokenizedInputs, context: Context = ALONE) -> Scores:
         """Return the log-probability of each of C labels, (B, C) float32."""
         if isinstance(inputs, SeparateInputs):
             return inputs.combine(self.score(inputs.alone(), context))
-        if self.decision.decode == "official":
+        if self.decode == "official":
             written = self.map_batches(inputs, self._write, context)
             return self._scores_of(written)
         targets = pad_targets(self.verbalizer.target_ids(self.tokenizer)).to(self.module.device)

@@ -5,10 +5,8 @@ The record is written last, beside the plain T5 files: a folder that has one is 
 
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -18,11 +16,10 @@ from pgra.artifacts import (
     find_damage,
     package_versions,
     record_files,
-    replace_folder,
     write_json,
 )
 from pgra.config import from_values
-from pgra.core import Context, Json, Prediction, check_device
+from pgra.core import Context, Json, Prediction
 from pgra.data.read import hub_errors, hub_reason, is_utf8
 from pgra.errors import ArtifactError, ConfigError, DamageError, cut, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
@@ -32,7 +29,7 @@ from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import Query, SegmentLayout, TokenizedInputs, build_inputs, read_queries
-from pgra.reader.predict import Decision, T5Classifier
+from pgra.reader.predict import T5Classifier
 
 FORMAT = 2
 OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
@@ -72,11 +69,6 @@ class ReaderRecord:
     @property
     def verbalizer(self) -> Verbalizer:
         return Verbalizer(self.words, self.layout.template)
-
-    @property
-    def decision(self) -> Decision:
-        """How labels are decided, with the fitted temperature."""
-        return Decision(self.decode, self.calibration.temperature)
 
 
 def write_record(folder: Path, record: ReaderRecord) -> None:
@@ -136,18 +128,9 @@ def find_reader(folder: Path) -> Path:
     for place in (folder, folder / READER_FOLDER):
         if (place / RECORD_FILE).is_file():
             return place
-    if not folder.is_dir():
-        raise ArtifactError(f"{folder} does not exist: give the folder of a run, or its reader/")
-    is_run = (folder / "run.json").is_file() or (folder / READER_FOLDER).is_dir()
-    if is_run or (folder.parent / "run.json").is_file():
-        raise ArtifactError(
-            f"{folder} holds no whole reader (no {RECORD_FILE}): the run was stopped before its "
-            "end, and the same pgra train command goes on with it"
-        )
-    kind = "is a plain model folder" if (folder / "config.json").is_file() else "is no run"
     raise ArtifactError(
-        f"{folder} {kind}, not a trained reader (it has no {RECORD_FILE}): give the folder of a "
-        "finished run of pgra train, or its reader/"
+        f"{folder} holds no whole reader (no {RECORD_FILE}): give the folder of a finished run of "
+        "pgra train, or its reader/; a run that was stopped goes on with the same command"
     )
 
 
@@ -204,63 +187,33 @@ class Reader:
         self, record: ReaderRecord, model: FusionReader, tokenizer: Any, folder: Path
     ) -> None:
         self.record, self.folder = record, folder
-        self.classifier = T5Classifier(model, tokenizer, record.verbalizer, record.decision)
+        temperature = record.calibration.temperature
+        self.classifier = T5Classifier(
+            model, tokenizer, record.verbalizer, record.decode, temperature
+        )
 
     @classmethod
-    def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
-        """Load a reader: neither data nor corpus is needed, and the folder may have been moved.
+    def load(cls, name: str | Path, *, device: str = "auto", token: str | None = None) -> Self:
+        """Load a reader: neither data nor corpus is needed, and a folder may have been moved.
 
         Args:
-            folder: A finished run, or its `reader/`.
+            name: A finished run, its `reader/`, or on the hub OWNER/NAME or OWNER/NAME@REVISION.
             device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+            token: The hub's; None is HF_TOKEN, or the login's.
 
         Raises:
-            ArtifactError: If there is no whole reader, or it is damaged or of another format.
+            ArtifactError: If there is no whole reader, it is damaged or of another format, or the
+                hub cannot be reached.
             ModelError: If it cannot be loaded, or there is no such device.
         """
-        place = choose_device(device)
-        record, home = read_record(Path(folder)), find_reader(Path(folder))
+        place = choose_device(device)  # before anything is downloaded
+        home = find_reader(fetch_reader(name, token=token))
+        record = read_record(home)
         check_reads_any(record)
         tokenizer = load_tokenizer(find_model(str(home)))
         model = FusionReader.from_name(str(home))
         model.to(place)
         return cls(record, model, tokenizer, home)
-
-    @classmethod
-    def from_pretrained(
-        cls, name: str | Path, *, device: str = "auto", token: str | None = None
-    ) -> Self:
-        """Load a reader from the hub, or from a folder as `load`.
-
-        On the hub it is OWNER/NAME or OWNER/NAME@REVISION. A token of None is HF_TOKEN or the
-        login's.
-
-        Raises:
-            ArtifactError: As `load`; or if the hub has none, or cannot be reached.
-            ModelError: As `load`.
-        """
-        check_device(device, is_used=False)  # before anything is downloaded
-        return cls.load(fetch_reader(name, token=token), device=device)
-
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Copy the reader into a folder, which `from_pretrained` and transformers load.
-
-        Another reader there is replaced.
-
-        Raises:
-            ArtifactError: If it holds something else, or cannot be written.
-        """
-        home = at_home(folder)
-        if home.resolve() == self.folder.resolve():
-            return home
-        if home.is_file() or (any(home.glob("*")) and not (home / RECORD_FILE).is_file()):
-            raise ArtifactError(f"{home} holds something else: save the reader in another folder")
-        copy = partial(shutil.copytree, self.folder, ignore=shutil.ignore_patterns(".*"))
-        try:
-            replace_folder(home, copy)
-        except OSError as error:
-            raise ArtifactError(f"cannot write {home} ({error}): choose another folder") from None
-        return home
 
     @property
     def labels(self) -> tuple[str, ...]:

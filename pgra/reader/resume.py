@@ -4,9 +4,9 @@ All processes leave after the same step, with a whole checkpoint. Exit codes: 12
 number (SIGINT 130, SIGUSR1 138, SIGTERM 143), and 124 when time is up, as of `timeout`.
 
     checkpoint-N/         a plain model folder, and in it
-      state.json          the step, the best measurement, the log, the losses
-      training.pt         states of optimizer, schedule and random generators
-      checksums.json      written last: a checkpoint without it does not count
+      state.json             the step, the best measurement, the log, the losses
+      training.safetensors   states of optimizer and random generators
+      checksums.json         written last: a checkpoint without it does not count
 """
 
 import json
@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from pgra.artifacts import CHECKSUMS_FILE, find_changes, replace_folder, write_checksums, write_json
 from pgra.core import Worker, cpu_group, gather
@@ -132,7 +134,40 @@ class Progress:
 
 
 _STATE_FILE = "state.json"
-_TENSORS_FILE = "training.pt"
+_TENSORS_FILE = "training.safetensors"
+_RANDOM = "random"  # states of generators: random/RANK/DEVICE
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What changes the weights, step by step."""
+
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return its tensors by name, and all else as JSON takes it."""
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Any] = {"schedule": self.schedule.state_dict()}
+        for number, own in self.optimizer.state_dict()["state"].items():
+            for name, value in own.items():
+                kept: dict[str, Any] = tensors if isinstance(value, Tensor) else values
+                kept[f"{number}/{name}"] = value
+        return tensors, values
+
+    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self.schedule.load_state_dict(values.pop("schedule"))
+        state: dict[int, dict[str, Any]] = {}
+        for key, value in {**tensors, **values}.items():
+            number, _, name = key.partition("/")
+            state.setdefault(int(number), {})[name] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        for group, rate in zip(
+            self.optimizer.param_groups, self.schedule.get_last_lr(), strict=True
+        ):
+            group["lr"] = rate
 
 
 def checkpoint_folder(home: Path, step: int) -> Path:
@@ -143,44 +178,35 @@ def save_checkpoint(
     home: Path,
     trainable: Trainable,
     progress: Progress,
-    states: Mapping[str, Any],
-    *,
+    updates: Updates,
     worker: Worker,
-    limit: int | None,
 ) -> None:
-    """Write a checkpoint, and delete older ones but the best and the last `limit`.
-
-    `states` has objects with a `state_dict` by name. All processes call it together.
-    """
+    """Write a checkpoint, and delete older ones but the best; all processes call it together."""
     device = trainable.module.device
     random = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         random["cuda"] = torch.cuda.get_rng_state(device)
-    tensors: dict[str, Any] = {"random": gather([random], worker)}
+    everyones = gather([random], worker)
     if not worker.is_main:
         return
-    tensors |= {name: part.state_dict() for name, part in states.items()}
+    tensors, values = updates.state()
+    for rank, states in enumerate(everyones):
+        tensors |= {f"{_RANDOM}/{rank}/{kind}": state for kind, state in states.items()}
 
     def save(aside: Path) -> None:
         trainable.save(aside)
-        torch.save(tensors, aside / _TENSORS_FILE)
-        write_json(aside / _STATE_FILE, asdict(progress))
+        save_file({n: t.contiguous() for n, t in tensors.items()}, aside / _TENSORS_FILE)
+        write_json(aside / _STATE_FILE, {"progress": asdict(progress), "updates": values})
         write_checksums(aside)
 
     replace_folder(checkpoint_folder(home, progress.step), save)
-    if limit is not None:
-        for step, folder in _checkpoints(home)[:-limit]:
-            if step != progress.best_step:
-                shutil.rmtree(folder)
+    for step, folder in _checkpoints(home):
+        if step not in (progress.step, progress.best_step):
+            shutil.rmtree(folder)
 
 
 def resume(
-    home: Path,
-    module: ReaderModule,
-    states: Mapping[str, Any],
-    worker: Worker,
-    *,
-    needs_best: bool,
+    home: Path, module: ReaderModule, updates: Updates, worker: Worker, *, needs_best: bool
 ) -> Progress:
     """Load the last whole checkpoint, and return its progress; there may be none.
 
@@ -192,8 +218,8 @@ def resume(
         return Progress()
     logger.info("run: going on from %s", folder)
     with reading(folder, DamageError):
-        progress = Progress(**json.loads((folder / _STATE_FILE).read_text("utf-8")))
-        tensors = torch.load(folder / _TENSORS_FILE, map_location="cpu", weights_only=True)
+        state = json.loads((folder / _STATE_FILE).read_text("utf-8"))
+        progress, tensors = Progress(**state["progress"]), load_file(folder / _TENSORS_FILE)
     if needs_best and progress.best_step is not None:
         best = checkpoint_folder(home, progress.best_step)
         if (fault := _fault(best)) is not None:
@@ -202,12 +228,11 @@ def resume(
                 "choose another output_dir"
             )
     module.load_weights(folder)
-    for name, part in states.items():
-        part.load_state_dict(tensors[name])
-    random = tensors["random"][worker.rank]
-    torch.set_rng_state(random["cpu"])
+    random = {key: tensors.pop(key) for key in list(tensors) if key.startswith(_RANDOM)}
+    torch.set_rng_state(random[f"{_RANDOM}/{worker.rank}/cpu"])
     if module.device.type == "cuda":
-        torch.cuda.set_rng_state(random["cuda"], module.device)
+        torch.cuda.set_rng_state(random[f"{_RANDOM}/{worker.rank}/cuda"], module.device)
+    updates.restore(tensors, state["updates"])
     return progress
 
 

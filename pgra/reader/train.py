@@ -42,6 +42,7 @@ from pgra.reader.module import ReaderModule, Trainable, choose_precision
 from pgra.reader.resume import (
     Progress,
     Stopper,
+    Updates,
     checkpoint_folder,
     last_checkpoint,
     resume,
@@ -115,8 +116,8 @@ def fit(
     warmup = arguments.warmup_steps
     warmup = math.ceil(warmup * num_steps) if warmup < 1 else int(warmup)
     schedule = get_scheduler(arguments.lr_scheduler_type, optimizer, warmup, num_steps)
-    states = {"optimizer": optimizer, "schedule": schedule}
-    progress = resume(home, module, states, worker, needs_best=arguments.load_best_model_at_end)
+    updates, needs_best = Updates(optimizer, schedule), arguments.load_best_model_at_end
+    progress = resume(home, module, updates, worker, needs_best=needs_best)
     losses = LossLog(home, progress, worker)
     stopper = Stopper(world=worker.world, minutes=arguments.max_train_minutes)
     bar = Bar(
@@ -188,13 +189,12 @@ def fit(
                     shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
                     bar.tell(f"step {step}: dev {shown}")
                 if is_saved:
-                    limit = arguments.save_total_limit
-                    save_checkpoint(home, trainable, progress, states, worker=worker, limit=limit)
+                    save_checkpoint(home, trainable, progress, updates, worker)
                     context.barrier()
                 if code:
                     raise stopped(code, f"after step {step} of {num_steps}")
         losses.flush()
-        if arguments.load_best_model_at_end and progress.best_step not in (None, num_steps):
+        if needs_best and progress.best_step not in (None, num_steps):
             module.load_weights(checkpoint_folder(home, int(str(progress.best_step))))
         if worker.is_main:
             replace_folder(folder, trainable.save)

@@ -143,8 +143,8 @@ def test_a_loaded_run_gives_new_texts_what_the_command_gives(bench, ours):
     assert one.label == found[0].label
     rows = datasets.Dataset.from_list([{"text": text, "label": "negative"} for text in TEXTS])
     assert [answer.scores for answer in ours.predict(rows)] == [a.scores for a in found]
-    assert pgra.Predictor.open(str(ours.folder)).answer(TEXTS)[0].scores == found[0].scores
-    again = pgra.Run.open(str(ours.folder))
+    assert pgra.Run.load(str(ours.folder)).predict(TEXTS)[0].scores == found[0].scores
+    again = pgra.Run.load(str(ours.folder))
     assert again.predict({"text": TEXTS[0], "other": 1}).scores == one.scores
     assert "sst2 test accuracy" in repr(again)
 
@@ -189,13 +189,12 @@ def hub(monkeypatch, tmp_path):
 def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert "me/name" in ours.push_to_hub("me/name", token=TOKEN)
     local = ours.reader
-    reader = pgra.Reader.from_pretrained("me/name", device="cpu")
+    reader = pgra.Reader.load("me/name", device="cpu")
     evidence = ["A warm and funny portrait."]
     assert reader(TEXTS[0], evidence) == local(TEXTS[0], evidence)
     assert reader(TEXTS[0], evidence) == local.predict([TEXTS[0]], [evidence])[0]
     assert reader(TEXTS[0], []) != reader(TEXTS[0], evidence)  # the control
-    saved = reader.save_pretrained(tmp_path / "saved")
-    there, here = contents(saved), contents(ours.folder / "reader")
+    there, here = contents(reader.folder), contents(ours.folder / "reader")
     there.pop(".gitattributes", None)
     records = [json.loads(files.pop("pgra.json")) for files in (there, here)]
     assert there == here
@@ -203,9 +202,6 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert "arguments" in differing <= {"arguments", "base_model", "fingerprints"}
     assert str(tmp_path.parent) not in json.dumps(records[0])  # no folder of this machine
     assert str(tmp_path.parent) in json.dumps(records[1])  # the control
-    assert pgra.Reader.from_pretrained(saved)(TEXTS[0], evidence) == local(TEXTS[0], evidence)
-    with pytest.raises(PgraError, match="holds something else"):
-        reader.save_pretrained(ours.folder)
     asked = [TEXTS[0], "--run", "me/name", "--device", "cpu", "--json"]
     assert "came from the hub without its corpus" in call(predict_main, asked).error
     here = tmp_path / "here"  # what it was made with, under the same names
@@ -219,7 +215,7 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert json.loads(told.out)["scores"] == ours.predict(TEXTS[0]).scores
     assert (tmp_path / "cache/pgra/banks").is_dir()  # made again, in the user's cache
     point_client(monkeypatch, hub.endpoint, tmp_path / "hub", is_offline=True)
-    offline = pgra.Reader.from_pretrained("me/name", device="cpu")  # from the hub's cache
+    offline = pgra.Reader.load("me/name", device="cpu")  # from the hub's cache
     assert offline(TEXTS[0], evidence) == local(TEXTS[0], evidence)
 
 

@@ -66,7 +66,7 @@ def test_rerank_puts_the_likest_review_first(example):
 @pytest.mark.slow
 def test_own_task_trains_measures_and_predicts(example):
     out = "\n".join(example("own_task"))
-    run = pgra.Run.open("runs/tickets-pgra-seed42")
+    run = pgra.Run.load("runs/tickets-pgra-seed42")
     assert run.metrics["n"] == 6
     assert run.metrics["metrics"]["accuracy"] > 1 / 3  # a third is chance
     assert {line["prediction"] for line in run.predictions} <= LABELS

@@ -29,7 +29,7 @@ def test_the_yaml_gives_the_papers_constants():
         "num_evidence": 16,
         "model_name_or_path": "google-t5/t5-base",
         "learning_rate": 8e-5,
-        "per_device_train_batch_size": 8,  # of one process
+        "total_train_batch_size": 8,
         "max_steps": 5000,
     }
     given = {name: value for part in run.sections.values() for name, value in vars(part).items()}

@@ -1,6 +1,5 @@
 """A trained run, used on new texts: `pgra predict`, and what a run says of its probabilities."""
 
-import io
 import json
 import shutil
 
@@ -170,20 +169,3 @@ def test_a_table_gives_what_its_texts_give(run, tmp_path):
         "y.csv, line 2: no column 'text'. Found: sentence."
         in ask(run, "--file", tmp_path / "y.csv").error
     )
-
-
-def test_lines_are_decided_as_they_come_by_a_run_that_is_loaded_once(run, monkeypatch):
-    lines = [TEXTS[0], "", "bad \udcff", TEXTS[1], "exit", "never read"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-    opened, load = [], pgra.Predictor.open
-    monkeypatch.setattr(
-        pgra.Predictor, "open", lambda *args, **how: opened.append(args) or load(*args, **how)
-    )
-    told = ask(run, "--interactive", "--json")
-    first, wrong, second = map(json.loads, told.out.splitlines())
-    assert (told.code, len(opened)) == (0, 1)
-    assert [first, second] == [answers(run, text)[0] for text in TEXTS]
-    assert (wrong["text"], "not clean text" in wrong["error"]) == ("bad \\udcff", True)
-    monkeypatch.setattr("sys.stdin", io.StringIO(TEXTS[0]))
-    shown = ask(run, "--interactive").out
-    assert shown.strip() == ask(run, TEXTS[0]).out.strip()  # no prompt, but for a terminal

@@ -8,7 +8,7 @@ from scripted import contents, read_json
 
 pytestmark = pytest.mark.slow
 
-STEPS = {"save_total_limit": 2, "num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
+STEPS = {"num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,6 @@ def test_a_finished_seed_is_taken_up_a_stopped_one_goes_on_and_a_new_one_is_adde
     called = bench.make("broken", seed=None, seeds=[0, 1, 2], **STEPS)
     assert called.out.count("(reused)") == 1
     assert contents(broken / "seed-0") == before
-    assert f"going on from {broken / 'seed-1/checkpoint-2'}" in called.err
     for seed in (0, 1, 2):
         for name in ("reader/model.safetensors", "predictions.jsonl"):
             inner = f"seed-{seed}/{name}"

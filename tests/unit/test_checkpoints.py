@@ -20,7 +20,7 @@ def run(t5_dir, tmp_path_factory):
     values = iter([0.9, 0.5])
     reader, result = train(
         t5_dir,
-        make_arguments(folder, save_total_limit=2),
+        make_arguments(folder),
         measure=lambda labels, predictions: {"accuracy": next(values)},
     )
     for kept in ("checkpoint-3", result.folder.name):
@@ -50,8 +50,13 @@ def test_a_checkpoint_is_a_t5_folder_and_a_half_one_is_passed_over(copy):
     assert last_checkpoint(copy) == whole
 
 
+NAMES = ["training.safetensors", "model.safetensors", "state.json", "checksums.json"]
+
+
 @given(
-    name=st.sampled_from(["training.pt", "model.safetensors", "state.json", "checksums.json"]),
+    name=st.sampled_from(
+        ["training.safetensors", "model.safetensors", "state.json", "checksums.json"]
+    ),
     place=st.floats(0, 1, exclude_max=True),
     bit=st.integers(0, 6),
 )
@@ -68,7 +73,7 @@ def test_no_flipped_bit_of_a_checkpoint_is_gone_on_from(run, name, place, bit):
         path.write_bytes(good)
 
 
-@pytest.mark.parametrize("name", ["training.pt", "state.json"])
+@pytest.mark.parametrize("name", ["training.safetensors", "state.json"])
 def test_a_training_goes_on_from_the_checkpoint_before_a_damaged_one(
     copy, t5_dir, run, name, caplog
 ):
@@ -81,7 +86,6 @@ def test_a_training_goes_on_from_the_checkpoint_before_a_damaged_one(
     again(
         t5_dir,
         copy,
-        save_total_limit=2,
         measure=lambda labels, predictions: {"accuracy": next(values)},
     )
     assert f"{path.parent} is passed over: {name} is damaged (other content" in caplog.text

@@ -17,7 +17,7 @@ from pgra.data.examples import DataArguments
 from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
-from pgra.runs import Predictor, evaluate_run, open_method, run, run_seeds
+from pgra.runs import Run, evaluate_run, open_method, run, run_seeds
 
 FIRST, NEAR = "A great film number 20.", "a GREAT film, number 2"  # FIRST: the first test text
 PLACES = ["Rome", "Paris", "Oslo", "Bern", "Riga", "Kyiv"]
@@ -92,7 +92,7 @@ def test_the_baseline_icl_reads_the_prompt_of_pgras_second_stage(args, kate):
 
 def test_seeds_draw_other_exemplars(kate):
     drawn = having(kate, exemplars="random", redraw=True)
-    first, second = (lines_of(one.folder) for one in run_seeds(drawn, [0, 1]).outcomes.values())
+    first, second = (lines_of(one.folder) for one in run_seeds(drawn, [0, 1]).runs.values())
     assert first != second == lines_of(run(having(drawn, seed=1, name="single")).folder)
     with pytest.raises(ConfigError, match="exemplar_seed is 5, and --seeds names several"):
         run_seeds(having(drawn, exemplar_seed=5, name="both"), [0, 1])
@@ -120,7 +120,7 @@ def test_prompts_that_are_too_long_lose_exemplars_and_say_so(kate, near):
 def test_a_run_decides_new_texts_as_its_own(near, tmp_path):
     lines = lines_of(near.folder)[:2]
     texts = [line["text"] for line in lines]
-    alone = Predictor.open(near.folder, device="cpu").answer(texts)
+    alone = Run.load(near.folder, device="cpu").predict(texts)
     for line, answer in zip(lines, alone, strict=True):
         assert answer.prediction.label == line["prediction"]
         assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-5)
@@ -141,9 +141,9 @@ def test_nothing_is_kept_for_new_texts(world, near, tmp_path):
         return sorted(path for path in root.rglob("*") if path.is_file())
 
     before = kept()
-    predictor = Predictor.open(near.folder, device="cpu")
-    (first,), (second,) = (predictor.answer([text]) for text in (NEAR, "A dull plot."))
-    together = predictor.answer([NEAR, "A dull plot."])
+    predictor = Run.load(near.folder, device="cpu")
+    (first,), (second,) = (predictor.predict([text]) for text in (NEAR, "A dull plot."))
+    together = predictor.predict([NEAR, "A dull plot."])
     for one, alone in zip(together, (first, second), strict=True):
         assert one.details == alone.details
         assert dict(one.prediction.scores) == pytest.approx(dict(alone.prediction.scores))
@@ -159,7 +159,7 @@ def test_a_run_whose_pool_has_changed_decides_nothing(words, tmp_path):
     outcome = run(having(words, train_file=str(pool)))
     shutil.copy(words.data.test_file, pool)
     with pytest.raises(ArtifactError, match=r"restore them, or run it again"):
-        Predictor.open(outcome.folder, device="cpu")
+        Run.load(outcome.folder, device="cpu").predict("a film")
 
 
 @pytest.fixture

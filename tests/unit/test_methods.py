@@ -11,11 +11,11 @@ from small_training import at_batch, run_files, signal_self
 from pgra.core import ALONE
 from pgra.encoders.encoder import Encoder, load_t5_encoder
 from pgra.errors import ArtifactError, ConfigError, Stopped
-from pgra.methods.arguments import READERS
+from pgra.methods.arguments import METHODS
 from pgra.methods.knn import NUMBERS
 from pgra.methods.rag import RagReader
 from pgra.methods.stages import Stages
-from pgra.runs import Predictor, evaluate_run, open_method, run
+from pgra.runs import Run, evaluate_run, open_method, run
 
 FEW = {"num_shots": 4, "exemplar_sets": 2}
 
@@ -25,7 +25,7 @@ def few(method, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(READERS))
+@pytest.mark.parametrize("method", sorted({*METHODS} - {"icl", "kate"}))
 def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tmp_path, method):
     folder = tmp_path / "run"
     args = with_retriever(args, retriever="hybrid") if method == "fid" else args
@@ -46,10 +46,10 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
     assert {len(line["evidence"]) for line in lines_of(folder)} == {depth}
     if method in ("lm-bff", "rag"):
         with pytest.raises(ConfigError, match=f"trained by --method {method}, which makes its in"):
-            Predictor.open(folder, device="cpu")
+            Run.load(folder, device="cpu").predict("a film")
         return
     lines = lines_of(folder)[:3]  # decided as new texts they are the same
-    answers = Predictor.open(folder, device="cpu").answer([line["text"] for line in lines])
+    answers = Run.load(folder, device="cpu").predict([line["text"] for line in lines])
     for line, answer in zip(lines, answers, strict=True):
         assert answer.prediction.label == line["prediction"]
         assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-4)

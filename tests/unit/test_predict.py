@@ -11,7 +11,7 @@ from pgra.errors import ModelError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import decide
-from pgra.reader.predict import Decision, T5Classifier
+from pgra.reader.predict import T5Classifier
 
 VERBALIZER = Verbalizer(
     {"negative": "terrible", "positive": "great", "mixed": "a b"}, "{text} It was <extra_id_0> ."
@@ -54,7 +54,7 @@ def test_the_official_decode_takes_the_label_whose_word_is_written(t5_dir, monke
         return_tensors="pt",
     ).input_ids
     monkeypatch.setattr(type(classifier.module), "write", lambda *_, **__: written)
-    official = replace(classifier, decision=Decision("official"), batch_tokens=10**6)
+    official = replace(classifier, decode="official", batch_tokens=10**6)
     found = [prediction.label for prediction in official.predict(inputs)]
     assert sorted(found) == ["negative", "negative", "positive"]
 

@@ -1,4 +1,4 @@
-"""What the reader reads: segments that fit, tokens kept on disk, batches of like length."""
+"""What the reader reads: segments that fit, batches of like length."""
 
 from itertools import combinations
 
@@ -17,16 +17,24 @@ from pgra.reader.fid import FusionReader, pack_segments
 from pgra.reader.inputs import (
     SegmentLayout,
     SeparateInputs,
-    TokenizedInputs,
     build_inputs,
-    describe,
-    store_inputs,
 )
 
 TEMPLATE = "{text} It was <extra_id_0> ."
 VERBALIZER = Verbalizer({"negative": "terrible", "positive": "great"}, TEMPLATE)
 LONG = "The film is a warm and funny portrait of a family by the sea. " * 6
 SOME = settings(derandomize=True, deadline=None, max_examples=40)
+
+
+def content(inputs):
+    return [
+        (
+            row.example_id,
+            [s.tolist() for s in row.segments],
+            None if row.target is None else row.target.tolist(),
+        )
+        for row in inputs
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -109,47 +117,6 @@ def test_the_longest_field_is_cut_and_then_the_next(tokenizer, build):
     assert text.startswith("?<extra_id_0>,T")
     assert not text.endswith("blue.")
     assert len(item.segments[0]) <= 12
-
-
-# Tokens, as a sequence and on disk.
-
-ITEMS = [
-    ("a", ("red sea", "sea"), "positive"),
-    ("b", ("the old house by the sea",), None),
-    ("c", ("film", "plot", "cast"), "negative"),
-]
-
-
-def content(inputs):
-    return [
-        (
-            row.example_id,
-            [s.tolist() for s in row.segments],
-            None if row.target is None else row.target.tolist(),
-        )
-        for row in inputs
-    ]
-
-
-def test_what_is_stored_is_what_was_made_and_is_made_once(tokenizer, tmp_path):
-    made = []
-    known = describe([Example(name, {}, label) for name, _, label in ITEMS], tokenizer, VERBALIZER)
-
-    def store(make):
-        return TokenizedInputs(*known, *store_inputs(tmp_path / "train", {"x": 1}, make))
-
-    def make():
-        made.append(1)
-        return reader_inputs(tokenizer, VERBALIZER, ITEMS)
-
-    first, second = store(make), store(make)
-    assert content(first) == content(second) == content(make())
-    assert first.sizes() == [sum(map(len, row.segments)) for row in first]
-    assert len(made) == 2  # once by the store, once by the line above
-    path = tmp_path / "train" / "tokens.npy"
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
-    assert content(store(make)) == content(make())
-    assert len(made) == 4  # made again
 
 
 # Batches.

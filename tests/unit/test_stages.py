@@ -183,12 +183,12 @@ def test_no_weight_of_the_lm_is_left_when_the_reader_trains(args, tmp_path, monk
         weights.extend(weakref.ref(weight) for weight in model.parameters())
         return model
 
-    def train_and_look(*parts, train=methods.train_reader, **how):
+    def train_and_look(*parts, train=methods.fit, **how):
         left.append(sum(ref() is not None for ref in weights))
         return train(*parts, **how)
 
     monkeypatch.setattr(CausalLM, "_load", load_and_note)
-    monkeypatch.setattr(methods, "train_reader", train_and_look)
+    monkeypatch.setattr(methods, "fit", train_and_look)
     run(run_of(args, "pgra", tmp_path / "run"))
     assert len(weights) > 20  # the control
     assert left == [0]
