@@ -113,10 +113,11 @@ def write_page(
 ) -> None:
     """Write the HTML page of some studies, with examples of what their runs read and said."""
     from pgra.artifacts import write_text
-    from pgra.report.figures import page_title, render_page
+    from pgra.report.figures import render_page
 
+    title = title or ", ".join(study.group.title for study in studies)
     samples = show_samples([study.group for study in studies], _PAGE_SAMPLES)
-    write_text(path, render_page(title or page_title(studies), studies, samples, lead=lead))
+    write_text(path, render_page(title, studies, samples, lead=lead))
 
 
 def _tell(studies: "Sequence[Study]", kind: str) -> str:
