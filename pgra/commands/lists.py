@@ -193,7 +193,7 @@ def _check(args: TaskArguments) -> None:
         if raw is None:
             continue
         rows = read_split(task, raw, split)
-        shown = shown or list(_show(task, rows, args.num_exemplars))
+        shown = shown or list(_as_read(task, rows, args.num_exemplars))
         length = fmean(len(row.text.split()) for row in rows)
         counts = Counter(row.label for row in rows) if isinstance(task, Task) else {}
         of = ", ".join(f"{label} {count:,}" for label, count in counts.items())
@@ -202,7 +202,7 @@ def _check(args: TaskArguments) -> None:
     say("\n".join(shown or ["give --train_file FILE to see rows as models see them"]))
 
 
-def _show(
+def _as_read(
     task: Task | GenerationTask, rows: Sequence[Example], num_exemplars: int
 ) -> Iterator[str]:
     """Yield the first rows, after exemplars, as models see them."""
