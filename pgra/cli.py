@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "report": ("report", "put runs into one table or figure, with tests"),
     "demo": ("demo", "see it at work on real models and real text, in three minutes"),
     "models": ("lists:models", "list the models that come inside packages"),
-    "task": ("task", "check a task's YAML, and see rows as models see them"),
+    "task": ("lists:task", "check a task's YAML, and see rows as models see them"),
     "verify": ("finished:verify", "compare artifacts and runs with their checksums"),
     "data": ("lists:data", "list tasks and bundled data; make claims of a corpus"),
 }

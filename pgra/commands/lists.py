@@ -1,18 +1,35 @@
-"""Lists of tasks, data and models, and claims of a corpus: `pgra data` and `pgra models`."""
+"""Lists of tasks, data and models, a task's check, a corpus' claims: `pgra data, models, task`."""
 
 import importlib.util
+import logging
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from statistics import fmean
 
 from pgra.commands.common import about, say
-from pgra.config import choose, parse_arguments
+from pgra.config import arg, choose, parse_arguments
+from pgra.core import Example
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled
 from pgra.data.corpus import CorpusArguments
-from pgra.data.tasks import GenerationTask, Task
+from pgra.data.examples import DataArguments, open_named, read_split
+from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
+from pgra.errors import ConfigError
+from pgra.prompts.fewshot import line_format, task_format
+from pgra.prompts.verbalizer import Verbalizer
 
 _WIDTH = 100
+_UNUSED = (
+    *("max_train_samples", "max_dev_samples", "max_test_samples", "dev_fraction", "split_seed"),
+    "test_fraction",
+)
+_NUM_SHOWN = 2
+_EVIDENCE = "(a passage of the corpus)"
+_OWN = "own"
 
 
 def data(argv: Sequence[str] | None = None) -> int:
@@ -129,3 +146,78 @@ def _show(title: str, entries: Iterable[list[str]], closing: str) -> None:
             )
     lines += ["", *textwrap.wrap(closing, _WIDTH)]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+# One task, checked and shown.
+
+
+@dataclass(kw_only=True)
+class TaskArguments(DataArguments):
+    """Which task, which rows, and how they are shown."""
+
+    num_exemplars: int = arg(2, "Labelled examples in the prompts that are shown.", least=0)
+
+
+def task(argv: Sequence[str] | None = None) -> int:
+    """Check tasks' YAMLs and files, and show two rows of each as the LM and the reader see them.
+
+    Examples:
+      pgra task my_task.yaml --train_file train.csv --test_file test.csv
+      pgra task rotten-tomatoes --dataset_name bundled:rotten-tomatoes
+      pgra task sst2 sst5 cola trec cr mr mpqa subj --dataset_name own
+
+    Every row of the files that are named is read; own is the task's data set on the hub. Without
+    any, the YAML is checked.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    names = list(takewhile(lambda word: not word.startswith("-"), words))
+    for own in [[f"--task={name}"] for name in names] or [[]]:
+        flags = [*own, *words[len(names) :]]
+        texts = {"prog": "pgra task NAME ...", "unused": _UNUSED, **about(task)}
+        (args,) = parse_arguments([TaskArguments], flags, **texts)
+        if args.task is None:
+            raise ConfigError("name the task or its YAML: pgra task my_task.yaml")
+        _check(args)
+    return 0
+
+
+def _check(args: TaskArguments) -> None:
+    logging.getLogger("pgra.data").setLevel(logging.WARNING)
+    task, shown = load_any_task(str(args.task)), list[str]()
+    say(f"{args.task}: valid")
+    files = (args.train_file, args.validation_file, args.test_file)
+    named = args.dataset_name
+    args.dataset_name = None if named == _OWN else named
+    for split, file in zip(SPLITS, files, strict=True):
+        raw = open_named(task, args, split) if file or named else None
+        if raw is None:
+            continue
+        rows = read_split(task, raw, split)
+        shown = shown or list(_as_read(task, rows, args.num_exemplars))
+        length = fmean(len(row.text.split()) for row in rows)
+        counts = Counter(row.label for row in rows) if isinstance(task, Task) else {}
+        of = ", ".join(f"{label} {count:,}" for label, count in counts.items())
+        text = f"{split}: {len(rows):,} rows of {length:.1f} words on average"
+        say(f"{text}: {of}" if of else text)
+    say("\n".join(shown or ["give --train_file FILE to see rows as models see them"]))
+
+
+def _as_read(
+    task: Task | GenerationTask, rows: Sequence[Example], num_exemplars: int
+) -> Iterator[str]:
+    """Yield the first rows, after exemplars, as models see them."""
+    exemplars = (rows[_NUM_SHOWN:] or rows)[:num_exemplars]
+    if isinstance(task, Task):
+        style = task_format(task, "task")
+    else:
+        style = line_format(task.frame, task.inputs)
+    for row in rows[:_NUM_SHOWN]:
+        yield f"\nthe LM reads ({row.id}):"
+        yield from (f"  {x}".rstrip() for x in style.write(exemplars, row.fields).splitlines())
+        if isinstance(task, Task) and task.reader_template and task.verbalizer:
+            query = task.reader_template.format_map(row.fields)
+            words = Verbalizer(task.verbalizer, task.reader_template)
+            yield f"\nthe reader reads, for each evidence ({row.id}):\n  {query} {_EVIDENCE}"
+            yield f"and learns to write: {words.target_text(row.label or task.labels[0])}"
+    if isinstance(task, Task) and not (task.reader_template and task.verbalizer):
+        yield "\nwithout reader_template and verbalizer it is for pgra icl alone"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _FORMAT_OF = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".txt": "text"}
 _FIGURES = (".pdf", ".png", ".svg")
-_PAGES = (".html", ".htm")
+_PAGE = ".html"
 _NO_REFERENCE = "none"
 _PAGE_SAMPLES = 100  # queries of a task that a page shows
 
@@ -36,13 +36,10 @@ class ReportArguments(Arguments):
     reference: str | None = arg(
         None, "The paper's table, such as T2a, T6, T11 or AppF; none; default: the grid's."
     )
-    format: str | None = arg(
-        None,
-        "text, markdown, latex or csv (all numbers); default: by the name of --output.",
-        choices=tuple(_FORMAT_OF.values()),
-    )
-    output: str | None = arg(
-        None, "File to write (.txt, .md, .tex, .csv); default: show it.", writes=True
+    output: list[str] = arg(
+        [],
+        "Files to write: tables (.txt, .md, .tex, or .csv with all numbers), a figure of one table "
+        "(.png, .svg, .pdf), a page to look through (.html); default: show the tables.",
     )
     samples: int | None = arg(
         None,
@@ -50,27 +47,12 @@ class ReportArguments(Arguments):
         "what it said; those on which the runs differ come first.",
         least=1,
     )
-    figure: str | None = arg(
-        None, "Draw it too: a file that ends in .png, .svg or .pdf.", writes=True
-    )
-    html: str | None = arg(
-        None,
-        "Write a page to look through too: tables, figures, and examples with what each run read "
-        "and said. One file that ends in .html and asks for nothing else.",
-        writes=True,
-    )
 
     def check(self) -> None:
-        kinds = {"output": _FORMAT_OF, "figure": _FIGURES, "html": _PAGES}
-        for name, suffixes in kinds.items():
-            path = getattr(self, name)
-            if path is None or (name == "output" and self.format is not None):
-                continue
-            if Path(path).suffix.lower() not in suffixes:
-                hint = ", or give --format" if name == "output" else ""
-                raise ConfigError(
-                    f"{name} is '{path}': end its name in {', '.join(suffixes)}{hint}"
-                )
+        for name in self.output:
+            if Path(name).suffix.lower() not in (*_FORMAT_OF, *_FIGURES, _PAGE):
+                ends = ", ".join((*_FORMAT_OF, *_FIGURES, _PAGE))
+                raise ConfigError(f"output is '{name}': end its name in one of {ends}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,9 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Examples:
       pgra report runs/
       pgra report runs/sst2-fid runs/sst2-pgra --baseline fid --reference T2a
-      pgra report runs/k --output k.tex --figure k.svg
+      pgra report runs/k --output k.tex k.svg
       pgra report runs/ --output all.csv
-      pgra report runs/ --html report.html
+      pgra report runs/ --output report.html
       pgra report runs/icl-knn runs/icl-random --samples 3
 
     A path is a run, a folder of runs, a folder of several seeds, or a grid of pgra ablate; paths
@@ -95,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="pgra report",
         **about(main),
     )
+    from pgra.artifacts import write_text
     from pgra.report.compare import load_reference
     from pgra.report.figures import draw_study, save_figure
     from pgra.report.results import load_collection
@@ -105,20 +88,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     for folder in collection.unfinished:
         logger.warning("report: %s is not measured (yet), and left out", folder)
     if args.samples is not None:
-        return _put("\n\n".join(show_samples(collection.groups, args.samples)), args.output)
+        say("\n\n".join(show_samples(collection.groups, args.samples)))
+        return 0
     studies = _compare(collection.groups, args)
-    if args.figure is not None and len(studies) > 1:
+    kinds = [Path(name).suffix.lower() for name in args.output]
+    if len(studies) > 1 and {*kinds} & {*_FIGURES}:
         named = ", ".join(f"'{study.group.title}'" for study in studies)
-        raise ConfigError(f"--figure draws one table, and there are {named}: name fewer paths")
-    kind = args.format or _FORMAT_OF[Path(args.output or "a.txt").suffix.lower()]
-    text = _tell(studies, kind)
-    if args.html is not None:
-        write_page(Path(args.html), studies)
-        logger.info("report: %s", args.html)
-    if args.figure is not None:
-        save_figure(draw_study(studies[0]), Path(args.figure))
-        logger.info("report: %s", args.figure)
-    return _put(text, args.output)
+        raise ConfigError(f"a figure is of one table, and there are {named}: name fewer paths")
+    for name, kind in zip(args.output, kinds, strict=True):
+        if kind in _FORMAT_OF:
+            write_text(Path(name), _tell(studies, _FORMAT_OF[kind]) + "\n")
+        elif kind == _PAGE:
+            write_page(Path(name), studies)
+        else:
+            save_figure(draw_study(studies[0]), Path(name))
+        logger.info("report: %s", name)
+    if not args.output:
+        say(_tell(studies, "text"))
+    return 0
 
 
 def write_page(
@@ -126,22 +113,11 @@ def write_page(
 ) -> None:
     """Write the HTML page of some studies, with examples of what their runs read and said."""
     from pgra.artifacts import write_text
-    from pgra.report.figures import page_title, render_page
+    from pgra.report.figures import render_page
 
+    title = title or ", ".join(study.group.title for study in studies)
     samples = show_samples([study.group for study in studies], _PAGE_SAMPLES)
-    write_text(path, render_page(title or page_title(studies), studies, samples, lead=lead))
-
-
-def _put(text: str, output: str | None) -> int:
-    """Write a text to a file, or show it."""
-    from pgra.artifacts import write_text
-
-    if output is None:
-        say(text)
-    else:
-        write_text(Path(output), text + "\n")
-        logger.info("report: %s", output)
-    return 0
+    write_text(path, render_page(title, studies, samples, lead=lead))
 
 
 def _tell(studies: "Sequence[Study]", kind: str) -> str:

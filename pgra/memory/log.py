@@ -30,7 +30,7 @@ import xxhash
 
 from pgra.artifacts import IN_MEMORY, DatabaseKind, canonical_json, open_database
 from pgra.config import from_values
-from pgra.data.read import check_file, is_utf8, read_records
+from pgra.data.read import check_file, is_utf8, read_table
 from pgra.errors import ArtifactError, DataError, PgraError
 
 MEMORY = DatabaseKind(
@@ -343,7 +343,7 @@ def read_events(path: Path) -> list[MemoryEntry]:
     if check_file(path, ("jsonl", "sqlite")) == "sqlite":
         return _find_records(path)
     events = []
-    for record in read_records(path):
+    for record in read_table(path, ("jsonl",)):
         values = {k: v for k, v in record.fields.items() if k != "id" and v != ""}
         if type(values.get("feedback")) is int:  # a label of digits
             values["feedback"] = str(values["feedback"])

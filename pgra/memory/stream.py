@@ -16,7 +16,7 @@ import numpy as np
 
 from pgra.config import Arguments, arg
 from pgra.core import Context
-from pgra.data.read import Record, check_file, read_records
+from pgra.data.read import Record, check_file, read_table
 from pgra.errors import DataError, show
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel
@@ -115,9 +115,8 @@ def read_stream(path: Path, family: Family) -> list[Step]:
             f"{path} does not exist, and the paper's data of '{family.name}' was never released: "
             f"give your own, lines with situation, {form.about}, label ({', '.join(form.labels)})"
         )
-    check_file(path, ("jsonl",))
     read = _read_situation if form else _read_fact if family.is_of_answers else _read_step
-    steps = [read(record, family) for record in read_records(path)]
+    steps = [read(record, family) for record in read_table(path, ("jsonl",))]
     if not steps:
         raise DataError(f"{path} holds no question")
     return steps
@@ -174,7 +173,7 @@ def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
         with Memory(path, create=False) as memory:
             entries = list(memory)
     else:
-        records = list(read_records(path))
+        records = list(read_table(path, ("jsonl",)))
         if records and {"kind", "source"} <= set(records[0].fields):
             entries, records = replay(read_events(path)), []
     pairs = [Step(str(entry.id), "", entry.question, entry.feedback) for entry in entries]

@@ -172,21 +172,24 @@ class Comparison:
     has_noise: bool
 
     @property
-    def is_win(self) -> bool:
-        """Whether the row is better by more than the noise of examples and of seeds.
+    def verdict(self) -> str:
+        """The difference in a word: "better" or "worse" if it is beyond examples' and seeds' noise.
 
-        With one seed of a trained method there is no win: the noise of training is unknown.
+        With one seed of a trained method it is neither: the noise of training is unknown.
         """
-        return self.gap.difference > 0 and self.better == self.shared and self._is_beyond_noise
+        if self.holm > LEVEL:
+            return "within noise"
+        if self.welch is None:
+            return "only one seed"
+        is_higher = self.gap.difference > 0
+        agree = self.better == (self.shared if is_higher else 0) and self.gap.difference != 0
+        if not agree or self.welch > LEVEL:
+            return "seeds disagree"
+        return "better" if is_higher else "worse"
 
     @property
-    def is_loss(self) -> bool:
-        """Whether the row is worse by more than that noise."""
-        return self.gap.difference < 0 and self.better == 0 and self._is_beyond_noise
-
-    @property
-    def _is_beyond_noise(self) -> bool:
-        return self.holm <= LEVEL and self.welch is not None and self.welch <= LEVEL
+    def is_win(self) -> bool:
+        return self.verdict == "better"
 
 
 @dataclass(frozen=True)
@@ -382,20 +385,6 @@ def summarise(study: Study) -> list[Table]:
     return [results_table(study), detail_table(study)]
 
 
-def judge(study: Study, row: str, column: str) -> str:
-    """Return a verdict on a row against the baseline: "better", "worse", "within noise", ..."""
-    if row == study.baseline:
-        return "baseline"
-    found = study.comparisons.get((row, column))
-    if found is None:
-        return ""
-    if found.is_win or found.is_loss:
-        return "better" if found.is_win else "worse"
-    if found.holm <= LEVEL:
-        return "only one seed" if found.welch is None else "seeds disagree"
-    return "within noise"
-
-
 def results_table(study: Study) -> Table:
     """Return rows by tasks: mean, spread over seeds, and the paper's value beside it."""
     has_paper = {column for _, column in study.paper}
@@ -445,7 +434,8 @@ def detail_table(study: Study) -> Table:
             ours, base = (study.paper.get((r, column)) for r in (row, study.baseline or ""))
             is_alone = ours is None or base is None or row == study.baseline
             cells += [Cell.of(None if is_alone else ours - base, "+.1f") for _ in last]  # type: ignore[operator]
-            cells += [Cell(judge(study, row, column)) for _ in verdict]
+            said = "baseline" if row == study.baseline else found.verdict if found else ""
+            cells += [Cell(said) for _ in verdict]
             rows.append(cells)
     title = f"{study.group.title}: every value"
     notes = [

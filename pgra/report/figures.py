@@ -118,13 +118,6 @@ def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def page_title(studies: Sequence[Study]) -> str:
-    """Return a grid's own title; of other runs their tasks."""
-    if len(studies) == 1 and studies[0].group.points:
-        return studies[0].group.title
-    return f"Results: {', '.join(dict.fromkeys(t for study in studies for t in study.tasks))}"
-
-
 def render_page(
     title: str, studies: Sequence[Study], samples: Sequence[str] = (), *, lead: str = ""
 ) -> str:

@@ -118,18 +118,14 @@ def confusion_cells(
     """Return each example's cell in the confusion matrix, row label and column prediction, (B,).
 
     Raises:
-        ValueError: If the lengths differ, there is nothing, or a label has no name.
+        ValueError: If the lengths differ, or there is nothing.
+        KeyError: If a label has no name.
     """
-    if len(labels) != len(predictions):
-        raise ValueError(f"{len(labels)} labels, {len(predictions)} predictions")
     if not len(labels):
         raise ValueError("there is nothing to measure: no labels")
-    number = {name: i for i, name in enumerate(names)}
-    for name in (*labels, *predictions):
-        if name not in number:
-            raise ValueError(f"'{name}' is not among the label names: {', '.join(names)}")
-    rows = np.array([number[name] for name in labels], dtype=np.int64)
-    return rows * len(names) + np.array([number[name] for name in predictions], dtype=np.int64)
+    number, n = {name: i for i, name in enumerate(names)}, len(names)
+    pairs = zip(labels, predictions, strict=True)
+    return np.array([number[a] * n + number[b] for a, b in pairs], dtype=np.int64)
 
 
 # What a run's metric is made of, for each of B examples. A resample of the examples is how often
@@ -298,8 +294,6 @@ class Difference:
 
 def compare_methods(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) -> Difference:
     """Compare two methods' mean metric over seeds on the same examples, resampled together."""
-    if not a or not b:
-        raise ValueError("a method has no predictions")
     values = bootstrap([*a, *b], seed=seed)
     traits = [np.mean([run.traits for run in side], axis=0) for side in (a, b)]
     differs = np.round(traits[0] - traits[1], _DIGITS).any(axis=1)
@@ -376,8 +370,6 @@ def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
 
     It is 1 if no example is right for one method only.
     """
-    if len(correct_a) != len(correct_b):
-        raise ValueError(f"{len(correct_a)} decisions and {len(correct_b)}")
     return sign_flip(np.asarray(correct_a, np.float64) - np.asarray(correct_b, np.float64))
 
 

@@ -326,7 +326,7 @@ JOBS: Mapping[str, Job] = {
         "rerank $stages --num_evidence 2 --queries queries.jsonl --trec found.trec", ["index"]
     ),
     "report": Job("report runs/pgra runs/plain --output table.md", ["train", "plain"]),
-    "html": Job("report runs/pgra runs/plain --html page.html", ["train", "plain"]),
+    "html": Job("report runs/pgra runs/plain --output page.html", ["train", "plain"]),
     "consistency": Job(
         "consistency --labeler runs/plain --runs runs/pgra --output_dir labels --no_plots "
         "--device cpu",

@@ -151,15 +151,6 @@ def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_pat
     ]
 
 
-def test_a_dry_run_lists_the_points_and_runs_nothing(write, ablate, tmp_path):
-    path = write(grid={"num_candidates": [4, 8]}, points=[{}, {"method": "fid"}])
-    code, out, _ = ablate(path, "--dry-run", "--seeds", "0", "1")
-    assert code == 0
-    assert "8 runs, 0 of them finished" in out
-    assert sum("num_candidates=" in line for line in out.splitlines()) == 4
-    assert not (tmp_path / "grid").exists()
-
-
 def test_a_failing_point_is_told_and_the_others_are_taken_up_without_their_readers(
     write, ablate, tmp_path
 ):

@@ -32,7 +32,7 @@ def page(tmp_path_factory):
     plant(root / "pgra", n=4, wrong=[1], text=HOSTILE, evidence=[[HOSTILE]] * 4, notes=[HOSTILE])
     plant(root / "fid", method="fid", n=4, text=HOSTILE)
     path = root / "page.html"
-    assert main([str(root), "--html", str(path)]) == 0
+    assert main([str(root), "--output", str(path)]) == 0
     return path.read_text(encoding="utf-8")
 
 

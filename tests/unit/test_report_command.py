@@ -36,8 +36,8 @@ def test_csv_has_all_numbers_of_all_groups_and_a_figure_is_of_one(runs, tmp_path
     assert [(row["table"], row["row"], float(row["value"])) for row in rows] == [
         *(("Candidates", "k=8", 97.5), ("Results", "fid", 50.0), ("Results", "pgra", 95.0))
     ]
-    assert main([*words, "--figure", str(tmp_path / "a.png")]) == 2
-    assert "draws one table, and there are 'Candidates', 'Results'" in capsys.readouterr().err
+    assert main([*words, "--output", str(tmp_path / "a.png")]) == 2
+    assert "is of one table, and there are 'Candidates', 'Results'" in capsys.readouterr().err
     assert not (tmp_path / "a.png").exists()
 
 
