@@ -159,18 +159,6 @@ def build_lm(folder: Path, kind: str, *, window: int = 512, layers: int = 2) -> 
     return folder
 
 
-def build_half_lm(folder: Path, too_large: int) -> Path:
-    """Write an OPT of float16, whose states pass float16's range behind a token and no other."""
-    lm = AutoModelForCausalLM.from_pretrained(build_lm(folder, "opt"))
-    lm.lm_head.weight = torch.nn.Parameter(lm.lm_head.weight.clone())  # its words stay as they are
-    lm.config.tie_word_embeddings = False
-    decoder = lm.model.decoder
-    decoder.embed_tokens.weight.data[too_large, 0] = 65_504  # float16's last number
-    decoder.embed_positions.weight.data[:, 0] += 1_000
-    lm.half().save_pretrained(folder)
-    return folder
-
-
 def build_odd_lm(folder: Path, kind: str) -> Path:
     """Write a tiny LM of a rarer kind, with GPT-2's tokens."""
     build_lm(folder, "gpt2")

@@ -19,7 +19,7 @@ from pgra.core import Context
 from pgra.errors import ConfigError, visible
 from pgra.memory import GeneratorArguments, SimilarityArguments
 from pgra.memory.chat import Conversation, Talk, TalkingLMArguments, load_conversation, show_entry
-from pgra.memory.experiment import Experiment, StreamArguments
+from pgra.memory.experiment import Experiment, StreamArguments, choose_examples
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import MemoryEntry
 from pgra.memory.lookup import LookupArguments, load_lookup, passing
@@ -307,8 +307,6 @@ def _stream(parse: Parse) -> None:
     dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
     quiet_libraries()
     if args.prefix == "kate":
-        from pgra.memory.nearest_examples import choose_examples
-
         questions = [step.question for steps in streams.values() for step in steps]
         few_shot = choose_examples(few_shot, questions, args, lookup)
     open_lookup = load_lookup(lookup, args.context)

@@ -14,17 +14,21 @@ import json
 import random
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
 from pgra.config import arg
-from pgra.core import Json
-from pgra.errors import ConfigError
+from pgra.core import Example, Json
+from pgra.data.read import check_file, read_records
+from pgra.data.text import LEAK_JACCARD
+from pgra.errors import ConfigError, DataError
+from pgra.exemplars import SelectionArguments
 from pgra.lm.remote import RemoteLM
 from pgra.memory.families import Family
-from pgra.memory.lookup import OpenLookup
+from pgra.memory.lookup import LookupArguments, OpenLookup, in_form
 from pgra.memory.memory import Memory
+from pgra.memory.prompts import FewShot, PromptExample
 from pgra.memory.report import SYSTEMS, StreamResult, Variant, compare_with, measure
 from pgra.memory.stream import (
     GrowPrompt,
@@ -35,6 +39,7 @@ from pgra.memory.stream import (
     StepOutcome,
     System,
     read_stream,
+    read_texts,
 )
 from pgra.progress import Bar
 from pgra.report.results import damaged, read_lines, read_metrics, read_object, write_metrics
@@ -115,6 +120,83 @@ class StreamArguments(PromptedArguments):
         if self.shuffle:
             random.Random(seed).shuffle(steps)
         return steps[: self.num_steps]
+
+
+def read_pool(path: Path) -> list[PromptExample]:
+    """Read examples to choose from.
+
+    jsonl with `question`, `answer` (or `answers`, of which the first is shown), perhaps `feedback`.
+
+    Raises:
+        DataError: If a line lacks a question or an answer, or there is no line.
+    """
+    check_file(path, ("jsonl",))
+    pool = []
+    for record in read_records(path):
+        named = "answer" if "answer" in record.fields else "answers"
+        question, answer, *_ = read_texts(record, ["question", named])
+        (feedback,) = read_texts(record, ["feedback"]) if "feedback" in record.fields else [""]
+        pool.append(PromptExample(question, answer, feedback))
+    if not pool:
+        raise DataError(f"{path} holds no example")
+    return pool
+
+
+def choose_examples(
+    few_shot: FewShot, questions: Sequence[str], args: StreamArguments, lookup: LookupArguments
+) -> FewShot:
+    """Return a prompt whose examples are each question's nearest, the nearest first: KATE.
+
+    Madaan et al. 2022, section 4.2. They come from the prompt's own and `prefix_pool`; a question
+    never sees itself or a near copy (`LeakGuard`). If fewer share a word with it (BM25), the pool's
+    first others follow. Questions are compared in the settled look-up's key form, and by its
+    encoder if `args` has none. A question that is not among `questions` gets the prompt's own.
+
+    Raises:
+        ConfigError: If the pool holds fewer examples than asked for (the paper's k).
+        ModelError: If the encoder cannot be found or loaded.
+    """
+    from pgra.exemplars.selection import ExemplarPool, Nearest
+    from pgra.exemplars.similarity import open_similarity
+
+    def in_key_form(examples: Sequence[Example]) -> list[Example]:
+        return [
+            replace(example, fields={"question": in_form(example.text, str(lookup.key_form))})
+            for example in examples
+        ]
+
+    more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
+    pool, own = [*few_shot.examples, *more], len(few_shot.examples)
+    count = args.prefix_examples or (own if more else (own + 1) // 2)
+    root = args.context.artifacts / "neighbors" / f"memory-{few_shot.name}"
+    examples = [
+        Example(f"question-{i}", {"question": shown.question}, shown.answer)
+        for i, shown in enumerate(pool)
+    ]
+    exemplars = ExemplarPool(examples, jaccard=LEAK_JACCARD, root=root)
+    distinct = exemplars.guard.distinct.tolist()
+    if not 0 < count <= len(distinct):
+        raise ConfigError(
+            f"prefix_examples is {count}, and there are {len(distinct)} different examples to "
+            "choose from: give another number, or more examples with --prefix_pool"
+        )
+    similarity = open_similarity(
+        SelectionArguments(encoder=args.prefix_encoder or lookup.encoder),
+        examples,
+        root,
+        device=args.device,
+        key=in_key_form,
+    )
+    selector = Nearest(SelectionArguments(num_exemplars=count), exemplars, similarity)
+    asked = list(dict.fromkeys(questions))
+    queries = [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
+    chosen = selector.choose(queries)
+    nearest = {}
+    for i, question in enumerate(asked):
+        rows, is_leak = chosen.of(i), exemplars.guard.leaks(question)
+        others = (row for row in distinct if row not in rows and not is_leak(row))
+        nearest[question] = tuple(pool[row] for row in [*rows, *others][:count])
+    return replace(few_shot, nearest=nearest)
 
 
 @dataclass(frozen=True, kw_only=True)

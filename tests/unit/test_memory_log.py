@@ -72,7 +72,7 @@ KINDS = st.sampled_from(["add", "add", "update", "delete", "reopen"])
 DONE = st.tuples(KINDS, TEXT, TEXT, st.integers(0, 9))
 
 
-@settings(derandomize=True, deadline=None, max_examples=15)
+@settings(derandomize=True, deadline=None, max_examples=8)
 @given(st.lists(DONE, max_size=15))
 def test_whatever_is_done_the_entries_are_what_the_log_replays_to(tmp_path_factory, done):
     """Against a dict, with the file opened anew, and through an export and an import."""
@@ -173,7 +173,7 @@ def kept(tmp_path_factory):
     return path
 
 
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, deadline=None, max_examples=10)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_no_flipped_bit_hides_an_entry_or_shows_another(kept, place, bit):
     good, path = kept.read_bytes(), kept.with_name("spoilt.sqlite")
@@ -244,7 +244,7 @@ def holding(folder, *texts):
 
 def fill(memory):
     """Write an entry between others that is updated, deleted, and there again."""
-    memory.log.append(event(f"key {i}", f"said {i} " + "x" * 500) for i in range(200))
+    memory.log.append(event(f"key {i}", f"said {i} " + "x" * 500) for i in range(150))
     first = memory.add(SECRET, "another secret")
     memory.delete(memory.update(first.id, MEANT).id)
     memory.add(SECRET, MEANT)

@@ -6,9 +6,8 @@ import pytest
 from conftest import write_jsonl
 
 from pgra.errors import ConfigError
-from pgra.memory.experiment import StreamArguments
+from pgra.memory.experiment import StreamArguments, choose_examples
 from pgra.memory.lookup import LookupArguments
-from pgra.memory.nearest_examples import choose_examples
 from pgra.memory.prompts import FewShot, PromptExample
 
 POOL = [
