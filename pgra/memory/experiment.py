@@ -20,7 +20,7 @@ from pathlib import Path
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
 from pgra.config import arg
 from pgra.core import Example, Json
-from pgra.data.read import check_file, read_records
+from pgra.data.read import read_table
 from pgra.data.text import LEAK_JACCARD
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars import SelectionArguments
@@ -130,9 +130,8 @@ def read_pool(path: Path) -> list[PromptExample]:
     Raises:
         DataError: If a line lacks a question or an answer, or there is no line.
     """
-    check_file(path, ("jsonl",))
     pool = []
-    for record in read_records(path):
+    for record in read_table(path, ("jsonl",)):
         named = "answer" if "answer" in record.fields else "answers"
         question, answer, *_ = read_texts(record, ["question", named])
         (feedback,) = read_texts(record, ["feedback"]) if "feedback" in record.fields else [""]
