@@ -127,7 +127,7 @@ def test_a_run_decides_new_texts_as_its_own(near, tmp_path):
         for mine, theirs in zip(answer.details["exemplars"], line["exemplars"], strict=True):
             assert mine == {**theirs, "similarity": pytest.approx(theirs["similarity"], abs=1e-5)}
     few = write_jsonl(tmp_path / "few.jsonl", review_rows(4, start=20))  # measured on another file
-    changes = {"data": {"test_file": str(few)}}
+    changes = {"test_file": str(few)}
     again = evaluate_run(near.folder, changes=changes, output_dir=tmp_path / "elsewhere")
     assert again.metrics["n"] == 4
     theirs = [line["prediction"] for line in lines_of(near.folder)[:4]]
@@ -149,7 +149,7 @@ def test_nothing_is_kept_for_new_texts(world, near, tmp_path):
         assert dict(one.prediction.scores) == pytest.approx(dict(alone.prediction.scores))
     assert kept() == before != []
     few = write_jsonl(tmp_path / "few.jsonl", review_rows(2, start=30))  # control: a split is
-    changes = {"data": {"test_file": str(few)}}
+    changes = {"test_file": str(few)}
     evaluate_run(near.folder, changes=changes, output_dir=tmp_path / "elsewhere")
     assert len(kept()) > len(before)
 
