@@ -6,7 +6,6 @@ for each query; drawn once for all, the prompts share one prefix. In all selecto
 and of examples equal in text and label only the first is shown.
 """
 
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +25,6 @@ from pgra.exemplars import SelectionArguments
 from pgra.exemplars.similarity import PoolSimilarity
 from pgra.retrieval.base import examples_digest, store_candidates
 from pgra.retrieval.neighbors import Counts, LeakGuard
-
-logger = logging.getLogger(__name__)
 
 _STORED = 128  # fewest neighbors stored, so that other numbers of exemplars need no new search
 _ORDER_SEED = 0x0DE5
@@ -175,34 +172,20 @@ class Nearest(Selector):
         find = partial(self.similarity.nearest, queries, rows, depth, sign=sign)
         root, keeps = self.pool.root, self.pool.keeps
         if root is None or not (keeps is None or keeps(queries)):
-            found, is_reused = find(), False
-        else:
-            fields = {
-                **self.similarity.fingerprint,
-                "pool": examples_digest(self.pool.examples),
-                "queries": examples_digest(queries),
-                "farthest": farthest,
-                "depth": depth,
-                "rows": digest(rows.tolist()),
-            }
-            stored = store_candidates(
-                root,
-                "exemplars",
-                fields,
-                find,
-                stage="neighbors",
-                context=self.pool.context,
-            )
-            found, is_reused = stored.candidates, stored.reused
-        logger.info(
-            "neighbors: the %s %d of %d examples for each of %d queries%s",
-            "farthest" if farthest else "nearest",
-            depth,
-            len(rows),
-            len(queries),
-            " (reused)" if is_reused else "",
+            return find()
+        fields = {
+            **self.similarity.fingerprint,
+            "pool": examples_digest(self.pool.examples),
+            "queries": examples_digest(queries),
+            "farthest": farthest,
+            "depth": depth,
+            "rows": digest(rows.tolist()),
+        }
+        context = self.pool.context
+        stored = store_candidates(
+            root, "exemplars", fields, find, stage="neighbors", context=context
         )
-        return found
+        return stored.candidates
 
     def _choose(self, queries: Sequence[Example], count: int) -> Chosen:
         chosen = super()._choose(queries, count)

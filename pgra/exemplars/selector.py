@@ -322,14 +322,9 @@ class NearestExemplars:
         """Open the selector; nothing is encoded yet.
 
         Raises:
-            ConfigError: If there are not more training examples than a prompt has, as an example is
-                not its own exemplar; or if the selector is unknown.
+            ConfigError: If there are fewer training examples than a prompt has, or the selector is
+                unknown.
         """
-        if len(neighbors.examples) <= args.count:
-            raise ConfigError(
-                f"num_exemplars is {args.count}, and a training example may be the exemplar of "
-                f"others only, but there are only {len(neighbors.examples)} of them: ask for fewer"
-            )
         self.neighbors, self.count = neighbors, args.count
         self._args, self._format = args, style
         pool = ExemplarPool(neighbors.examples, args.leak_jaccard)

@@ -9,7 +9,6 @@ Exemplars and answers are stored in the artifacts folder, so a stopped run resum
 
 import contextlib
 import json
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,8 +38,6 @@ from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import decide
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE
-
-logger = logging.getLogger(__name__)
 
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
 _BOOTSTRAP_SEED = 0
@@ -370,12 +367,6 @@ class Kate(Method):
     def _render(self, examples: Sequence[Example]) -> ExemplarPrompts:
         with self.timed("exemplars"):
             chosen = self.selector.choose(examples)
-        if chosen.num_dropped.any():
-            logger.info(
-                "leak guard: %d examples were left out, being nearly the text of one of %d queries",
-                int(chosen.num_dropped.sum()),
-                int((chosen.num_dropped > 0).sum()),
-            )
         wanted = [chosen.of(i) for i in range(len(examples))]
         if self.answerer is None:
             return ExemplarPrompts(chosen, wanted)
@@ -397,16 +388,6 @@ class Kate(Method):
                 window=self.completer.window,
                 num_new_tokens=answerer.num_new_tokens,
             )
-            if fit.num_dropped.any():
-                logger.warning(
-                    "%d of %d queries got fewer exemplars than the %d chosen, so that their "
-                    "prompts fit the LM's %d tokens (%d left out in all)",
-                    int((fit.num_dropped > 0).sum()),
-                    len(examples),
-                    self.selection.count,
-                    self.completer.window,
-                    int(fit.num_dropped.sum()),
-                )
             counts = fit.counts.tolist()
             rows = [shown(i, count) for i, count in enumerate(counts)]
             texts = [render(i, count)[0] for i, count in enumerate(counts)]
