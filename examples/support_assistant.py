@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import pgra
 from pgra.cli import run
+from pgra.core import Context
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lm", default="bundled:smollm2-135m", help="or openai:MODEL")
     parser.add_argument("--base_url", help="the endpoint, up to /v1; default: OpenAI's")
     args = parser.parse_args(argv)
-    lm = open_lm(CompleterArguments(lm=args.lm, base_url=args.base_url), pgra.Context())
+    lm = open_lm(CompleterArguments(lm=args.lm, base_url=args.base_url), Context())
 
     with pgra.Memory(args.memory, encoder="bundled:minilm-l6") as memory:
 

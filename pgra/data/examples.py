@@ -369,7 +369,7 @@ def load_splits(
     else:
         raise ValueError(
             f"data is a {type(data).__name__}: give the rows by split, such as {{'train': rows, "
-            "'test': rows}, or pgra.DataArguments(train_file=..., test_file=...)"
+            "'test': rows}, or DataArguments(train_file=..., test_file=...)"
         )
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
     is_of_another = "test" in read and args.test_file is None  # queries of another data set

@@ -97,7 +97,7 @@ class Reranker(ScoringReranker):
 
         Args:
             lm: Hub id, folder or bundled:NAME; a loaded model of transformers, with its tokenizer;
-                a `pgra.CausalLM`; or a `pgra.PromptedEncoder`, which has its prompt.
+                a `pgra.CausalLM`; or a `PromptedEncoder`, which has its prompt.
             tokenizer: That of a loaded model.
             task: A task's name, its YAML, or a `Task`: gives prompt, label words and inputs.
             template: Instead of a task, how a text is shown: "Review: {text}", zero-shot.

@@ -58,18 +58,20 @@ def build(root: Path) -> None:
 def _states(kind: str) -> dict[str, object]:
     """Give the states h(x) of a few texts under a prompt, and under two prefixes."""
     import pgra
+    from pgra.data.examples import DataArguments, load_splits
+    from pgra.exemplars.selector import build_prompt
+    from pgra.lm.prefix import PromptedEncoder
+    from pgra.prompts.fewshot import prompt_template
 
     task = pgra.Task.load("reviews.yaml")
-    files = pgra.DataArguments(
-        task="reviews.yaml", train_file="train.jsonl", test_file="test.jsonl"
-    )
-    train = pgra.load_splits(task, files).train
-    template = pgra.prompt_template(task)
+    files = DataArguments(task="reviews.yaml", train_file="train.jsonl", test_file="test.jsonl")
+    train = load_splits(task, files).train
+    template = prompt_template(task)
     lm = pgra.CausalLM(f"m/{kind}", device="cpu")
     told: dict[str, object] = {}
     for number in (0, 2, 4):
-        prompt = pgra.build_prompt(template, train, task.prompt_words, num_exemplars=number)
-        states = pgra.PromptedEncoder(lm, prompt).encode(SENTENCES[:3])
+        prompt = build_prompt(template, train, task.prompt_words, num_exemplars=number)
+        states = PromptedEncoder(lm, prompt).encode(SENTENCES[:3])
         told[f"{number} exemplars"] = [
             " ".join(f"{x:.4f}" for x in [*row[:6].tolist(), row.norm().item()]) for row in states
         ]

@@ -16,6 +16,7 @@ from scripted import call, read_json
 import pgra
 from pgra.commands.finished import push
 from pgra.commands.predict import main as predict_main
+from pgra.data.corpus import open_corpus
 from pgra.errors import PgraError
 
 pytestmark = pytest.mark.slow
@@ -94,7 +95,7 @@ def test_an_index_gives_corpus_encoder_and_its_own_folder(bench, ours, tmp_path)
         del index
         assert run.predict(TEXTS[0]).scores == ours.predict(TEXTS[0]).scores
         assert folder.startswith(str(path or bench.artifacts / "given"))
-    corpus = pgra.open_corpus(bench.corpus, tmp_path / "read")
+    corpus = open_corpus(bench.corpus, tmp_path / "read")
     assert make(bench, "indexed2", corpus=corpus).predictions == ours.predictions
 
 

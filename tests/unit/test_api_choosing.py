@@ -6,6 +6,7 @@ from method_runs import having, kate_run, lines_of
 
 import pgra
 from pgra.data.examples import DataArguments
+from pgra.errors import DataError
 from pgra.runs import run
 
 ROWS = review_rows(60)  # the queries' own texts among them
@@ -127,6 +128,6 @@ def test_the_guard_keeps_a_querys_own_text_out_and_can_be_turned_off(encoder):
 
 def test_a_refused_addition_leaves_the_pool_as_it_was(encoder):
     selector = pgra.ExemplarSelector(TALK, encoder=encoder)
-    with pytest.raises(pgra.DataError, match="pool, row 1 has no label"):
+    with pytest.raises(DataError, match="pool, row 1 has no label"):
         selector.add([("new", "bug"), ("newer", None)])
     assert len(selector) == len(selector.select("pay", 9)) == len(TALK)

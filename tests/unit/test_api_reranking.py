@@ -9,6 +9,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import pgra
 from pgra.core import Context, Example, Hit
+from pgra.data.corpus import open_corpus
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM
@@ -37,7 +38,7 @@ def of_a_run(reranker, root, queries=TWO, documents=SENTENCES):
         RerankRequest(
             args=RerankArguments(bank_shard_rows=5, bank="full"),
             prompt=reranker.prompt,
-            corpus=pgra.open_corpus(documents, root),
+            corpus=open_corpus(documents, root),
             reference=Reference(TRAIN[4:]),
             context=Context(artifacts=root),
         )

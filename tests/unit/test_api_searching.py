@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
 import pgra
-from pgra.data.corpus import CorpusArguments
+from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.errors import ArtifactError
 
 QUERIES = ["A warm film.", "the sea in March", "apples"]
@@ -52,7 +52,7 @@ def test_files_and_data_sets_of_the_same_texts_find_the_same(encoder, index, tmp
     (tmp_path / "corpus.txt").write_text("\n".join([*SENTENCES, "", SENTENCES[0]]) + "\n")
     args = CorpusArguments(corpus=str(tmp_path / "corpus.txt"))
     table = Dataset.from_dict({"body": SENTENCES, "other": [1] * len(SENTENCES)})
-    for given in (tmp_path / "corpus.txt", args, pgra.open_corpus(args), table):
+    for given in (tmp_path / "corpus.txt", args, open_corpus(args), table):
         other = pgra.Index.build(given, encoder=encoder, field="body")
         assert other.search(QUERIES, k=5) == index.search(QUERIES, k=5)
 
