@@ -155,12 +155,9 @@ def _best(candidates: "Candidates", query: int, count: int, corpus: "Corpus") ->
     return [f"{_SCORE.format(score)}{corpus[row]}" for row, score in pairs if row != MISSING_ROW]
 
 
-def side_by_side(*columns: Sequence[str], width: int | None = None) -> list[str]:
-    """Lay lists in columns, item beside item; long items are folded.
-
-    `width` is of all columns, in characters; None is the terminal's.
-    """
-    width = shutil.get_terminal_size((120, 24)).columns if width is None else width
+def side_by_side(*columns: Sequence[str]) -> list[str]:
+    """Lay lists in columns as wide as the terminal, item beside item; long items are folded."""
+    width = shutil.get_terminal_size((120, 24)).columns
     column = max(30, (width - 2 * (len(columns) - 1)) // len(columns))
     hang = " " * len(_SCORE.format(0))
     lines = []

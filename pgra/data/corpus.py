@@ -480,7 +480,7 @@ def write_passages(passages: object, folder: Path, corpus_field: str = "text") -
     if texts is passages and all(map(_is_file, found)):
         raise ValueError(
             f"a list holds passages, and these are files ({found[0]}, ...): give several files as "
-            "pgra.CorpusArguments(corpus=[...])"
+            "CorpusArguments(corpus=[...])"
         )
     file = folder / f"passages-{digest(found)[:12]}.jsonl"
     if not file.is_file():

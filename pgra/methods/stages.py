@@ -96,7 +96,7 @@ class Stages(Timed):
         shown: Collection[str] = ()
         given = context.shared.get("reranker")
         if given is not None:
-            prompt = getattr(given, "prompt", prompt)
+            prompt = _prompt_of(given, prompt, args)
             shown = [example.id for example in data.train if given.shows(example)]
         elif reads_prompt(args):
             prompt, exemplars = _write_prompt(data, args, context)
@@ -304,6 +304,20 @@ def _retrieve(retriever: Retriever, examples: Sequence[Example], k: int) -> Cand
 def reads_prompt(args: PgraArguments) -> bool:
     """Whether an LM reads a few-shot prompt, whose exemplars are left out of training."""
     return args.rerank.num_evidence > 0 and find_reranker(args.rerank.reranker).reads_prompt
+
+
+def _prompt_of(ready: BaseReranker, bare: FewShotPrompt, args: PgraArguments) -> FewShotPrompt:
+    """Return a ready reranker's prompt; refuse one that does not fit the method or the task."""
+    if args.rerank.reranker != ready.arguments()["reranker"] or not args.rerank.num_evidence:
+        raise ConfigError(f"method '{args.method}' does without this reranker: leave it out")
+    prompt: FewShotPrompt = getattr(ready, "prompt", bare)
+    shown, wanted = prompt.template.inputs, bare.template.inputs
+    if shown != wanted:
+        raise ConfigError(
+            f"the reranker's prompt shows {', '.join(shown)}, and the task has the inputs "
+            f"{', '.join(wanted)}: make the Reranker with the run's task"
+        )
+    return prompt
 
 
 def _write_prompt(

@@ -326,15 +326,8 @@ class Reranker(ScoringReranker):
 
         Raises:
             ArtifactError: If a bank is damaged.
-            ConfigError: If the similarity cannot be fitted, or the prompt shows other inputs than
-                the task has.
+            ConfigError: If the similarity cannot be fitted.
         """
-        shown, wanted = self.prompt.template.inputs, request.prompt.template.inputs
-        if shown != wanted:
-            raise ConfigError(
-                f"the reranker's template shows {', '.join(shown)}, and the task has the inputs "
-                f"{', '.join(wanted)}: give Reranker(..., task=...) the run's task"
-            )
         other, args, name = copy.copy(self), request.args, bank_name(self.encoder.lm.source.name)
         other.topic_weight = args.topic_weight
         other.corpus, other.context = request.corpus, request.context
@@ -364,8 +357,10 @@ class Reranker(ScoringReranker):
         return {
             "reranker": "prompted",
             "lm": lm.how.lm,
+            "lm_dtype": lm.how.lm_dtype,
             "lm_layer": "last" if lm.layer is None else str(lm.layer),
             "similarity": self.similarity,
+            "exemplars": RerankArguments.exemplars,  # one prompt for all queries
             "num_exemplars": len(self.prompt.exemplar_ids),
             "max_prompt_tokens": self.encoder.max_prompt_tokens,
         }
