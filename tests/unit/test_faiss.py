@@ -12,6 +12,7 @@ from pgra.retrieval.faiss import (
     Rescored,
     VectorSource,
     is_lossy,
+    measure_recall,
     nearest,
     write_flat,
 )
@@ -113,3 +114,13 @@ def test_hits_scored_again_are_the_exact_search_where_they_are_enough():
     scores, rows = Rescored(lists, VECTORS.__getitem__, factor=4).search(QUERIES, 90)
     assert (rows == -1).any()
     assert (np.isneginf(scores) == (rows == -1)).all()
+
+
+def test_recall_agrees_with_brute_force_on_the_sample():
+    own = np.array([3, 17, 40])
+    scores = VECTORS[own] @ VECTORS.T
+    scores[np.arange(3), own] = -np.inf
+    true = np.argsort(-scores, axis=1)[:, :10]
+    index = faiss.IndexFlatIP(16)
+    index.add(VECTORS[:50])  # half of the neighbours, about
+    assert measure_recall(index, VECTORS[own], own, true) == round((true < 50).sum() / 30, 4)
