@@ -1,1 +1,0 @@
-"""What a program imports: one class an idea, made of names, folders, lists and loaded models."""
