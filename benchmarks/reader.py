@@ -284,7 +284,7 @@ def summarise(
     rates = {kind: matrix_rate(args.device, kind) for kind in {torch.float32, dtype}}
     counts = {"train": args.steps * args.batch_size, "infer": len(tested)}
     figures: dict[str, float] = {
-        "tokens_per_segment": len(tested.tokens) / len(tested.segment_ends),
+        "tokens_per_segment": sum(tested.sizes()) / sum(map(len, tested.segments)),
         "matrix_tflops": rates[dtype] / 1e12,
     }
     for title, way in (("usual", usual), ("pgra", ours)):

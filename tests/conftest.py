@@ -215,14 +215,14 @@ def memory(tmp_path):
 
 def reader_inputs(tokenizer, verbalizer, items):
     """Tokenise (id, whole segments, label) one segment at a time: what inputs should be."""
-    from pgra.reader.inputs import TokenizedInputs, describe, flatten
+    from pgra.reader.inputs import TokenizedInputs
 
     examples = [Example(name, {"text": name}, label) for name, _, label in items]
     segments = [
         [np.array(tokenizer(text).input_ids, dtype=np.int32) for text in texts]
         for _, texts, _ in items
     ]
-    return TokenizedInputs(*describe(examples, tokenizer, verbalizer), *flatten(segments))
+    return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
 
 
 @contextmanager

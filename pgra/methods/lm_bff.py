@@ -35,9 +35,7 @@ from pgra.reader.inputs import (
     SegmentLayout,
     SeparateInputs,
     TokenizedInputs,
-    describe,
     fit_queries,
-    flatten,
     tokenize_parts,
 )
 
@@ -206,4 +204,4 @@ def build_demonstrated(
             tokenize_parts(texts, tokenizer, is_first=True), drawn.tolist(), strict=True
         )
     ]
-    return TokenizedInputs(*describe(queries, tokenizer, verbalizer), *flatten(segments))
+    return TokenizedInputs.of(queries, segments, tokenizer, verbalizer)

@@ -39,7 +39,6 @@ from pgra.reader.inputs import (
     TokenizedInputs,
     build_inputs,
     fit_queries,
-    flatten,
     pad_targets,
     tokenize_parts,
 )
@@ -180,14 +179,14 @@ class PooledInputs(TokenizedInputs):
     def __getitem__(self, row: int) -> PooledInput:
         return PooledInput(**vars(super().__getitem__(row)), inputs=self, row=row)
 
-    def segments(
+    def join_chosen(
         self, rows: Sequence[int], chosen: npt.NDArray[np.int64]
     ) -> list[tuple[TokenIds, ...]]:
         """Join queries with chosen candidates, (B, N); where there is none, a query is alone."""
         passages = np.take_along_axis(self.pools[list(rows)], chosen, axis=1)
         return [
             tuple(
-                super(PooledInputs, self).__getitem__(row).segments[0]
+                self.segments[row][0]
                 if passage == MISSING_ROW
                 else self.join(self.query_tokens[row], self.passage_tokens[passage])
                 for passage in line
@@ -218,7 +217,7 @@ class PooledInputs(TokenizedInputs):
         chosen: npt.NDArray[np.int64],
     ) -> PackedSegments:
         """Pack the segments of chosen candidates, (B, N), each as an example of its own."""
-        segments = [(segment,) for line in self.segments(rows, chosen) for segment in line]
+        segments = [(segment,) for line in self.join_chosen(rows, chosen) for segment in line]
         return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
 
 
@@ -288,8 +287,8 @@ def choose_evidence(reader: RagReader, inputs: PooledInputs) -> tuple[SeparateIn
         chosen[batch.start : batch.stop] = indices.cpu().numpy()
         weights[batch.start : batch.stop] = logs.double().cpu().numpy()
     reader.train(was_training)
-    segments = inputs.segments(range(len(inputs)), chosen)
-    joined = TokenizedInputs(inputs.example_ids, inputs.labels, inputs.targets, *flatten(segments))
+    segments = inputs.join_chosen(range(len(inputs)), chosen)
+    joined = TokenizedInputs(inputs.example_ids, inputs.labels, inputs.targets, segments)
     passages = np.take_along_axis(inputs.pools, chosen, axis=1)
     rows = np.where(passages == MISSING_ROW, MISSING_ROW, inputs.rows[passages])
     evidence = Candidates(rows, np.where(rows == MISSING_ROW, -np.inf, weights).astype(np.float32))

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 4096  # texts tokenised at once
 
-# Tokenised inputs of the reader: a few arrays for a whole split.
+# Tokenised inputs of the reader.
 
 
 @dataclass(frozen=True)
@@ -51,66 +51,48 @@ class TokenizedInputs:
     Attributes:
         labels: The labels' names, None where an example has none.
         targets: Target tokens by label.
-        tokens: Those of all segments, one after the other, int32.
-        segment_ends: Where each segment ends among them, (S,) int64.
-        example_ends: Where each example's segments end among the segments, (B,) int64.
+        segments: Each example's, as tokens.
     """
 
     example_ids: Sequence[str]
     labels: Sequence[str | None]
     targets: Mapping[str, TokenIds]
-    tokens: TokenIds
-    segment_ends: npt.NDArray[np.int64]
-    example_ends: npt.NDArray[np.int64]
+    segments: Sequence[Sequence[TokenIds]]
+
+    @classmethod
+    def of(
+        cls,
+        examples: Sequence[Example],
+        segments: Sequence[Sequence[TokenIds]],
+        tokenizer: Any,
+        verbalizer: Verbalizer,
+    ) -> Self:
+        """Put examples beside their segments; an unknown label is a DataError."""
+        for example in examples:
+            if example.label is not None and example.label not in verbalizer.labels:
+                raise DataError(
+                    f"example '{example.id}' has label '{example.label}', the task knows: "
+                    f"{', '.join(verbalizer.labels)}"
+                )
+        targets = zip(verbalizer.labels, verbalizer.target_ids(tokenizer), strict=True)
+        return cls(
+            [example.id for example in examples],
+            [example.label for example in examples],
+            {label: np.array(target, dtype=np.int32) for label, target in targets},
+            segments,
+        )
 
     def __len__(self) -> int:
         return len(self.example_ids)
 
     def __getitem__(self, row: int) -> TokenizedInput:
-        if not 0 <= row < len(self):
-            raise IndexError(row)
-        first = int(self.example_ends[row - 1]) if row else 0
-        ends = self.segment_ends[first : int(self.example_ends[row])].tolist()
-        starts = [int(self.segment_ends[first - 1]) if first else 0, *ends[:-1]]
         label = self.labels[row]
-        return TokenizedInput(
-            self.example_ids[row],
-            tuple(self.tokens[start:end] for start, end in zip(starts, ends, strict=True)),
-            None if label is None else self.targets[label],
-        )
+        target = None if label is None else self.targets[label]
+        return TokenizedInput(self.example_ids[row], tuple(self.segments[row]), target)
 
     def sizes(self) -> list[int]:
         """Count each example's tokens over all its segments."""
-        if not len(self):
-            return []
-        sizes: list[int] = np.diff(self.segment_ends[self.example_ends - 1], prepend=0).tolist()
-        return sizes
-
-
-def flatten(segments: Sequence[Sequence[TokenIds]]) -> tuple[npt.NDArray[Any], ...]:
-    """Return all segments' tokens, where each segment ends, and where each example's end."""
-    flat = [segment for found in segments for segment in found]
-    tokens = np.concatenate(flat) if flat else np.empty(0, np.int32)
-    ends = np.cumsum([len(segment) for segment in flat], dtype=np.int64)
-    return tokens, ends, np.cumsum([len(found) for found in segments], dtype=np.int64)
-
-
-def describe(
-    examples: Sequence[Example], tokenizer: Any, verbalizer: Verbalizer
-) -> tuple[list[str], list[str | None], dict[str, TokenIds]]:
-    """Return examples' ids and labels, and labels' targets; an unknown one is a DataError."""
-    for example in examples:
-        if example.label is not None and example.label not in verbalizer.labels:
-            raise DataError(
-                f"example '{example.id}' has label '{example.label}', the task knows: "
-                f"{', '.join(verbalizer.labels)}"
-            )
-    targets = zip(verbalizer.labels, verbalizer.target_ids(tokenizer), strict=True)
-    return (
-        [example.id for example in examples],
-        [example.label for example in examples],
-        {label: np.array(target, dtype=np.int32) for label, target in targets},
-    )
+        return [sum(map(len, found)) for found in self.segments]
 
 
 @dataclass(frozen=True)
@@ -126,15 +108,12 @@ class SeparateInputs(TokenizedInputs):
 
     def alone(self) -> TokenizedInputs:
         """Return each segment as an example of its own, under its example's name."""
-        counts = np.diff(self.example_ends, prepend=0)
-        owners = np.repeat(np.arange(len(self)), counts).tolist()
+        owners = [row for row, found in enumerate(self.segments) for _ in found]
         return TokenizedInputs(
             [self.example_ids[owner] for owner in owners],
             [self.labels[owner] for owner in owners],
             self.targets,
-            self.tokens,
-            self.segment_ends,
-            np.arange(1, len(self.segment_ends) + 1),
+            [(segment,) for found in self.segments for segment in found],
         )
 
     def combine(self, scores: Scores) -> Scores:
@@ -143,12 +122,14 @@ class SeparateInputs(TokenizedInputs):
         Either their mean, the log of their geometric mean up to what all labels share; or with
         weights the log of the sum of weight times probability.
         """
-        counts = np.diff(self.example_ends, prepend=0)
-        starts, values = self.example_ends - counts, scores.astype(np.float64)
+        counts = np.array([len(found) for found in self.segments])
+        starts, values = np.cumsum(counts) - counts, scores.astype(np.float64)
         if self.log_weights is None:
-            return (np.add.reduceat(values, starts) / counts[:, None]).astype(np.float32)
-        summed = np.logaddexp.reduceat(values + self.log_weights[:, None], starts)
-        return summed.astype(np.float32)
+            combined = np.add.reduceat(values, starts) / counts[:, None]
+        else:
+            combined = np.logaddexp.reduceat(values + self.log_weights[:, None], starts)
+        found: Scores = combined.astype(np.float32)
+        return found
 
 
 # Segments: a query and one evidence within the limit.
@@ -206,7 +187,7 @@ def build_inputs(
             join.num_cut,
             sum(map(len, evidence)),
         )
-    return TokenizedInputs(*describe(examples, tokenizer, verbalizer), *flatten(segments))
+    return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
 
 
 class Join:
