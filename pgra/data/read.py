@@ -304,7 +304,7 @@ def _rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record]:
         reader = csv.reader(lines, strict=True)
     else:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    columns = set(columns)
+    columns = list(columns)
 
     try:
         header = [name.strip() for name in next(reader, [])]
@@ -319,10 +319,9 @@ def _rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record]:
                     f"({', '.join(header)})"
                 )
             values = dict(zip(header, cells, strict=True))
-            for name, value in values.items():
-                cell = value.strip()  # refused where quoting would change it
-                is_quoted = '""' in cell and cell.startswith('"') and cell.endswith('"')
-                if kind == "tsv" and is_quoted and name in columns:
+            for name in columns if kind == "tsv" else ():
+                cell = values.get(name, "").strip()  # refused where quoting would change it
+                if '""' in cell and cell.startswith('"') and cell.endswith('"'):
                     raise DataError(
                         f"{place}: '{name}' is quoted ({cell[:40]}), but tsv is read without "
                         "quoting: use csv for quoted cells"
