@@ -208,13 +208,6 @@ def as_texts(name: str, given: Any) -> list[str]:
     return texts
 
 
-def check_kinds(wanted: str, kinds: Any, **given: object) -> None:
-    """Raise a ValueError ("give {wanted}") for an argument that is none of `kinds`."""
-    for name, value in given.items():
-        if not isinstance(value, kinds):
-            raise ValueError(f"{name} is {value!r:.80}: give {wanted}")
-
-
 def check_count(name: str, value: Any) -> None:
     """Raise a ValueError if a value is no whole number from 1 on."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:

@@ -115,19 +115,15 @@ def read_table(
 ) -> Iterator[Record]:
     """Open a table of one of `kinds`, and yield its rows one at a time.
 
-    A line of a .txt is a row with one field, "text". `columns` are those that are read of a tsv,
-    `reading` is as in `read_lines`.
+    A csv or tsv has a header; in a tsv a quote mark is a character. `columns` are those that are
+    read of a tsv, `reading` is as in `read_lines`.
 
     Raises:
-        DataError: At once, if it is missing, empty or of another kind; later, if a row is bad.
+        DataError: At once, if it is missing, empty or of another kind; later, if a line is no JSON
+            object, a row's cells do not match the header, or a tsv cell in `columns` is quoted.
     """
     kind = check_file(path, kinds)
-    if kind == "jsonl":
-        return read_records(path, reading)
-    if kind == "txt":
-        lines = read_lines(path, reading)
-        return (Record(n.number, {"text": n.text}, f"{path}, line {n.number}") for n in lines)
-    return table_rows(path, kind, columns)
+    return _objects(path, reading) if kind == "jsonl" else _rows(path, kind, columns)
 
 
 def whole_number(text: str) -> int | None:
@@ -192,12 +188,8 @@ def is_utf8(text: str) -> bool:
     return "\0" not in text
 
 
-def read_records(path: Path, reading: Reading | None = None) -> Iterator[Record]:
-    """Yield a jsonl file's objects; blank lines are skipped. `reading` is as in `read_lines`.
-
-    Raises:
-        DataError: If a line is not a JSON object, or as in `read_lines`.
-    """
+def _objects(path: Path, reading: Reading | None) -> Iterator[Record]:
+    """Yield a jsonl file's objects; blank lines are skipped."""
     for line in read_lines(path, reading):
         if not line.text.strip():
             continue
@@ -305,19 +297,14 @@ def _is_missing(value: object) -> bool:
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
-def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record]:
-    """Yield the rows of a csv or tsv file with a header. In a tsv, a quote mark is a character.
-
-    Raises:
-        DataError: If a row's cells do not match the header, or a tsv cell in `columns` is quoted.
-    """
+def _rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record]:
     csv.field_size_limit(sys.maxsize)
     lines = (line.text for line in read_lines(path))
     if kind == "csv":
         reader = csv.reader(lines, strict=True)
     else:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    columns = set(columns)
+    columns = list(columns)
 
     try:
         header = [name.strip() for name in next(reader, [])]
@@ -332,10 +319,9 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record
                     f"({', '.join(header)})"
                 )
             values = dict(zip(header, cells, strict=True))
-            for name, value in values.items():
-                cell = value.strip()  # refused where quoting would change it
-                is_quoted = '""' in cell and cell.startswith('"') and cell.endswith('"')
-                if kind == "tsv" and is_quoted and name in columns:
+            for name in columns if kind == "tsv" else ():
+                cell = values.get(name, "").strip()  # refused where quoting would change it
+                if '""' in cell and cell.startswith('"') and cell.endswith('"'):
                     raise DataError(
                         f"{place}: '{name}' is quoted ({cell[:40]}), but tsv is read without "
                         "quoting: use csv for quoted cells"

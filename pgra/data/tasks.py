@@ -148,8 +148,8 @@ class _Sourced:
         """Return the YAML that `load` and `--task` take, in a file of the task's name."""
         made = asdict(self)
         kept = {f.name: made[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
-        plain = {name: _plain(value) for name, value in kept.items() if name != "name"}
-        return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        del kept["name"]
+        return str(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,13 +279,6 @@ class GenerationTask(_Sourced):
             at_least(key, getattr(self, key), 1)
         if self.hub is not None and self.hub.labels is not None:
             raise ConfigError("hub.labels are for tasks with labels, and answers are written here")
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as YAML writes it, without Nones."""
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items() if part is not None}
-    return list(value) if isinstance(value, tuple) else value
 
 
 def load_any_task(name: str) -> Task | GenerationTask:
