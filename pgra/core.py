@@ -77,10 +77,10 @@ class Candidates:
         Raises:
             ValueError: If the score of a row is NaN.
         """
-        rows = np.asarray(rows, dtype=np.int64)
+        rows, scores = np.asarray(rows, dtype=np.int64), np.asarray(scores, dtype=np.float32)
         if rows.shape[1] >= k and _are_best_first(rows, scores):
-            return cls(rows[:, :k], np.asarray(scores[:, :k], dtype=np.float32))
-        scores = np.where(rows == MISSING_ROW, -np.inf, scores).astype(np.float32)
+            return cls(rows[:, :k], scores[:, :k])
+        scores = np.where(rows == MISSING_ROW, np.float32(-np.inf), scores)
         if np.isnan(scores).any():
             raise ValueError("a score is NaN")
         last = np.iinfo(np.int64).max
