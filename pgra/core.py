@@ -275,15 +275,9 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     return Context(worker, wait_for_all, artifacts, device)
 
 
+@cache
 def cpu_group() -> "ProcessGroup":
     """Return the group for tensors on the CPU, which NCCL refuses; the first call is collective."""
-    import torch.distributed as dist
-
-    return _cpu_group_beside(dist.group.WORLD)
-
-
-@cache
-def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG001 (the key)
     import torch.distributed as dist
 
     atexit.register(_leave_groups)
@@ -295,7 +289,7 @@ def _leave_groups() -> None:
     """End the groups and their threads, which could abort the process at Python's exit."""
     import torch.distributed as dist
 
-    _cpu_group_beside.cache_clear()
+    cpu_group.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
