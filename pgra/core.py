@@ -77,10 +77,10 @@ class Candidates:
         Raises:
             ValueError: If the score of a row is NaN.
         """
-        rows = np.asarray(rows, dtype=np.int64)
+        rows, scores = np.asarray(rows, dtype=np.int64), np.asarray(scores, dtype=np.float32)
         if rows.shape[1] >= k and _are_best_first(rows, scores):
-            return cls(rows[:, :k], np.asarray(scores[:, :k], dtype=np.float32))
-        scores = np.where(rows == MISSING_ROW, -np.inf, scores).astype(np.float32)
+            return cls(rows[:, :k], scores[:, :k])
+        scores = np.where(rows == MISSING_ROW, np.float32(-np.inf), scores)
         if np.isnan(scores).any():
             raise ValueError("a score is NaN")
         last = np.iinfo(np.int64).max
@@ -268,15 +268,9 @@ def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     return Context(worker, wait_for_all, artifacts, device)
 
 
+@cache
 def cpu_group() -> "ProcessGroup":
     """Return the group for tensors on the CPU, which NCCL refuses; the first call is collective."""
-    import torch.distributed as dist
-
-    return _cpu_group_beside(dist.group.WORLD)
-
-
-@cache
-def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG001 (the key)
     import torch.distributed as dist
 
     atexit.register(_leave_groups)
@@ -288,7 +282,7 @@ def _leave_groups() -> None:
     """End the groups and their threads, which could abort the process at Python's exit."""
     import torch.distributed as dist
 
-    _cpu_group_beside.cache_clear()
+    cpu_group.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

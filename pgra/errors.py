@@ -136,17 +136,6 @@ def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
         raise kind(what) from error
 
 
-@contextmanager
-def device_failures(what: str) -> Iterator[None]:
-    """Turn a GPU's failure or a lack of memory into a ModelError that says what ran."""
-    try:
-        yield
-    except Exception as error:
-        if fault := device_fault(error):
-            raise ModelError(f"{what}: {fault}") from error
-        raise
-
-
 class Stopped(Exception):
     """A training that was asked to stop, and can be resumed; `code` is the exit code."""
 

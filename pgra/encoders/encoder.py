@@ -25,7 +25,7 @@ from pgra.artifacts import TemporaryFolder, file_checksum
 from pgra.config import choose
 from pgra.core import Example, Json, check_device, run_overlapped
 from pgra.encoders import POOLINGS, PassageEncoderArguments
-from pgra.errors import ConfigError, ModelError, device_failures, reading, show
+from pgra.errors import ConfigError, ModelError, reading, show
 from pgra.lm import load
 from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
@@ -517,19 +517,15 @@ class Encoder:
         where a vector is too large for float16. `in_half` rounds to float16 on the device.
         """
         num_texts = sum(len(chunk.texts) for chunk in chunks)
-        with (
-            device_failures("the encoder"),
-            packed_for(self.model, _TOKENS * num_texts),
-        ):
+        with packed_for(self.model, _TOKENS * num_texts):
             waits = [self._launch(chunk, in_half=in_half, advance=advance) for chunk in chunks]
 
         def finish() -> npt.NDArray[Any]:
             dtype = np.float16 if in_half else np.float32
             whole, done = np.empty((num_texts, self.width), dtype), 0
             for chunk, (vectors, peaks) in zip(chunks, waits, strict=True):
-                with device_failures("the encoder"):
-                    _check_peaks(peaks().numpy(), chunk, in_half=in_half)
-                    whole[done + chunk.order] = vectors().numpy()
+                _check_peaks(peaks().numpy(), chunk, in_half=in_half)
+                whole[done + chunk.order] = vectors().numpy()
                 done += len(chunk.texts)
             return whole
 

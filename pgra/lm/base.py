@@ -10,7 +10,6 @@ from pgra.core import Json
 from pgra.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none")
 QUANTIZATIONS = ("8bit", "none")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
 
@@ -70,13 +69,6 @@ class StateArguments(LMArguments):
         "last",
         "Layer whose states are compared; later ones are not run. last, the number of one (from 1 "
         "on), or a share of the depth such as 0.6.",
-    )
-    prefix_sharing: str = arg(
-        "auto",
-        "How the prefix is run once: auto, cascade, expanded, or none (run it with every text). "
-        "A way that is named is tried when the LM first reads; a full bank needs no way.",
-        choices=PREFIX_SHARINGS,
-        decides=False,
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pgra.artifacts import Inputs
 from pgra.core import Example, Json
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ConfigError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance, StateArguments
 from pgra.lm.batching import begin_fetch
@@ -84,8 +84,6 @@ class SharedPrefix:
 
     def find_fault(self, way: str, prompts: Sequence[list[int]]) -> str | None:
         """Return why a way cannot be used; None if it gives the states of a few whole prompts."""
-        if way == "cascade" and not kernels.are_allowed():
-            return "PGRA_FAST_KERNELS is off"
         truth = self.lm.states_of(prompts)  # before any attempt: that it does not fit is no fault
         if any(ids[: len(self.ids)] != self.ids for ids in prompts):
             return "its prompts do not begin alike"
@@ -137,8 +135,8 @@ class PromptedEncoder:
     Attributes:
         lm: The LM.
         prompt: Prefix and template.
-        sharing: One of `WAYS`, "none" (the whole prompt for each text), or "auto": the first of
-            these whose states equal "none"'s.
+        sharing: "auto": the first of `WAYS` whose states equal those of "none" (the whole prompt
+            for each text); a way that is named is not compared.
         batch_tokens: Own tokens in one batch on a CPU; a GPU takes 16 times as many, or more.
         max_prompt_tokens: Longest prompt; None is the LM's window.
         num_cut: Texts that were cut so far.
@@ -179,8 +177,7 @@ class PromptedEncoder:
             ModelError: If the LM cannot be used.
         """
         lm = CausalLM(args, device=device, with_head=with_head, layer=args.lm_layer)
-        sharing, batch_tokens = args.prefix_sharing, args.lm_batch_tokens
-        return cls(lm, prompt, sharing, batch_tokens, args.max_prompt_tokens)
+        return cls(lm, prompt, "auto", args.lm_batch_tokens, args.max_prompt_tokens)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
         """Return the same LM under another prompt, with counts of its own.
@@ -369,18 +366,11 @@ class PromptedEncoder:
 
     @cached_property
     def way(self) -> str:
-        """How the prefix is shared; "auto" is found by comparing with the whole prompt.
-
-        A forced way is compared too, when the LM first reads: never where all states are in the
-        bank.
-
-        Raises:
-            ModelError: If a forced way fails, or gives other states than the whole prompt.
-        """
+        """How the prefix is shared, found when the LM first reads: not where the bank has all."""
         if not self.shared_ids or self.sharing == "none":
             return "none"
         if not self._found:
-            self._found.append(self._find_way())
+            self._found.append(self._find_way() if self.sharing == "auto" else self.sharing)
         self.num_tokens += len(self.shared_ids) if self._found[0] != "none" else 0
         return self._found[0]
 
@@ -388,8 +378,7 @@ class PromptedEncoder:
         cut, fields = self.num_cut, [self.prompt.template.passage_fields(t) for t in CHECKED]
         prompts, self.num_cut = self.tokenize(fields).ids, cut
         name, faults = self.lm.source.name, list[str]()
-        ways = WAYS if kernels.are_allowed() else WAYS[1:]
-        for way in ways if self.sharing == "auto" else (self.sharing,):
+        for way in WAYS if kernels.are_allowed() else WAYS[1:]:
             try:
                 fault = self._shared.find_fault(way, prompts)
             except torch.OutOfMemoryError as error:
@@ -401,10 +390,6 @@ class PromptedEncoder:
                     logger.warning("'%s' costs a copy of the prefix's keys a text: %s", way, why)
                 return way
             faults.append(f"'{way}' does not work here ({fault})")
-        if self.sharing == "auto":
-            why = "; ".join(faults)
-            logger.warning("'%s' reads the whole prompt with every text: %s", name, why)
-            return "none"
-        raise ModelError(
-            f"prefix_sharing '{self.sharing}' does not work on '{name}' ({fault}): use auto or none"
-        )
+        why = "; ".join(faults)
+        logger.warning("'%s' reads the whole prompt with every text: %s", name, why)
+        return "none"

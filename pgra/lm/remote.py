@@ -511,7 +511,7 @@ def read_reply(text: str, *, is_chat: bool) -> Reply:
             _count_of(usage, "prompt_tokens"),
             _count_of(usage, "completion_tokens"),
             tokens=tuple(map(_without_halves, scored.get("tokens") or ())),
-            chances=tuple(None if value is None else _chance(value) for value in chances),
+            chances=tuple(None if value is None else float(value) for value in chances),
             is_full=finish == "length",
             none="filtered" if finish in FILTERS else "refused" if message.get("refusal") else "",
         )
@@ -626,14 +626,6 @@ def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:
 def _without_halves(text: object) -> str:
     """Replace lone surrogates by U+FFFD: a server may cut a character in two."""
     return str(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _chance(value: Any) -> float:
-    """Parse a log-probability, which may be -inf; ValueError for NaN and inf."""
-    chance = float(value)
-    if math.isnan(chance) or chance == math.inf:
-        raise ValueError
-    return chance
 
 
 def continuation(prompt: str, text: str) -> str:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from pgra.artifacts import write_aside
 from pgra.core import MISSING_ROW, Candidates, Json, Rows, machine_memory
-from pgra.errors import ConfigError, device_failures, show
+from pgra.errors import ConfigError, show
 from pgra.progress import Bar
 
 logger = logging.getLogger(__name__)
@@ -181,12 +181,11 @@ class VectorSource:
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
         """Return scores and rows, (B, k) each, as FAISS does, but for float32's rounding."""
-        with device_failures("the search"):
-            if self.device == "cpu":
-                blocks: Iterable[tuple[Rows, Any]] = numbered(self.blocks())
-            else:
-                blocks = self._held or numbered(self.halves())
-            best = _best_of_blocks(queries, blocks, k, self.device)
+        if self.device == "cpu":
+            blocks: Iterable[tuple[Rows, Any]] = numbered(self.blocks())
+        else:
+            blocks = self._held or numbered(self.halves())
+        best = _best_of_blocks(queries, blocks, k, self.device)
         return best.scores, best.rows
 
     @cached_property

@@ -2,17 +2,14 @@
 
 import pytest
 import torch
-from conftest import SENTENCES, one_quick
+from conftest import one_quick
 from tiny_models import build_lm, build_odd_lm
 from transformers import AutoModel
 
 from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import WAYS, PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
 
 IDS = [list(range(5, 25)), list(range(9, 18)), [7]]
-PROMPT = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), "A plot.\nThe answer is bad")
 FINAL = ("norm", "ln_f", "decoder.final_layer_norm", "decoder.project_out")
 """What an LM does after its last layer, under its names; each has one of them."""
 
@@ -52,14 +49,6 @@ def test_a_state_is_the_final_norm_of_the_layers_output(folder):
     named = open_lm(folder, str(whole.config.num_hidden_layers))
     assert named.fingerprint == whole.fingerprint
     assert torch.equal(named.states_of(IDS), whole.states_of(IDS))
-
-
-def test_prefixes_are_shared_at_a_layer(folder):
-    truth = PromptedEncoder(open_lm(folder, "1"), PROMPT, "none").encode(SENTENCES)
-    ways = WAYS if folder.name != "gemma2" else ()  # it looks back 16 tokens in some layers
-    for way in (*ways, "none", "auto"):
-        shared = PromptedEncoder(open_lm(folder, "1"), PROMPT, way, 70)
-        torch.testing.assert_close(shared.encode(SENTENCES), truth, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def open_one(corpus, encoder_dir, tmp_path):
     """Give a reranker; with another artefacts folder its bank is another."""
 
-    def build(lm_dir, *, count=3, artifacts=None, sharing="auto", shard_rows=4, **changes):
+    def build(lm_dir, *, count=3, artifacts=None, shard_rows=4, **changes):
         encoder = partial(Encoder.load, str(encoder_dir), device="cpu")
         neighbors = Neighbors(encoder, TRAIN, tmp_path / "near")
         chosen = SelectionArguments(num_exemplars=count)
@@ -32,7 +32,7 @@ def open_one(corpus, encoder_dir, tmp_path):
         request = RerankRequest(
             args=RerankArguments(
                 **{"exemplars": "knn", "lm": str(lm_dir), "lm_dtype": "float32", **changes},
-                **{"prefix_sharing": sharing, "bank_shard_rows": shard_rows},
+                bank_shard_rows=shard_rows,
             ),
             prompt=exemplars.prompt(()),
             corpus=corpus,
@@ -87,11 +87,9 @@ def test_scores_are_those_of_whole_prompts_read_alone(lm_dir, open_one):
     assert np.abs(other - ours).max() > 1e-3
 
 
-@pytest.mark.parametrize("sharing", ["auto", "cascade", "expanded", "none"])
-def test_sharing_order_and_size_of_shards_change_no_score(lm_dirs, open_one, tmp_path, sharing):
+def test_order_and_size_of_shards_change_no_score(lm_dirs, open_one, tmp_path):
     expected, _ = run(open_one(lm_dirs["qwen2"]))
-    order, how = [2, 0, 1], {"sharing": sharing, "artifacts": tmp_path / sharing}
-    other = open_one(lm_dirs["qwen2"], shard_rows=100, **how)
+    order, other = [2, 0, 1], open_one(lm_dirs["qwen2"], shard_rows=100, artifacts=tmp_path / "x")
     found, _ = run(other, [QUERIES[i] for i in order], ROWS[order][:, ::-1])
     np.testing.assert_array_equal(found.rows, expected.rows[order])
     np.testing.assert_allclose(found.scores, expected.scores[order], rtol=1e-4, atol=1e-4)

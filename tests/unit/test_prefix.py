@@ -78,8 +78,6 @@ def test_stock_calls_give_the_same_and_no_cascade(lm_dirs, monkeypatch):
     encoder = open_encoder(lm_dirs["llama"])
     assert error_of(encoder.encode(TEXTS), lm_dirs["llama"]) < 1e-4
     assert encoder.way == "expanded"
-    with pytest.raises(ModelError, match=r"does not work on .* \(PGRA_FAST_KERNELS is off\)"):
-        open_encoder(lm_dirs["llama"], sharing="cascade").encode(["a"])
 
 
 @pytest.mark.parametrize("kind", ["bloom", "gpt_neo"])
@@ -90,9 +88,6 @@ def test_an_odd_attention_takes_the_way_that_it_can(tmp_path, caplog, kind):
     assert encoder.way == "expanded"
     assert error_of(encoder.encode(TEXTS), folder) < 1e-4
     assert "'expanded' costs a copy of the prefix's" in caplog.text
-    if kind == "bloom":
-        with pytest.raises(ModelError, match=r"'cascade' does not work .*: use auto or none"):
-            open_encoder(folder, sharing="cascade").encode(["a"])
 
 
 def test_a_long_text_is_cut_in_the_text_and_counted(lm_dirs):
