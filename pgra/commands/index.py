@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build(argv: Sequence[str] | None = None) -> int:
-    r"""Build the first stage's index of a corpus, or go on where that stopped.
+    r"""Build the first stage's index of a corpus, or resume one that stopped.
 
     Example:
       pgra index build --corpus sentences.txt --encoder bundled:minilm-l6
