@@ -232,7 +232,7 @@ def search(argv: Sequence[str] | None = None) -> int:
 
 
 def info(argv: Sequence[str] | None = None) -> int:
-    """Say what an index is: what it was made of, its rows, type, recall, bytes, versions."""
+    """Show what an index is: what it was made of, its rows, type, recall, bytes, versions."""
     prog = "pgra index info [DIR]"
     (args,) = parse_arguments([IndexInfoArguments], argv, prog=prog, **about(info))
     manifest = load_manifest(Path(args.index_dir))
