@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if key.value in seen and isinstance(key, yaml.ScalarNode):
-                problem = f"the key {show(key.value)} is a duplicate: leave one out"
+                problem = f"duplicate key {show(key.value)}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
         return super().construct_mapping(node, deep)

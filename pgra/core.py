@@ -215,7 +215,7 @@ def check_count(name: str, value: Any) -> None:
 
 
 def no_wait() -> None:
-    """Wait for nobody: the barrier of a single process."""
+    """No-op barrier for a single process."""
 
 
 @dataclass(frozen=True)

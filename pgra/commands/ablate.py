@@ -40,7 +40,7 @@ class GridArguments(Arguments):
     drop_readers: bool = arg(
         False,
         "Delete the reader and the checkpoints of each run once it is measured; its predictions "
-        "and metrics stay, and the grid goes on all the same.",
+        "and metrics stay, and the grid continues.",
     )
 
 
@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     The grids: {names}.
 
     The first word is one of these or the path of a YAML; all arguments of pgra train (for the grids
-    kate_... those of --method kate) may follow, and win over the YAML. Given again, the same
-    command goes on where it was stopped.
+    kate_... those of --method kate) may follow, and override the YAML. Given again, the same
+    command resumes where it was stopped.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0].startswith("-"):

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra demo --max_steps 64 --output_dir runs/longer
 
     Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml.
-    Stopped, it goes on where it was.
+    Stopped, it resumes where it was.
     """
     start = time.perf_counter()
     Bar.seconds = _SILENCE

@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build(argv: Sequence[str] | None = None) -> int:
-    r"""Build the first stage's index of a corpus, or go on where that stopped.
+    r"""Build the first stage's index of a corpus, or resume one that stopped.
 
     Example:
       pgra index build --corpus sentences.txt --encoder bundled:minilm-l6
@@ -232,7 +232,7 @@ def search(argv: Sequence[str] | None = None) -> int:
 
 
 def info(argv: Sequence[str] | None = None) -> int:
-    """Say what an index is: what it was made of, its rows, type, recall, bytes, versions."""
+    """Show what an index is: what it was made of, its rows, type, recall, bytes, versions."""
     prog = "pgra index info [DIR]"
     (args,) = parse_arguments([IndexInfoArguments], argv, prog=prog, **about(info))
     manifest = load_manifest(Path(args.index_dir))

@@ -20,11 +20,10 @@ from pgra.errors import ConfigError, visible
 from pgra.memory import GeneratorArguments, SimilarityArguments
 from pgra.memory.chat import Conversation, Talk, TalkingLMArguments, load_conversation, show_entry
 from pgra.memory.experiment import Experiment, StreamArguments, choose_examples
-from pgra.memory.families import Family, load_family
+from pgra.memory.families import Family, load_family, load_few_shot
 from pgra.memory.log import MemoryEntry
 from pgra.memory.lookup import LookupArguments, load_lookup, passing
 from pgra.memory.memory import Memory
-from pgra.memory.prompts import load_few_shot
 from pgra.memory.report import choose_threshold, write_report
 from pgra.memory.stream import PromptedArguments, read_pairs, read_stream
 

@@ -25,7 +25,7 @@ _PAGE_SAMPLES = 100  # queries of a task that a page shows
 
 @dataclass(kw_only=True)
 class ReportArguments(Arguments):
-    """Which runs, against what, and how it is told."""
+    """Which runs, against what, and how it is shown."""
 
     paths: list[str] = arg(
         [], "Runs, folders of runs, grids; they may also stand first, bare.", must_be_given=True

@@ -37,28 +37,28 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra train --method knn --help
 
     --method fid trains Fusion-in-Decoder on the first stage's best, plain the reader without
-    evidence, random on random passages; icl, kate and knn train nothing. What tells readers apart
-    may be given as flags too (--reranker none, --num_evidence 0). A stopped run goes on when the
+    evidence, random on random passages; icl, kate and knn train nothing. What distinguishes them
+    may be given as flags too (--reranker none, --num_evidence 0). A stopped run resumes when the
     same command is given again.
     """
     return _run(argv, prog="pgra train", command=main)
 
 
 def icl(argv: Sequence[str] | None = None) -> int:
-    r"""Let a frozen LM decide queries behind labelled examples (KATE).
+    r"""Let a frozen LM decide queries after labelled examples (KATE).
 
     Examples:
       pgra icl --task sst2 --exemplars knn --num_exemplars 8 --lm bundled:smollm2-135m \
           --encoder bundled:minilm-l6
       pgra icl --task sst2 --exemplars random --redraw --seeds 0 1 2 3 4 --lm facebook/opt-13b
-      pgra icl --task sst2 --exemplars knn --farthest --likeness euclidean --pooling cls \
+      pgra icl --task sst2 --exemplars knn --farthest --vector_metric euclidean --pooling cls \
           --encoder FacebookAI/roberta-large --lm facebook/opt-13b
       pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
       accelerate launch --num_processes 8 -m pgra icl --task sst2 --lm facebook/opt-13b
       pgra report runs/ --baseline icl-random
 
     The same as pgra train --method kate. Vectors, neighbors and answers are kept in
-    --artifacts_dir: what was stopped goes on, and another run asks only what is new.
+    --artifacts_dir: what was stopped resumes, and another run asks only what is new.
     """
     under = {"method": "kate", "output_dir": "runs/{task}-{method}"}
     return _run(argv, prog="pgra icl", command=icl, under=under)

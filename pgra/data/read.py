@@ -221,7 +221,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"the key {show(twice)} stands there twice")
+        raise ValueError(f"duplicate key {show(twice)}")
     return found
 
 

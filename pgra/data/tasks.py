@@ -325,7 +325,7 @@ def check_slots(key: str, template: str, inputs: Sequence[str]) -> list[str]:
     for _, name, form, conversion in found:
         choose(f"field in {key}", str(name), inputs)
         if form or conversion:
-            raise ConfigError(f"{key}: write {{{name}}} alone, without ':' or '!' behind the name")
+            raise ConfigError(f"{key}: write {{{name}}} alone, without ':' or '!' after the name")
     if not names:
         raise ConfigError(f"{key} holds no field; put {{{inputs[0]}}} into it")
     return names

@@ -80,7 +80,7 @@ class SelectionArguments(EncoderArguments):
         "What compares texts: an encoder (hub id, folder or bundled:NAME), or bm25.",
         is_common=True,
     )
-    likeness: str = arg(
+    vector_metric: str = arg(
         "cosine", "Of vectors: cosine, dot, or euclidean (its negative).", choices=METRICS
     )
     order: str = arg(

@@ -52,7 +52,7 @@ class ExemplarSelector:
         label: str = LABEL,
         encoder: Any = SelectionArguments.encoder,
         selection: str = SelectionArguments.exemplars,
-        likeness: str = SelectionArguments.likeness,
+        metric: str = SelectionArguments.vector_metric,
         order: str = SelectionArguments.order,
         leak_guard: bool = True,
         template: str | None = None,
@@ -71,7 +71,7 @@ class ExemplarSelector:
             encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; a `pgra.Encoder`,
                 whose vectors are used as they are; or "bm25", by shared words.
             selection: knn (the nearest), random, balanced, fixed, official, or module:Class.
-            likeness: Of vectors: cosine, dot or euclidean.
+            metric: Of vectors: cosine, dot or euclidean.
             order: Of a prompt: nearest-first (the paper's), nearest-last or random.
             leak_guard: Leave out examples whose text is the query's, or nearly (see
                 `leak_jaccard`). Turn it off to show a known answer to the very question.
@@ -102,7 +102,7 @@ class ExemplarSelector:
             loaded = encoder if is_ours else Encoder.load(encoder, normalize=False, device=device)
             encoder = type(encoder).__name__
         named: dict[str, Any] = {"exemplars": selection, "encoder": str(encoder)}
-        named |= {"likeness": likeness, "order": order, "exemplar_seed": seed, **options}
+        named |= {"vector_metric": metric, "order": order, "exemplar_seed": seed, **options}
         self.args = from_values(SelectionArguments, named, num_exemplars=1)
         self.items: list[Any] = []
         self._examples: list[Example] = []

@@ -171,7 +171,7 @@ def open_similarity(
     key: Key | None = None,
     encoder: ExampleEncoder | None = None,
 ) -> PoolSimilarity | None:
-    """Open what `--encoder` and `--likeness` name; None if nothing is compared.
+    """Open what `--encoder` and `--vector_metric` name; None if nothing is compared.
 
     The encoder is loaded when it is first needed.
 
@@ -187,6 +187,6 @@ def open_similarity(
     plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
     pool = examples if key is None else key(examples)
     neighbors = Neighbors(lambda: encoder or Encoder.load(plain, device=device), pool, root)
-    name = BM25 if args.encoder == BM25 else args.likeness
+    name = BM25 if args.encoder == BM25 else args.vector_metric
     opened: PoolSimilarity = find_class("similarity", name, SIMILARITIES)(neighbors, key=key)
     return opened

@@ -157,7 +157,7 @@ class RemoteLM:
         return self._way
 
     def settle(self, decide_by: str | None) -> Self:
-        """Return the same LM with its way chosen, by a few first calls where several are possible.
+        """Resolve endpoint and scoring mode, by a few first calls where several are possible.
 
         The first that is offered wins: words are scored, or a label is written; for the latter,
         completions before chats. `decide_by` is one of a way's; None chooses.

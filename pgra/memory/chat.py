@@ -13,10 +13,9 @@ from pgra.config import arg, choose
 from pgra.data.read import is_utf8, whole_number
 from pgra.errors import DataError, PgraError, visible
 from pgra.lm.base import CompleterArguments
-from pgra.memory.families import Family
+from pgra.memory.families import Family, load_few_shot
 from pgra.memory.log import MemoryEntry
 from pgra.memory.memory import Memory
-from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import (
     BuiltPrompt,
     MemPrompt,

@@ -25,10 +25,9 @@ from pgra.data.text import LEAK_JACCARD
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars import SelectionArguments
 from pgra.lm.remote import RemoteLM
-from pgra.memory.families import Family
+from pgra.memory.families import Family, FewShot, PromptExample
 from pgra.memory.lookup import LookupArguments, OpenLookup, in_form
 from pgra.memory.memory import Memory
-from pgra.memory.prompts import FewShot, PromptExample
 from pgra.memory.report import SYSTEMS, StreamResult, Variant, compare_with, measure
 from pgra.memory.stream import (
     GrowPrompt,

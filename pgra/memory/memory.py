@@ -18,6 +18,7 @@ from typing import Any
 from pgra.artifacts import write_lines
 from pgra.core import Context
 from pgra.errors import DataError
+from pgra.memory.families import as_data, fill
 from pgra.memory.log import FeedbackLog, MemoryEntry, now, read_events
 from pgra.memory.lookup import (
     BY_ENCODER,
@@ -27,7 +28,6 @@ from pgra.memory.lookup import (
     load_lookup,
     passing,
 )
-from pgra.memory.prompts import as_data, fill
 
 BEFORE = "clarification: {feedback}\n{question}"  # of Memory.prompt
 _SEPARATOR, _END = "###", "END"  # of the prompts in configs/memory_prompts

@@ -20,11 +20,19 @@ from pgra.data.read import Record, check_file, read_table
 from pgra.errors import DataError, show
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel
-from pgra.memory.families import QUESTION, SITUATION, Family, judge_situation, plain
+from pgra.memory.families import (
+    QUESTION,
+    SITUATION,
+    Family,
+    FewShot,
+    PromptExample,
+    fill,
+    judge_situation,
+    plain,
+)
 from pgra.memory.log import MemoryEntry, read_events, replay
 from pgra.memory.lookup import Match, passing
 from pgra.memory.memory import Memory
-from pgra.memory.prompts import FewShot, PromptExample, fill
 from pgra.report.text_metrics import is_exact_match
 
 _MARK = "clarification:"  # what the released streams begin a feedback with

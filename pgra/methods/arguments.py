@@ -32,7 +32,7 @@ class RuntimeArguments(Arguments):
         "first stage), fid (the first stage's best), random (random passages), plain (no "
         "evidence), rag (each evidence alone, the query encoder trained too), lm-bff (few shots, "
         "with demonstrations), ralm (a causal LM that reads the evidence in its prompt). Without "
-        "training: icl (a frozen LM behind examples drawn once), kate (behind each query's "
+        "training: icl (a frozen LM with examples drawn once), kate (with each query's "
         "nearest), knn (nearest training examples). Or a class of your own: module:Class. Each "
         "has its own arguments: see --method NAME --help.",
         is_common=True,
@@ -137,7 +137,7 @@ class LmBffArguments(Arguments):
 
 @dataclass(kw_only=True)
 class RalmArguments(Arguments):
-    """The causal LM that reads a query behind its evidence."""
+    """The causal LM that reads a query after its evidence."""
 
     GROUP = "Reader"
 
@@ -168,7 +168,7 @@ class MethodEntry:
     Attributes:
         path: Its class, "module:Class".
         sections: Its argument dataclasses by section, which the help reads without torch.
-        decided: Arguments that make the method; they win over a YAML, and other flags are refused.
+        decided: Arguments that make the method; they override a YAML, and other flags are refused.
     """
 
     path: str

@@ -308,7 +308,7 @@ class Kate(Method):
             "leak_rule": LEAK_RULE,
         }
         if self.exemplars.similarity is not None:
-            named["likeness"] = dict(self.exemplars.similarity.fingerprint)
+            named["similarity"] = dict(self.exemplars.similarity.fingerprint)
         if self.answerer is not None:
             named["prompt"] = dict(self.answerer.fingerprint)
             named["lm"] = dict(self.completer.fingerprint)

@@ -154,8 +154,8 @@ def draw_demonstrations(
                 if example.label == label and example.id != query.id
             ]
             if vectors is not None:
-                likeness = vectors[1][rows] @ vectors[0][number]
-                rows = [rows[i] for i in np.argsort(-likeness, kind="stable")]
+                similarity = vectors[1][rows] @ vectors[0][number]
+                rows = [rows[i] for i in np.argsort(-similarity, kind="stable")]
             near.append(rows[: max(1, int(len(rows) * args.exemplar_share))])
         draw = random.Random(f"{seed}/{query.id}")
         drawn[number] = [[draw.choice(rows) for rows in near] for _ in range(args.exemplar_sets)]

@@ -447,7 +447,7 @@ def reader_template(task: Task, args: ReaderArguments) -> str:
     except ConfigError as error:
         raise ConfigError(
             f"reader_template does not fit task '{task.name}': {str(error).rstrip('.')}; give the "
-            f"task's own, which wins over a profile's: --reader_template '{task.reader_text}'"
+            f"task's own, which overrides a profile's: --reader_template '{task.reader_text}'"
         ) from None
     return args.reader_template
 

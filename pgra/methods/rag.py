@@ -63,7 +63,7 @@ class RagReader(FusionReader):
         super().__init__(t5)
         if any(encoder.sentence.layers):
             raise ModelError(
-                f"the encoder {encoder.fingerprint['encoder']} has Dense parts behind its pooling, "
+                f"the encoder {encoder.fingerprint['encoder']} has Dense parts after its pooling, "
                 "and method 'rag' trains none: choose another --encoder"
             )
         self.query_encoder: nn.Module = encoder.model

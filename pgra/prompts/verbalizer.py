@@ -67,7 +67,7 @@ class Verbalizer:
         return {word_key(word): label for label, word in self.words.items()}
 
     def audit(self, tokenizer: Any, *, decode: str = "verbalizer") -> tuple[str, ...]:
-        """Check that a tokenizer tells the words apart; return labels whose word is several tokens.
+        """Check that a tokenizer separates the words; return labels whose word is several tokens.
 
         One word may begin another: the next token decides. A decode of one token ("official") can
         never give the labels returned: with T5's vocabulary "Entity" is two, which caps the

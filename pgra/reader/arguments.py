@@ -155,7 +155,7 @@ class TrainingArguments(Arguments):
     max_train_minutes: float | None = arg(
         None,
         "Minutes of training after which it saves and leaves with exit code 124; the same command "
-        "goes on.",
+        "resumes.",
         above=0,
         decides=False,
     )

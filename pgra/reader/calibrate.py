@@ -95,7 +95,7 @@ def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
     if best < 0.01 - border:
         return _uncalibrated(f"the {count} dev examples are too easy to name another")
     if best > border - 0.01:
-        note = f"temperature is {LARGEST:g}, the largest: probabilities tell little"
+        note = f"temperature is {LARGEST:g}, the largest: probabilities mean little"
         return Calibration(LARGEST, count, note)
     return Calibration(math.exp(best), count)
 

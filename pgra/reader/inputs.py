@@ -288,7 +288,7 @@ Query = str | Mapping[str, str]  # text of the task's first input, or of each
 
 
 def read_queries(queries: Sequence[Query], *, task: str, inputs: Sequence[str]) -> list[Example]:
-    """Give queries a task's fields; one that does not fit its inputs is a ConfigError."""
+    """Map queries to a task's fields; one that does not fit its inputs is a ConfigError."""
     if isinstance(queries, str | Mapping):
         raise ConfigError("queries is a single query: give a list of them, such as ['a text']")
     return [

@@ -130,7 +130,7 @@ def find_reader(folder: Path) -> Path:
             return place
     raise ArtifactError(
         f"{folder} holds no whole reader (no {RECORD_FILE}): give the folder of a finished run of "
-        "pgra train, or its reader/; a run that was stopped goes on with the same command"
+        "pgra train, or its reader/; a run that was stopped resumes with the same command"
     )
 
 

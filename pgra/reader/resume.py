@@ -84,7 +84,7 @@ class Stopper:
             )
 
     def agreed(self, *, has_more: bool) -> int:
-        """Return the largest exit code of all processes, 0 to go on; all must call it together.
+        """Return the largest exit code of all processes, 0 to continue; all must call it together.
 
         Time that is up stops a training that has more steps.
         """
@@ -101,7 +101,7 @@ class Stopper:
 def stopped(code: int, where: str) -> Stopped:
     """Return what ends a training that the processes agreed to stop."""
     reason = "time is up" if code == OUT_OF_TIME else signal.Signals(code - 128).name
-    return Stopped(f"stopped ({reason}) {where}; the same command goes on from there", code=code)
+    return Stopped(f"stopped ({reason}) {where}; the same command resumes from there", code=code)
 
 
 @dataclass
@@ -216,7 +216,7 @@ def resume(
     folder = last_checkpoint(home)
     if folder is None:
         return Progress()
-    logger.info("run: going on from %s", folder)
+    logger.info("run: resuming from %s", folder)
     with reading(folder, DamageError):
         state = json.loads((folder / _STATE_FILE).read_text("utf-8"))
         progress, tensors = Progress(**state["progress"]), load_file(folder / _TENSORS_FILE)

@@ -544,7 +544,7 @@ def _notes(study: Study) -> list[str]:
             f"Standing out (bold, or *): better than {study.baseline} by more than noise, that is "
             f"by a paired test over the examples (p at most {LEVEL} after Holm over the tasks; the "
             "average by itself), in each seed that both have, and by Welch's t-test over seeds (p "
-            f"at most {LEVEL}; one seed tells nothing of the noise of training)."
+            f"at most {LEVEL}; one seed shows nothing of the noise of training)."
         )
     if study.group.missing:
         folders = {gone.folder for gone in study.group.missing}

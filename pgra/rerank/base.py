@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pgra.prompts.fewshot import FewShotPrompt
 
 
-# Of two states alone: where each query has a prefix of its own there is no space to fit to.
+# Similarities that need no fitting; the only ones when each query has its own prefix.
 PAIR_SIMILARITIES = ("cosine", "dot")
 
 BANKS = ("full", "lazy")

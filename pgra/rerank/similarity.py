@@ -186,7 +186,7 @@ class LabelWords(Whitened):
         tokens = encoder.first_tokens(words.values())
         if len(tokens) < _FEWEST:
             raise ConfigError(
-                f"similarity 'label_words' tells labels by the first tokens of their words, "
+                f"similarity 'label_words' separates labels by the first tokens of their words, "
                 f"and {', '.join(words.values())} all begin alike: choose others in the task's "
                 "prompt_words, or use another --similarity"
             )

@@ -226,7 +226,7 @@ class Neighbors:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """All that decides who is near whom, and under which label."""
+        """Fingerprint of encoder and labelled examples."""
         return {
             "encoder": dict(self.encoder.query_fingerprint),
             "training_examples": examples_digest(self.examples),

@@ -63,7 +63,7 @@ def read_query_table(path: Path) -> dict[str, str]:
             raise record.lacks(name)
         query = clean_name(record.place, name, record.fields[name])
         if query in queries:
-            raise DataError(f"{record.place}: query '{query}' is there twice")
+            raise DataError(f"{record.place}: duplicate query '{query}'")
         queries[query] = record.text("text")
         if not queries[query]:
             raise DataError(f"{record.place}: the text of query '{query}' is empty")
@@ -166,7 +166,7 @@ def _by_query(path: Path, lines: Iterable[tuple[str, str, Any]], most: float) ->
     found: dict[str, dict[str, Any]] = {}
     for query, docno, value in lines:
         if docno in found.setdefault(query, {}):
-            raise DataError(f"{path}: '{docno}' is there twice for '{query}'")
+            raise DataError(f"{path}: duplicate '{docno}' for '{query}'")
         if not abs(value) <= most:  # NaN too; measures have a row a grade
             raise DataError(f"{path}: a value is {value}, beyond {most:g}")
         found[query][docno] = value

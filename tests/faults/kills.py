@@ -104,7 +104,7 @@ def again(world: World, name: str, whole: Mapping[str, object], tries: int = 1) 
         and any(world.here.glob("runs/pgra/checkpoint-*/checksums.json"))
     )
     ended = world.call(JOBS[name].words)
-    if has_checkpoint and "going on from" not in ended.err:
+    if has_checkpoint and "resuming from" not in ended.err:
         return f"again: it begins anew: {ended.err[-300:]!r}"
     is_done = ended.is_refused and any(said in ended.told for said in DONE)
     if ended.code and not is_done:

@@ -33,7 +33,7 @@ KINDS = {
     "empty corpus": ("search a --corpus empty.txt", "empty.txt"),
     "broken YAML": ("train --task sst2 --config broken.yaml", "broken.yaml"),
     "unknown key of a YAML": ("train --task task.yaml", "lables"),
-    "duplicate key of a YAML": ("train --task twice.yaml", "'labels' is a duplicate"),
+    "duplicate key of a YAML": ("train --task twice.yaml", "duplicate key 'labels'"),
     "duplicate key of JSON": ("search a --corpus twice.jsonl", "'text'"),
     "unknown label": ("icl --train_file label.jsonl", "postive"),
     "missing column": ("icl --train_file column.csv", "'text'"),

@@ -6,10 +6,9 @@ import re
 
 from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation
-from pgra.memory.families import load_family
+from pgra.memory.families import load_family, load_few_shot
 from pgra.memory.lookup import EditLookup
 from pgra.memory.memory import Memory
-from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import MemPrompt, PromptedLM, Step
 
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"

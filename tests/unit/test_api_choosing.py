@@ -43,7 +43,7 @@ def select(encoder, queries=QUERIES, k=3, pool=ROWS, **options):
     "options",
     [
         {},
-        {"likeness": "euclidean", "farthest": True},
+        {"vector_metric": "euclidean", "farthest": True},
         {"encoder": "bm25"},
         {"exemplars": "random", "redraw": True},
         {"exemplars": "balanced"},
@@ -52,7 +52,8 @@ def select(encoder, queries=QUERIES, k=3, pool=ROWS, **options):
 )
 def test_it_chooses_what_pgra_icl_chooses(icl, encoder, options):
     lines = lines_of(icl(**options))
-    mine = {"selection" if name == "exemplars" else name: v for name, v in options.items()}
+    names = {"exemplars": "selection", "vector_metric": "metric"}
+    mine = {names.get(name, name): value for name, value in options.items()}
     found = select(**{"encoder": encoder, **mine})
     theirs = [[ROWS[int(e["id"].split("-")[1])] for e in line["exemplars"]] for line in lines]
     assert found == theirs
@@ -106,7 +107,7 @@ def test_a_task_reads_the_columns_of_its_hub(encoder):
 
 @pytest.mark.parametrize("how", ["cosine", "euclidean", "bm25"])
 def test_what_is_added_is_chosen_as_if_it_had_always_been_there(encoder, how):
-    options = {"encoder": "bm25"} if how == "bm25" else {"encoder": encoder, "likeness": how}
+    options = {"encoder": "bm25"} if how == "bm25" else {"encoder": encoder, "metric": how}
     grown, empty = pgra.ExemplarSelector(ROWS[:20], **options), pgra.ExemplarSelector([], **options)
     assert empty.select("a film", 3) == []
     before = grown.select(QUERIES, 3)

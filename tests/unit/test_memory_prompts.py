@@ -14,9 +14,14 @@ from pgra.config import list_yamls
 from pgra.errors import DataError
 from pgra.lm.base import Completion
 from pgra.memory.experiment import Experiment
-from pgra.memory.families import judge_situation, load_family, read_verdict
+from pgra.memory.families import (
+    PromptExample,
+    judge_situation,
+    load_family,
+    load_few_shot,
+    read_verdict,
+)
 from pgra.memory.lookup import EditLookup
-from pgra.memory.prompts import PromptExample, load_few_shot
 from pgra.memory.report import Variant, judge_thresholds, render_report
 from pgra.memory.stream import (
     GrowPrompt,

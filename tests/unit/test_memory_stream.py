@@ -9,9 +9,8 @@ from following_lm import Echo, FollowingLM, open_memory, stream
 from pgra.errors import ArtifactError
 from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.experiment import Experiment, StreamArguments
-from pgra.memory.families import load_family
+from pgra.memory.families import load_family, load_few_shot
 from pgra.memory.lookup import EditLookup, Match
-from pgra.memory.prompts import load_few_shot
 from pgra.memory.report import (
     StreamResult,
     Variant,

@@ -87,7 +87,7 @@ def test_without_a_step_the_reader_decides_as_it_is(args, tmp_path, method, chan
     assert lines_of(again.folder) == lines_of(one)
 
 
-# What tells readers apart.
+# What distinguishes them.
 
 
 def as_method(args, name):

@@ -7,8 +7,8 @@ from conftest import write_jsonl
 
 from pgra.errors import ConfigError
 from pgra.memory.experiment import StreamArguments, choose_examples
+from pgra.memory.families import FewShot, PromptExample
 from pgra.memory.lookup import LookupArguments
-from pgra.memory.prompts import FewShot, PromptExample
 
 POOL = [
     PromptExample("what is akin to < red > ?", "the synonym for red is scarlet"),

@@ -89,5 +89,5 @@ def test_damaged_weights_are_refused_by_name_and_the_model_card_may_be_edited(co
 def test_a_folder_without_a_whole_reader_says_how_to_go_on(copy, t5_dir, tmp_path):
     (copy / RECORD_FILE).unlink()  # as a run leaves it that is killed before its end
     for place in (tmp_path / "nowhere", t5_dir, copy, tmp_path):
-        with pytest.raises(ArtifactError, match="a run that was stopped goes on with the same"):
+        with pytest.raises(ArtifactError, match="a run that was stopped resumes with the same"):
             find_reader(place)

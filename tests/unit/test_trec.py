@@ -69,7 +69,7 @@ BAD_LINES = {
     "run.txt cannot be read .*high": "7 Q0 0 1 high x",
     "run.txt: a value is nan": "7 Q0 0 1 nan x",
     "run.txt: a value is 1e.99": "7 Q0 0 1 1e99 x",
-    "run.txt: '4' is there twice for 'q1'": "q1 Q0 4 2 2 x",
+    "run.txt: duplicate '4' for 'q1'": "q1 Q0 4 2 2 x",
     "passage '12' is not in the corpus": "7 Q0 12 1 9 x",
     "passage '07' is not in the corpus": "7 Q0 07 1 9 x",
 }

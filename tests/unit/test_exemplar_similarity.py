@@ -66,11 +66,11 @@ def test_nearest_and_farthest_follow_the_definition(neighbors, metric):
 
 
 def test_words_find_what_shares_them_and_nothing_else(neighbors):
-    likeness = WordSimilarity(neighbors)
-    found = likeness.nearest([Example("q", {"text": "apples behind the house"})], ROWS, 8)
+    similarity = WordSimilarity(neighbors)
+    found = similarity.nearest([Example("q", {"text": "apples behind the house"})], ROWS, 8)
     assert found.rows[0, 0] == 4
     assert MISSING_ROW in found.rows
-    without = likeness.nearest([Example("q", {"text": "apples"})], ROWS[ROWS != 4], 7)
+    without = similarity.nearest([Example("q", {"text": "apples"})], ROWS[ROWS != 4], 7)
     assert (without.rows == MISSING_ROW).all()
     with pytest.raises(ConfigError, match="'bm25' has no farthest examples"):
-        likeness.nearest(QUERIES, ROWS, 2, sign=-1)
+        similarity.nearest(QUERIES, ROWS, 2, sign=-1)
