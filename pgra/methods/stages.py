@@ -308,8 +308,8 @@ def reads_prompt(args: PgraArguments) -> bool:
 
 def _prompt_of(ready: BaseReranker, bare: FewShotPrompt, args: PgraArguments) -> FewShotPrompt:
     """Return a ready reranker's prompt; refuse one that does not fit the method or the task."""
-    if args.rerank.reranker != ready.arguments()["reranker"] or not args.rerank.num_evidence:
-        raise ConfigError(f"method '{args.method}' does without this reranker: leave it out")
+    if not args.rerank.num_evidence:
+        raise ConfigError(f"method '{args.method}' reads no evidence: leave reranker out")
     prompt: FewShotPrompt = getattr(ready, "prompt", bare)
     shown, wanted = prompt.template.inputs, bare.template.inputs
     if shown != wanted:

@@ -129,8 +129,8 @@ def test_a_ready_reranker_is_a_runs_second_stage(bench):
     assert run.predict(TEXTS[0]).scores  # its LM is found by its name
     prompt = (run.folder / "prompt.txt").read_text()
     assert prompt.startswith(ready.prompt.prefix)
-    with pytest.raises(PgraError, match="method 'fid' does without this reranker"):
-        pgra.train(**data, reranker=ready, method="fid", output_dir=bench.run("fid"))
+    with pytest.raises(PgraError, match="method 'plain' reads no evidence"):
+        pgra.train(**data | {"num_evidence": 0, "reranker": ready, "output_dir": bench.run("no")})
     pairs = pgra.Reranker(lm, template="{a} {b}", device="cpu")
     with pytest.raises(PgraError, match="the reranker's prompt shows a, b"):
         pgra.train(**data, reranker=pairs, output_dir=bench.run("pairs"))
