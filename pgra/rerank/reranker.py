@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -136,10 +137,14 @@ class Reranker(ScoringReranker):
             self.encoder = PromptedEncoder(found, prompt, max_prompt_tokens=max_prompt_tokens)
         self.counter, self.prompt = self.encoder, self.encoder.prompt
         self._words = dict(self._task.prompt_words) if self._task else {}
-        self._kept = MemoryBank(self.encoder.lm.width)
         self._fitted: Fitting | None = None
         if not self._class.is_fitted:
             self._fitted = Fitting(similarity, self.encoder, Reference(), num_rows=0)
+
+    @cached_property
+    def _kept(self) -> MemoryBank:
+        """States in memory; its width is known once the LM is loaded, which a full bank spares."""
+        return MemoryBank(self.encoder.lm.width)
 
     def _find_lm(
         self, lm: Any, tokenizer: Any, *, lm_layer: str, device: str, dtype: str
