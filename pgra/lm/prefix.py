@@ -300,7 +300,7 @@ class PromptedEncoder:
         rows: list[int] = []
         held: list[Tensor] = []
         with self.lm.busy, kernels.packed_for(self.lm.model, num_own):
-            states = torch.empty(len(ids), self.lm.width, dtype=self.lm.dtype)
+            width = self.lm.width
             if not ids or self.way == "none":
                 are_alike = [False] * len(ids)
             for is_alike, shared in ((True, skip), (False, 0)):
@@ -313,6 +313,7 @@ class PromptedEncoder:
         fetched = begin_fetch(torch.cat(held)) if held else None
 
         def finish() -> Tensor:
+            states = torch.empty(len(ids), width, dtype=self.lm.dtype)
             if fetched is not None:
                 states[rows] = fetched()
             self._check_finite(states, prompts)
