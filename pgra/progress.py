@@ -54,11 +54,12 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
             self.write(line, file=self.fp)
 
     def close(self) -> None:
-        """Close it; a log gets a last line if it had any."""
+        """Close it; a log that had lines gets a last one, unless it stands there."""
         if "last_print_t" not in vars(self):  # it is disabled, or Ctrl-C came while it was made
             self.disable = True
-        elif self.is_log and not self.disable and self.last_print_t > self.start_t:
-            self.display()
+        elif self.is_log and not self.disable and self.start_t < self.last_print_t:
+            if self.last_print_n < self.n:
+                self.display()
         super().close()
 
 
