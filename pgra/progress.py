@@ -57,9 +57,9 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
         """Close it; a log that had lines gets a last one, unless it stands there."""
         if "last_print_t" not in vars(self):  # it is disabled, or Ctrl-C came while it was made
             self.disable = True
-        elif self.is_log and not self.disable and self.start_t < self.last_print_t:
-            if self.last_print_n < self.n:
-                self.display()
+        had_lines = self.is_log and not self.disable and self.start_t < self.last_print_t
+        if had_lines and self.last_print_n < self.n:
+            self.display()
         super().close()
 
 
