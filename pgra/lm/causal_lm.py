@@ -160,9 +160,13 @@ class CausalLM:
         return BackOff(most_tokens, advice)
 
     def _check_kind(self) -> None:
-        if getattr(self.config, "is_encoder_decoder", False):
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+        kind, is_pair = self.config.model_type, getattr(self.config, "is_encoder_decoder", False)
+        if is_pair or kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            what = "an encoder-decoder" if is_pair else f"a {kind}"
             raise ModelError(
-                f"'{self.how.lm}' is an encoder-decoder, not a causal LM: give a GPT, OPT, Llama"
+                f"'{self.how.lm}' is {what}, not a causal LM: give a GPT, OPT, Llama, ..."
             )
 
     def _check_options(self, device: str) -> None:

@@ -118,10 +118,7 @@ def _find_transformer(name: str, folder: Path) -> str:
     subfolder = first.path if kind == "Transformer" else ""
     home = folder / subfolder
     if (home / _ADAPTER).is_file():
-        raise ModelError(
-            f"'{home}' holds adapters of peft (LoRA), not a whole model: load it with peft, merge "
-            "them (merge_and_unload), and save that model and its tokenizer with save_pretrained"
-        )
+        raise ModelError(_adapter_problem(str(home)))
     if not (home / _CONFIG).is_file():
         lacks = "it has no config.json"
         if kind != "Transformer":
@@ -133,6 +130,13 @@ def _find_transformer(name: str, folder: Path) -> str:
             "load it once with transformers and write it again with save_pretrained"
         )
     return subfolder
+
+
+def _adapter_problem(name: str) -> str:
+    return (
+        f"'{name}' holds adapters of peft (LoRA), not a whole model: load it with peft, merge "
+        "them (merge_and_unload), and save that model and its tokenizer with save_pretrained"
+    )
 
 
 @lru_cache(maxsize=32)
@@ -321,6 +325,8 @@ def load_pretrained(
     model, report = _load(loader, source, **kwargs)
     missing = [key for key in report["missing_keys"] if key.partition(".")[0] not in unused]
     missing += _find_lost_head(model, source)
+    if any("lora_" in key or "ia3_" in key for key in report["unexpected_keys"]):
+        raise ModelError(_adapter_problem(source.name))
     if missing:
         raise ModelError(
             f"'{source.name}' lacks {len(missing)} weights of a {type(model).__name__}, such as "

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _BEIR_HEADER = ["query-id", "corpus-id", "score"]
 _QUERY_KINDS = ("tsv", "jsonl", "csv")
-_ID_HEADERS = ("id", "_id", "qid", "query_id", "query-id")
+_ID_HEADER = re.compile(r"\W*(_*id|(q|query|topic)[\W_]*(id|num|number)|query|topic)\W*", re.I)
 
 
 @dataclass(kw_only=True)
@@ -75,7 +75,7 @@ def read_query_table(path: Path) -> dict[str, str]:
 def _pairs(path: Path) -> Iterator[Record]:
     for line in read_lines(path):
         place, cells = f"{path}, line {line.number}", line.text.strip("\r\n").split("\t")
-        if line.number == 1 and cells[0].strip("#").lower() in _ID_HEADERS:
+        if line.number == 1 and _ID_HEADER.fullmatch(cells[0].strip()):
             logger.warning("%s: '%s' is a header and left out", place, " ".join(cells))
         elif len(cells) == 2:
             yield Record(line.number, {"id": cells[0], "text": cells[1]}, place)

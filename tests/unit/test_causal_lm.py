@@ -45,6 +45,8 @@ def test_what_is_no_causal_lm_or_damaged_is_refused(lm_dirs, encoder_dir, tmp_pa
     lm.source, lm.config, lm.tokenizer = source, load_config(source), load_tokenizer(source)
     with pytest.raises(ModelError, match="is not a causal LM: a later token changes"):
         lm.states_of([[5, 6]])
+    with pytest.raises(ModelError, match="is a bert, not a causal LM"):
+        open_lm(encoder_dir)
     folder = shutil.copytree(lm_dirs["gpt2"], tmp_path / "broken")
     broken = AutoModel.from_pretrained(folder)
     broken.ln_f.weight.data[:] = float("nan")

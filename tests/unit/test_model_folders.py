@@ -93,10 +93,15 @@ def test_missing_weights_are_refused(built, loader):
         load(built(kind, lambda name: name if part not in f".{name}" else None))
 
 
-@pytest.mark.parametrize("form", ["folder", "beside the model"])
+@pytest.mark.parametrize("form", ["folder", "beside the model", "in its weights"])
 def test_adapters_that_are_not_merged_are_refused(built, form):
     folder = Path(built("gpt2"))
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    if form == "in its weights":
+        more = {"transformer.h.0.attn.c_attn.lora_A.default.weight": torch.ones(4, 32)}
+        weights = load_file(folder / WEIGHTS) | more
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    else:
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     if form == "folder":
         (folder / "config.json").unlink()
         (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")

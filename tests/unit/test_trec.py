@@ -85,7 +85,7 @@ def test_a_line_that_would_give_a_wrong_number_is_refused(open_run, message):
 # Queries and judgements.
 
 
-HEADERS = ("_id", "#ID", "query-id")
+HEADERS = ("_id", "#ID", "query-id", "queryId", "topic id", "query")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ HEADERS = ("_id", "#ID", "query-id")
     [
         ("q.tsv", 'a\tone text\n\n17\tanother, "quoted"\n', ["a", "17"]),
         *(("q.tsv", f"{head}\ttext\n17\tone", ["17"]) for head in HEADERS),
-        *(("q.tsv", f"{query}\ttext\n17\tone", [query, "17"]) for query in ("q1", "1")),
+        *(("q.tsv", f"{query}\ttext\n17\tone", [query, "17"]) for query in ("q1", "grid", "1")),
         ("q.csv", 'id,text,more\na,"one, text",x\n17,two,y\n', ["a", "17"]),
         ("q.jsonl", '{"_id": "a", "text": "one"}\n{"id": 17, "text": "two"}\n', ["a", "17"]),
     ],
