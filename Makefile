@@ -12,8 +12,7 @@ CODE   := pgra index_build train.py evaluate.py ablations benchmarks docs exampl
 # The oldest transformers that is allowed; TRANSFORMERS=VERSION takes another.
 TRANSFORMERS ?= $(shell sed -n 's/.*"transformers>=\([0-9.]*\).*/\1/p' pyproject.toml)
 OTHER  := $(VENV)/transformers-$(TRANSFORMERS)
-READER := $(addprefix tests/unit/test_,fid.py predict.py reader_inputs.py reader_train.py \
-	reader_causal.py verbalizer.py)
+READER := $(addprefix tests/unit/test_,fid.py predict.py reader_inputs.py reader_train.py ralm.py prompts.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test test-quick test-reader test-all clean

@@ -23,8 +23,8 @@ class LMArguments(Arguments):
     lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.", is_common=True)
     lm_dtype: str = arg(
         "auto",
-        "auto (on a GPU float16 for an LM that is kept in it, as OPT is, unless a state overflows, "
-        "and bfloat16 for others; else float32), float32, bfloat16 or float16.",
+        "auto (on a GPU float16 for an LM that is kept in it, as OPT is, and bfloat16 for others; "
+        "else float32), float32, bfloat16 or float16.",
         choices=DTYPES,
     )
     lm_quantization: str = arg(

@@ -106,7 +106,7 @@ class IndexRequest:
         context: Processes and folders; indexes are under its artifacts.
         options: The retriever's own arguments, of its class `Arguments`.
         output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
-        engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
+        engine: "local", or "ray" (`pgra.retrieval.shards`).
         num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
     """
 
