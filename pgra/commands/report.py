@@ -49,6 +49,8 @@ class ReportArguments(Arguments):
     )
 
     def check(self) -> None:
+        if self.samples is not None and self.output:
+            raise ConfigError("samples are shown, not written: leave out --samples or --output")
         for name in self.output:
             if Path(name).suffix.lower() not in (*_FORMAT_OF, *_FIGURES, _PAGE):
                 ends = ", ".join((*_FORMAT_OF, *_FIGURES, _PAGE))

@@ -431,6 +431,8 @@ def _open_client(args: CompleterArguments) -> Any:
     base_url = args.base_url or os.environ.get("OPENAI_BASE_URL") or None
     if base_url is not None:
         _check_address(base_url)
+        if key and re.match(r"http://(?!localhost|127\.0\.0\.1|\[::1\])", base_url):
+            logger.warning("the key goes to %s unencrypted", base_url)
     elif not key:
         raise ConfigError(
             f"--lm {args.lm} needs a key in the environment (export {KEY}=...), or --base_url URL "
