@@ -13,17 +13,7 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from pgra.config import find_class, from_values
-from pgra.core import (
-    ALONE,
-    Context,
-    Example,
-    Hit,
-    Json,
-    as_list,
-    check_count,
-    check_device,
-    check_kinds,
-)
+from pgra.core import ALONE, Context, Example, Hit, Json, as_list, check_count, check_device
 from pgra.data.examples import class_names, open_rows
 from pgra.data.read import Record, read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
@@ -100,7 +90,8 @@ class ExemplarSelector:
             ValueError: If the encoder is of a wrong type.
         """
         check_device(device, is_used=False)
-        check_kinds("True or False", bool, leak_guard=leak_guard)
+        if not isinstance(leak_guard, bool):
+            raise ConfigError(f"leak_guard is {leak_guard!r}: give True or False, and leak_jaccard")
         if template is not None and task is not None:
             raise ConfigError("template and task both say how a prompt is written: give one")
         if task is None:

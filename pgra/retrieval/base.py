@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import xxhash
 
 from pgra.artifacts import (
     Inputs,
@@ -25,7 +26,7 @@ from pgra.artifacts import (
 )
 from pgra.config import Arguments as _Arguments
 from pgra.config import arg, find_class
-from pgra.core import ALONE, Candidates, Context, Example, Json
+from pgra.core import ALONE, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, CorpusArguments, load_corpus, open_corpus
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ArtifactError, ConfigError
@@ -35,8 +36,8 @@ RETRIEVERS: dict[str, str] = {
     "bm25": "pgra.retrieval.bm25:BM25Retriever",
     "dense": "pgra.retrieval.dense:Index",
     "exhaustive": "pgra.rerank.exhaustive:ExhaustiveSearch",
-    "hybrid": "pgra.retrieval.hybrid:HybridRetriever",
-    "random": "pgra.retrieval.random:RandomRetriever",
+    "hybrid": "pgra.retrieval.bm25:HybridRetriever",
+    "random": "pgra.retrieval.base:RandomRetriever",
     "run": "pgra.retrieval.trec:RunRetriever",
 }
 NEIGHBOR_ENCODERS = ("encoder", "reader")
@@ -211,6 +212,50 @@ def check_num_candidates(k: int, num_passages: int) -> None:
             f"num_candidates ({k}) exceeds the corpus ({num_passages} passages): "
             "lower it, or search a larger corpus"
         )
+
+
+_SEED = 0
+_BLOCK = 256  # rows drawn at a time: a fixed number, so that a larger k begins with a smaller one's
+_SMALL = 1 << 15  # a corpus of at most so many rows is shuffled whole: it may be drawn to its end
+
+
+class RandomRetriever(Retriever):
+    """The control: draws passages uniformly without repeats, seeded by the query's text alone.
+
+    Guo et al. 2023 have no such row; without it a gain of Fusion-in-Decoder over the plain reader
+    may come from the extra text alone.
+    """
+
+    def __init__(self, num_passages: int, fingerprint: Mapping[str, Json]) -> None:
+        self.fingerprint = fingerprint
+        self._num_passages = num_passages
+
+    @classmethod
+    def open(cls, request: IndexRequest) -> Self:
+        drawn: dict[str, Json] = {"drawn": "uniformly, by the query's text", "seed": _SEED}
+        return cls(len(request.corpus), {**request.corpus.fingerprint, **drawn})
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
+        """Draw k passages for each query, (B, k); equal texts get equal ones.
+
+        Scores are 0, -1, -2, ..., in the order drawn. A larger k begins with a smaller one's
+        passages.
+        """
+        check_num_candidates(k, self._num_passages)
+        rows = np.empty((len(queries), k), dtype=np.int64)
+        for line, query in enumerate(queries):
+            rows[line] = self._draw(query, k)
+        places = np.arange(0, -k, -1, dtype=np.float32)
+        return Candidates(rows, np.tile(places, (len(queries), 1)))
+
+    def _draw(self, query: str, k: int) -> Rows:
+        rng = np.random.default_rng([_SEED, xxhash.xxh3_64_intdigest(query.encode())])
+        if self._num_passages <= _SMALL:
+            return rng.permutation(self._num_passages)[:k]
+        drawn: dict[int, None] = {}  # keeps the order
+        while len(drawn) < k:
+            drawn.update(dict.fromkeys(rng.integers(self._num_passages, size=_BLOCK).tolist()))
+        return np.array(list(drawn)[:k], dtype=np.int64)
 
 
 def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:

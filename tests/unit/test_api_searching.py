@@ -81,7 +81,7 @@ def test_a_path_keeps_an_index_and_is_taken_up_but_not_by_another(encoder, tmp_p
     assert contents(tmp_path / "one") == before
 
 
-def test_what_the_command_line_built_is_opened_searched_and_saved(encoder_dir, tmp_path, capsys):
+def test_what_the_command_line_built_is_opened_and_searched(encoder_dir, tmp_path, capsys):
     from pgra.commands.index import build
 
     (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
@@ -92,8 +92,6 @@ def test_what_the_command_line_built_is_opened_searched_and_saved(encoder_dir, t
     own = pgra.Index.build(SENTENCES, encoder=str(encoder_dir), device="cpu")
     assert index.search(QUERIES, k=5) == own.search(QUERIES, k=5)
     assert index.folder == folder
-    index.save(tmp_path / "copy")
-    assert pgra.Index.load(tmp_path / "copy").search(QUERIES) == index.search(QUERIES)
 
 
 def test_a_loaded_encoder_is_the_one_of_its_folder_and_is_kept(encoder_dir, index, tmp_path):

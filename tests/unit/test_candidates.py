@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pgra.core import MISSING_ROW, Candidates
-from pgra.retrieval.hybrid import fuse_by_rank
+from pgra.retrieval.bm25 import fuse_by_rank
 
 quick = settings(derandomize=True, deadline=None, max_examples=60)
 few_scores = st.sampled_from([-1.0, 0.0, 0.5, 2.0, 3.0, 7.0])
