@@ -158,6 +158,8 @@ class HybridRetriever(Retriever):
     `index_dir` and `output_dir` are the dense one's.
     """
 
+    encodes = True
+
     def __init__(self, dense: Retriever, bm25: BM25Retriever, num_passages: int) -> None:
         settings: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
         self.fingerprint = {"dense": dense.fingerprint, "bm25": bm25.fingerprint, **settings}
