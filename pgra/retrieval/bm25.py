@@ -1,7 +1,4 @@
-"""First stage by words: Okapi BM25, alone or fused with the dense retriever (hybrid).
-
-By `bm25s`: scores are stored at build time and memory-mapped.
-"""
+"""First stage by words: `bm25s`' Okapi BM25, alone or fused with the dense retriever (hybrid)."""
 
 import logging
 import time
