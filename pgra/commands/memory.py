@@ -150,7 +150,7 @@ class ListArguments(MemoryArguments):
 
 
 @dataclass(kw_only=True)
-class SearchArguments(FamilyArguments, LookupArguments):
+class MemorySearchArguments(FamilyArguments, LookupArguments):
     """What is searched for."""
 
     question: str | None = arg(None, "A question; it may also stand first, bare.")
@@ -210,7 +210,7 @@ def _list(parse: Parse) -> None:
 
 def _search(parse: Parse) -> None:
     """Show which feedback a question would get."""
-    where, args = parse(MemoryArguments, SearchArguments, bare=("question",))
+    where, args = parse(MemoryArguments, MemorySearchArguments, bare=("question",))
     family = args.load_family()
     most = family.num_remembered if family is not None and family.is_of_answers else 1
     quiet_libraries()
