@@ -26,7 +26,7 @@ from hypothesis import settings, strategies
 from pgra.core import Example
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments
-from pgra.methods.arguments import PgraArguments, RuntimeArguments
+from pgra.methods.arguments import RunArguments, RuntimeArguments
 from pgra.reader.arguments import ReaderArguments
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.base import RetrieverArguments
@@ -271,19 +271,21 @@ def review_files(tmp_path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs, t5_dir) -> PgraArguments:
+def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs, t5_dir) -> RunArguments:
     """A run of both stages and a reader on tiny models; nothing is run yet."""
-    return PgraArguments(
-        runtime=RuntimeArguments(artifacts_dir=str(tmp_path / "artifacts"), device="cpu"),
-        data=DataArguments(
-            task="sst2",
-            train_file=str(review_files["train"]),
-            test_file=str(review_files["test"]),
-        ),
-        corpus=CorpusArguments(corpus=str(corpus_file)),
-        retriever=RetrieverArguments(encoder=str(encoder_dir), num_candidates=6),
-        rerank=RerankArguments(lm=str(lm_dirs["gpt2"]), num_evidence=3, num_exemplars=4),
-        reader=ReaderArguments(model_name_or_path=str(t5_dir)),
+    return RunArguments(
+        {
+            "runtime": RuntimeArguments(artifacts_dir=str(tmp_path / "artifacts"), device="cpu"),
+            "data": DataArguments(
+                task="sst2",
+                train_file=str(review_files["train"]),
+                test_file=str(review_files["test"]),
+            ),
+            "corpus": CorpusArguments(corpus=str(corpus_file)),
+            "retriever": RetrieverArguments(encoder=str(encoder_dir), num_candidates=6),
+            "rerank": RerankArguments(lm=str(lm_dirs["gpt2"]), num_evidence=3, num_exemplars=4),
+            "reader": ReaderArguments(model_name_or_path=str(t5_dir)),
+        }
     )
 
 
@@ -303,12 +305,12 @@ def new_bench(tmp_path, lm_dirs, encoder_dir, t5_dir):
     return Bench(tmp_path, lm_dirs["gpt2"], encoder_dir, t5_dir)
 
 
-def with_rerank(args: PgraArguments, **changes: object) -> PgraArguments:
-    return replace(args, rerank=replace(args.rerank, **changes))
+def with_rerank(args: RunArguments, **changes: object) -> RunArguments:
+    return args.having(rerank=replace(args.rerank, **changes))
 
 
-def with_retriever(args: PgraArguments, **changes: object) -> PgraArguments:
-    return replace(args, retriever=replace(args.retriever, **changes))
+def with_retriever(args: RunArguments, **changes: object) -> RunArguments:
+    return args.having(retriever=replace(args.retriever, **changes))
 
 
 @pytest.fixture(params=["auto", "off"])

@@ -8,20 +8,19 @@ from pgra.commands.common import parse_run
 from pgra.data.examples import DataArguments
 from pgra.exemplars import SelectionArguments
 from pgra.lm.base import CompleterArguments
-from pgra.methods.arguments import FolderArguments, PgraArguments, RunArguments, RuntimeArguments
+from pgra.methods.arguments import FolderArguments, RunArguments, RuntimeArguments
 from pgra.methods.base import find_method, find_sections
 from pgra.methods.kate import AnswerArguments
 from pgra.reader.arguments import TrainingArguments
 
 
-def run_of(args: PgraArguments, method: str, folder: Path, **training: object) -> RunArguments:
+def run_of(args: RunArguments, method: str, folder: Path, **training: object) -> RunArguments:
     """A run of a method with PGRA's arguments; `training` holds the Trainer's and its own.
 
     With ralm the reader is the reranker's LM, and what a `RalmArguments` has, goes there.
     """
     runtime = replace(args.runtime, method=method)
-    parts = {f.name: getattr(args, f.name) for f in fields(args)}
-    sections = {k: v for k, v in {**parts, "runtime": runtime}.items() if v is not None}
+    sections = {**args.sections, "runtime": runtime}
     if method == "ralm":
         del sections["reader"]
         training.setdefault("reader_lm", args.rerank.lm)

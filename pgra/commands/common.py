@@ -11,21 +11,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pgra.config import HelpParser, parse_arguments, same_spelling
+from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
 from pgra.experiments import SeriesArguments
-from pgra.methods.arguments import METHODS, PgraArguments, RunArguments
+from pgra.methods.arguments import METHODS, STAGES, RunArguments, RuntimeArguments
 from pgra.reader.arguments import TrainingArguments
 
 if TYPE_CHECKING:
     from pgra.core import Context
     from pgra.runs import Run, Summary
 
-# The argument classes of PGRA's stages and readers, by their names in `PgraArguments`.
-SECTIONS: dict[str, Any] = {
-    section.name: section.type
-    for section in fields(PgraArguments)
-    if isinstance(section.type, type)
-}
+# The argument classes of PGRA's stages and readers, by their names in `RunArguments`.
+SECTIONS: dict[str, Any] = {"runtime": RuntimeArguments, "data": DataArguments, **STAGES}
 
 
 def all_arguments() -> frozenset[str]:
@@ -74,7 +71,7 @@ def parse_run(
 def parse_stages(
     argv: Sequence[str] | None, more: Sequence[type], *, without: Sequence[str] = (), **texts: Any
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Read the sections of `PgraArguments` by name, and one instance of each of `more`.
+    """Read the sections of PGRA's stages by name, and one instance of each of `more`.
 
     The reader's training and the sections in `without` are left out; `texts` are `prog`,
     `description` and `epilog`.

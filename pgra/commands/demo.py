@@ -13,7 +13,7 @@ from pgra.progress import Bar
 if TYPE_CHECKING:
     from pgra.core import Context
     from pgra.experiments.consistency import Lines
-    from pgra.methods.arguments import PgraArguments, RunArguments
+    from pgra.methods.arguments import RunArguments
     from pgra.report.metrics import Difference
 
 READERS = {  # by name: the folder, and the arguments that differ
@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wants_help(words):
         _parse(words)
     say("Loading torch and transformers ...")
-    context, run_args = join_run(words), _parse(words)
-    args, base = run_args.pgra, run_args.folder
+    context, args = join_run(words), _parse(words)
+    base = args.folder
     if args.is_exhaustive:
         raise ConfigError(
             "the demo compares the evidence of both stages, and retriever 'exhaustive' has one "
@@ -105,7 +105,7 @@ def _parse(words: Sequence[str]) -> "RunArguments":
     return args
 
 
-def _introduce(args: "PgraArguments") -> str:
+def _introduce(args: "RunArguments") -> str:
     """Describe what will be done."""
     count = f"{args.corpus.max_passages:,}" if args.corpus.max_passages else "all"
     return "\n".join(
@@ -121,12 +121,12 @@ def _introduce(args: "PgraArguments") -> str:
     )
 
 
-def _first_stage(args: "PgraArguments", context: "Context") -> "Lines":
+def _first_stage(args: "RunArguments", context: "Context") -> "Lines":
     """Find the first stage's best evidence, as lines of `predictions.jsonl`, undecided."""
     from pgra.methods.stages import Stages
 
-    first = replace(args.rerank, reranker="none")
-    stages = Stages.read(replace(args, rerank=first, rerank_options=None), context)
+    first = args.having(rerank=replace(args.rerank, reranker="none"), rerank_options=None)
+    stages = Stages.read(first, context)
     stages.find(("test",))
     pairs = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
     return [

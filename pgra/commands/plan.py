@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pgra.commands.common import about, parse_stages, quiet_libraries, say
 from pgra.config import Arguments, arg
 from pgra.errors import ConfigError
-from pgra.methods.arguments import PgraArguments
+from pgra.methods.arguments import RunArguments
 
 if TYPE_CHECKING:
     from pgra.core import Example, Rows
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     are kept too.
     """
     sections, (how,) = parse_stages(argv, [PlanArguments], prog="pgra plan", **about(main))
-    args = PgraArguments(**sections)
+    args = RunArguments(sections)
     if args.rerank.num_evidence == 0 or args.rerank.reranker == "none":
         raise ConfigError(
             "the LM has nothing to read with --num_evidence 0 or --reranker none: "
@@ -111,7 +111,7 @@ def time_batches(stages: "Stages", examples: "Sequence[Example]", rows: "Rows") 
 
     # The same bank without what a similarity is fitted to, and without the whole corpus.
     plain = replace(stages.args.rerank, similarity="dot", bank="lazy")
-    bare = Stages.read(replace(stages.args, rerank=plain), stages.context)
+    bare = Stages.read(stages.args.having(rerank=plain), stages.context)
     if stages.args.is_exhaustive:
         parts = np.array_split(rows, max(1, rows.size // _ROWS))
         batches = [(examples[:1], part) for part in parts]

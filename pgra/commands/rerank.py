@@ -12,7 +12,7 @@ from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError, visible
-from pgra.methods.arguments import PgraArguments
+from pgra.methods.arguments import RunArguments
 from pgra.reader.arguments import ReaderArguments
 from pgra.retrieval.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
 
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = min(parts["rerank"].num_evidence, most)
         parts["rerank"] = replace(parts["rerank"], num_evidence=kept)
     reader = ReaderArguments(model_name_or_path=show.model_name_or_path)
-    args = PgraArguments(**parts, reader=reader)
+    args = RunArguments({**parts, "reader": reader})
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     quiet_libraries()
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _rerank_splits(args: "PgraArguments", context: "Context") -> str:
+def _rerank_splits(args: "RunArguments", context: "Context") -> str:
     from pgra.methods.base import SPLITS
     from pgra.methods.stages import Stages
 
@@ -113,7 +113,7 @@ def _rerank_splits(args: "PgraArguments", context: "Context") -> str:
 
 
 def _search(
-    args: "PgraArguments", texts: Sequence[str], depth: int, context: "Context"
+    args: "RunArguments", texts: Sequence[str], depth: int, context: "Context"
 ) -> tuple["Stages", "Candidates", "Candidates"]:
     """Find evidence for texts; their states are kept in the bank, what is found is not."""
     from pgra.core import Example
@@ -126,7 +126,7 @@ def _search(
 
 
 def _show_texts(
-    args: "PgraArguments", texts: Sequence[str], num_shown: int, context: "Context"
+    args: "RunArguments", texts: Sequence[str], num_shown: int, context: "Context"
 ) -> str:
     from pgra.rerank import find_reranker
 

@@ -286,9 +286,8 @@ class GridRun:
         """How many candidates a query has; infinite where the LM reads the whole corpus."""
         if "rerank" not in self.args.sections:
             return 0.0
-        args = self.args.pgra
-        is_whole = args.is_exhaustive or args.rerank.bank == "full"
-        return float("inf") if is_whole else args.retriever.num_candidates
+        is_whole = self.args.is_exhaustive or self.args.rerank.bank == "full"
+        return float("inf") if is_whole else self.args.retriever.num_candidates
 
     def value(self, name: str) -> Json:
         """Return an argument's value by its name, as JSON; None where the method has none."""

@@ -2,10 +2,10 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pgra.config import Arguments, arg
 from pgra.data.corpus import CorpusArguments
@@ -175,26 +175,22 @@ class MethodEntry:
     sections: Mapping[str, type]
     decided: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def always_reads_evidence(self) -> bool:
-        return "reranker" in self.decided and "num_evidence" not in self.decided
 
-
-_PGRA = {
+# The sections of PGRA's stages and its reader, and with its training.
+STAGES = {
     "corpus": CorpusArguments,
     "retriever": RetrieverArguments,
     "rerank": RerankArguments,
     "reader": ReaderArguments,
-    "training": TrainingArguments,
 }
+_PGRA = {**STAGES, "training": TrainingArguments}
 _KATE = {
     "completer": CompleterArguments,
     "selection": SelectionArguments,
     "icl": AnswerArguments,
 }
-_UNTRAINED = {name: cls for name, cls in _PGRA.items() if name != "training"}
 _CLASS = "pgra.methods.pgra:Pgra"
-# Those of one class are told by what is decided, the first that fits: `PgraArguments.method`.
+# Those of one class are told by what is decided, the first that fits: `RunArguments.method`.
 METHODS: Mapping[str, MethodEntry] = {
     "plain": MethodEntry(_CLASS, _PGRA, {"num_evidence": 0}),
     "random": MethodEntry(_CLASS, _PGRA, {"retriever": "random", "reranker": "none"}),
@@ -207,8 +203,8 @@ METHODS: Mapping[str, MethodEntry] = {
         {**_PGRA, "shots": LmBffArguments},
         {"num_evidence": 0, "reranker": "none"},
     ),
-    "ralm": MethodEntry("pgra.methods.ralm:Ralm", {**_UNTRAINED, "reader": RalmArguments}),
-    "knn": MethodEntry("pgra.methods.knn:NearestNeighbors", _UNTRAINED, {"num_evidence": 0}),
+    "ralm": MethodEntry("pgra.methods.ralm:Ralm", {**STAGES, "reader": RalmArguments}),
+    "knn": MethodEntry("pgra.methods.knn:NearestNeighbors", STAGES, {"num_evidence": 0}),
     "icl": MethodEntry("pgra.methods.kate:Icl", {**_KATE, "selection": IclSelectionArguments}),
     "kate": MethodEntry("pgra.methods.kate:Kate", _KATE),
 }
@@ -224,9 +220,6 @@ OPTIONS: Mapping[str, Mapping[str, type]] = {
     "retriever": {"run": RunFileArguments},
     "reranker": {"cross-encoder": CrossEncoderArguments},
 }
-
-
-Section = TypeVar("Section", RetrieverArguments, RerankArguments)
 
 
 def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
@@ -252,18 +245,11 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
         )
 
 
-def _settle(part: Section, method: str) -> Section:
-    """Return a section as the method decides it."""
-    decided = decided_by(method).items()
-    changes = {name: value for name, value in decided if getattr(part, name, value) != value}
-    return replace(part, **changes) if changes else part
+class RunArguments:
+    """All arguments of a run, each section an attribute; the method has decided its part.
 
-
-@dataclass(frozen=True, kw_only=True)
-class PgraArguments:
-    """Everything but the reader's training; the method has decided its part.
-
-    `retriever_options` and `rerank_options` are own arguments of one retriever or reranker.
+    Attributes:
+        sections: `runtime`, `data`, and those of the method, by name.
     """
 
     runtime: RuntimeArguments
@@ -272,24 +258,33 @@ class PgraArguments:
     retriever: RetrieverArguments
     rerank: RerankArguments
     reader: ReaderArguments
-    retriever_options: Arguments | None = None
+    training: TrainingArguments
+    retriever_options: Arguments | None = None  # of one retriever alone
     rerank_options: Arguments | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "retriever", _settle(self.retriever, self.runtime.method))
-        object.__setattr__(self, "rerank", _settle(self.rerank, self.runtime.method))
+    def __init__(self, sections: Mapping[str, Any]) -> None:
+        """Let the method decide what it does; refuse contradictions between PGRA's stages."""
+        self.sections = dict(sections)
+        named = self.sections["runtime"].method
+        if "rerank" in sections:
+            decided = decided_by(named)
+            for name in ("retriever", "rerank"):
+                part = sections[name]
+                own = {key: value for key, value in decided.items() if hasattr(part, key)}
+                self.sections[name] = replace(part, **own) if own else part
+        vars(self).update(self.sections)
+        if "rerank" not in sections:
+            return
         check_depths(self.retriever, self.rerank)
-        named = self.runtime.method
-        needs_evidence = named in METHODS and METHODS[named].always_reads_evidence
-        if needs_evidence and not self.rerank.num_evidence:
+        reads_evidence = "reranker" in decided and "num_evidence" not in decided
+        if reads_evidence and self.rerank.num_evidence == 0:
             raise ConfigError(
                 f"method '{named}' reads evidence, and num_evidence is 0: ask for at least 1, or "
                 "use --method plain"
             )
 
-    @property
-    def artifacts(self) -> Path:
-        return Path(self.runtime.artifacts_dir)
+    def __getitem__(self, section: str) -> Any:
+        return self.sections[section]
 
     @property
     def is_exhaustive(self) -> bool:
@@ -298,58 +293,16 @@ class PgraArguments:
 
     @property
     def method(self) -> str:
-        """The method's name for `--method`, also where the other arguments alone decide it."""
+        """The method's name in results, also where other arguments than `--method` decide it."""
         named = self.runtime.method
         if named not in METHODS or METHODS[named].path != _CLASS:
-            return named
+            return named.rpartition(":")[2]
         chosen = {**vars(self.retriever), **vars(self.rerank)}
         return next(
             name
             for name, entry in METHODS.items()
             if entry.path == _CLASS and entry.decided.items() <= chosen.items()
         )
-
-
-@dataclass(frozen=True)
-class RunArguments:
-    """All arguments of a run, by section: `runtime`, `data`, and those of its method."""
-
-    sections: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        """Let the method decide what it does; refuse contradictions between PGRA's stages."""
-        if "rerank" in self.sections:
-            decided = self.pgra
-            own = {"retriever": decided.retriever, "rerank": decided.rerank}
-            object.__setattr__(self, "sections", {**self.sections, **own})
-
-    def __getitem__(self, section: str) -> Any:
-        return self.sections[section]
-
-    @property
-    def runtime(self) -> RuntimeArguments:
-        """The method, the artifacts folder and the device."""
-        runtime: RuntimeArguments = self.sections["runtime"]
-        return runtime
-
-    @property
-    def data(self) -> DataArguments:
-        """The task and its examples."""
-        data: DataArguments = self.sections["data"]
-        return data
-
-    @property
-    def method(self) -> str:
-        """The method's name in results."""
-        if "rerank" in self.sections:
-            return self.pgra.method
-        return self.runtime.method.rpartition(":")[2]
-
-    @property
-    def pgra(self) -> PgraArguments:
-        """The sections that PGRA's stages and readers share; the method has decided its part."""
-        known = [f.name for f in dataclasses.fields(PgraArguments)]
-        return PgraArguments(**{k: v for k, v in self.sections.items() if k in known})
 
     @property
     def home(self) -> str:
@@ -364,28 +317,23 @@ class RunArguments:
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return Path(str(self.sections[self.home].output_dir))
+        return Path(str(self[self.home].output_dir))
 
     @property
     def seed(self) -> int:
         """The run's seed."""
-        return int(self.sections[self.home].seed)
+        return int(self[self.home].seed)
+
+    def having(self, **sections: Arguments | None) -> "RunArguments":
+        """Return these arguments with other sections."""
+        return RunArguments({**self.sections, **sections})
 
     def change(self, section: str, **changes: Any) -> "RunArguments":
-        """Return these arguments with other values in a section."""
-        part = copy.copy(self.sections[section])
-        for name, value in changes.items():
-            setattr(part, name, value)
-        return RunArguments({**self.sections, section: part})
-
-    def deciding(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the values that decide the results, by section."""
-        return {name: self.sections[name].deciding() for name in names}
+        """Return these arguments with other values in a section, which are not checked again."""
+        part = copy.copy(self[section])
+        vars(part).update(changes)
+        return self.having(**{section: part})
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `arguments.json`: all values by section."""
-        return {
-            name: dataclasses.asdict(part)
-            for name, part in self.sections.items()
-            if part is not None
-        }
+        return {name: dataclasses.asdict(part) for name, part in self.sections.items()}

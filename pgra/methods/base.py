@@ -25,7 +25,6 @@ from pgra.methods.arguments import (
     METHODS,
     OPTIONS,
     FolderArguments,
-    PgraArguments,
     RunArguments,
     RuntimeArguments,
     decided_by,
@@ -181,7 +180,7 @@ class Method(Timed, ABC):
     def identity(self) -> dict[str, Json]:
         """Return what decides predictions, as far as it is known yet, besides the examples."""
         own = [section for section in self.args.sections if section in self.SECTIONS]
-        named = self.args.deciding(own)
+        named = {section: self.args[section].deciding() for section in own}
         return {f"{section}.{name}": v for section in named for name, v in named[section].items()}
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
@@ -375,15 +374,15 @@ def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Run
         KeyError: If a section is missing.
         TypeError: If this version does not know an argument.
     """
-    made = [section for section in values.values() if section is not None]
+    made = values.values()
     chosen = {name: value for own in made for name, value in own.items() if name in CHOOSING}
     chosen["method"] = values["runtime"]["method"]
     sections, unknown = {}, set(changes)
     for name, cls in find_sections(chosen).items():
         asked = {f.name: changes[f.name] for f in fields(cls) if f.name in changes}
         unknown -= set(asked)
-        if values.get(name) is not None or asked:
-            sections[name] = cls(**{**(values.get(name) or {}), **asked})
+        if name in values or asked or name != "training":  # which a reader alone does not have
+            sections[name] = cls(**{**values[name], **asked})
     if unknown:
         raise ConfigError(
             f"{min(unknown)} is not an argument of method '{chosen['method']}': leave it out"
@@ -398,7 +397,7 @@ def open_method(args: RunArguments, context: Context) -> Method:
     return method
 
 
-def task_name(args: RunArguments | PgraArguments) -> str:
+def task_name(args: RunArguments) -> str:
     """Return the name of the task; without one it is a ConfigError."""
     if args.data.task is None:
         raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")

@@ -37,7 +37,7 @@ class NearestNeighbors(Method):
 
     def open(self) -> None:
         """Read the task; refuse more neighbors than there are training examples."""
-        stages = Stages.read(self.args.pgra, self.context)
+        stages = Stages.read(self.args, self.context)
         self.data, self.fingerprints = stages.data, stages.fingerprints
         args, train = self.args["retriever"], self.data.train
         number = args.num_neighbors
@@ -46,14 +46,14 @@ class NearestNeighbors(Method):
                 f"num_neighbors ({number}) exceeds the {len(train)} training examples: lower it"
             )
         self.numbers = [n for n in NUMBERS if n <= len(train)] if number is None else [number]
-        self.neighbors = open_neighbors(self.data, self.args.pgra, self.context)
+        self.neighbors = open_neighbors(self.data, self.args, self.context)
 
     def identity(self) -> dict[str, Json]:
         encoder = dict(self.neighbors.encoder.query_fingerprint)
         return {"num_neighbors": self.numbers, "encoder": encoder}
 
     def models(self) -> list[str]:
-        return [neighbor_model(self.args.pgra)]
+        return [neighbor_model(self.args)]
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
         """Choose the number of neighbors that is best on the dev set; of equals the smallest."""

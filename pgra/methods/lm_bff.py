@@ -67,13 +67,13 @@ class LmBff(Pgra):
         """Read the test set, and draw K and K examples a label of the training file."""
         whole, count = TaskData.read(self.args), self.args["shots"].num_shots
         shots = draw_shots(
-            whole_train(whole.train, whole.dev), whole.labels, count, self.training.seed
+            whole_train(whole.train, whole.dev), whole.labels, count, self.args.training.seed
         )
         rule = f"{count} examples of each label to train on, as many others are dev"
-        logger.info("%s: lm-bff takes %s (seed %d)", whole.task.name, rule, self.training.seed)
+        logger.info("%s: lm-bff takes %s (seed %d)", whole.task.name, rule, self.args.training.seed)
         self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, whole.notes)
         prompt = FewShotPrompt(prompt_template(self.data.choice))
-        self.stages = Stages(self.pgra, self.context, prompt, self.data)
+        self.stages = Stages(self.args, self.context, prompt, self.data)
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
         self.fingerprints["demonstrations"] = self._demonstration_fields()
 
@@ -87,7 +87,7 @@ class LmBff(Pgra):
         vectors = None
         if self.args["shots"].exemplar_share < 1:  # else all of a label's examples are near enough
             vectors = self._vectors(split), self._vectors("train")
-        labels, seed, shots = self.data.labels, self.training.seed, self.args["shots"]
+        labels, seed, shots = self.data.labels, self.args.training.seed, self.args["shots"]
         drawn = draw_demonstrations(queries, support, vectors, labels, args=shots, seed=seed)
         if split == "train":  # each set is an example to train on, all examples' first sets first
             drawn = drawn.transpose(1, 0, 2).reshape(-1, 1, len(self.data.labels))
@@ -101,7 +101,7 @@ class LmBff(Pgra):
     @cached_property
     def _encoder(self) -> Encoder:
         return Encoder.load(
-            replace(self.pgra.retriever, normalize=True), device=self.context.device
+            replace(self.args.retriever, normalize=True), device=self.context.device
         )
 
     def _vectors(self, split: str) -> Vectors:
@@ -109,11 +109,11 @@ class LmBff(Pgra):
         return self._encoder.encode(texts, is_query=True)
 
     def models(self) -> list[str]:
-        return [self.pgra.reader.model_name_or_path, self.pgra.retriever.encoder]
+        return [self.args.reader.model_name_or_path, self.args.retriever.encoder]
 
     def _demonstration_fields(self) -> dict[str, Json]:
         """Return what decides the demonstrations, besides examples and seed."""
-        retriever, share = self.pgra.retriever, self.args["shots"].exemplar_share
+        retriever, share = self.args.retriever, self.args["shots"].exemplar_share
         fields: dict[str, Json] = {"sets": self.args["shots"].exemplar_sets, "share": share}
         if share < 1:
             source = find_model(retriever.encoder)

@@ -25,7 +25,7 @@ from pgra.lm.load import (
     load_config,
     load_tokenizer,
 )
-from pgra.methods.arguments import METHODS, FolderArguments, PgraArguments, RunArguments
+from pgra.methods.arguments import METHODS, FolderArguments, RunArguments
 from pgra.methods.base import (
     SPLITS,
     Decisions,
@@ -39,7 +39,7 @@ from pgra.prompts.fewshot import FewShotPrompt, prompt_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
 from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.reader.arguments import ReaderArguments, TrainingArguments, default_learning_rate
+from pgra.reader.arguments import ReaderArguments, default_learning_rate
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 class Pgra(Method):
     """Trains a fused T5 on evidence, and decides with it.
 
-    `pgra` are the arguments, as the method decides them; `reader` scores the labels.
+    `reader` scores the labels.
     """
 
     SECTIONS = METHODS["pgra"].sections
@@ -78,13 +78,7 @@ class Pgra(Method):
 
     def __init__(self, args: RunArguments, context: Context) -> None:
         super().__init__(args, context)
-        self.pgra = args.pgra
         self.tokenized: dict[str, TokenizedInputs] = {}
-
-    @property
-    def training(self) -> TrainingArguments:
-        training: TrainingArguments = self.args["training"]
-        return training
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:
@@ -98,7 +92,7 @@ class Pgra(Method):
                 f"decode '{self.decode}' is not for method '{self.args.method}', which combines "
                 "the scores of several inputs: leave it out"
             )
-        self.source = find_model(self.pgra.reader.model_name_or_path)
+        self.source = find_model(self.args.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()
         self.check()
@@ -111,7 +105,7 @@ class Pgra(Method):
 
     def read_data(self) -> None:
         """Read the task, with the LM's prompt."""
-        self.stages = Stages.read(self.pgra, self.context)
+        self.stages = Stages.read(self.args, self.context)
         self.data = self.stages.data
         self.fingerprints, self.seconds = self.stages.fingerprints, self.stages.seconds
 
@@ -132,7 +126,7 @@ class Pgra(Method):
 
     def check_training(self, num_examples: int) -> None:
         """Fill in what is not given; refuse what cannot be trained on so many examples an epoch."""
-        training, world = self.training, self.context.worker.world
+        training, world = self.args.training, self.context.worker.world
         check_trackers(training.report_to)
         precision = choose_precision(training, choose_device(self.context.device))
         training.bf16 = precision == "bfloat16"
@@ -148,30 +142,30 @@ class Pgra(Method):
     def verbalizer(self) -> Verbalizer:
         """The reader's words and template."""
         task = self.data.choice
-        return Verbalizer(task.reader_words, reader_template(task, self.pgra.reader))
+        return Verbalizer(task.reader_words, reader_template(task, self.args.reader))
 
     @cached_property
     def layout(self) -> SegmentLayout:
-        args = self.pgra.reader
+        args = self.args.reader
         order: Any = args.segment_order
         return SegmentLayout(self.verbalizer.template, order, args.max_segment_tokens)
 
     @property
     def decode(self) -> str:
-        return self.pgra.reader.decode
+        return self.args.reader.decode
 
     def identity(self) -> dict[str, Json]:
         """Return what decides the weights and predictions, besides the examples."""
         named: dict[str, Json] = {
-            **self.pgra.reader.deciding(),
+            **self.args.reader.deciding(),
             "verbalizer": dict(self.verbalizer.words),
             "reader_template": self.verbalizer.template,
-            "num_evidence": self.pgra.rerank.num_evidence,
+            "num_evidence": self.args.rerank.num_evidence,
             "reader_weights": self.source.identity,
         }
         if self.args.trains:
             named["num_processes"] = self.context.worker.world
-            named |= {**self.training.deciding(), "metric_for_best_model": self.best_metric}
+            named |= {**self.args.training.deciding(), "metric_for_best_model": self.best_metric}
         return named
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
@@ -193,17 +187,17 @@ class Pgra(Method):
 
     def load_module(self, trained: Path | None = None) -> FusionReader:
         """Load the reader that training starts from, or a trained one from its folder."""
-        return FusionReader.from_name(str(trained or self.pgra.reader.model_name_or_path))
+        return FusionReader.from_name(str(trained or self.args.reader.model_name_or_path))
 
     def open_trained(self, home: Path) -> None:
         """Load a trained reader from its folder."""
-        module = self.load_module(home).to(choose_device(self.pgra.runtime.device))
+        module = self.load_module(home).to(choose_device(self.args.runtime.device))
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
 
     @property
     def best_metric(self) -> str:
         """What chooses the checkpoint."""
-        return self.training.metric_for_best_model or self.data.metric
+        return self.args.training.metric_for_best_model or self.data.metric
 
     def fit(self, folder: Path) -> Mapping[str, Json]:
         """Train the reader, from the last whole checkpoint if the run was stopped."""
@@ -220,7 +214,7 @@ class Pgra(Method):
         result = fit(
             self.reader,
             train,
-            self.training,
+            self.args.training,
             self.context,
             folder=folder / READER_FOLDER,
             evaluate=evaluate,
@@ -266,7 +260,7 @@ class Pgra(Method):
     def write_record(self, folder: Path) -> None:
         if not self.context.is_main:
             return
-        args = self.pgra
+        args = self.args
         record = ReaderRecord(
             task=self.data.task.name,
             inputs=self.data.task.inputs,
@@ -321,15 +315,15 @@ class Pgra(Method):
         return self.reader.score(inputs, self.context), lines
 
     def models(self) -> list[str]:
-        return [self.pgra.reader.model_name_or_path, *evidence_models(self.pgra)]
+        return [self.args.reader.model_name_or_path, *evidence_models(self.args)]
 
     def notes(self) -> list[str]:
-        sources = self.pgra.corpus.sources if self.stages.depth else []
+        sources = self.args.corpus.sources if self.stages.depth else []
         return [*super().notes(), *bundled_notes([], sources)]
 
     def sample_prompt(self) -> str | None:
         """Return the LM's prompt of the first test query."""
-        if not reads_prompt(self.pgra):
+        if not reads_prompt(self.args):
             return None
         return self.stages.reranker.whole_prompt(self.data.test[0]) or None
 
@@ -362,7 +356,7 @@ class Pgra(Method):
         method.source = find_model(str(home))
         method.open_tokenizer()
         method.open_trained(home)
-        method.stages = _open_recorded(home, record, method.data, method.pgra, context)
+        method.stages = _open_recorded(home, record, method.data, method.args, context)
         return method
 
 
@@ -388,15 +382,15 @@ def _index_encoder(made: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _open_recorded(
-    home: Path, record: ReaderRecord, data: TaskData, args: PgraArguments, context: Context
+    home: Path, record: ReaderRecord, data: TaskData, args: RunArguments, context: Context
 ) -> Stages:
     """Open the stages; refuse what is not the run's before anything long begins."""
     prompt = record.prompt or FewShotPrompt(prompt_template(data.choice))
     if not record.num_evidence:  # nothing is searched
         return Stages(args, context, prompt, data)
-    if not args.artifacts.is_dir():
+    if not context.artifacts.is_dir():
         raise ArtifactError(
-            f"{args.artifacts} does not exist, where the run's index and bank are looked for: name "
+            f"{context.artifacts}, where the run's index and bank should be, does not exist: name "
             "their folder with --artifacts_dir"
         )
     # A query's own neighbors are training examples, the one thing that the reader's folder does not
@@ -452,7 +446,7 @@ def reader_template(task: Task, args: ReaderArguments) -> str:
     return args.reader_template
 
 
-def evidence_models(args: PgraArguments) -> list[str]:
+def evidence_models(args: RunArguments) -> list[str]:
     """Return the models that find the reader's evidence; none without evidence."""
     if args.rerank.num_evidence == 0:
         return []

@@ -319,8 +319,8 @@ class Rag(Pgra):
 
     def load_module(self, trained: Path | None = None) -> RagReader:
         """Load both models as training starts from them, or as it left them."""
-        name = str(trained or self.pgra.reader.model_name_or_path)
-        module = RagReader.open(name, self._encoder, self.pgra.rerank.num_evidence)
+        name = str(trained or self.args.reader.model_name_or_path)
+        module = RagReader.open(name, self._encoder, self.args.rerank.num_evidence)
         if trained:
             module.load_weights(trained)
         return module
@@ -352,11 +352,11 @@ class Rag(Pgra):
     @cached_property
     def _encoder(self) -> Encoder:
         """Load the untrained query encoder; in float32, for it is trained."""
-        retriever = replace(self.pgra.retriever, encoder_dtype="float32")
+        retriever = replace(self.args.retriever, encoder_dtype="float32")
         return Encoder.load(retriever, device=self.context.device)
 
     @cached_property
     def _index(self) -> Path:
         """Find the first stage's index, which is built by now."""
         quiet = replace(self.context, progress=False)
-        return open_retriever(self.pgra.retriever, self.stages.corpus, quiet).built[0].folder
+        return open_retriever(self.args.retriever, self.stages.corpus, quiet).built[0].folder

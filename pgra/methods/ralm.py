@@ -105,7 +105,7 @@ class Ralm(Pgra):
         return args.runtime.method
 
     def open(self) -> None:
-        if self.pgra.retriever.neighbor_encoder == "reader":
+        if self.args.retriever.neighbor_encoder == "reader":
             raise ConfigError(
                 "neighbor_encoder 'reader' is a T5's encoder, and method 'ralm' has a causal LM: "
                 "leave it out"
@@ -114,7 +114,7 @@ class Ralm(Pgra):
 
     def open_tokenizer(self) -> None:
         """Open the LM, whose weights are loaded when they are needed; its answers are kept."""
-        rerank, words = self.pgra.rerank, self.verbalizer.words
+        rerank, words = self.args.rerank, self.verbalizer.words
         answer_words(words)  # refuses ambiguous words
         asked = CompleterArguments(
             lm=self.source.name,

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -21,7 +22,7 @@ from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selector import NearestExemplars, build_prompt
-from pgra.methods.arguments import PgraArguments
+from pgra.methods.arguments import RunArguments
 from pgra.methods.base import SPLITS, TaskData, Timed
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat, prompt_template
 from pgra.report.results import EvidenceLine
@@ -64,7 +65,7 @@ class Stages(Timed):
 
     def __init__(
         self,
-        args: PgraArguments,
+        args: RunArguments,
         context: Context,
         prompt: FewShotPrompt,
         data: TaskData,
@@ -77,14 +78,16 @@ class Stages(Timed):
         `reference` is what a similarity is fitted to; None is the task's training examples.
         """
         super().__init__()
-        context = replace(context, artifacts=args.artifacts, device=args.runtime.device)
+        context = replace(
+            context, artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device
+        )
         self.args, self.context, self.prompt, self.exemplars = args, context, prompt, exemplars
         self.data, self.reference = data, reference
         self.candidates: dict[str, Stored] = {}
         self.evidence: dict[str, Stored] = {}
 
     @classmethod
-    def read(cls, args: PgraArguments, context: Context) -> Self:
+    def read(cls, args: RunArguments, context: Context) -> Self:
         """Read a task's data and write its prompt.
 
         Raises:
@@ -124,7 +127,7 @@ class Stages(Timed):
     def corpus(self) -> Corpus:
         """The passages that are searched."""
         with self.timed("corpus"):
-            return open_corpus(self.args.corpus, self.args.artifacts)
+            return open_corpus(self.args.corpus, self.context.artifacts)
 
     @cached_property
     def reranker(self) -> BaseReranker:
@@ -282,7 +285,7 @@ class Stages(Timed):
     ) -> Stored:
         self.fingerprints[f"{stage}/{split}"] = digest(fields)
         return store_candidates(
-            self.args.artifacts / stage / self.data.task.name,
+            self.context.artifacts / stage / self.data.task.name,
             split,
             fields,
             make,
@@ -301,12 +304,12 @@ def _retrieve(retriever: Retriever, examples: Sequence[Example], k: int) -> Cand
     return retriever.retrieve([example.text for example in examples], k)
 
 
-def reads_prompt(args: PgraArguments) -> bool:
+def reads_prompt(args: RunArguments) -> bool:
     """Whether an LM reads a few-shot prompt, whose exemplars are left out of training."""
     return args.rerank.num_evidence > 0 and find_reranker(args.rerank.reranker).reads_prompt
 
 
-def _prompt_of(ready: BaseReranker, bare: FewShotPrompt, args: PgraArguments) -> FewShotPrompt:
+def _prompt_of(ready: BaseReranker, bare: FewShotPrompt, args: RunArguments) -> FewShotPrompt:
     """Return a ready reranker's prompt; refuse one that does not fit the method or the task."""
     if not args.rerank.num_evidence:
         raise ConfigError(f"method '{args.method}' reads no evidence: leave reranker out")
@@ -321,7 +324,7 @@ def _prompt_of(ready: BaseReranker, bare: FewShotPrompt, args: PgraArguments) ->
 
 
 def _write_prompt(
-    data: TaskData, args: PgraArguments, context: Context
+    data: TaskData, args: RunArguments, context: Context
 ) -> tuple[FewShotPrompt, NearestExemplars | None]:
     """Write the prompt; a bare one, and the selector, where each query has its own."""
     task = data.choice
@@ -348,17 +351,17 @@ def _write_prompt(
     return prompt, None
 
 
-def open_neighbors(data: TaskData, args: PgraArguments, context: Context) -> Neighbors:
+def open_neighbors(data: TaskData, args: RunArguments, context: Context) -> Neighbors:
     """Return the training examples, to be searched; the encoder is loaded when first needed."""
     reader = args.reader.model_name_or_path
     return Neighbors(
         partial(open_neighbor_encoder, args.retriever, reader, context.device),
         data.train,
-        args.artifacts / "neighbors" / data.task.name,
+        context.artifacts / "neighbors" / data.task.name,
     )
 
 
-def neighbor_model(args: PgraArguments) -> str:
+def neighbor_model(args: RunArguments) -> str:
     """Return the name of the model that compares examples, as the user wrote it."""
     if args.retriever.neighbor_encoder == "reader":
         return args.reader.model_name_or_path

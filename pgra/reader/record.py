@@ -43,7 +43,7 @@ class ReaderRecord:
 
     `inputs` and `words` are in the task's order. `num_evidence` is the paper's d, 0 for a plain T5.
     `prompt` is the second stage's, or None. `base_model` has "name" and "identity" of the first T5.
-    `arguments` are all of `PgraArguments`, by section; `fingerprints` those of the stages.
+    `arguments` are the run's by section, but for its training; `fingerprints` those of the stages.
     """
 
     task: str

@@ -13,7 +13,7 @@ PAPER = config_root() / "experiments" / "paper.yaml"
 
 def test_the_yaml_gives_the_papers_constants():
     run = parse("--config", str(PAPER))
-    assert run.pgra.corpus.corpus.endswith("datasets-for-simcse/wiki1m_for_simcse.txt")
+    assert run.corpus.corpus.endswith("datasets-for-simcse/wiki1m_for_simcse.txt")
     constants = {
         "method": "pgra",
         "retriever": "dense",

@@ -85,7 +85,7 @@ def runs_of(path, root, *words, seeds=(0,), **changes):
 def find_all(path, tmp_path):
     """Run both retrieval stages of all points, in the grid's order."""
     for run in in_order(runs_of(path, tmp_path / "grid")[1]):
-        Stages.read(run.args.pgra, ALONE).find()
+        Stages.read(run.args, ALONE).find()
 
 
 def test_sweeps_of_k_and_d_read_what_the_first_run_reads_and_no_more(write, forwards, tmp_path):
@@ -138,8 +138,9 @@ def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_pat
         ("mr/max_steps=2/seed-0", "mr"),
     ]
     for share in (True, False):
-        folders = {run.args.pgra.artifacts for run in runs_of(path, tmp_path, share=share)[1]}
-        assert (tmp_path / "max_steps=2/artifacts" in folders) != share
+        found = runs_of(path, tmp_path, share=share)[1]
+        folders = {run.args.runtime.artifacts_dir for run in found}
+        assert (str(tmp_path / "max_steps=2/artifacts") in folders) != share
     (only,) = runs_of(path, tmp_path, asked=["mr"])[1]  # all may follow where one was first
     assert only.folder == runs[1].folder
     assert [run.args["training"].learning_rate for run in runs] == [None, 1e-4]

@@ -174,7 +174,7 @@ def test_a_task_for_icl_alone_needs_no_readers_words(kate, words, tickets, args)
     data = replace(kate.data, task=tickets)
     outcome = run(having(type(kate)({**words.sections, "data": data}), name="tickets"))
     assert outcome.metrics["task"] == "tickets"
-    trained = run_of(replace(args, data=data), "pgra", kate.folder)
+    trained = run_of(args.having(data=data), "pgra", kate.folder)
     with pytest.raises(ConfigError, match=r"'tickets' has no verbalizer, which a trained reader n"):
         run(trained)
     assert not kate.folder.exists()

@@ -91,7 +91,7 @@ def test_without_a_step_the_reader_decides_as_it_is(args, tmp_path, method, chan
 
 
 def as_method(args, name):
-    return replace(args, runtime=replace(args.runtime, method=name))
+    return args.having(runtime=replace(args.runtime, method=name))
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ The rule: stage 1 searches with both fields side by side, in the order of `input
 the first input and leaves the other empty, so that it has one state for all queries.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, write_jsonl
 
-from pgra.core import ALONE, Context
+from pgra.core import ALONE
 from pgra.data.examples import DataArguments
 from pgra.data.tasks import Task
 from pgra.lm.causal_lm import CausalLM
@@ -44,15 +42,13 @@ def pair_args(args, tmp_path):
     train = write_jsonl(tmp_path / "pairs.jsonl", rows[:30])
     test = write_jsonl(tmp_path / "pairs-test.jsonl", rows[30:])
     data = DataArguments(task="rte", train_file=str(train), test_file=str(test))
-    return with_rerank(replace(args, data=data), num_exemplars=2)
+    return with_rerank(args.having(data=data), num_exemplars=2)
 
 
 def test_both_fields_search_and_are_compared_with_each_passage_alone(pair_args):
     found = Stages.read(pair_args, ALONE)
     found.find()
-    retriever = open_retriever(
-        pair_args.retriever, found.corpus, Context(artifacts=pair_args.artifacts, device="cpu")
-    )
+    retriever = open_retriever(pair_args.retriever, found.corpus, found.context)
     examples = found.data.examples("test")
     firsts = [example.fields["sentence1"] for example in examples]
     joined = [f"{e.fields['sentence1']} {e.fields['sentence2']}" for e in examples]

@@ -25,7 +25,7 @@ WAYS = {
 
 @pytest.fixture
 def args(args):
-    args = replace(args, data=replace(args.data, max_train_samples=12, max_test_samples=6))
+    args = args.having(data=replace(args.data, max_train_samples=12, max_test_samples=6))
     return with_retriever(args, retriever="bm25")  # the quickest to try
 
 
@@ -49,7 +49,7 @@ def test_the_run_reads_what_was_counted(args, way, cross_encoder_dir, monkeypatc
     args = with_retriever(with_rerank(args, num_evidence=2), **first)
     if way == "cross-encoder":
         options = CrossEncoderArguments(cross_encoder=str(cross_encoder_dir))
-        args = replace(args, rerank_options=options)
+        args = args.having(rerank_options=options)
     args = with_rerank(args, **{k: v for k, v in WAYS[way].items() if k not in first})
     before = plan(args)
     assert before.seconds is None

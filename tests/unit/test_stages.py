@@ -49,17 +49,17 @@ def test_a_method_without_a_prompt_trains_on_all_unless_it_is_a_control(args, me
     if method == "cross-encoder":
         mine = with_rerank(args, reranker=method)
     else:
-        mine = replace(args, runtime=replace(args.runtime, method=method))
+        mine = args.having(runtime=replace(args.runtime, method=method))
     whole = Stages.read(mine, ALONE)
     assert len(whole.data.train) == 36
-    same = Stages.read(replace(mine, reader=replace(mine.reader, same_train=True)), ALONE)
+    same = Stages.read(mine.having(reader=replace(mine.reader, same_train=True)), ALONE)
     assert same.data.train == shown.data.train != whole.data.train
     assert same.fingerprints["train"] == shown.fingerprints["train"] != whole.fingerprints["train"]
     assert same.prompt.exemplar_ids == whole.prompt.exemplar_ids == ()
     more = with_rerank(mine, num_exemplars=36)  # as many as there are
     assert len(Stages.read(more, ALONE).data.train) == 36
     with pytest.raises(ConfigError, match="all 36 training examples stand in the prompt"):
-        Stages.read(replace(more, reader=replace(more.reader, same_train=True)), ALONE)
+        Stages.read(more.having(reader=replace(more.reader, same_train=True)), ALONE)
 
 
 def test_evidence_is_the_best_of_the_candidates_and_lines_tell_both_stages(args):
@@ -87,7 +87,7 @@ def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
         corpus_file.parent / "zebra.jsonl", [{"text": "zebra", "label": "positive"}]
     )
     data = replace(args.data, test_file=str(other))
-    stages = found_for(with_retriever(replace(args, data=data), retriever="bm25"))
+    stages = found_for(with_retriever(args.having(data=data), retriever="bm25"))
     assert (stages.candidates["test"].candidates.rows[0, 1:] == MISSING_ROW).all()
     ((line,),) = stages.evidence_lines("test")
     assert line.text == "A zebra."
@@ -117,7 +117,7 @@ def test_two_processes_search_everything_as_one_does(args, tmp_path):
 
     def work(rank):
         context = Context(Worker(rank, 2), lambda: both.wait() and None)
-        stages = Stages.read(replace(args, runtime=runtime), context)
+        stages = Stages.read(args.having(runtime=runtime), context)
         stages.find()
         return stages
 
@@ -155,7 +155,7 @@ def test_a_model_folder_that_is_replaced_during_a_run_leaves_nothing_under_its_n
     change = with_rerank if part == "lm" else with_retriever
     args = change(args, **{part: str(folder)})
     elsewhere = replace(args.runtime, artifacts_dir=str(tmp_path / "other"))
-    whole = found_for(replace(args, runtime=elsewhere))  # the control
+    whole = found_for(args.having(runtime=elsewhere))  # the control
     weights = folder / "model.safetensors"
     good = weights.read_bytes()
     stages = Stages.read(args, ALONE)
