@@ -35,8 +35,8 @@ from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, in_form
 from pgra.memory.stream import Step
 from pgra.progress import Bar
 from pgra.reader.arguments import TrainingArguments
-from pgra.reader.module import ReaderModule, Trainable
-from pgra.reader.train import TrainResult, fit
+from pgra.reader.fid import ReaderModule
+from pgra.reader.train import Trainable, TrainResult, fit
 
 ABOUT_FILE = "trained_on.json"  # in a trained model's folder: its data and arguments
 _SHOWN_EVERY = 10  # steps, of a loss on the bar

@@ -181,7 +181,7 @@ def build_demonstrated(
         ConfigError: If the limit leaves a template no room.
         DataError: If a query has a label that the verbalizer does not know.
     """
-    texts, _ = fit_queries(queries, tokenizer, layout)
+    texts = fit_queries(queries, tokenizer, layout)
     room = layout.max_tokens // len(verbalizer.words) + 1  # the end is the query's
     template = layout.template if SLOT in layout.template else f"{layout.template} {SLOT}"
     shown = []
@@ -189,7 +189,7 @@ def build_demonstrated(
         word = verbalizer.words[str(example.label)].replace("{", "{{").replace("}", "}}")
         filled = SegmentLayout(template.replace(SLOT, word), max_tokens=room)
         try:
-            text, _ = fit_queries([example], tokenizer, filled)
+            text = fit_queries([example], tokenizer, filled)
         except ConfigError:
             raise ConfigError(
                 f"max_segment_tokens ({layout.max_tokens}) leaves each of {len(verbalizer.words)} "

@@ -40,11 +40,9 @@ from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import ReaderArguments, default_learning_rate
-from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
-from pgra.reader.module import choose_precision
-from pgra.reader.predict import T5Classifier
+from pgra.reader.predict import Calibration, T5Classifier, decide, fit_temperature
 from pgra.reader.record import (
     ReaderRecord,
     check_reads_any,
@@ -52,7 +50,7 @@ from pgra.reader.record import (
     read_record,
     write_record,
 )
-from pgra.reader.train import check_trackers, fit
+from pgra.reader.train import fit, uses_bf16
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
@@ -127,13 +125,10 @@ class Pgra(Method):
     def check_training(self, num_examples: int) -> None:
         """Fill in what is not given; refuse what cannot be trained on so many examples an epoch."""
         training, world = self.args.training, self.context.worker.world
-        check_trackers(training.report_to)
-        precision = choose_precision(training, choose_device(self.context.device))
-        training.bf16 = precision == "bfloat16"
+        training.bf16 = uses_bf16(training, choose_device(self.context.device))
         training.share_batch(world)
-        training.check_rows(num_examples, world)
+        steps, _ = training.count_steps(num_examples, world)
         if training.learning_rate is None:
-            steps, _ = training.count_steps(num_examples, world)
             width = load_config(self.source).hidden_size
             training.learning_rate = default_learning_rate(width, steps)
             logger.info("training: learning rate %g", training.learning_rate)
@@ -165,7 +160,7 @@ class Pgra(Method):
         }
         if self.args.trains:
             named["num_processes"] = self.context.worker.world
-            named |= {**self.args.training.deciding(), "metric_for_best_model": self.best_metric}
+            named |= self.args.training.deciding()
         return named
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
@@ -194,11 +189,6 @@ class Pgra(Method):
         module = self.load_module(home).to(choose_device(self.args.runtime.device))
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
 
-    @property
-    def best_metric(self) -> str:
-        """What chooses the checkpoint."""
-        return self.args.training.metric_for_best_model or self.data.metric
-
     def fit(self, folder: Path) -> Mapping[str, Json]:
         """Train the reader, from the last whole checkpoint if the run was stopped."""
         train, dev = self.inputs("train"), self.inputs("dev")
@@ -218,11 +208,11 @@ class Pgra(Method):
             self.context,
             folder=folder / READER_FOLDER,
             evaluate=evaluate,
-            metric=self.best_metric,
+            metric=self.data.metric,
         )
         self._describe(folder)
         return {
-            "metric": self.best_metric,
+            "metric": self.data.metric,
             "value": result.best_metric,
             "step": result.best_step,
             "steps": result.steps,

@@ -237,7 +237,7 @@ def build_pooled(
     """
     alone = build_inputs(examples, [[] for _ in examples], tokenizer, verbalizer, layout=layout)
     is_first = layout.order == "query_first"
-    queries, _ = fit_queries(examples, tokenizer, layout)
+    queries = fit_queries(examples, tokenizer, layout)
     rows = np.unique(candidates[candidates != MISSING_ROW])
     texts, vectors = read_passages(rows)
     encoded = encoder.tokenizer(

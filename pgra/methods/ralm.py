@@ -24,7 +24,7 @@ from pgra.methods.kate import progress_bar
 from pgra.methods.pgra import Pgra
 from pgra.prompts.fewshot import SEPARATOR, PromptTemplate, answer_words, fit_prompts
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.calibrate import Calibration, decide
+from pgra.reader.predict import Calibration, decide
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE

@@ -100,19 +100,12 @@ class TrainingArguments(Arguments):
         "has it, possible on a CPU. --no_bf16: in float32.",
         is_common=True,
     )
-    tf32: bool | None = arg(
-        None,
-        "Where a GPU multiplies float32: round factors to TF32. The default without bf16; "
-        "--no_tf32: exact products.",
-    )
     lr_scheduler_type: str = arg(
         "linear",
         "How the learning rate falls after its rise.",
         choices=("constant", "constant_with_warmup", "cosine", "inverse_sqrt", "linear"),
     )
-    warmup_steps: float = arg(
-        0, "Steps over which the learning rate rises; below 1: their share of all.", least=0
-    )
+    warmup_steps: int = arg(0, "Steps over which the learning rate rises.", least=0)
     weight_decay: float = arg(
         0.01, "AdamW's weight decay, of all weights but norms and biases.", least=0
     )
@@ -123,19 +116,14 @@ class TrainingArguments(Arguments):
         "Leave out an epoch's last, smaller batch.",
         off="Keep an epoch's last, smaller batch.",
     )
-    dataloader_num_workers: int = arg(0, "Processes that prepare batches.", least=0, decides=False)
     gradient_checkpointing: bool = arg(
         False, "Compute activations twice instead of keeping them: less memory.", decides=False
     )
-    full_determinism: bool = arg(False, "Only deterministic kernels, where there are any.")
     eval_steps: int = arg(
         500,
         "Steps between measurements on the dev set (at most max_steps); 0: none, and the last "
         "weights are kept.",
         least=0,
-    )
-    metric_for_best_model: str | None = arg(
-        None, "What the best checkpoint has the most of; default: the task's metric."
     )
     load_best_model_at_end: bool = arg(
         True, "Keep the checkpoint that is best on the dev set.", off="Keep the last checkpoint."
@@ -193,22 +181,22 @@ class TrainingArguments(Arguments):
         total, held = self.total_train_batch_size or 1, self.per_device_train_batch_size or 1
         return total // (held * num_processes)
 
-    def check_rows(self, num_rows: int, num_processes: int) -> None:
-        """Refuse, with a ConfigError, batches that the training set does not fill once."""
-        held = self.per_device_train_batch_size or 1
-        if num_rows < (held * num_processes if self.dataloader_drop_last else 1):
-            raise ConfigError(
-                f"per_device_train_batch_size ({held}) times {num_processes} processes exceeds the "
-                f"{num_rows} training examples: lower it"
-            )
-
     def count_steps(self, num_rows: int, num_processes: int) -> tuple[int, int]:
         """Return the number of steps of the training, and of one epoch of `num_rows` examples.
 
         Both batch sizes are filled in. An epoch's last step has what batches are left.
+
+        Raises:
+            ConfigError: If the examples do not fill a batch of each process.
         """
-        rounds = num_rows / ((self.per_device_train_batch_size or 1) * num_processes)
+        held = self.per_device_train_batch_size or 1
+        rounds = num_rows / (held * num_processes)
         batches = math.floor(rounds) if self.dataloader_drop_last else math.ceil(rounds)
+        if batches == 0:
+            raise ConfigError(
+                f"per_device_train_batch_size ({held}) times {num_processes} processes exceeds the "
+                f"{num_rows} training examples: lower it"
+            )
         epoch = math.ceil(batches / self.num_accumulated(num_processes))
         if self.max_steps >= 0:
             return self.max_steps, epoch

@@ -7,12 +7,14 @@ and one segment is plain T5.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from safetensors.torch import load_model
+from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
@@ -20,8 +22,8 @@ from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost, group_by_length, send
 from pgra.lm.kernels import fuse_norms, read_encoded_tokens
 from pgra.lm.load import find_model, load_config, load_pretrained
-from pgra.reader.module import ReaderModule
 
+_HALF_KEY = "pgra_precision"
 IGNORED = -100  # label of a padded target token, as in PyTorch's cross entropy
 # T5, v1.1, flan-T5 and ByT5 are all "t5". Not "umt5": transformers 5.2 to 5.23 scale its logits
 # like the original T5's, but it was trained without, with a head of its own.
@@ -105,6 +107,49 @@ def _places(
     places = np.full((len(counts), totals.max()), -1, dtype=np.int64)
     places[np.arange(places.shape[1]) < totals[:, None]] = flat
     return places
+
+
+class ReaderModule(nn.Module):
+    """A Hugging Face model inside; a subclass adds `forward(**batch)`, whose output has a `.loss`.
+
+    `forward` takes `num_items_in_batch`: the target tokens of all accumulated batches and all
+    processes, to divide the summed loss by, so that 8 examples a batch and 2 times 4 are one step.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it was last trained in bfloat16, in which it then decides; in its configuration.
+
+        Factors are rounded, by autocast; weights, sums and norms are float32.
+        """
+        return hasattr(self.model.config, _HALF_KEY)
+
+    @is_half.setter
+    def is_half(self, value: bool) -> None:
+        vars(self.model.config).pop(_HALF_KEY, None)
+        if value:
+            setattr(self.model.config, _HALF_KEY, "bfloat16")
+
+    def deciding(self) -> torch.autocast:
+        """Multiply as it was trained meanwhile: in a forward pass, not in a backward one."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write a plain model folder in safetensors."""
+        self.model.save_pretrained(folder)
+
+    def load_weights(self, folder: Path) -> None:
+        """Load what `save_pretrained` wrote."""
+        load_model(self.model, folder / "model.safetensors", device=str(self.device))
 
 
 class FusionReader(ReaderModule):

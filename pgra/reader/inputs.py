@@ -5,7 +5,6 @@ them; a segment's tokens are those of its first part, of a space and its second 
 Evidence is cut before the query; of the query only the task's own text is cut, never the template.
 """
 
-import logging
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +18,10 @@ from torch import Tensor
 
 from pgra.core import Example, Scores
 from pgra.data.read import is_utf8
-from pgra.data.tasks import check_slots
-from pgra.errors import ConfigError, DataError, unknown_name
+from pgra.errors import ConfigError
 from pgra.lm.batching import GroupCost
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.fid import IGNORED, TokenIds, pack_segments
-
-logger = logging.getLogger(__name__)
-
-_CHUNK = 4096  # texts tokenised at once
 
 # Tokenised inputs of the reader.
 
@@ -67,13 +61,7 @@ class TokenizedInputs:
         tokenizer: Any,
         verbalizer: Verbalizer,
     ) -> Self:
-        """Put examples beside their segments; an unknown label is a DataError."""
-        for example in examples:
-            if example.label is not None and example.label not in verbalizer.labels:
-                raise DataError(
-                    f"example '{example.id}' has label '{example.label}', the task knows: "
-                    f"{', '.join(verbalizer.labels)}"
-                )
+        """Put examples beside their segments."""
         targets = zip(verbalizer.labels, verbalizer.target_ids(tokenizer), strict=True)
         return cls(
             [example.id for example in examples],
@@ -160,12 +148,9 @@ def build_inputs(
     An example has any number of evidence texts; without any its one segment is the query alone.
 
     Raises:
-        ConfigError: If the template asks for a field that an example lacks, or leaves no room.
-        DataError: If an example has a label that the verbalizer does not know.
+        ConfigError: If the template leaves no room.
     """
-    for fields in {tuple(example.fields) for example in examples}:
-        check_slots(f"template {layout.template!r}", layout.template, fields)
-    queries, queries_cut = fit_queries(examples, tokenizer, layout)
+    queries = fit_queries(examples, tokenizer, layout)
     is_first = layout.order == "query_first"
     distinct = list(dict.fromkeys(chain.from_iterable(evidence)))
     query_ids = tokenize_parts(queries, tokenizer, is_first=is_first)
@@ -174,91 +159,67 @@ def build_inputs(
     join = Join(tokenizer.eos_token_id, layout)
     alone = query_ids if is_first else tokenize_parts(queries, tokenizer, is_first=True)
     segments = [
-        [join(query_ids[i], texts[text]) if text else join.close(alone[i]) for text in found]
-        or [join.close(alone[i])]
-        for i, found in enumerate(evidence)
+        [join(asked, texts[text]) if text else join.close(bare) for text in found or [""]]
+        for asked, bare, found in zip(query_ids, alone, evidence, strict=True)
     ]
-    if queries_cut or join.num_cut:
-        logger.info(
-            "cut to %d tokens: %d of %d queries, %d of %d evidence texts",
-            layout.max_tokens,
-            queries_cut,
-            len(examples),
-            join.num_cut,
-            sum(map(len, evidence)),
-        )
     return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
 
 
+@dataclass(frozen=True)
 class Join:
-    """Puts a query and one evidence into one segment, and counts the evidence that it cut."""
+    """Puts a query and one evidence into one segment; `end` is the token after all."""
 
-    def __init__(self, end: int, layout: SegmentLayout) -> None:
-        self._end = np.array([end], dtype=np.int32)
-        self._is_first = layout.order == "query_first"
-        self._room = layout.max_tokens - 1
-        self.num_cut = 0
+    end: int
+    layout: SegmentLayout
 
     def __call__(self, query: TokenIds, evidence: TokenIds) -> TokenIds:
-        room = self._room - len(query)
-        self.num_cut += len(evidence) > room
-        parts = (query, evidence[:room]) if self._is_first else (evidence[:room], query)
-        return np.concatenate([*parts, self._end])
+        kept = evidence[: self.layout.max_tokens - 1 - len(query)]
+        is_first = self.layout.order == "query_first"
+        return self.close(query, kept) if is_first else self.close(kept, query)
 
-    def close(self, query: TokenIds) -> TokenIds:
-        """Return the query alone."""
-        return np.concatenate([query, self._end])
+    def close(self, *parts: TokenIds) -> TokenIds:
+        return np.append(np.concatenate(parts), np.int32(self.end))
 
 
 def tokenize_parts(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> list[TokenIds]:
     """Tokenise parts of segments, without the end; after another part they follow a space."""
     given = list(texts) if is_first else [f" {text}" for text in texts]
-    return [
-        np.array(ids, dtype=np.int32)
-        for start in range(0, len(given), _CHUNK)
-        for ids in tokenizer(given[start : start + _CHUNK], add_special_tokens=False).input_ids
-    ]
+    found = tokenizer(given, add_special_tokens=False).input_ids if given else []
+    return [np.array(ids, dtype=np.int32) for ids in found]
 
 
-def fit_queries(
-    examples: Sequence[Example], tokenizer: Any, layout: SegmentLayout
-) -> tuple[list[str], int]:
-    """Show examples in the template, shortened until they fit; also return how many were.
+def fit_queries(examples: Sequence[Example], tokenizer: Any, layout: SegmentLayout) -> list[str]:
+    """Show examples in the template, shortened until they fit.
 
     Raises:
         ConfigError: If the limit is less than the template's own tokens.
     """
     queries = [layout.template.format_map(example.fields) for example in examples]
-    sizes = [len(ids) + 1 for ids in tokenize_parts(queries, tokenizer, is_first=True)]
-    too_long = [i for i, size in enumerate(sizes) if size > layout.max_tokens]
-    for i in too_long:
-        queries[i] = _fit_query(examples[i], tokenizer, layout)
-    return queries, len(too_long)
+    tokens = tokenize_parts(queries, tokenizer, is_first=True)
+    return [
+        query if len(ids) < layout.max_tokens else _fit_query(example, tokenizer, layout)
+        for example, query, ids in zip(examples, queries, tokens, strict=True)
+    ]
 
 
 def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:
     """Shorten the longest field, and then the next, until the query fits."""
-    fields: Mapping[str, str] = dict(example.fields)
+    fields = dict(example.fields)
 
-    def over(name: str, kept: int) -> int:
+    def excess(name: str, kept: int) -> int:
         text = layout.template.format_map({**fields, name: fields[name][:kept].rstrip()})
         return len(tokenize_parts([text], tokenizer, is_first=True)[0]) + 1 - layout.max_tokens
 
-    while True:
-        longest = max(fields, key=lambda name: len(fields[name]))
-        surplus = over(longest, 0)
-        if surplus <= 0:
-            break
-        if not fields[longest]:
-            raise ConfigError(
-                f"max_segment_tokens ({layout.max_tokens}) is less than the reader template's own "
-                f"{layout.max_tokens + surplus} tokens ({layout.template!r})"
-            )
-        fields = {**fields, longest: ""}
-    # The most characters that fit: tokens grow with characters.
-    most = bisect_left(range(1, len(fields[longest])), 1, key=lambda n: over(longest, n))
-    fields = {**fields, longest: fields[longest][:most].rstrip()}
-    return layout.template.format_map(fields)
+    for name in sorted(fields, key=lambda name: len(fields[name]), reverse=True):
+        if excess(name, 0) <= 0:
+            # The most characters that fit: tokens grow with characters.
+            most = bisect_left(range(1, len(fields[name])), 1, key=lambda n: excess(name, n))
+            return layout.template.format_map({**fields, name: fields[name][:most].rstrip()})
+        fields[name] = ""
+    raise ConfigError(
+        f"max_segment_tokens ({layout.max_tokens}) is less than the reader template's own "
+        f"{layout.max_tokens + excess(name, 0)} tokens ({layout.template!r})"
+    )
 
 
 # Batches of tokenised inputs: segments in groups of like length, targets padded.
@@ -291,26 +252,20 @@ def read_queries(queries: Sequence[Query], *, task: str, inputs: Sequence[str]) 
     """Map queries to a task's fields; one that does not fit its inputs is a ConfigError."""
     if isinstance(queries, str | Mapping):
         raise ConfigError("queries is a single query: give a list of them, such as ['a text']")
-    return [
-        Example(f"query-{number}", _read_fields(query, task, inputs, where=f"query {number}"))
-        for number, query in enumerate(queries)
-    ]
-
-
-def _read_fields(query: Query, task: str, inputs: Sequence[str], *, where: str) -> dict[str, str]:
-    if isinstance(query, str):
-        query = {name: query if place == 0 else "" for place, name in enumerate(inputs)}
-    if not isinstance(query, Mapping):
-        raise ConfigError(f"{where} is a {type(query).__name__}: give a text or a mapping")
-    lacking = [name for name in inputs if name not in query]
-    if lacking:
-        raise ConfigError(f"{where} has no '{lacking[0]}': task '{task}' needs it")
-    for name, text in query.items():
-        if name not in inputs:
-            raise ConfigError(f"{where}: {unknown_name('input', str(name), inputs)}")
-        if not isinstance(text, str) or not is_utf8(text):
-            raise ConfigError(f"{where}: '{name}' is {text!a}, not clean text")
-    fields = {name: query[name].strip() for name in inputs}
-    if not any(fields.values()):
-        raise ConfigError(f"{where} is empty: give words to read")
-    return fields
+    examples = []
+    for number, query in enumerate(queries):
+        if isinstance(query, str):
+            query = {inputs[0]: query, **dict.fromkeys(inputs[1:], "")}
+        if not isinstance(query, Mapping) or {*query} != {*inputs}:
+            raise ConfigError(
+                f"query {number} is {query!a}: task '{task}' takes a text, or a mapping of "
+                f"{', '.join(inputs)}"
+            )
+        for name, text in query.items():
+            if not isinstance(text, str) or not is_utf8(text):
+                raise ConfigError(f"query {number}: '{name}' is {text!a}, not clean text")
+        fields = {name: query[name].strip() for name in inputs}
+        if not any(fields.values()):
+            raise ConfigError(f"query {number} is empty: give words to read")
+        examples.append(Example(f"query-{number}", fields))
+    return examples

@@ -1,5 +1,11 @@
-"""Reads examples and scores labels."""
+"""Reads examples, scores labels, and makes probabilities of the scores.
 
+They have one temperature, fitted on the dev examples. Guo et al. 2017, "On Calibration of Modern
+Neural Networks", section 4.2: of the ways they compare, the one with a single parameter is the best
+or nearly so, and it changes no decision.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,18 +16,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.core import ALONE, Context, Prediction, Scores, gather
+from pgra.core import ALONE, Context, Prediction, Scores, gather, log_softmax
+from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.progress import Bar
 from pgra.prompts.verbalizer import SLOT, Verbalizer
-from pgra.reader.calibrate import decide
 from pgra.reader.fid import FusionReader, PackedSegments, pack_segments
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate, pad_targets
-from pgra.reader.module import Trainable
+from pgra.reader.train import Trainable
 
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
 _MAX_ROWS = 256
+LEAST_EXAMPLES = 50  # with 50, accuracy itself is unsure by 0.07 (one sigma)
+# Temperatures lie between 1 / LARGEST and LARGEST. A fit at the upper border counts: the reader
+# is sure and wrong. One at the lower does not: all dev examples are right, and too easy.
+LARGEST = 10.0
 
 
 @dataclass(frozen=True)
@@ -44,11 +54,6 @@ class T5Classifier(Trainable):
     temperature: float = 1.0
     batch_tokens: int | None = None
 
-    @property
-    def labels(self) -> Sequence[str]:
-        """The labels in the task's order."""
-        return self.verbalizer.labels
-
     def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
         cost = GroupCost.on(device, is_training=True)
         return partial(collate, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
@@ -56,20 +61,21 @@ class T5Classifier(Trainable):
     def predict(self, inputs: TokenizedInputs, context: Context = ALONE) -> list[Prediction]:
         """Decide each example; their labels are not read. A NaN in the scores is a ModelError."""
         scores = self.score(inputs, context)
-        return decide(inputs.example_ids, scores, self.labels, temperature=self.temperature)
+        labels, temperature = self.verbalizer.labels, self.temperature
+        return decide(inputs.example_ids, scores, labels, temperature=temperature)
 
     def score(self, inputs: TokenizedInputs, context: Context = ALONE) -> Scores:
         """Return the log-probability of each of C labels, (B, C) float32."""
         if isinstance(inputs, SeparateInputs):
             return inputs.combine(self.score(inputs.alone(), context))
         if self.decode == "official":
-            written = self.map_batches(inputs, self._write, context)
-            return self._scores_of(written)
+            count = 2 if self.verbalizer.has_slot else 1  # the slot's own token comes first
+            write = partial(self.module.write, count=count)
+            return self._scores_of(self.map_batches(inputs, write, context))
         targets = pad_targets(self.verbalizer.target_ids(self.tokenizer)).to(self.module.device)
-        rows = self.map_batches(
-            inputs, lambda packed: self.module.score_labels(packed, targets), context
-        )
-        scores: Scores = rows.reshape(len(inputs), len(self.labels)).astype(np.float32)
+        score = partial(self.module.score_labels, targets=targets)
+        rows = self.map_batches(inputs, score, context)
+        scores: Scores = rows.reshape(len(inputs), len(targets)).astype(np.float32)
         return scores
 
     def map_batches(
@@ -94,7 +100,7 @@ class T5Classifier(Trainable):
         found: list[Tensor] = []
         hidden = not context.shows_progress
         # What is packed multiplies float32.
-        to_pack = sum(inputs.sizes()) if reader.precision == "float32" else 0
+        to_pack = sum(inputs.sizes()) if not reader.is_half else 0
         with (
             reader.deciding(),
             packed_for(reader.model.get_encoder(), to_pack),
@@ -115,17 +121,89 @@ class T5Classifier(Trainable):
         values = dict(gather(list(zip(rows, made, strict=True)), worker))
         return np.array([values[i] for i in range(len(inputs))])
 
-    def _write(self, packed: PackedSegments) -> Tensor:
-        """Write a batch's tokens, (B, T) int64."""
-        count = 2 if self.verbalizer.has_slot else 1  # the slot's own token comes first
-        return self.module.write(packed, count)
-
-    def _scores_of(self, written: Tensor | npt.NDArray[Any]) -> Scores:
+    def _scores_of(self, written: npt.NDArray[Any]) -> Scores:
         """Give log-probability 0 to the label whose word was written and -inf to the others."""
         texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
         texts = [text.replace(SLOT, "") for text in texts]  # to mT5's tokenizer it is a plain piece
-        found = [self.verbalizer.label_of_word(text) for text in texts]
-        scores = np.full((len(found), len(self.labels)), -np.inf, dtype=np.float32)
-        for i, label in enumerate(found):
-            scores[i, 0 if label is None else self.labels.index(label)] = 0.0
+        labels = self.verbalizer.labels
+        scores = np.full((len(texts), len(labels)), -np.inf, dtype=np.float32)
+        for i, text in enumerate(texts):
+            label = self.verbalizer.label_of_word(text)
+            scores[i, 0 if label is None else labels.index(label)] = 0.0
         return scores
+
+
+# Labels and probabilities out of scores.
+
+
+def decide(
+    example_ids: Sequence[str],
+    scores: Scores,
+    labels: Sequence[str],
+    *,
+    temperature: float = 1.0,
+) -> list[Prediction]:
+    """Take each example's best label, ties by the task's order; scores are (B, C) float32.
+
+    A NaN is a ModelError. Probabilities are the softmax of scores divided by the temperature.
+    """
+    if np.isnan(scores).any():
+        name = example_ids[int(np.isnan(scores).any(axis=1).argmax())]
+        raise ModelError(f"the reader's scores of example '{name}' are NaN: its weights are broken")
+    logits = (scores - scores.max(axis=1, keepdims=True)).astype(np.float64) / temperature
+    chances = np.exp(logits)
+    chances /= chances.sum(axis=1, keepdims=True)
+    return [
+        Prediction(name, labels[best], dict(zip(labels, row, strict=True)))
+        for name, best, row in zip(
+            example_ids, scores.argmax(axis=1), chances.tolist(), strict=True
+        )
+    ]
+
+
+def negative_log_likelihood(
+    scores: Scores, truth: Sequence[int], *, temperature: float = 1.0
+) -> float:
+    """Return the mean of -log p of the true labels, columns of the finite scores (B, C)."""
+    chances = log_softmax(scores.astype(np.float64) / temperature)
+    return float(-chances[np.arange(len(chances)), list(truth)].mean())
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A reader's temperature, by which scores are divided before the softmax over labels.
+
+    Attributes:
+        num_examples: Dev examples that it was fitted on, 0 if it was not.
+        note: Why it is 1, or that it is the largest; None if it is neither.
+    """
+
+    temperature: float = 1.0
+    num_examples: int = 0
+    note: str | None = None
+
+
+def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
+    """Fit the temperature that makes the true labels most likely (Guo et al. 2017, eq. 9).
+
+    `truth` has the true labels' columns of scores (B, C). With too few examples, or if no other
+    temperature is better, it is 1, with a note.
+    """
+    from scipy.optimize import minimize_scalar  # a third of a second to import
+
+    count, border = len(truth), math.log(LARGEST)
+
+    def loss(log_temperature: float) -> float:
+        return negative_log_likelihood(scores, truth, temperature=math.exp(log_temperature))
+
+    why = f"{count} dev examples are too few to fit it (at least {LEAST_EXAMPLES})"
+    if count >= LEAST_EXAMPLES:
+        # In 1/T the loss is convex, so in log T it has one valley.
+        best = float(minimize_scalar(loss, bounds=(-border, border), method="bounded").x)
+        if best >= 0.01 - border and loss(best) < loss(0.0):
+            if best <= border - 0.01:
+                return Calibration(math.exp(best), count)
+            note = f"temperature is {LARGEST:g}, the largest: probabilities mean little"
+            return Calibration(LARGEST, count, note)
+        why = f"no other is better on the {count} dev examples"
+    return Calibration(note=f"probabilities are not calibrated, temperature is 1: {why}")

@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Self
 
-from pgra import __version__
+import msgspec
+
 from pgra.artifacts import (
     at_home,
     find_damage,
@@ -18,18 +19,16 @@ from pgra.artifacts import (
     record_files,
     write_json,
 )
-from pgra.config import from_values
 from pgra.core import Context, Json, Prediction
-from pgra.data.read import hub_errors, hub_reason, is_utf8
-from pgra.errors import ArtifactError, ConfigError, DamageError, cut, reading
+from pgra.data.read import hub_errors, hub_reason
+from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import Query, SegmentLayout, TokenizedInputs, build_inputs, read_queries
-from pgra.reader.predict import T5Classifier
+from pgra.reader.inputs import Query, SegmentLayout, build_inputs, read_queries
+from pgra.reader.predict import Calibration, T5Classifier
 
 FORMAT = 2
 OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
@@ -76,10 +75,8 @@ def write_record(folder: Path, record: ReaderRecord) -> None:
     paths = (path for path in sorted(folder.iterdir()) if path.is_file())
     names = [path.name for path in paths if not path.name.startswith(".")]
     files = record_files(folder, [name for name in names if name not in _OTHERS])
-    values = {**asdict(record), "labels": list(record.labels), "files": files}
-    versions = {"pgra": __version__, **package_versions()}
-    content = {"format": FORMAT, **values, "versions": versions}
-    write_json(folder / RECORD_FILE, content)
+    values = {"format": FORMAT, **asdict(record), "files": files}
+    write_json(folder / RECORD_FILE, {**values, "versions": dict(package_versions())})
 
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")
@@ -103,19 +100,11 @@ def fetch_reader(name: str | Path, *, token: str | None = None) -> Path:
     """
     if not is_on_hub(name):
         return at_home(name)
-    from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import RemoteEntryNotFoundError
+    from huggingface_hub import snapshot_download
 
     repo, _, revision = str(name).partition("@")
-    try:  # one small file first: another kind of model may be large
-        record = hf_hub_download(repo, RECORD_FILE, revision=revision or None, token=token)
-        commit = Path(record).parent.name
-        return Path(snapshot_download(repo, revision=commit, token=token))
-    except RemoteEntryNotFoundError:
-        raise ArtifactError(
-            f"'{name}' on the hub is no trained reader (it has no {RECORD_FILE}): give one that "
-            "pgra push or run.push_to_hub put there"
-        ) from None
+    try:
+        return Path(snapshot_download(repo, revision=revision or None, token=token))
     except hub_errors() as error:
         raise ArtifactError(
             f"cannot find reader '{name}': it is no folder here, and the hub says: "
@@ -151,14 +140,7 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
                 f"one reads {FORMAT}): use that version, or train again in another folder"
             )
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
-        try:
-            record = from_values(ReaderRecord, known)
-        except ConfigError as error:
-            raise DamageError(f"{path} is damaged ({cut(str(error))})", _AGAIN) from None
-        if list(record.labels) != values["labels"]:
-            raise ValueError("words and labels differ")
-        if not record.calibration.temperature > 0:
-            raise ValueError(f"temperature is {record.calibration.temperature}")
+        record = msgspec.convert(known, ReaderRecord)
         for name, what in find_damage(home, values["files"]) if verify else ():
             raise DamageError(f"{home / name} {what}", _AGAIN)
     return record
@@ -174,19 +156,14 @@ def check_reads_any(record: ReaderRecord) -> None:
         )
 
 
-Evidence = Sequence[Sequence[str]]  # texts for each query
-
-
 class Reader:
     """A trained reader, used: queries and evidence in, labels out.
 
     `record` says what it was trained for and with; `classifier` scores its labels.
     """
 
-    def __init__(
-        self, record: ReaderRecord, model: FusionReader, tokenizer: Any, folder: Path
-    ) -> None:
-        self.record, self.folder = record, folder
+    def __init__(self, record: ReaderRecord, model: FusionReader, tokenizer: Any) -> None:
+        self.record = record
         temperature = record.calibration.temperature
         self.classifier = T5Classifier(
             model, tokenizer, record.verbalizer, record.decode, temperature
@@ -213,44 +190,32 @@ class Reader:
         tokenizer = load_tokenizer(find_model(str(home)))
         model = FusionReader.from_name(str(home))
         model.to(place)
-        return cls(record, model, tokenizer, home)
+        return cls(record, model, tokenizer)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The task's labels, in its order."""
         return self.record.labels
 
-    @overload
-    def predict(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
-        self, queries: Query, evidence: Sequence[str] | None = ...
-    ) -> Prediction: ...
-    @overload
+    def __call__(self, query: Query, evidence: Sequence[str] | None = None) -> Prediction:
+        """Decide one query; see `predict`."""
+        return self.predict([query], None if evidence is None else [evidence])[0]
+
     def predict(
-        self, queries: Sequence[Query], evidence: Evidence | None = ...
-    ) -> list[Prediction]: ...
-    def predict(
-        self, queries: Query | Sequence[Query], evidence: Any = None
-    ) -> Prediction | list[Prediction]:
-        """Decide a query, or each of a list, with calibrated probabilities.
+        self, queries: Sequence[Query], evidence: Sequence[Sequence[str]] | None = None
+    ) -> list[Prediction]:
+        """Decide queries, with calibrated probabilities.
 
         Args:
-            queries: A text, or a mapping of the task's inputs to texts; or a list of these.
-            evidence: Texts for the query, or for each of a list, in any order and of any number;
-                `[]` for no evidence at all.
+            queries: Texts, or mappings of the task's inputs to texts.
+            evidence: Texts for each query, in any order and of any number; `[]` for no evidence at
+                all.
 
         Raises:
             ConfigError: If a query does not fit the task, or a reader that was trained with
                 evidence gets None instead of texts or `[]`.
         """
-        if isinstance(queries, str | Mapping):
-            return self.predict([queries], [evidence] if evidence else evidence)[0]
-        inputs = self._inputs(queries, evidence)
-        return self.classifier.predict(inputs, Context())
-
-    __call__ = predict
-
-    def _inputs(self, queries: Sequence[Query], evidence: Evidence | None) -> TokenizedInputs:
-        record = self.record
+        record, tokenizer = self.record, self.classifier.tokenizer
         examples = read_queries(queries, task=record.task, inputs=record.inputs)
         if evidence is None and record.num_evidence:
             raise ConfigError(
@@ -259,14 +224,12 @@ class Reader:
                 "predict finds them), or evidence=[] to read without on purpose"
             )
         evidence = evidence or [[] for _ in examples]
-        if len(evidence) != len(examples):
+        if len(evidence) != len(examples) or any(isinstance(texts, str) for texts in evidence):
             raise ConfigError(
-                f"evidence holds {len(evidence)} lists, there are {len(examples)} queries: give "
+                f"evidence holds {len(evidence)} items, there are {len(examples)} queries: give "
                 "one list of texts for each"
             )
-        for row, texts in enumerate(evidence):
-            is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
-            if not is_list or not all(isinstance(text, str) and is_utf8(text) for text in texts):
-                raise ConfigError(f"evidence {row} is {texts!a}: give a list of clean texts")
-        tokenizer, layout = self.classifier.tokenizer, record.layout
-        return build_inputs(examples, evidence, tokenizer, record.verbalizer, layout=layout)
+        inputs = build_inputs(
+            examples, evidence, tokenizer, record.verbalizer, layout=record.layout
+        )
+        return self.classifier.predict(inputs, Context())

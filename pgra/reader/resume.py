@@ -4,12 +4,10 @@ All processes leave after the same step, with a whole checkpoint. Exit codes: 12
 number (SIGINT 130, SIGUSR1 138, SIGTERM 143), and 124 when time is up, as of `timeout`.
 
     checkpoint-N/         a plain model folder, and in it
-      state.json             the step, the best measurement, the log, the losses
-      training.safetensors   states of optimizer and random generators
+      training.pt            its progress; states of optimizer, schedule and random generators
       checksums.json         written last: a checkpoint without it does not count
 """
 
-import json
 import logging
 import os
 import shutil
@@ -25,13 +23,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from pgra.artifacts import CHECKSUMS_FILE, find_changes, replace_folder, write_checksums, write_json
+from pgra.artifacts import CHECKSUMS_FILE, find_changes, replace_folder, write_checksums
 from pgra.core import Worker, cpu_group, gather
 from pgra.errors import ArtifactError, DamageError, Stopped, reading
-from pgra.reader.module import ReaderModule, Trainable
+from pgra.reader.fid import ReaderModule
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +37,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # A launcher passes on a signal that the system sent to all processes of the job anyway: what comes
 # twice within so many seconds was sent once.
 _ECHO_SECONDS = 5.0
+_STATE_FILE = "training.pt"
 
 
 class Stopper:
@@ -53,9 +50,8 @@ class Stopper:
         """Begin to count the time; `world` processes must agree; minutes of None are no limit."""
         self.code = 0
         self._world = world
-        self._end = None if minutes is None else time.monotonic() + 60 * minutes
+        self._end = time.monotonic() + 60 * minutes if minutes else float("inf")
         self._first_signal = 0.0
-        self._previous: dict[signal.Signals, Any] = {}
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -63,34 +59,30 @@ class Stopper:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._previous = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+        previous = {number: signal.signal(number, self._hear) for number in _SIGNALS}
         try:
             yield
         finally:
-            for number, handler in self._previous.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (signal's own)
-        echo = _ECHO_SECONDS if self._world > 1 else 0.0
         now = time.monotonic()
-        if self.code and now - self._first_signal >= echo:  # twice: leave at once, whatever runs
+        if not self.code:
+            self.code, self._first_signal = 128 + number, now
+            name = signal.Signals(number).name
+            logger.info("%s: training stops after this step; once more leaves at once", name)
+        elif self._world == 1 or now - self._first_signal >= _ECHO_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif not self.code:
-            self.code, self._first_signal = 128 + number, now
-            logger.info(
-                "%s: training stops after this step, saved; once more leaves at once",
-                signal.Signals(number).name,
-            )
 
     def agreed(self, *, has_more: bool) -> int:
         """Return the largest exit code of all processes, 0 to continue; all must call it together.
 
         Time that is up stops a training that has more steps.
         """
-        code = self.code
-        if not code and has_more and self._end is not None and time.monotonic() >= self._end:
-            code = OUT_OF_TIME
+        is_late = has_more and time.monotonic() >= self._end
+        code = self.code or OUT_OF_TIME * is_late
         if self._world == 1:
             return code
         shared = torch.tensor(code)  # on the CPU: no GPU waits for it
@@ -123,51 +115,10 @@ class Progress:
     rates: list[float] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
 
-    def add(self, line: Mapping[str, float]) -> None:
-        """Add a line of this step to the log."""
-        self.history.append({**line, "step": self.step})
-
     def keep_best(self, value: float) -> None:
         """Note a measurement; of equals the first is the best."""
         if self.best_value is None or value > self.best_value:
             self.best_step, self.best_value = self.step, value
-
-
-_STATE_FILE = "state.json"
-_TENSORS_FILE = "training.safetensors"
-_RANDOM = "random"  # states of generators: random/RANK/DEVICE
-
-
-@dataclass(frozen=True)
-class Updates:
-    """What changes the weights, step by step."""
-
-    optimizer: torch.optim.Optimizer
-    schedule: Any
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return its tensors by name, and all else as JSON takes it."""
-        tensors: dict[str, Tensor] = {}
-        values: dict[str, Any] = {"schedule": self.schedule.state_dict()}
-        for number, own in self.optimizer.state_dict()["state"].items():
-            for name, value in own.items():
-                kept: dict[str, Any] = tensors if isinstance(value, Tensor) else values
-                kept[f"{number}/{name}"] = value
-        return tensors, values
-
-    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
-        self.schedule.load_state_dict(values.pop("schedule"))
-        state: dict[int, dict[str, Any]] = {}
-        for key, value in {**tensors, **values}.items():
-            number, _, name = key.partition("/")
-            state.setdefault(int(number), {})[name] = value
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        for group, rate in zip(
-            self.optimizer.param_groups, self.schedule.get_last_lr(), strict=True
-        ):
-            group["lr"] = rate
 
 
 def checkpoint_folder(home: Path, step: int) -> Path:
@@ -175,13 +126,12 @@ def checkpoint_folder(home: Path, step: int) -> Path:
 
 
 def save_checkpoint(
-    home: Path,
-    trainable: Trainable,
-    progress: Progress,
-    updates: Updates,
-    worker: Worker,
+    home: Path, trainable: Any, progress: Progress, updates: Mapping[str, Any], worker: Worker
 ) -> None:
-    """Write a checkpoint, and delete older ones but the best; all processes call it together."""
+    """Write a checkpoint, and delete older ones but the best; all processes call it together.
+
+    `updates` are the optimizer and the schedule of a `pgra.reader.train.Trainable`, by name.
+    """
     device = trainable.module.device
     random = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
@@ -189,14 +139,12 @@ def save_checkpoint(
     everyones = gather([random], worker)
     if not worker.is_main:
         return
-    tensors, values = updates.state()
-    for rank, states in enumerate(everyones):
-        tensors |= {f"{_RANDOM}/{rank}/{kind}": state for kind, state in states.items()}
+    states = {"progress": asdict(progress), "random": everyones}
+    states |= {name: part.state_dict() for name, part in updates.items()}
 
     def save(aside: Path) -> None:
         trainable.save(aside)
-        save_file({n: t.contiguous() for n, t in tensors.items()}, aside / _TENSORS_FILE)
-        write_json(aside / _STATE_FILE, {"progress": asdict(progress), "updates": values})
+        torch.save(states, aside / _STATE_FILE)
         write_checksums(aside)
 
     replace_folder(checkpoint_folder(home, progress.step), save)
@@ -206,7 +154,12 @@ def save_checkpoint(
 
 
 def resume(
-    home: Path, module: ReaderModule, updates: Updates, worker: Worker, *, needs_best: bool
+    home: Path,
+    module: ReaderModule,
+    updates: Mapping[str, Any],
+    worker: Worker,
+    *,
+    needs_best: bool,
 ) -> Progress:
     """Load the last whole checkpoint, and return its progress; there may be none.
 
@@ -218,8 +171,8 @@ def resume(
         return Progress()
     logger.info("run: resuming from %s", folder)
     with reading(folder, DamageError):
-        state = json.loads((folder / _STATE_FILE).read_text("utf-8"))
-        progress, tensors = Progress(**state["progress"]), load_file(folder / _TENSORS_FILE)
+        states = torch.load(folder / _STATE_FILE, map_location="cpu", weights_only=True)
+        progress = Progress(**states["progress"])
     if needs_best and progress.best_step is not None:
         best = checkpoint_folder(home, progress.best_step)
         if (fault := _fault(best)) is not None:
@@ -228,11 +181,12 @@ def resume(
                 "choose another output_dir"
             )
     module.load_weights(folder)
-    random = {key: tensors.pop(key) for key in list(tensors) if key.startswith(_RANDOM)}
-    torch.set_rng_state(random[f"{_RANDOM}/{worker.rank}/cpu"])
+    for name, part in updates.items():
+        part.load_state_dict(states[name])
+    random = states["random"][worker.rank]
+    torch.set_rng_state(random["cpu"])
     if module.device.type == "cuda":
-        torch.cuda.set_rng_state(random[f"{_RANDOM}/{worker.rank}/cuda"], module.device)
-    updates.restore(tensors, state["updates"])
+        torch.cuda.set_rng_state(random["cuda"], module.device)
     return progress
 
 

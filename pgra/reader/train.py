@@ -12,37 +12,34 @@ import json
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.tracking import get_available_trackers
 from accelerate.utils import send_to_device
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
-from transformers import enable_full_determinism, get_scheduler, set_seed
+from transformers import get_scheduler, set_seed
 
 from pgra.artifacts import replace_folder, write_text
-from pgra.config import choose
 from pgra.core import Context, Worker, gather
 from pgra.errors import ModelError
 from pgra.lm.load import choose_device
 from pgra.progress import Bar
 from pgra.reader.arguments import LOSSES_FILE, TrainingArguments
-from pgra.reader.fid import IGNORED
-from pgra.reader.module import ReaderModule, Trainable, choose_precision
+from pgra.reader.fid import IGNORED, ReaderModule
 from pgra.reader.resume import (
     Progress,
     Stopper,
-    Updates,
     checkpoint_folder,
     last_checkpoint,
     resume,
@@ -53,6 +50,50 @@ from pgra.reader.resume import (
 logger = logging.getLogger(__name__)
 
 _CHUNK = 50  # steps copied from the device at once, and at most lost after a loss that is none
+
+
+@dataclass(frozen=True)
+class Trainable(ABC):
+    """A module to train in place, and the tokenizer that each checkpoint gets."""
+
+    module: ReaderModule
+    tokenizer: Any
+
+    @abstractmethod
+    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
+        """Return a function that makes a batch of rows."""
+
+    def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
+        """Return AdamW, which decays all weights but norms and biases."""
+        assert arguments.learning_rate is not None  # the method chose it
+        weights: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for name, weight in self.module.named_parameters():
+            if weight.requires_grad:
+                weights["bias" not in name and "norm" not in name.lower()].append(weight)
+        return torch.optim.AdamW(
+            [
+                {"params": weights[True], "weight_decay": arguments.weight_decay},
+                {"params": weights[False], "weight_decay": 0.0},
+            ],
+            lr=arguments.learning_rate,
+            eps=arguments.adam_epsilon,
+            fused=True,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write a plain model folder with its tokenizer."""
+        self.module.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def uses_bf16(arguments: TrainingArguments, device: torch.device) -> bool:
+    """Whether a device trains in bfloat16; a ModelError if that is asked for, and it has none."""
+    is_on_gpu = device.type == "cuda"
+    # Torch emulates bfloat16 on any GPU, slower than float32.
+    has_bf16 = is_on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    if arguments.bf16 and is_on_gpu and not has_bf16:
+        raise ModelError(f"{device} has no bfloat16: use --no_bf16")
+    return has_bf16 if arguments.bf16 is None else arguments.bf16
 
 
 @dataclass(frozen=True)
@@ -93,8 +134,7 @@ def fit(
         folder: Where the main process writes the finished model.
         evaluate: Measures the model as it is on the dev set, never on the test set; None where
             `eval_steps` is 0.
-        metric: Which of the measures chooses the checkpoint, the highest value; unless
-            `metric_for_best_model` names another.
+        metric: Which of the measures chooses the checkpoint, the highest value.
 
     Raises:
         ArtifactError: If the run's best checkpoint is lost.
@@ -105,18 +145,18 @@ def fit(
     start, worker, module = time.monotonic(), context.worker, trainable.module
     device, home = choose_device(context.device), Path(arguments.output_dir)
     arguments.share_batch(worker.world)
-    arguments.check_rows(len(rows), worker.world)
     num_steps, epoch_steps = arguments.count_steps(len(rows), worker.world)
-    metric = arguments.metric_for_best_model or metric
+    num_accumulated = arguments.num_accumulated(worker.world)
 
-    (enable_full_determinism if arguments.full_determinism else set_seed)(arguments.seed)
-    module.precision = choose_precision(arguments, device)
+    set_seed(arguments.seed)
+    module.is_half = uses_bf16(arguments, device)
     model = _distribute(module.to(device).train(), arguments, worker)
     optimizer = trainable.optimizer(arguments)
-    warmup = arguments.warmup_steps
-    warmup = math.ceil(warmup * num_steps) if warmup < 1 else int(warmup)
-    schedule = get_scheduler(arguments.lr_scheduler_type, optimizer, warmup, num_steps)
-    updates, needs_best = Updates(optimizer, schedule), arguments.load_best_model_at_end
+    schedule = get_scheduler(
+        arguments.lr_scheduler_type, optimizer, arguments.warmup_steps, num_steps
+    )
+    updates = {"optimizer": optimizer, "schedule": schedule}
+    needs_best = arguments.load_best_model_at_end
     progress = resume(home, module, updates, worker, needs_best=needs_best)
     losses = LossLog(home, progress, worker)
     stopper = Stopper(world=worker.world, minutes=arguments.max_train_minutes)
@@ -128,18 +168,18 @@ def fit(
         disable=not context.shows_progress or progress.step >= num_steps,
     )
     logger.info(
-        "training: %d examples a step (%d processes, %d at once on each) in %s",
-        *(arguments.total_train_batch_size, worker.world),
-        *(arguments.per_device_train_batch_size, module.precision),
+        "training: %d examples a step (%d processes, %d at once on each)%s",
+        *(arguments.total_train_batch_size, worker.world, arguments.per_device_train_batch_size),
+        " in bfloat16" if module.is_half else "",
     )
 
-    with stopper.listening(), module.rounding(), bar, tracking(arguments, device) as track:
+    with stopper.listening(), bar, logging_to(arguments, device, progress) as log:
         while progress.step < num_steps:
             epoch, done = divmod(progress.step, epoch_steps)
             batches = load_epoch(rows, trainable.collator(device), arguments, worker, epoch, done)
             for _ in range(done, min(epoch_steps, done + num_steps - progress.step)):
                 # Forward and backward, for each of the batches that are accumulated.
-                batches_of_step = list(islice(batches, arguments.num_accumulated(worker.world)))
+                batches_of_step = list(islice(batches, num_accumulated))
                 num_tokens = count_tokens(batches_of_step, device, worker)
                 parts = []
                 for batch in batches_of_step:
@@ -174,19 +214,15 @@ def fit(
                     losses.flush()
                     check_weights(module, step, home)
                 if step % arguments.logging_steps == 0:
-                    line = {"loss": losses.mean_since_log(), "grad_norm": float(norm)}
-                    line |= {"learning_rate": rate, "epoch": step / epoch_steps}
-                    progress.add(line)
-                    track(line, step=step)
-                    bar.set_postfix(loss=f"{line['loss']:.3f}", refresh=False)
+                    mean = losses.mean_since_log()
+                    values = {"loss": mean, "grad_norm": float(norm)}
+                    log({**values, "learning_rate": rate, "epoch": step / epoch_steps})
+                    bar.set_postfix(loss=f"{mean:.3f}", refresh=False)
                 if is_measured and evaluate is not None:
-                    values = evaluate()
-                    choose("metric_for_best_model", metric, values)
-                    progress.keep_best(values[metric])
-                    line = {f"dev_{name}": value for name, value in values.items()}
-                    progress.add(line)
-                    track(line, step=step)
-                    shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+                    measured = evaluate()
+                    progress.keep_best(measured[metric])
+                    log({f"dev_{name}": value for name, value in measured.items()})
+                    shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
                     bar.tell(f"step {step}: dev {shown}")
                 if is_saved:
                     save_checkpoint(home, trainable, progress, updates, worker)
@@ -206,7 +242,7 @@ def fit(
         steps=progress.step,
         best_step=progress.best_step,
         best_metric=progress.best_value,
-        train_loss=losses.mean(),
+        train_loss=_mean(progress.losses),
         seconds=time.monotonic() - start,
         history=progress.history,
     )
@@ -216,12 +252,15 @@ def _is_due(step: int, every: int | None) -> bool:
     return bool(every) and step % int(every or 1) == 0
 
 
+def _mean(losses: Sequence[float]) -> float:
+    return math.fsum(losses) / len(losses) if losses else math.nan
+
+
 def _distribute(module: ReaderModule, arguments: TrainingArguments, worker: Worker) -> Any:
     """Return the module as its processes train it together."""
     if arguments.gradient_checkpointing:
-        inner = module.model  # transformers before 5.23 has the second name alone
-        both = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-        next(getattr(inner, name) for name in both if hasattr(inner, name))()
+        old = module.model.gradient_checkpointing_enable  # its name in transformers before 5.23
+        getattr(module.model, "activation_checkpointing_enable", old)()
     if worker.world == 1:
         return module
     ids = [module.device] if module.device.type == "cuda" else None
@@ -246,16 +285,10 @@ def load_epoch(
     together = size * worker.world
     if arguments.dataloader_drop_last:
         order = order[: len(order) // together * together]
-    elif worker.world > 1:  # all have as many batches
-        order = list(islice(cycle(order), math.ceil(len(order) / together) * together))
     batches = [order[first : first + size] for first in range(0, len(order), size)]
     own = batches[worker.rank :: worker.world][done * arguments.num_accumulated(worker.world) :]
     loader = DataLoader(
-        rows,
-        batch_sampler=own,
-        collate_fn=collate,
-        num_workers=arguments.dataloader_num_workers,
-        pin_memory=torch.cuda.is_available(),
+        rows, batch_sampler=own, collate_fn=collate, pin_memory=torch.cuda.is_available()
     )
     # A loader draws a number when an epoch begins: not once more in its middle.
     with torch.random.fork_rng(devices=[], enabled=done > 0):
@@ -318,31 +351,23 @@ class LossLog:
         own = torch.stack([total for total, _ in pending]).double().cpu().tolist()
         # A sum over the wire would depend on how many steps are sent at once.
         shares = zip(*gather([own], self._worker), strict=True)
-        broken = None
-        for values, (_, rate) in zip(shares, pending, strict=True):
-            loss = sum(values) / len(values)
-            if not math.isfinite(loss):
-                broken = loss
-                break
-            losses.append(loss)
-            self._progress.rates.append(rate)
+        found = [sum(values) / len(values) for values in shares]
+        good = next((i for i, loss in enumerate(found) if not math.isfinite(loss)), len(found))
+        losses += found[:good]
+        self._progress.rates += [rate for _, rate in pending[:good]]
         if self._worker.is_main:
             with (self._home / LOSSES_FILE).open("a", encoding="utf-8") as file:
                 file.write(self._lines(first))
-        if broken is not None:
-            step = len(losses) + 1
-            raise ModelError(f"the loss is {broken} at step {step}: {_way_out(self._home)}")
-
-    def mean(self, after: int = 0) -> float:
-        """Return the mean loss of the written steps after a step."""
-        losses = self._progress.losses[after:]
-        return math.fsum(losses) / len(losses) if losses else math.nan
+        if good < len(found):
+            raise ModelError(
+                f"the loss is {found[good]} at step {len(losses) + 1}: {_way_out(self._home)}"
+            )
 
     def mean_since_log(self) -> float:
         """Return the mean loss of the steps since the last line of the log."""
         self.flush()
         logged = [line["step"] for line in self._progress.history if "loss" in line]
-        return self.mean(after=int(max(logged, default=0)))
+        return _mean(self._progress.losses[int(max(logged, default=0)) :])
 
     def _lines(self, first: int) -> str:
         """Write steps; a float's repr is exact."""
@@ -354,26 +379,26 @@ class LossLog:
         return "".join(f"{json.dumps(row)}\n" for row in rows[first:])
 
 
-def check_trackers(names: Sequence[str] | None) -> None:
-    """Raise a ConfigError if a tracker is unknown, or its package is not installed."""
-    known = [str(name) for name in get_available_trackers()]
-    for name in names or ():
-        choose("tracker (of those that are installed)", name, known)
-
-
 @contextmanager
-def tracking(arguments: TrainingArguments, device: torch.device) -> Iterator[Callable[..., object]]:
-    """Open the trackers; what is yielded sends them a line, and the `step`."""
-    if not arguments.report_to:
-        yield lambda *_, **__: None
-        return
-    home = Path(arguments.output_dir)
-    accelerator = Accelerator(
-        cpu=device.type == "cpu", log_with=arguments.report_to, project_dir=home
-    )
-    accelerator.init_trackers("pgra", init_kwargs={"wandb": {"name": home.name}})
+def logging_to(
+    arguments: TrainingArguments, device: torch.device, progress: Progress
+) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """Open the trackers; what is yielded adds a line of this step to the log, and sends it."""
+    home, trackers = Path(arguments.output_dir), []
+    if arguments.report_to:
+        accelerator = Accelerator(
+            cpu=device.type == "cpu", log_with=arguments.report_to, project_dir=home
+        )
+        accelerator.init_trackers("pgra", init_kwargs={"wandb": {"name": home.name}})
+        trackers = accelerator.trackers
+
+    def log(line: Mapping[str, float]) -> None:
+        progress.history.append({**line, "step": progress.step})
+        for tracker in trackers:
+            tracker.log(line, step=progress.step)
+
     try:
-        yield accelerator.log
+        yield log
     finally:
-        for tracker in accelerator.trackers:
+        for tracker in trackers:
             tracker.finish()

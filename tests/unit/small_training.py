@@ -19,9 +19,8 @@ from pgra.errors import PgraError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import TrainingArguments
-from pgra.reader.calibrate import decide
 from pgra.reader.fid import FusionReader
-from pgra.reader.predict import T5Classifier
+from pgra.reader.predict import T5Classifier, decide
 from pgra.reader.train import fit
 
 # Targets of two and of four tokens: a mean of batches' means is not the mean over tokens.
@@ -97,7 +96,7 @@ def train(
 
     def evaluate():
         scores = classifier.score(inputs, context)
-        decided = decide(inputs.example_ids, scores, classifier.labels)
+        decided = decide(inputs.example_ids, scores, VERBALIZER.labels)
         return measure(inputs.labels, [prediction.label for prediction in decided])
 
     result = fit(

@@ -50,13 +50,11 @@ def test_a_checkpoint_is_a_t5_folder_and_a_half_one_is_passed_over(copy):
     assert last_checkpoint(copy) == whole
 
 
-NAMES = ["training.safetensors", "model.safetensors", "state.json", "checksums.json"]
+NAMES = ["training.pt", "model.safetensors", "checksums.json"]
 
 
 @given(
-    name=st.sampled_from(
-        ["training.safetensors", "model.safetensors", "state.json", "checksums.json"]
-    ),
+    name=st.sampled_from(NAMES),
     place=st.floats(0, 1, exclude_max=True),
     bit=st.integers(0, 6),
 )
@@ -73,7 +71,7 @@ def test_no_flipped_bit_of_a_checkpoint_is_gone_on_from(run, name, place, bit):
         path.write_bytes(good)
 
 
-@pytest.mark.parametrize("name", ["training.safetensors", "state.json"])
+@pytest.mark.parametrize("name", ["training.pt", "config.json"])
 def test_a_training_goes_on_from_the_checkpoint_before_a_damaged_one(
     copy, t5_dir, run, name, caplog
 ):

@@ -59,7 +59,7 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
 @pytest.mark.slow
 def test_a_stopped_training_of_rag_goes_on_to_the_same_run(args, tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    more = {"dataloader_num_workers": 1, "max_steps": 4, "eval_steps": 2}
+    more = {"max_steps": 4, "eval_steps": 2}
     run(run_of(args, "rag", whole, **more))
     with at_batch(3, signal_self(signal.SIGTERM), kind=RagReader), pytest.raises(Stopped):
         run(run_of(args, "rag", stopped, **more))

@@ -10,10 +10,9 @@ from planted_runs import plant
 from pgra.artifacts import write_json
 from pgra.experiments.consistency import label_texts, open_labeler, report_consistency
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout
-from pgra.reader.predict import T5Classifier
+from pgra.reader.predict import Calibration, T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, write_record
 from pgra.report.results import load_run
 
@@ -47,7 +46,7 @@ def labeler(t5_dir, tmp_path_factory):
         generator = torch.Generator().manual_seed(seed)
         for parameter in model.parameters():
             parameter.data += torch.randn(parameter.shape, generator=generator) * 0.4
-        said = [one.label for one in Reader(RECORD, model, tokenizer, t5_dir).predict(TEXTS)]
+        said = [one.label for one in Reader(RECORD, model, tokenizer).predict(TEXTS)]
         if 2 <= said.count("positive") <= 4:
             break
     T5Classifier(model, tokenizer, RECORD.verbalizer).save(folder / "reader")

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-import pgra.reader.module as module
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.load import ready_device
 from pgra.reader.arguments import TrainingArguments, default_learning_rate
+from pgra.reader.train import uses_bf16
 
 
 def test_arguments_have_the_papers_defaults_and_a_short_training_is_measured_at_its_end():
@@ -27,43 +27,22 @@ def test_the_default_rate_is_the_papers_for_its_reader_and_higher_for_less_of_bo
     assert default_learning_rate(width, steps) == rate
 
 
-def see_gpu(monkeypatch, *, has_bf16=True, has_tf32=True):
-    """Let torch see a GPU, which is never used."""
-    # Torch emulates bfloat16 on any GPU, and says so unless it is asked not to.
-    monkeypatch.setattr(
-        torch.cuda,
-        "is_bf16_supported",
-        lambda including_emulation=True: has_bf16 or including_emulation,
-    )
-    monkeypatch.setattr(module, "is_torch_tf32_available", lambda: has_tf32)
-
-
-ON_GPUS = [
-    # bf16, tf32 as given; whether the GPU has them; what is done
-    (None, None, True, True, "bfloat16"),
-    (None, None, False, True, "tf32"),
-    (None, None, False, False, "float32"),
-    (False, None, True, True, "tf32"),
-    (False, False, True, True, "float32"),
-    (True, None, True, True, "bfloat16"),
-]
-
-
-@pytest.mark.parametrize(("bf16", "tf32", "has_bf16", "has_tf32", "done"), ON_GPUS)
-def test_a_gpu_multiplies_in_the_fastest_way_it_has_unless_told_otherwise(
-    monkeypatch, bf16, tf32, has_bf16, has_tf32, done
-):
-    arguments = TrainingArguments(bf16=bf16, tf32=tf32)
-    on_cpu = module.choose_precision(arguments, torch.device("cpu"))
-    assert on_cpu == ("bfloat16" if bf16 else "float32")
-    see_gpu(monkeypatch, has_bf16=has_bf16, has_tf32=has_tf32)
-    assert module.choose_precision(arguments, torch.device("cuda", 0)) == done
-
-
-def test_bfloat16_is_refused_on_a_gpu_that_would_emulate_it(monkeypatch):
-    see_gpu(monkeypatch, has_bf16=False)
-    with pytest.raises(ModelError, match="has no bfloat16: use --no_bf16"):
-        module.choose_precision(TrainingArguments(bf16=True), torch.device("cuda", 0))
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_bfloat16_is_the_default_on_a_gpu_that_has_it_and_never_emulated(monkeypatch, asked):
+    arguments, gpu = TrainingArguments(bf16=asked), torch.device("cuda", 0)
+    assert uses_bf16(arguments, torch.device("cpu")) == bool(asked)
+    for has_bf16 in (True, False):
+        # Torch emulates bfloat16 on any GPU, and says so unless it is asked not to.
+        monkeypatch.setattr(
+            torch.cuda,
+            "is_bf16_supported",
+            lambda including_emulation=True, has=has_bf16: has or including_emulation,
+        )
+        if asked and not has_bf16:
+            with pytest.raises(ModelError, match="has no bfloat16: use --no_bf16"):
+                uses_bf16(arguments, gpu)
+        else:
+            assert uses_bf16(arguments, gpu) == (has_bf16 and asked is not False)
 
 
 SHARES = [

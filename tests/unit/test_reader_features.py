@@ -60,30 +60,17 @@ def test_a_reader_decides_in_the_precision_it_was_trained_in(t5_dir, tmp_path):
 
     _, reader, result = run(t5_dir, tmp_path / "half", bf16=True)
     again = FusionReader.from_name(str(result.folder))
-    assert (reader.precision, again.precision) == ("bfloat16", "bfloat16")
+    assert reader.is_half
+    assert again.is_half
     assert scores(again) == scores(reader)
-    again.precision = "float32"
+    again.is_half = False
     assert scores(again) != scores(reader)  # the control
     _, reader, result = run(t5_dir, tmp_path / "whole", bf16=False)
-    assert FusionReader.from_name(str(result.folder)).precision == "float32"
+    assert not FusionReader.from_name(str(result.folder)).is_half
     assert "pgra" not in (result.folder / "config.json").read_text()  # a plain T5's
     # Trained on, it takes what the new training says.
     _, on, _ = run(result.folder, tmp_path / "on", bf16=True)
-    assert on.precision == "bfloat16"
-
-
-def test_tf32_is_for_the_reader_alone(t5_dir, monkeypatch):
-    reader = FusionReader.from_name(str(t5_dir))
-    for kind, precision, during in (
-        ("cpu", "tf32", "highest"),
-        ("cuda", "float32", "highest"),
-        ("cuda", "tf32", "high"),
-    ):
-        monkeypatch.setattr(FusionReader, "device", torch.device(kind))
-        reader.precision = precision
-        with reader.rounding():
-            assert torch.get_float32_matmul_precision() == during
-        assert torch.get_float32_matmul_precision() == "highest"
+    assert on.is_half
 
 
 asked = Asked()

@@ -11,10 +11,9 @@ from pgra.errors import ArtifactError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
 from pgra.reader import RECORD_FILE
-from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
-from pgra.reader.predict import T5Classifier
+from pgra.reader.predict import Calibration, T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record, write_record
 
 RECORD = ReaderRecord(
