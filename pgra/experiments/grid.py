@@ -283,11 +283,11 @@ class GridRun:
 
     @property
     def width(self) -> float:
-        """How many candidates a query has; infinite where the LM reads the whole corpus."""
+        """How many candidates a query has; infinite with a full bank."""
         if "rerank" not in self.args.sections:
             return 0.0
-        is_whole = self.args.is_exhaustive or self.args.rerank.bank == "full"
-        return float("inf") if is_whole else self.args.retriever.num_candidates
+        is_full = self.args.rerank.bank == "full"
+        return float("inf") if is_full else self.args.retriever.num_candidates
 
     def value(self, name: str) -> Json:
         """Return an argument's value by its name, as JSON; None where the method has none."""
