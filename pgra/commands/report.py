@@ -169,10 +169,10 @@ def _pool_texts(run: "Trial") -> Mapping[str, str]:
     """Return label and text of a run's exemplars by id; nothing where it has none."""
     if not any(line.get("exemplars") for line in run.predictions):
         return {}
-    from pgra.methods.kate import PoolData
+    from pgra.methods.base import TaskData
     from pgra.runs import read_arguments
 
-    pool = PoolData.read(read_arguments(run.folder, {})).train
+    pool = TaskData.read_pool(read_arguments(run.folder, {})).train
     return {one.id: f"{one.label}: {_one_line(one.text)}" for one in pool}
 
 

@@ -127,12 +127,6 @@ class LmBffArguments(Arguments):
     exemplar_sets: int = arg(
         16, "Sets of demonstrations, one of each label, that lm-bff reads an example with.", least=1
     )
-    exemplar_share: float = arg(
-        0.5,
-        "Share of a label's examples, the nearest, that lm-bff takes demonstrations from.",
-        above=0,
-        most=1,
-    )
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,7 @@ from pgra.config import CHOOSING, Defaults, find_class, parse_arguments
 from pgra.core import Context, Example, Json, Prediction
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import DataArguments, load_splits
-from pgra.data.tasks import GenerationTask, Task
+from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import (
     METHODS,
@@ -29,6 +29,7 @@ from pgra.methods.arguments import (
     RuntimeArguments,
     decided_by,
 )
+from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine
 from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
@@ -53,8 +54,8 @@ class TaskData:
     set_aside: Sequence[Example] = ()
 
     @classmethod
-    def read(cls, args: Any) -> Self:
-        """Read a task with labels, and its splits, by arguments with a `data` section.
+    def read(cls, args: RunArguments) -> Self:
+        """Read a task with labels, and its splits.
 
         Raises:
             ConfigError: If no task is named, or there is none of that name.
@@ -63,6 +64,13 @@ class TaskData:
         task = Task.load(task_name(args))
         splits = load_splits(task, args.data)
         return cls(task, splits.train, splits.dev, splits.test, splits.notes)
+
+    @classmethod
+    def read_pool(cls, args: RunArguments) -> Self:
+        """Read any task's train, a pool of exemplars, and its test set, the queries; see `read`."""
+        task, other = load_any_task(task_name(args)), args["icl"].query_dataset_name
+        splits = load_splits(task, args.data, is_trained=False, query_dataset_name=other)
+        return cls(task, splits.train, [], splits.test, splits.notes)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -80,12 +88,16 @@ class TaskData:
         return self.task.metric if isinstance(self.task, Task) else self.task.metrics[0]
 
     def examples(self, split: str) -> list[Example]:
-        return list({"train": self.train, "dev": self.dev, "test": self.test}[split])
+        return list(getattr(self, split))
 
     def is_split(self, examples: Sequence[Example]) -> bool:
         """Whether examples are one of the splits, whose results are stored."""
-        asked = list(examples)
-        return any(asked == self.examples(split) for split in SPLITS)
+        return any(list(examples) == self.examples(split) for split in SPLITS)
+
+    def measure_dev(self, decided: Sequence[str]) -> dict[str, float]:
+        """Return the metric, and those that belong to it, of the dev set's decisions."""
+        truth = [str(example.label) for example in self.dev]
+        return measure(self.metric, truth, decided, self.labels)
 
     def fingerprint(self, split: str) -> str:
         """Return a digest of a split's examples and their labels."""
@@ -156,11 +168,6 @@ class Method(Timed, ABC):
         self.args, self.context, self.seed = args, context, args.seed
 
     @classmethod
-    def sections(cls, chosen: Mapping[str, Any]) -> Mapping[str, type]:  # noqa: ARG003
-        """Return those of `SECTIONS` that a run has, by the values of `pgra.config.CHOOSING`."""
-        return cls.SECTIONS
-
-    @classmethod
     def name(cls, args: RunArguments) -> str:
         """Return its name in runs, folders and reports."""
         return args.method
@@ -211,9 +218,9 @@ class Method(Timed, ABC):
     def finish(self, folder: Path) -> None:
         """Complete a measured run's folder, in the main process."""
 
-    def models(self) -> Sequence[str]:
-        """Return the names of all models it uses, as the user wrote them."""
-        return ()
+    def sources(self) -> list[str]:
+        """Return the names of all models and data that it uses, as the user wrote them."""
+        return [self.args.data.dataset_name or ""]
 
     def sample_prompt(self) -> str | None:
         """Return a prompt as the LM reads it, for `prompt.txt`; None without one."""
@@ -240,11 +247,14 @@ class Method(Timed, ABC):
     def notes(self) -> list[str]:
         """Return what a reader of the numbers must know of data and models."""
         shared = self.data.notes.get("test_rows_in_train")
-        sources = [self.args.data.dataset_name or ""]
-        found = [f"{shared} test texts also stand in the training file"] if shared else []
+        notes = [f"{shared} test texts also stand in the training file"] if shared else []
         if self.data.notes.get("test_rule"):
-            found.append(str(self.data.notes["test_rule"]))
-        return [*bundled_notes(self.models(), sources), *found]
+            notes.append(str(self.data.notes["test_rule"]))
+        bundled = {**BUNDLED_MODELS, **BUNDLED_DATA}
+        for name in dict.fromkeys(self.sources()):
+            part = bundled.get(name.removeprefix("bundled:")) if "bundled:" in name else None
+            notes += [f"{name}: {part.note}"] if part and part.note else []
+        return notes
 
 
 def find_method(name: str) -> type[Method]:
@@ -267,7 +277,7 @@ def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
     method = str(chosen.get("method", RuntimeArguments.method))
     sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
     ours = METHODS.get(method)
-    sections |= ours.sections if ours else find_method(method).sections(chosen)
+    sections |= ours.sections if ours else find_method(method).SECTIONS
     if "training" not in sections:
         sections["folder"] = FolderArguments
     options = find_options(chosen).items()
@@ -402,13 +412,3 @@ def task_name(args: RunArguments) -> str:
     if args.data.task is None:
         raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
     return args.data.task
-
-
-def bundled_notes(models: Sequence[str], data: Sequence[str]) -> list[str]:
-    """Return the notes on bundled models, data sets and corpora among these names."""
-    notes = []
-    for names, table in ((models, BUNDLED_MODELS), (data, BUNDLED_DATA)):
-        for name in names:
-            part = table.get(name.removeprefix("bundled:")) if "bundled:" in name else None
-            notes += [f"{name}: {part.note}"] if part and part.note else []
-    return notes

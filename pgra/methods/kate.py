@@ -8,35 +8,32 @@ Exemplars and answers are stored in the artifacts folder, so a stopped run resum
 """
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from pgra.artifacts import digest
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.examples import load_splits
 from pgra.data.references import AnsweredExample
-from pgra.data.tasks import GenerationTask, load_any_task
+from pgra.data.tasks import GenerationTask
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, vote
 from pgra.exemplars.selector import ExemplarSelector
 from pgra.exemplars.similarity import open_similarity
 from pgra.lm import open_lm
-from pgra.lm.base import Advance, Completion, LanguageModel
+from pgra.lm.base import Advance, LanguageModel
 from pgra.lm.remote import RemoteLM
 from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
-from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
+from pgra.methods.base import Decisions, Method, TaskData
 from pgra.progress import Bar
-from pgra.prompts.fewshot import Fit, PromptFormat, answer_words, fit_prompts, task_format
+from pgra.prompts.fewshot import Fit, answer_words, fit_prompts, task_format
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.predict import decide
-from pgra.report.text_metrics import Written, measure_written, normalize_answer
+from pgra.report.text_metrics import measure_written, normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE
 
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
@@ -47,29 +44,11 @@ _EXACT = "exact_match"
 _NOTES = {
     "copies_in_pool": "{copies_in_pool} of {pool} examples of the pool are copies of an earlier "
     "one, text and label, and were not shown",
-    "near_duplicates": "leak guard: {near_duplicates} examples, nearly the text of "
-    "{queries_with_near_duplicates} of {queries} queries, were not shown to them",
-    "over_budget": "{queries_over_budget} of {queries} prompts hold fewer exemplars than asked "
-    "for, {over_budget} in all, to fit the LM's window",
+    "near_duplicates": "leak guard: {near_duplicates} examples, nearly the text of a query, were "
+    "not shown to it",
+    "over_budget": "{over_budget} exemplars were left out of prompts, to fit the LM's window",
     "undecided": "{undecided} of {queries} answers are no label's word, and count as wrong",
 }
-
-
-@dataclass
-class PoolData(TaskData):
-    """A pool of examples to choose from (train), and queries (test)."""
-
-    @classmethod
-    def read(cls, args: RunArguments) -> Self:
-        """Read a task's pool and queries; errors as of `TaskData.read`."""
-        task, other = load_any_task(task_name(args)), args["icl"].query_dataset_name
-        splits = load_splits(task, args.data, is_trained=False, query_dataset_name=other)
-        return cls(task, splits.train, [], splits.test, splits.notes)
-
-    @property
-    def references(self) -> list[AnsweredExample]:
-        """The queries with their right answers, where answers are written; else none."""
-        return [query for query in self.test if isinstance(query, AnsweredExample)]
 
 
 @dataclass(frozen=True)
@@ -85,88 +64,6 @@ class ExemplarPrompts:
     texts: Sequence[str] = ()
 
 
-# How an LM's answer becomes a label: by its label words' probabilities, or by the text it writes.
-#
-# Brown et al. 2020, section 2.4, score each candidate answer. KATE lets GPT-3 write and compares
-# the text with the label.
-
-
-@dataclass(frozen=True)
-class LMAnswer:
-    """An LM's answer to a query: its label, or its text where there are no labels.
-
-    `details` are further entries of `predictions.jsonl`.
-    """
-
-    prediction: Prediction
-    details: Mapping[str, Json]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answerer:
-    r"""Asks an LM for the labels of queries.
-
-    By default it takes the label whose word is likeliest after the prompt, all its tokens counted.
-    With `max_new_tokens` the LM writes until `stop`; the answer is the text, or the label whose
-    word it wrote.
-
-    Attributes:
-        format: Writes prompts and has each label's word; without words the text is the answer.
-    """
-
-    lm: LanguageModel
-    format: PromptFormat
-    max_new_tokens: int | None = None
-    stop: str = "\n"
-    progress: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens is None:  # either refuses ambiguous words, before anything
-            answer_words(self.format.words)
-        else:
-            self._verbalizer  # noqa: B018
-
-    @cached_property
-    def _verbalizer(self) -> Verbalizer:
-        return Verbalizer(self.format.words, template="")
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """All that decides, besides the LM, exemplars and queries."""
-        if self.max_new_tokens is None:
-            return {**self.format.fingerprint, "decide_by": "score"}
-        how: dict[str, Json] = {"max_new_tokens": self.max_new_tokens, "stop": self.stop}
-        return {**self.format.fingerprint, "decide_by": "generation", **how}
-
-    @property
-    def num_new_tokens(self) -> int:
-        """The room that an answer needs: of words the longest, without what opens every text."""
-        if self.max_new_tokens is not None:
-            return self.max_new_tokens
-        opening, *whole = self.lm.count_tokens(["", *answer_words(self.format.words)])
-        return max(1, max(whole) - opening)
-
-    def answer(self, queries: Sequence[Example], prompts: Sequence[str]) -> list[LMAnswer]:
-        """Ask the LM each of B queries' prompt."""
-        words, most, ids = self.format.words, self.max_new_tokens, [query.id for query in queries]
-        with progress_bar(prompts, progress=self.progress) as advance:
-            if most is None:
-                logs = self.lm.score(prompts, answer_words(words), advance=advance)
-                scores = np.array(logs, np.float32).reshape(len(queries), len(words))
-                return [LMAnswer(one, {}) for one in decide(ids, scores, list(words))]
-            how: Any = {"max_new_tokens": most, "stop": self.stop, "advance": advance}
-            written = self.lm.complete(prompts, **how)
-        return [self._read(*pair) for pair in zip(ids, written, strict=True)]
-
-    def _read(self, query: str, completion: Completion) -> LMAnswer:
-        words, text = self.format.words, completion.text.strip()
-        if not words:
-            return LMAnswer(Prediction(query, text, {}), {})
-        label = self._verbalizer.label_of_word(text)
-        scores = {name: float(name == label) for name in words}
-        return LMAnswer(Prediction(query, label or UNDECIDED, scores), {"written": text})
-
-
 @contextlib.contextmanager
 def progress_bar(prompts: Sequence[str], *, progress: bool) -> Iterator[Advance]:
     """Show how many of the distinct prompts are answered."""
@@ -175,8 +72,17 @@ def progress_bar(prompts: Sequence[str], *, progress: bool) -> Iterator[Advance]
         yield bar.update
 
 
+def count_word_tokens(lm: LanguageModel, words: Mapping[str, str]) -> int:
+    """Return the tokens of the longest label word after a prompt."""
+    opening, *whole = lm.count_tokens(["", *answer_words(words)])  # what opens every text
+    return max(1, max(whole) - opening)
+
+
 class Kate(Method):
     """Lets a frozen LM decide queries after labelled examples.
+
+    It takes the label whose word is likeliest after the prompt (Brown et al. 2020, section 2.4), or
+    writes, as KATE, whose text is the answer, or the label whose word it wrote.
 
     `selection` and `icl` are the arguments, with what the task and the run's seed decide.
     """
@@ -184,9 +90,9 @@ class Kate(Method):
     SECTIONS = METHODS["kate"].sections
     SEEDS = "exemplar seeds: draws of the exemplars, and their order"
 
-    data: PoolData
     selection: SelectionArguments
     icl: AnswerArguments
+    lm: LanguageModel | None = None  # none where exemplars vote
 
     @classmethod
     def name(cls, args: RunArguments) -> str:
@@ -199,7 +105,7 @@ class Kate(Method):
     def open(self) -> None:
         """Open pool, comparison and LM; weights are loaded when they are first needed."""
         self.data = self.read_data()
-        self._settle()
+        self._fill_in()
         root = self.context.artifacts / "neighbors" / self.data.task.name
         chosen, train = self.selection, self.data.train
         pool = ExemplarPool(train, chosen.leak_jaccard, root, self.context, self.data.is_split)
@@ -208,29 +114,32 @@ class Kate(Method):
         self.selector = self.exemplars.under(self.selection)  # refuses what the pool does not have
         self._known: tuple[list[Example], ExemplarPrompts] | None = None
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
-        if self.data.references:
-            answers = [list(reference.answers) for reference in self.data.references]
+        if answers := [list(reference.answers) for reference in self.references]:
             self.fingerprints["answers"] = digest(answers)
-        self._answerer: Answerer | None = None
         if self.icl.decide_by != "vote":
-            self.completer = self._open_lm()
-            if not isinstance(self.completer, RemoteLM):
-                self._answerer = self._open_answerer(self.completer)
+            self.lm = self._open_lm()
+            self._fill_in()
+            if self.icl.decide_by == "score":
+                answer_words(self.format.words)  # refuses ambiguous words, as the next does
+            else:
+                self.verbalizer = Verbalizer(self.format.words, template="")
 
-    def read_data(self) -> PoolData:
+    def read_data(self) -> TaskData:
         """Read all of train as a pool, and the queries."""
-        return PoolData.read(self.args)
+        return TaskData.read_pool(self.args)
 
-    def _settle(self) -> None:
-        """Fill in what the task decides where the user does not; refuse what it does not have."""
+    @property
+    def references(self) -> list[AnsweredExample]:
+        """The queries with their right answers, where answers are written; else none."""
+        return [query for query in self.data.test if isinstance(query, AnsweredExample)]
+
+    def _fill_in(self) -> None:
+        """Fill in what the task and the LM decide where the user does not."""
         task, icl, selection = self.data.task, self.args["icl"], self.args["selection"]
-        format_ = icl.prompt_format or "task"
-        # What an endpoint offers is seen when it is first needed.
-        decide_by = icl.decide_by or (None if self.args["completer"].is_remote else "score")
-        count = selection.count
+        decide_by, count, completer = icl.decide_by, selection.count, self.args["completer"]
         if isinstance(task, GenerationTask):
             for name, value, own in (
-                ("decide_by", icl.decide_by, "score"),
+                ("decide_by", decide_by, "score"),
                 ("exemplars", selection.exemplars, "balanced"),
                 ("prompt_format", icl.prompt_format, "task"),
             ):
@@ -240,12 +149,18 @@ class Kate(Method):
                         "written: leave it out"
                     )
             count = task.num_exemplars if selection.num_exemplars is None else count
-            decide_by, format_ = icl.decide_by or "generation", "kate"
+            decide_by = decide_by or "generation"
+        elif decide_by is None and not completer.is_remote:
+            decide_by = "score"
+        if isinstance(self.lm, RemoteLM):
+            decide_by = self.lm.way.decide_by
+            self.args = self.args.change("completer", endpoint=self.lm.way.endpoint)
+        usual = "kate" if isinstance(task, GenerationTask) else "task"
+        format_ = icl.prompt_format or usual
         args = self.args.change("selection", num_exemplars=count)
         self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
-        if decide_by != "vote":
-            self.args["completer"].check_named()
         self.selection, self.icl = self.args["selection"], self.args["icl"]
+        self.format = task_format(task, format_)
         if self.selection.exemplar_seed is None:
             self.selection = replace(self.selection, exemplar_seed=self.seed)
         if decide_by == "vote" and not self.selection.compares:
@@ -254,51 +169,27 @@ class Kate(Method):
                 f"'{self.selection.exemplars}' with --num_exemplars {count} are none: use "
                 "--exemplars knn"
             )
+        if decide_by == "score" and icl.max_new_tokens is not None:
+            raise ConfigError(
+                f"max_new_tokens is {icl.max_new_tokens}, and label words are scored, not "
+                "written: leave it out, or use --decide_by generation"
+            )
+        self.stop, most = "\n", _WRITTEN_TOKENS
+        if isinstance(task, GenerationTask):
+            self.stop, most = task.stop, task.max_new_tokens
+        self.max_new_tokens = icl.max_new_tokens or most
 
     def _open_lm(self) -> LanguageModel:
         """Open the LM, or share that of the run before; two LMs are never in memory together."""
-        asked = json.dumps([asdict(self.args["completer"]), str(self.context.artifacts)])
-        shared = self.context.shared
-        before, lm = shared.get("lm", ("", None))
-        if before != asked:
-            del lm
+        asked = self.args["completer"]
+        asked.check_named()
+        key, shared = digest([asdict(asked), str(self.context.artifacts)]), self.context.shared
+        if shared.get("lm key") != key:
             shared.pop("lm", None)
-            completer = open_lm(self.args["completer"], self.context)
-            shared["lm"] = (asked, completer)
-        found: LanguageModel = shared["lm"][1]
-        return found
-
-    @property
-    def answerer(self) -> Answerer | None:
-        """What asks the LM; None with the vote. The first use may call an endpoint."""
-        if self._answerer is None and self.icl.decide_by != "vote":
-            assert isinstance(self.completer, RemoteLM)
-            self.completer = self.completer.settle(self.icl.decide_by)
-            self._note_way()
-            self._answerer = self._open_answerer(self.completer)
-        return self._answerer
-
-    def _note_way(self) -> None:
-        """Fill in how an endpoint is asked, once it is chosen."""
-        if isinstance(self.completer, RemoteLM):
-            way = self.completer.way
-            args = self.args.change("completer", endpoint=way.endpoint)
-            self.args = args.change("icl", decide_by=way.decide_by)
-            self.icl = self.args["icl"]
-
-    def _open_answerer(self, lm: LanguageModel) -> Answerer:
-        icl, task, progress = self.icl, self.data.task, self.context.shows_progress
-        how, most, stop = task_format(task, icl.prompt_format or "task"), icl.max_new_tokens, "\n"
-        if isinstance(task, GenerationTask):
-            most, stop = most or task.max_new_tokens, task.stop
-        if icl.decide_by == "generation":
-            most = most or _WRITTEN_TOKENS
-        elif most is not None:
-            raise ConfigError(
-                f"max_new_tokens is {most}, and label words are scored, not written: leave it out, "
-                "or use --decide_by generation"
-            )
-        return Answerer(lm=lm, format=how, max_new_tokens=most, stop=stop, progress=progress)
+            shared["lm"] = open_lm(asked, self.context)
+            shared["lm key"] = key
+        lm: LanguageModel = shared["lm"]
+        return lm.settle(self.icl.decide_by) if isinstance(lm, RemoteLM) else lm
 
     def identity(self) -> dict[str, Json]:
         named: dict[str, Json] = {
@@ -309,23 +200,20 @@ class Kate(Method):
         }
         if self.exemplars.similarity is not None:
             named["similarity"] = dict(self.exemplars.similarity.fingerprint)
-        if self.answerer is not None:
-            named["prompt"] = dict(self.answerer.fingerprint)
-            named["lm"] = dict(self.completer.fingerprint)
-            named["window"] = self.completer.window
+        if self.lm is not None:
+            how: dict[str, Json] = {**self.format.fingerprint, "decide_by": self.icl.decide_by}
+            if self.icl.decide_by == "generation":
+                how |= {"max_new_tokens": self.max_new_tokens, "stop": self.stop}
+            named |= {"prompt": how, "lm": dict(self.lm.fingerprint), "window": self.lm.window}
         return named
 
-    def models(self) -> list[str]:
-        models = [self.args["completer"].lm] if self.answerer is not None else []
-        return [*models, *([self.selection.encoder] if self.selection.compares else [])]
-
-    def notes(self) -> list[str]:
-        return [*super().notes(), *bundled_notes([], [self.icl.query_dataset_name or ""])]
+    def sources(self) -> list[str]:
+        models = [self.args["completer"].lm] if self.lm is not None else []
+        compares = [self.selection.encoder] if self.selection.compares else []
+        return [*models, *compares, *super().sources(), self.icl.query_dataset_name or ""]
 
     def sample_prompt(self) -> str | None:
-        if self.answerer is None:
-            return None
-        return f"{self._prompts(self.data.test).texts[0]}\n"
+        return f"{self._prompts(self.data.test).texts[0]}\n" if self.lm is not None else None
 
     def with_seed(self, args: RunArguments) -> Self:
         """Return the method of another draw, sharing pool, comparison and LM."""
@@ -336,26 +224,45 @@ class Kate(Method):
             )
         other = super().with_seed(args)
         other._known = None
-        other._settle()
-        if other._answerer is not None:
-            other._note_way()
+        other._fill_in()
         other.selector = other.exemplars.under(other.selection)
         return other
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         prompts = self._prompts(examples)
-        if self.answerer is None:
-            answers = self._vote(examples, prompts.chosen)
+        if self.lm is None:
+            predictions, texts = self._vote(examples, prompts.chosen), list[str]()
         else:
             with self.timed("answers"):
-                answers = self.answerer.answer(examples, prompts.texts)
-        decided = self._report(examples, prompts, answers)
-        if self.answerer is not None and isinstance(self.completer, RemoteLM):
-            paid = {"endpoint": self.completer.describe_spending()}
+                predictions, texts = self._ask(self.lm, examples, prompts.texts)
+        decided = self._report(examples, prompts, predictions, texts)
+        if isinstance(self.lm, RemoteLM):
+            paid = {"endpoint": self.lm.describe_spending()}
             decided = replace(decided, metrics={**decided.metrics, **paid})
-        if list(examples) != list(self.data.test):
-            return decided
-        return self._with_texts(decided) if self.data.references else decided
+        is_measured = self.references and list(examples) == list(self.data.test)
+        return self._with_texts(decided) if is_measured else decided
+
+    def _ask(
+        self, lm: LanguageModel, queries: Sequence[Example], prompts: Sequence[str]
+    ) -> tuple[list[Prediction], list[str]]:
+        """Return the LM's answers, and the texts that became labels, if it wrote them."""
+        words, ids = self.format.words, [query.id for query in queries]
+        with progress_bar(prompts, progress=self.context.shows_progress) as advance:
+            if self.icl.decide_by == "score":
+                logs = lm.score(prompts, answer_words(words), advance=advance)
+                scores = np.array(logs, np.float32).reshape(len(queries), len(words))
+                return decide(ids, scores, list(words)), []
+            written = lm.complete(
+                prompts, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
+            )
+        texts = [completion.text.strip() for completion in written]
+        if not words:
+            return [Prediction(*each, {}) for each in zip(ids, texts, strict=True)], []
+        labels = [self.verbalizer.label_of_word(text) for text in texts]
+        return [
+            Prediction(name, label or UNDECIDED, {word: float(word == label) for word in words})
+            for name, label in zip(ids, labels, strict=True)
+        ], texts
 
     def _prompts(self, examples: Sequence[Example]) -> ExemplarPrompts:
         """Choose exemplars, leave out what does not fit, and render; remembered for these."""
@@ -368,25 +275,28 @@ class Kate(Method):
         with self.timed("exemplars"):
             chosen = self.selector.choose(examples)
         wanted = [chosen.of(i) for i in range(len(examples))]
-        if self.answerer is None:
+        if self.lm is None:
             return ExemplarPrompts(chosen, wanted)
-        answerer, order, seed = self.answerer, self.selection.order, self.selection.exemplar_seed
+        order, seed = self.selection.order, self.selection.exemplar_seed or 0
+        room = self.max_new_tokens
+        if self.icl.decide_by == "score":
+            room = count_word_tokens(self.lm, self.format.words)
 
         def shown(i: int, count: int) -> list[int]:
-            return arrange(wanted[i][:count], order, query=examples[i].text, seed=seed or 0)
+            return arrange(wanted[i][:count], order, query=examples[i].text, seed=seed)
 
         def render(i: int, count: int) -> list[str]:
             exemplars = [self.data.train[row] for row in shown(i, count)]
-            return [answerer.format.write(exemplars, examples[i].fields)]
+            return [self.format.write(exemplars, examples[i].fields)]
 
         with self.timed("prompts"):
             fit = fit_prompts(
-                self.completer.count_tokens,
+                self.lm.count_tokens,
                 render,
                 [len(rows) for rows in wanted],
                 names=[example.id for example in examples],
-                window=self.completer.window,
-                num_new_tokens=answerer.num_new_tokens,
+                window=self.lm.window,
+                num_new_tokens=room,
             )
             counts = fit.counts.tolist()
             rows = [shown(i, count) for i, count in enumerate(counts)]
@@ -394,12 +304,15 @@ class Kate(Method):
         return ExemplarPrompts(chosen, rows, fit, texts)
 
     def _report(
-        self, examples: Sequence[Example], prompts: ExemplarPrompts, answers: Sequence[LMAnswer]
+        self,
+        examples: Sequence[Example],
+        prompts: ExemplarPrompts,
+        predictions: Sequence[Prediction],
+        texts: Sequence[str],
     ) -> Decisions:
         """Report exemplars: in each query's line, in counts and in notes."""
-        chosen, fit, dropped = prompts.chosen, prompts.fit, prompts.chosen.num_dropped
+        chosen, fit = prompts.chosen, prompts.fit
         exemplars = [[self.data.train[row] for row in rows] for rows in prompts.rows]
-        predictions = [answer.prediction for answer in answers]
         details: list[dict[str, Json]] = []
         for i, rows in enumerate(prompts.rows):
             near = dict(zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False))
@@ -407,76 +320,66 @@ class Kate(Method):
                 {"id": one.id, "similarity": _rounded(near.get(row, math.nan))}
                 for one, row in zip(exemplars[i], rows, strict=True)
             ]
-            line = {**answers[i].details, "exemplars": shown, "near_duplicates": int(dropped[i])}
+            line: dict[str, Json] = {"written": texts[i]} if texts else {}
+            line |= {"exemplars": shown, "near_duplicates": int(chosen.num_dropped[i])}
             if fit is not None:
                 line["over_budget"] = int(fit.num_dropped[i])
                 line["prompt_tokens"] = int(fit.num_tokens[i])
             details.append(line)
-        counts: dict[str, Json] = {
+        counts = {
             "exemplars": sum(map(len, prompts.rows)),
-            "near_duplicates": int(dropped.sum()),
-            "queries_with_near_duplicates": int((dropped > 0).sum()),
+            "near_duplicates": int(chosen.num_dropped.sum()),
             "copies_in_pool": self.exemplars.pool.guard.num_copies if self.selection.count else 0,
-        }
-        if fit is not None:
-            counts |= {
-                "over_budget": int(fit.num_dropped.sum()),
-                "queries_over_budget": int((fit.num_dropped > 0).sum()),
-                "mean_prompt_tokens": round(float(fit.num_tokens.mean()), 1),
-            }
-        metrics: dict[str, Json] = {"exemplars": counts}
-        told = {
-            **counts,
+            "over_budget": 0 if fit is None else int(fit.num_dropped.sum()),
             "pool": len(self.data.train),
             "queries": len(examples),
             "undecided": sum(prediction.label == UNDECIDED for prediction in predictions),
         }
-        notes = [note.format(**told) for name, note in _NOTES.items() if told.get(name)]
+        notes = [note.format(**counts) for name, note in _NOTES.items() if counts[name]]
         notes.append(
             "no LM: the majority of the exemplars; of a tie the nearest's"
-            if self.answerer is None
+            if self.lm is None
             else "the LM is frozen: seeds are of the exemplars"
         )
+        metrics: dict[str, Json] = {"exemplars": counts}
         return Decisions(
             predictions, exemplars=exemplars, details=details, notes=notes, metrics=metrics
         )
 
     # The neighbors' vote, and what is measured on texts.
 
-    def _vote(self, examples: Sequence[Example], chosen: Chosen) -> list[LMAnswer]:
+    def _vote(self, examples: Sequence[Example], chosen: Chosen) -> list[Prediction]:
         """Let exemplars vote (KATE's kNN baseline); answers count as equal as in exact match."""
-        answers, labels = [], self.data.labels
+        answers = []
         for i, query in enumerate(examples):
             targets = [str(self.data.train[row].label) for row in chosen.of(i)]
             shares = vote(targets)
             label = next(iter(shares), UNDECIDED)
-            if self.data.references:
+            if isinstance(self.data.task, GenerationTask):
                 plain = [normalize_answer(target) for target in targets]
                 label = next((targets[plain.index(first)] for first in vote(plain)), "")
-            scores = {name: shares.get(name, 0.0) for name in labels}
-            answers.append(LMAnswer(Prediction(query.id, label, scores), {}))
+            scores = {name: shares.get(name, 0.0) for name in self.data.labels}
+            answers.append(Prediction(query.id, label, scores))
         return answers
-
-    def _measure(self, texts: Sequence[str]) -> Written:
-        assert isinstance(self.data.task, GenerationTask)
-        return measure_written(self.data.task, texts, self.data.references)
 
     def _with_texts(self, decided: Decisions) -> Decisions:
         """Add what is measured on texts: each query's own values, and all metrics."""
-        found = self._measure([prediction.label for prediction in decided.predictions])
+        assert isinstance(self.data.task, GenerationTask)
+        texts = [prediction.label for prediction in decided.predictions]
+        references = self.references
+        found = measure_written(self.data.task, texts, references)
         details: list[Mapping[str, Json]] = []
-        for i, reference in enumerate(self.data.references):
+        for i, reference in enumerate(references):
             values = {name: round(each[i], 6) for name, each in found.each.items()}
-            details.append(
-                {
-                    "answers": list(reference.answers),
-                    **({"is_right": values.pop(_EXACT) == 1} if _EXACT in values else {}),
-                    **values,
-                    **({"bleu_counts": list(found.counts[i])} if found.counts else {}),
-                    **({"is_overlap": reference.table.is_overlap} if reference.table else {}),
-                    **decided.details[i],
-                }
-            )
+            line: dict[str, Json] = {"answers": list(reference.answers)}
+            if _EXACT in values:
+                line["is_right"] = values.pop(_EXACT) == 1
+            line |= values
+            if found.counts:
+                line["bleu_counts"] = list(found.counts[i])
+            if reference.table:
+                line["is_overlap"] = reference.table.is_overlap
+            details.append({**line, **decided.details[i]})
         interval = None  # BLEU is of all texts together and has none
         if self.data.metric in found.each:
             each = np.array(found.each[self.data.metric])
@@ -510,10 +413,9 @@ class Icl(Kate):
         """Whether the seed draws exemplars: only without an `exemplar_seed`."""
         return super().uses_seed(args) and args["selection"].exemplar_seed is None
 
-    def read_data(self) -> PoolData:
+    def read_data(self) -> TaskData:
         """Read the splits that readers are trained on: exemplars are drawn from train."""
-        data = TaskData.read(self.args)
-        return PoolData(data.task, data.train, [], data.test, data.notes)
+        return replace(TaskData.read(self.args), dev=[])
 
 
 def _rounded(value: float) -> float | None:

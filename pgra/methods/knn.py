@@ -19,7 +19,6 @@ from pgra.exemplars.selection import vote
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import Decisions, Method
 from pgra.methods.stages import Stages, neighbor_model, open_neighbors
-from pgra.report.metrics import measure
 
 logger = logging.getLogger(__name__)
 
@@ -52,20 +51,18 @@ class NearestNeighbors(Method):
         encoder = dict(self.neighbors.encoder.query_fingerprint)
         return {"num_neighbors": self.numbers, "encoder": encoder}
 
-    def models(self) -> list[str]:
-        return [neighbor_model(self.args)]
+    def sources(self) -> list[str]:
+        return [neighbor_model(self.args), *super().sources()]
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
         """Choose the number of neighbors that is best on the dev set; of equals the smallest."""
         self.best, self._how = self.numbers[0], "as asked for"
         if len(self.numbers) == 1:
             return None
-        labels, metric, dev = list(self.data.labels), self.data.metric, self.data.examples("dev")
-        rows, truth = self._nearest(dev), [str(example.label) for example in dev]
-        values = {}
+        rows, metric, values = self._nearest(self.data.dev), self.data.metric, {}
         for number in self.numbers:
             decided = [next(iter(shares)) for shares in self._votes(rows, number)]
-            values[number] = measure(metric, truth, decided, labels)[metric]
+            values[number] = self.data.measure_dev(decided)[metric]
         self.best = max(self.numbers, key=lambda number: values[number])
         self._how = f"best of {', '.join(map(str, self.numbers))} on the dev set"
         return {"metric": metric, "value": values[self.best], "num_neighbors": self.best}

@@ -19,12 +19,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from pgra.core import Example, Json
+from pgra.core import Example
 from pgra.data.examples import draw_shots, whole_train
-from pgra.encoders.encoder import Encoder, choose_max_tokens
-from pgra.errors import ConfigError
-from pgra.lm.load import find_model
-from pgra.methods.arguments import METHODS, LmBffArguments, RunArguments
+from pgra.encoders.encoder import Encoder
+from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.pgra import Pgra
 from pgra.methods.stages import Stages
@@ -42,6 +40,7 @@ from pgra.reader.inputs import (
 logger = logging.getLogger(__name__)
 
 Vectors = npt.NDArray[np.float32]
+_SHARE = 0.5  # of a label's examples, those nearest to the query
 
 
 class LmBff(Pgra):
@@ -66,16 +65,18 @@ class LmBff(Pgra):
     def read_data(self) -> None:
         """Read the test set, and draw K and K examples a label of the training file."""
         whole, count = TaskData.read(self.args), self.args["shots"].num_shots
-        shots = draw_shots(
-            whole_train(whole.train, whole.dev), whole.labels, count, self.args.training.seed
-        )
+        shots = draw_shots(whole_train(whole.train, whole.dev), whole.labels, count, self.seed)
         rule = f"{count} examples of each label to train on, as many others are dev"
-        logger.info("%s: lm-bff takes %s (seed %d)", whole.task.name, rule, self.args.training.seed)
+        logger.info("%s: lm-bff takes %s (seed %d)", whole.task.name, rule, self.seed)
         self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, whole.notes)
         prompt = FewShotPrompt(prompt_template(self.data.choice))
         self.stages = Stages(self.args, self.context, prompt, self.data)
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
-        self.fingerprints["demonstrations"] = self._demonstration_fields()
+        encoder = dict(self._encoder.query_fingerprint)
+        self.fingerprints["demonstrations"] = {
+            "sets": self.args["shots"].exemplar_sets,
+            "encoder": encoder,
+        }
 
     def check(self) -> None:
         """Refuse batches that the few examples do not fill."""
@@ -84,15 +85,14 @@ class LmBff(Pgra):
     def inputs(self, split: str) -> TokenizedInputs:
         """Return a split's inputs: train's set by set, others' sets together to average."""
         queries, support = self.data.examples(split), self.data.examples("train")
-        vectors = None
-        if self.args["shots"].exemplar_share < 1:  # else all of a label's examples are near enough
-            vectors = self._vectors(split), self._vectors("train")
-        labels, seed, shots = self.data.labels, self.args.training.seed, self.args["shots"]
-        drawn = draw_demonstrations(queries, support, vectors, labels, args=shots, seed=seed)
+        labels, num_sets = self.data.labels, self.args["shots"].exemplar_sets
+        vectors = self._vectors(split), self._vectors("train")
+        drawn = draw_demonstrations(
+            queries, support, vectors, labels, num_sets=num_sets, seed=self.seed
+        )
         if split == "train":  # each set is an example to train on, all examples' first sets first
-            drawn = drawn.transpose(1, 0, 2).reshape(-1, 1, len(self.data.labels))
-            sets = range(self.args["shots"].exemplar_sets)
-            queries = [replace(query, id=f"{query.id}/{n}") for n in sets for query in queries]
+            drawn = drawn.transpose(1, 0, 2).reshape(-1, 1, len(labels))
+            queries = [replace(q, id=f"{q.id}/{n}") for n in range(num_sets) for q in queries]
         inputs = build_demonstrated(
             queries, drawn, support, self.tokenizer, self.verbalizer, layout=self.layout
         )
@@ -108,43 +108,28 @@ class LmBff(Pgra):
         texts = [example.text for example in self.data.examples(split)]
         return self._encoder.encode(texts, is_query=True)
 
-    def models(self) -> list[str]:
-        return [self.args.reader.model_name_or_path, self.args.retriever.encoder]
-
-    def _demonstration_fields(self) -> dict[str, Json]:
-        """Return what decides the demonstrations, besides examples and seed."""
-        retriever, share = self.args.retriever, self.args["shots"].exemplar_share
-        fields: dict[str, Json] = {"sets": self.args["shots"].exemplar_sets, "share": share}
-        if share < 1:
-            source = find_model(retriever.encoder)
-            fields |= {
-                "encoder": source.identity,
-                "pooling": retriever.pooling,
-                "max_encoder_tokens": choose_max_tokens(source, retriever.max_encoder_tokens),
-                "encoder_dtype": retriever.encoder_dtype,
-            }
-            if retriever.query_prompt is not None:
-                fields["query_prompt"] = retriever.query_prompt
-        return fields
+    def sources(self) -> list[str]:
+        return [*super().sources(), self.args.retriever.encoder]
 
 
 def draw_demonstrations(
     queries: Sequence[Example],
     support: Sequence[Example],
-    vectors: tuple[Vectors, Vectors] | None,
+    vectors: tuple[Vectors, Vectors],
     labels: Sequence[str],
     *,
-    args: LmBffArguments,
+    num_sets: int,
     seed: int,
+    share: float = _SHARE,
 ) -> npt.NDArray[np.int64]:
     """Draw each query's demonstrations: rows of the support, (B, num_sets, C), labels in order.
 
     A query is never its own; its draws depend on its id and the seed, not on other queries. The
     support has two examples of each label at least. `vectors` are the queries' and the support's,
-    of unit length, (B, D) and (n, D); None to draw from all of a label's examples, else from
-    the nearest `exemplar_share` of them, rounded down, at least one.
+    of unit length, (B, D) and (n, D): drawn from are the nearest `share` of a label's examples,
+    rounded down, at least one.
     """
-    drawn = np.empty((len(queries), args.exemplar_sets, len(labels)), dtype=np.int64)
+    drawn = np.empty((len(queries), num_sets, len(labels)), dtype=np.int64)
     for number, query in enumerate(queries):
         near = []
         for label in labels:
@@ -153,12 +138,10 @@ def draw_demonstrations(
                 for row, example in enumerate(support)
                 if example.label == label and example.id != query.id
             ]
-            if vectors is not None:
-                similarity = vectors[1][rows] @ vectors[0][number]
-                rows = [rows[i] for i in np.argsort(-similarity, kind="stable")]
-            near.append(rows[: max(1, int(len(rows) * args.exemplar_share))])
+            order = np.argsort(-(vectors[1][rows] @ vectors[0][number]), kind="stable")
+            near.append([rows[i] for i in order[: max(1, int(len(rows) * share))]])
         draw = random.Random(f"{seed}/{query.id}")
-        drawn[number] = [[draw.choice(rows) for rows in near] for _ in range(args.exemplar_sets)]
+        drawn[number] = [[draw.choice(rows) for rows in near] for _ in range(num_sets)]
     return drawn
 
 
@@ -179,7 +162,6 @@ def build_demonstrated(
 
     Raises:
         ConfigError: If the limit leaves a template no room.
-        DataError: If a query has a label that the verbalizer does not know.
     """
     texts = fit_queries(queries, tokenizer, layout)
     room = layout.max_tokens // len(verbalizer.words) + 1  # the end is the query's
@@ -188,14 +170,7 @@ def build_demonstrated(
     for example in support:
         word = verbalizer.words[str(example.label)].replace("{", "{{").replace("}", "}}")
         filled = SegmentLayout(template.replace(SLOT, word), max_tokens=room)
-        try:
-            text = fit_queries([example], tokenizer, filled)
-        except ConfigError:
-            raise ConfigError(
-                f"max_segment_tokens ({layout.max_tokens}) leaves each of {len(verbalizer.words)} "
-                f"demonstrations {room - 1} tokens, too few for the template itself "
-                f"({layout.template!r}): raise it"
-            ) from None
+        text = fit_queries([example], tokenizer, filled)
         shown += tokenize_parts(text, tokenizer, is_first=False)
     close = Join(tokenizer.eos_token_id, layout).close
     segments = [

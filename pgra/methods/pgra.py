@@ -10,7 +10,7 @@ evidence), exhaustive (the LM's best of the whole corpus).
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -31,8 +31,6 @@ from pgra.methods.base import (
     Decisions,
     Method,
     TaskData,
-    bundled_notes,
-    task_name,
 )
 from pgra.methods.stages import Stages, neighbor_model, reads_prompt
 from pgra.prompts.fewshot import FewShotPrompt, prompt_template
@@ -51,7 +49,6 @@ from pgra.reader.record import (
     write_record,
 )
 from pgra.reader.train import fit, uses_bf16
-from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
 
@@ -84,7 +81,6 @@ class Pgra(Method):
         return args.trains and args["training"].max_steps != 0
 
     def open(self) -> None:
-        Task.load(task_name(self.args))  # refuses a wrong name before models are looked for
         if self.COMBINES_SCORES and self.decode != "verbalizer":
             raise ConfigError(
                 f"decode '{self.decode}' is not for method '{self.args.method}', which combines "
@@ -114,12 +110,10 @@ class Pgra(Method):
         self.check_training(len(self.data.train))
         present = {example.label for example in self.data.train}
         if absent := [label for label in self.data.labels if label not in present]:
-            in_prompt = {example.label for example in self.data.set_aside} & {*absent}
-            hint = ", lower --num_exemplars (those in the prompt are not trained on)"
             raise DataError(
                 f"no training example has label {', '.join(map(repr, absent))} (of "
-                f"{len(self.data.train)} examples): add some, raise --max_train_samples"
-                f"{hint if in_prompt else ''}, or take the label out of the task"
+                f"{len(self.data.train)} examples that the prompt does not show): add some, raise "
+                "--max_train_samples, or take the label out of the task"
             )
 
     def check_training(self, num_examples: int) -> None:
@@ -194,12 +188,11 @@ class Pgra(Method):
         train, dev = self.inputs("train"), self.inputs("dev")
         module = self.load_module()
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
-        truth, labels = [str(label) for label in dev.labels], self.data.labels
 
         def evaluate() -> Mapping[str, float]:
             scores = self.reader.score(dev, self.context)
-            decided = [p.label for p in decide(dev.example_ids, scores, labels)]
-            return measure(self.data.metric, truth, decided, labels)
+            decided = decide(dev.example_ids, scores, self.data.labels)
+            return self.data.measure_dev([prediction.label for prediction in decided])
 
         result = fit(
             self.reader,
@@ -223,11 +216,11 @@ class Pgra(Method):
     def load(self, folder: Path) -> None:
         """Load the trained reader of a run, with its temperature if there is one."""
         home = folder / READER_FOLDER
-        is_described = (home / RECORD_FILE).is_file()
-        if is_described:  # its files are as they were written
-            self.calibration = read_record(folder).calibration
+        record = read_record(home) if (home / RECORD_FILE).is_file() else None  # checks the files
         self.open_trained(home)
-        if not is_described:  # the run was stopped after its training
+        if record is not None:
+            self.calibration = record.calibration
+        else:  # the run was stopped after its training
             self._describe(folder)
 
     def _describe(self, folder: Path) -> None:
@@ -239,13 +232,10 @@ class Pgra(Method):
     def fit_temperature(self, context: Context) -> Scores:
         """Fit the temperature on the dev set, and return its scores."""
         with self.timed("calibration"):
-            dev = self.inputs("dev")
-            scores: Scores = self.reader.score(dev, context)
-            self.calibration = fit_temperature(scores, self._columns(dev.labels))
+            scores: Scores = self.reader.score(self.inputs("dev"), context)
+            truth = [self.data.labels.index(str(example.label)) for example in self.data.dev]
+            self.calibration = fit_temperature(scores, truth)
         return scores
-
-    def _columns(self, labels: Sequence[str | None]) -> list[int]:
-        return [self.verbalizer.labels.index(str(label)) for label in labels]
 
     def write_record(self, folder: Path) -> None:
         if not self.context.is_main:
@@ -277,7 +267,7 @@ class Pgra(Method):
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide a split's examples, or new ones, for which evidence is found now."""
         splits = [name for name in SPLITS if self.data.examples(name) == list(examples)]
-        split = splits[0] if examples and splits else None
+        split = splits[0] if splits and examples else None
         if split is not None:
             inputs, lines = self.inputs(split), self.stages.evidence_lines(split)
         else:
@@ -285,9 +275,8 @@ class Pgra(Method):
             inputs = self.new_inputs(examples, lines)
         scores, lines = self.score(inputs, lines, split)
         temperature = self.calibration.temperature
-        predictions = decide(
-            inputs.example_ids, scores, self.verbalizer.labels, temperature=temperature
-        )
+        ids = [example.id for example in examples]
+        predictions = decide(ids, scores, self.verbalizer.labels, temperature=temperature)
         notes, known = list[str](), None
         if self.decode == "verbalizer":  # else there are no probabilities
             notes = [self.calibration.note] if self.calibration.note else []
@@ -304,12 +293,16 @@ class Pgra(Method):
         """Score examples, and return the evidence that the reader read."""
         return self.reader.score(inputs, self.context), lines
 
-    def models(self) -> list[str]:
-        return [self.args.reader.model_name_or_path, *evidence_models(self.args)]
-
-    def notes(self) -> list[str]:
-        sources = self.args.corpus.sources if self.stages.depth else []
-        return [*super().notes(), *bundled_notes([], sources)]
+    def sources(self) -> list[str]:
+        args, own = self.args, [self.args.reader.model_name_or_path, *super().sources()]
+        if not self.stages.depth:
+            return own
+        if args.retriever.retriever in ("dense", "hybrid"):
+            own.append(args.retriever.encoder)
+        reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
+        if reads and args.rerank.per_query:
+            own.append(neighbor_model(args))
+        return [*own, *reads, *args.corpus.sources]
 
     def sample_prompt(self) -> str | None:
         """Return the LM's prompt of the first test query."""
@@ -358,17 +351,12 @@ def _recorded_arguments(record: ReaderRecord, args: RunArguments) -> RunArgument
     lm = lm.get("prefixes", [lm])[0]  # several are of one LM
     if "dtype" in lm:
         args = args.change("rerank", lm_dtype=lm["dtype"])
-    encoder = _index_encoder(made) or lm.get("exemplar encoder")
-    if isinstance(encoder, Mapping) and "part" not in encoder:  # a part of the T5 has no dtype
+    index: Mapping[str, Any] = made.get("index", {})
+    index = index.get("dense", index)  # of a hybrid
+    encoder = index if "encoder" in index else lm.get("exemplar encoder", {})
+    if encoder and "part" not in encoder:  # a part of the T5 has no dtype
         args = args.change("retriever", encoder_dtype=encoder["dtype"])
     return args
-
-
-def _index_encoder(made: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the encoder's part of an index's fingerprint; empty if there is none."""
-    dense: Mapping[str, Any] = made.get("index", {})
-    dense = dense.get("dense", dense)
-    return dense if "encoder" in dense else {}
 
 
 def _open_recorded(
@@ -388,31 +376,24 @@ def _open_recorded(
     is_own = args.rerank.per_query and args.rerank.reranker == "prompted"
     exemplars = Stages.read(args, context).exemplars if is_own else None
     made: Mapping[str, Any] = record.fingerprints
-    reference = Reference(made=made.get("reranker", {}))
+    reference = Reference(made=made["reranker"])
     stages = Stages(args, context, prompt, data, exemplars=exemplars, reference=reference)
-    _check(home, "corpus", made.get("corpus"), stages.corpus.fingerprint["corpus_sha256"])
-    asked = dict(stages.reranker.fingerprint)
-    _check(home, "reranker", made.get("reranker"), asked)
-    stages.reranker.check()  # before an index would be built
-    encoder = _index_encoder(made)
-    if encoder:  # by its folder's digest, before an index would be built with it
-        _check(home, "encoder", encoder["encoder"], find_model(args.retriever.encoder).identity)
-    _check(home, "index", made.get("index"), dict(stages.retriever.fingerprint))
-    return stages
-
-
-def _check(home: Path, stage: str, made: Json, asked: Json) -> None:
-    """Refuse a stage that is not the run's; the first field that differs is named."""
-    pair = [
-        {f"{stage} {name}": field for name, field in value.items()}
-        if isinstance(value, Mapping)
-        else {stage: value}
-        for value in (made, asked)
-    ]
-    way_out = "restore it, or train again"
-    check_fingerprint(
-        home, made=pair[0], asked=pair[1], now="what is there now is", way_out=way_out
+    check = partial(
+        check_fingerprint,
+        home,
+        now="what is there now is",
+        way_out="restore it, or train again",
     )
+    corpus = stages.corpus.fingerprint["corpus_sha256"]
+    check(made={"corpus": made["corpus"]}, asked={"corpus": corpus})
+    check(made=made["reranker"], asked=dict(stages.reranker.fingerprint))
+    stages.reranker.check()  # before an index would be built
+    encoder = made["index"].get("dense", made["index"]).get("encoder")
+    if encoder:  # by its folder's digest, before an index would be built with it
+        now = find_model(args.retriever.encoder).identity
+        check(made={"encoder": encoder}, asked={"encoder": now})
+    check(made=made["index"], asked=dict(stages.retriever.fingerprint))
+    return stages
 
 
 def reader_template(task: Task, args: ReaderArguments) -> str:
@@ -424,23 +405,5 @@ def reader_template(task: Task, args: ReaderArguments) -> str:
     """
     if args.reader_template is None:
         return task.reader_text
-    try:
-        check_slots(f"template {args.reader_template!r}", args.reader_template, task.inputs)
-    except ConfigError as error:
-        raise ConfigError(
-            f"reader_template does not fit task '{task.name}': {str(error).rstrip('.')}; give the "
-            f"task's own, which overrides a profile's: --reader_template '{task.reader_text}'"
-        ) from None
+    check_slots(f"reader_template {args.reader_template!r}", args.reader_template, task.inputs)
     return args.reader_template
-
-
-def evidence_models(args: RunArguments) -> list[str]:
-    """Return the models that find the reader's evidence; none without evidence."""
-    if args.rerank.num_evidence == 0:
-        return []
-    encodes = args.retriever.retriever in ("dense", "hybrid")
-    models = [args.retriever.encoder] if encodes else []
-    reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
-    if reads and args.rerank.per_query:
-        models.append(neighbor_model(args))
-    return list(dict.fromkeys([*models, *reads]))

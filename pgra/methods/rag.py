@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,6 @@ from pgra.reader.inputs import (
     Join,
     SegmentLayout,
     SeparateInputs,
-    TokenizedInput,
     TokenizedInputs,
     build_inputs,
     fit_queries,
@@ -73,11 +72,6 @@ class RagReader(FusionReader):
         pooler = getattr(encoder.model, "pooler", None)
         if pooler is not None and self._pooling != "pooler":
             pooler.requires_grad_(requires_grad=False)  # it takes no part: it has no gradient
-
-    @classmethod
-    def open(cls, name: str, encoder: Encoder, num_evidence: int) -> Self:
-        """Load a T5; errors as of `FusionReader.from_name`."""
-        return cls(FusionReader.from_name(name).model, encoder, num_evidence).eval()
 
     def weigh(
         self, query_ids: Tensor, query_mask: Tensor, vectors: Tensor, known: Tensor
@@ -146,14 +140,6 @@ class RagReader(FusionReader):
 
 
 @dataclass(frozen=True)
-class PooledInput(TokenizedInput):
-    """One example, a row of all; its segments are the query alone."""
-
-    inputs: "PooledInputs"
-    row: int
-
-
-@dataclass(frozen=True)
 class PooledInputs(TokenizedInputs):
     """A split's examples with their candidates; as `TokenizedInputs`, the queries alone.
 
@@ -176,8 +162,9 @@ class PooledInputs(TokenizedInputs):
     vectors: npt.NDArray[np.floating[Any]]
     pools: Rows
 
-    def __getitem__(self, row: int) -> PooledInput:
-        return PooledInput(**vars(super().__getitem__(row)), inputs=self, row=row)
+    def __getitem__(self, row: int) -> Any:
+        """Return an example as `collate_pooled` takes it."""
+        return self, row
 
     def join_chosen(
         self, rows: Sequence[int], chosen: npt.NDArray[np.int64]
@@ -208,17 +195,6 @@ class PooledInputs(TokenizedInputs):
             "vectors": torch.from_numpy(self.vectors[passages]),
             "known": torch.from_numpy(known),
         }
-
-    def pack_chosen(
-        self,
-        rows: Sequence[int],
-        pad_token_id: int,
-        cost: GroupCost,
-        chosen: npt.NDArray[np.int64],
-    ) -> PackedSegments:
-        """Pack the segments of chosen candidates, (B, N), each as an example of its own."""
-        segments = [(segment,) for line in self.join_chosen(rows, chosen) for segment in line]
-        return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
 
 
 def build_pooled(
@@ -259,15 +235,17 @@ def build_pooled(
 
 
 def collate_pooled(
-    examples: Sequence[PooledInput], *, pad_token_id: int, cost: GroupCost
+    examples: Sequence[tuple[PooledInputs, int]], *, pad_token_id: int, cost: GroupCost
 ) -> dict[str, Any]:
-    """Make a batch of labelled examples, the arguments of `RagReader.forward`."""
-    inputs, rows = examples[0].inputs, [example.row for example in examples]
-    return {
-        "pools": inputs.pool(rows),
-        "read": partial(inputs.pack_chosen, rows, pad_token_id, cost),  # it may be pickled
-        "labels": pad_targets([e.target for e in examples if e.target is not None]),
-    }
+    """Make a batch of labelled examples of one split, the arguments of `RagReader.forward`."""
+    inputs, rows = examples[0][0], [row for _, row in examples]
+
+    def read(chosen: npt.NDArray[np.int64]) -> PackedSegments:
+        segments = [(segment,) for line in inputs.join_chosen(rows, chosen) for segment in line]
+        return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
+
+    targets = [inputs.targets[str(inputs.labels[row])] for row in rows]
+    return {"pools": inputs.pool(rows), "read": read, "labels": pad_targets(targets)}
 
 
 @torch.inference_mode()
@@ -278,21 +256,21 @@ def choose_evidence(reader: RagReader, inputs: PooledInputs) -> tuple[SeparateIn
     """
     was_training = reader.training
     reader.eval()
-    chosen = np.empty((len(inputs), reader.num_evidence), dtype=np.int64)
-    weights = np.empty(chosen.shape, dtype=np.float64)
+    found = []
     for start in range(0, len(inputs), _BATCH):
-        batch = range(start, min(start + _BATCH, len(inputs)))
-        pools = {name: each.to(reader.device) for name, each in inputs.pool(batch).items()}
-        indices, logs = reader.weigh(**pools)
-        chosen[batch.start : batch.stop] = indices.cpu().numpy()
-        weights[batch.start : batch.stop] = logs.double().cpu().numpy()
+        pools = inputs.pool(range(start, min(start + _BATCH, len(inputs))))
+        found.append(reader.weigh(**{name: part.to(reader.device) for name, part in pools.items()}))
     reader.train(was_training)
+    chosen, logs = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
     segments = inputs.join_chosen(range(len(inputs)), chosen)
-    joined = TokenizedInputs(inputs.example_ids, inputs.labels, inputs.targets, segments)
     passages = np.take_along_axis(inputs.pools, chosen, axis=1)
     rows = np.where(passages == MISSING_ROW, MISSING_ROW, inputs.rows[passages])
-    evidence = Candidates(rows, np.where(rows == MISSING_ROW, -np.inf, weights).astype(np.float32))
-    return SeparateInputs(**vars(joined), log_weights=weights.ravel()), evidence
+    evidence = Candidates(rows, np.where(rows == MISSING_ROW, -np.inf, logs).astype(np.float32))
+    weights = logs.astype(np.float64).ravel()
+    separate = SeparateInputs(
+        inputs.example_ids, inputs.labels, inputs.targets, segments, log_weights=weights
+    )
+    return separate, evidence
 
 
 class RagClassifier(T5Classifier):
@@ -319,8 +297,8 @@ class Rag(Pgra):
 
     def load_module(self, trained: Path | None = None) -> RagReader:
         """Load both models as training starts from them, or as it left them."""
-        name = str(trained or self.args.reader.model_name_or_path)
-        module = RagReader.open(name, self._encoder, self.args.rerank.num_evidence)
+        t5 = super().load_module(trained).model
+        module = RagReader(t5, self._encoder, self.args.rerank.num_evidence).eval()
         if trained:
             module.load_weights(trained)
         return module

@@ -20,23 +20,13 @@ from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.methods.arguments import METHODS, RalmArguments, RunArguments
 from pgra.methods.base import SPLITS
-from pgra.methods.kate import progress_bar
+from pgra.methods.kate import count_word_tokens, progress_bar
 from pgra.methods.pgra import Pgra
 from pgra.prompts.fewshot import SEPARATOR, PromptTemplate, answer_words, fit_prompts
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.predict import Calibration, decide
-from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE
-
-
-@dataclass(frozen=True)
-class LMPrompts:
-    """The LM's prompts of B examples."""
-
-    example_ids: Sequence[str]
-    labels: Sequence[str | None]
-    texts: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -61,15 +51,13 @@ class EvidenceReader:
         query = self.template.render_query(fields, after_prefix=False)
         return SEPARATOR.join([*reversed(shown), query])
 
-    def prompts(self, examples: Sequence[Example], evidence: Sequence[Sequence[str]]) -> LMPrompts:
+    def prompts(self, examples: Sequence[Example], evidence: Sequence[Sequence[str]]) -> list[str]:
         """Write the prompts of B examples, with as many words of evidence as fit.
 
         Raises:
             ConfigError: If no example has room for a single word.
             DataError: If a query is too long even without evidence.
         """
-        ids = [example.id for example in examples]
-        opening, *lengths = self.lm.count_tokens(["", *answer_words(self.words)])
 
         def write(row: int, num_words: int) -> list[str]:
             return [self.write(examples[row].fields, evidence[row], num_words)]
@@ -78,19 +66,18 @@ class EvidenceReader:
             self.lm.count_tokens,
             write,
             [sum(len(text.split()) for text in texts) for texts in evidence],
-            names=ids,
+            names=[example.id for example in examples],
             window=min(self.args.max_reader_tokens, self.lm.window),
-            num_new_tokens=max(lengths) - opening,
+            num_new_tokens=count_word_tokens(self.lm, self.words),
             unit="word of evidence",
         )
-        texts = [write(row, count)[0] for row, count in enumerate(fit.counts.tolist())]
-        return LMPrompts(ids, [example.label for example in examples], texts)
+        return [write(row, count)[0] for row, count in enumerate(fit.counts.tolist())]
 
-    def score(self, prompts: LMPrompts, context: Context = ALONE) -> Scores:
+    def score(self, prompts: Sequence[str], context: Context = ALONE) -> Scores:
         """Return the log-probability of each label's word after each prompt, (B, C)."""
-        with progress_bar(prompts.texts, progress=context.shows_progress) as advance:
-            scores = self.lm.score(prompts.texts, answer_words(self.words), advance=advance)
-        return np.array(scores, np.float32).reshape(len(prompts.texts), len(self.words))
+        with progress_bar(prompts, progress=context.shows_progress) as advance:
+            scores = self.lm.score(prompts, answer_words(self.words), advance=advance)
+        return np.array(scores, np.float32).reshape(len(prompts), len(self.words))
 
 
 class Ralm(Pgra):
@@ -141,23 +128,27 @@ class Ralm(Pgra):
         """Find the evidence of splits, but for train, which is not read."""
         super().prepare([name for name in splits if name != "train"])
 
-    def inputs(self, split: str) -> LMPrompts:  # type: ignore[override]  # another kind
+    def inputs(self, split: str) -> list[str]:  # type: ignore[override]  # another kind
         return self.new_inputs(self.data.examples(split), self.stages.evidence_lines(split))
 
     def new_inputs(
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
-    ) -> LMPrompts:
-        texts = [[line.text for line in found] for found in lines]
-        prompts: LMPrompts = self.reader.prompts(examples, texts)
+    ) -> list[str]:
+        prompts: list[str] = self.reader.prompts(
+            examples, [[line.text for line in found] for found in lines]
+        )
         return prompts
 
     def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002
         """Fit the temperature on the dev set."""
-        scores, dev = self.fit_temperature(self.context), self.data.examples("dev")
-        labels, metric = self.data.labels, self.data.metric
-        decided = [p.label for p in decide([e.id for e in dev], scores, labels)]
-        value = measure(metric, [str(e.label) for e in dev], decided, labels)[metric]
-        return {"metric": metric, "value": value, "calibration": asdict(self.calibration)}
+        scores, ids = self.fit_temperature(self.context), [e.id for e in self.data.dev]
+        decided = [p.label for p in decide(ids, scores, self.data.labels)]
+        value = self.data.measure_dev(decided)[self.data.metric]
+        return {
+            "metric": self.data.metric,
+            "value": value,
+            "calibration": asdict(self.calibration),
+        }
 
     def load(self, folder: Path) -> None:
         self.calibration = Calibration(**read_object(folder / TRAINING_FILE)["calibration"])
@@ -165,7 +156,7 @@ class Ralm(Pgra):
     def sample_prompt(self) -> str:
         """Return the first test query's prompt, as the reader sees it."""
         lines = self.stages.evidence_lines("test")[:1]
-        return self.new_inputs(self.data.test[:1], lines).texts[0]
+        return self.new_inputs(self.data.test[:1], lines)[0]
 
     @classmethod
     def restore(cls, folder: Path, args: RunArguments, context: Context) -> None:  # noqa: ARG003

@@ -170,7 +170,9 @@ class Stages(Timed):
     def find(self, splits: Sequence[str] = SPLITS) -> None:
         """Find or load the evidence of splits; no LM is in memory afterwards."""
         try:
-            self._find(splits)
+            self.open()
+            if self.depth and splits:
+                self._find(splits)
         finally:
             self.release()
 
@@ -180,9 +182,6 @@ class Stages(Timed):
             self.reranker.release()
 
     def _find(self, splits: Sequence[str]) -> None:
-        self.open()
-        if not self.depth or not splits:
-            return
         rows = self.find_candidates(splits)
         with self.timed("states"):  # the LM reads the union of all candidates, each passage once
             everything = [example for split in splits for example in self.data.examples(split)]
@@ -215,7 +214,7 @@ class Stages(Timed):
                 self.candidates[split] = self._store(
                     "candidates", split, fields, make, inputs=retriever.inputs
                 )
-        self._log_found(f"{self.args.retriever.retriever}: {k} candidates", self.candidates, splits)
+        logger.info("%s: %d candidates for each query", self.args.retriever.retriever, k)
         del retriever, self.retriever  # the LM may need the memory of index and encoder
         return np.concatenate([self.candidates[split].candidates.rows for split in splits])
 
@@ -231,8 +230,27 @@ class Stages(Timed):
         return first, self.reranker.rerank(queries, first)
 
     def lines(self, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:
-        """Return each query's top d with its text, and its rank and score in both stages."""
-        return evidence_lines(self.corpus, first, best.top(self.depth))
+        """Return each query's top d of `best` with its text, and its rank and score in both stages.
+
+        `first` are the candidates, (B, K), `best` their order; missing ones are left out.
+        """
+        best = best.top(self.depth)
+        distinct = np.unique(best.rows[best.rows != MISSING_ROW])
+        texts = dict(zip(distinct.tolist(), self.corpus.texts(distinct), strict=True))
+        lines = []
+        for number, (rows, scores) in enumerate(
+            zip(best.rows.tolist(), best.scores.tolist(), strict=True)
+        ):
+            place = {row: index for index, row in enumerate(first.rows[number].tolist())}
+            at = first.scores[number].tolist()
+            lines.append(
+                [
+                    EvidenceLine(row, texts[row], place[row] + 1, at[place[row]], score)
+                    for row, score in zip(rows, scores, strict=True)
+                    if row != MISSING_ROW
+                ]
+            )
+        return lines
 
     def evidence_lines(self, split: str) -> list[list[EvidenceLine]]:
         """Return the evidence of a split's examples; empty lists where d is 0."""
@@ -266,11 +284,6 @@ class Stages(Timed):
             inputs=inputs,
         )
 
-    def _log_found(self, found: str, stored: Mapping[str, Stored], splits: Sequence[str]) -> None:
-        count = sum(len(self.data.examples(split)) for split in splits)
-        reused = " (reused)" if all(stored[split].reused for split in splits) else ""
-        logger.info("%s for each of %d queries%s", found, count, reused)
-
 
 def reads_prompt(args: RunArguments) -> bool:
     """Whether an LM reads a few-shot prompt, whose exemplars are left out of training."""
@@ -295,28 +308,28 @@ def _write_prompt(
     data: TaskData, args: RunArguments, context: Context
 ) -> tuple[FewShotPrompt, NearestExemplars | None]:
     """Write the prompt; a bare one, and the selector, where each query has its own."""
-    task = data.choice
+    task, rerank = data.choice, args.rerank
     template = prompt_template(task)
-    if args.rerank.per_query:
-        exemplars = NearestExemplars(
-            open_neighbors(data, args, context),
-            PromptFormat(template, task.prompt_words),
-            SelectionArguments(
-                exemplars=args.rerank.exemplars,
-                num_exemplars=args.rerank.num_exemplars,
-                exemplar_seed=args.rerank.exemplar_seed,
-            ),
+    if not rerank.per_query:
+        prompt = build_prompt(
+            template,
+            data.train,
+            task.prompt_words,
+            num_exemplars=rerank.num_exemplars,
+            method=rerank.exemplars,
+            seed=rerank.exemplar_seed,
         )
-        return exemplars.prompt(()), exemplars
-    prompt = build_prompt(
-        template,
-        data.train,
-        task.prompt_words,
-        num_exemplars=args.rerank.num_exemplars,
-        method=args.rerank.exemplars,
-        seed=args.rerank.exemplar_seed,
+        return prompt, None
+    exemplars = NearestExemplars(
+        open_neighbors(data, args, context),
+        PromptFormat(template, task.prompt_words),
+        SelectionArguments(
+            exemplars=rerank.exemplars,
+            num_exemplars=rerank.num_exemplars,
+            exemplar_seed=rerank.exemplar_seed,
+        ),
     )
-    return prompt, None
+    return exemplars.prompt(()), exemplars
 
 
 def open_neighbors(data: TaskData, args: RunArguments, context: Context) -> Neighbors:
@@ -325,7 +338,7 @@ def open_neighbors(data: TaskData, args: RunArguments, context: Context) -> Neig
     return Neighbors(
         partial(open_neighbor_encoder, args.retriever, reader, context.device),
         data.train,
-        context.artifacts / "neighbors" / data.task.name,
+        Path(args.runtime.artifacts_dir) / "neighbors" / data.task.name,
     )
 
 
@@ -334,26 +347,3 @@ def neighbor_model(args: RunArguments) -> str:
     if args.retriever.neighbor_encoder == "reader":
         return args.reader.model_name_or_path
     return args.retriever.encoder
-
-
-def evidence_lines(corpus: Corpus, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:
-    """Return each query's evidence with its text, and its rank and score in both stages.
-
-    `best`, (B, N), holds rows of `first`, (B, K); missing ones are left out.
-    """
-    distinct = np.unique(best.rows[best.rows != MISSING_ROW])
-    texts = dict(zip(distinct.tolist(), corpus.texts(distinct), strict=True))
-    lines = []
-    for query in range(len(best)):
-        rank = {int(row): index for index, row in enumerate(first.rows[query])}
-        pairs = zip(best.rows[query].tolist(), best.scores[query].tolist(), strict=True)
-        lines.append(
-            [
-                EvidenceLine(
-                    row, texts[row], rank[row] + 1, float(first.scores[query, rank[row]]), score
-                )
-                for row, score in pairs
-                if row != MISSING_ROW
-            ]
-        )
-    return lines

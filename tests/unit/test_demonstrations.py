@@ -7,7 +7,7 @@ from small_training import VERBALIZER
 
 from pgra.core import ALONE, Example
 from pgra.errors import ConfigError
-from pgra.methods.lm_bff import LmBffArguments, build_demonstrated, draw_demonstrations
+from pgra.methods.lm_bff import build_demonstrated, draw_demonstrations
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.inputs import SegmentLayout
 from pgra.runs import open_method
@@ -24,9 +24,10 @@ QUERY = Example("test-0", {"text": "The sea."})
 
 
 def draw(queries, *, near=None, share=1.0, seed=0):
-    vectors = None if near is None else (np.array(near, np.float32), VECTORS)
-    args = LmBffArguments(exemplar_sets=8, exemplar_share=share)
-    return draw_demonstrations(queries, SUPPORT, vectors, LABELS, args=args, seed=seed)
+    near = np.zeros((len(queries), 4)) if near is None else near
+    vectors = np.array(near, np.float32), VECTORS
+    how = {"num_sets": 8, "share": share, "seed": seed}
+    return draw_demonstrations(queries, SUPPORT, vectors, LABELS, **how)
 
 
 def build(tokenizer, drawn, queries=(QUERY,), *, verbalizer=VERBALIZER, max_tokens=64):
@@ -80,7 +81,9 @@ def test_long_texts_are_cut_and_words_are_not(tokenizer):
     assert "terrible" in text
     assert "great success" in text
     assert "warm album" not in text  # the control: it was cut
-    with pytest.raises(ConfigError, match=r"max_segment_tokens \(8\) leaves each of 2 .* raise it"):
+    with pytest.raises(
+        ConfigError, match=r"max_segment_tokens \(\d\) is less than the reader template's own"
+    ):
         build(tokenizer, [[[0, 1]]], max_tokens=8)
 
 

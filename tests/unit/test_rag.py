@@ -55,7 +55,7 @@ def inputs(encoder, tokenizer):
 
 
 def open_reader(t5_dir, encoder, num_evidence):
-    return RagReader.open(str(t5_dir), encoder, num_evidence)
+    return RagReader(FusionReader.from_name(str(t5_dir)).model, encoder, num_evidence).eval()
 
 
 def batch_of(inputs, rows=(0, 1)):
