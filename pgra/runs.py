@@ -3,7 +3,7 @@
 run.json              what decides the run; the same command continues, another is refused
 arguments.json        all arguments
 prompt.txt            a prompt as the LM sees it
-losses.jsonl          the loss and the learning rate of every step
+losses.jsonl          the loss of every step
 checkpoint-N/         to resume from, until the run is finished
 training.json         what was decided on the dev set
 reader/               the best reader: a plain model folder with pgra.json and its model card
@@ -200,11 +200,10 @@ class Run:
             PgraError: If what the run was made with is gone.
         """
         try:
-            made = find_method(self.args.runtime.method)
-            restored = made.restore(self.folder, self.args, self.context)
-            if restored is not None:
-                return restored
-            method = open_method(self.args, self.context)
+            method = find_method(self.args.runtime.method)(self.args, self.context)
+            if method.restore(self.folder):
+                return method
+            method.open()
             # Queries are other ones now.
             free = ("answers", "method", "test")
             check_same_inputs(self.folder, identity(method), free=free)

@@ -226,18 +226,9 @@ class Method(Timed, ABC):
         """Return a prompt as the LM reads it, for `prompt.txt`; None without one."""
         return None
 
-    @classmethod
-    def restore(
-        cls,
-        folder: Path,  # noqa: ARG003 (the contract's)
-        args: RunArguments,  # noqa: ARG003
-        context: Context,  # noqa: ARG003
-    ) -> Self | None:
-        """Open a finished run to decide new examples, where that needs less than a whole run.
-
-        None where it does not: the run is then opened as it was made, and loaded.
-        """
-        return None
+    def restore(self, folder: Path) -> bool:  # noqa: ARG002 (the contract's)
+        """Open a finished run to decide new examples, if that needs less than a whole run."""
+        return False
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from pgra.artifacts import check_fingerprint
 from pgra.core import Context, Example, Json, Scores
@@ -310,8 +310,7 @@ class Pgra(Method):
             return None
         return self.stages.reranker.whole_prompt(self.data.test[0]) or None
 
-    @classmethod
-    def restore(cls, folder: Path, args: RunArguments, context: Context) -> Self | None:
+    def restore(self, folder: Path) -> bool:
         """Open a finished run by its reader's folder, to decide new examples.
 
         Corpus, index and LM must be those of the run. Training data is read only where each query
@@ -324,7 +323,7 @@ class Pgra(Method):
         home = find_reader(folder)
         record = read_record(home)
         check_reads_any(record)
-        method = cls(_recorded_arguments(record, args), context)
+        self.args = _recorded_arguments(record, self.args)
         task = Task(
             name=record.task,
             inputs=record.inputs,
@@ -333,14 +332,13 @@ class Pgra(Method):
             reader_template=record.layout.template,
             verbalizer=record.words,
         )
-        method.data = TaskData(task, (), (), ())
-        method.verbalizer, method.layout = record.verbalizer, record.layout
-        method.calibration = record.calibration
-        method.source = find_model(str(home))
-        method.open_tokenizer()
-        method.open_trained(home)
-        method.stages = _open_recorded(home, record, method.data, method.args, context)
-        return method
+        self.data = TaskData(task, (), (), ())
+        self.verbalizer, self.layout = record.verbalizer, record.layout
+        self.calibration, self.source = record.calibration, find_model(str(home))
+        self.open_tokenizer()
+        self.open_trained(home)
+        self.stages = _open_recorded(home, record, self.data, self.args, self.context)
+        return True
 
 
 def _recorded_arguments(record: ReaderRecord, args: RunArguments) -> RunArguments:

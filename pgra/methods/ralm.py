@@ -158,7 +158,6 @@ class Ralm(Pgra):
         lines = self.stages.evidence_lines("test")[:1]
         return self.new_inputs(self.data.test[:1], lines)[0]
 
-    @classmethod
-    def restore(cls, folder: Path, args: RunArguments, context: Context) -> None:  # noqa: ARG003
-        """Return None: there is no reader's folder to open."""
-        return
+    def restore(self, folder: Path) -> bool:  # noqa: ARG002
+        """Return False: there is no reader's folder to open."""
+        return False

@@ -30,7 +30,7 @@ from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import Query, SegmentLayout, build_inputs, read_queries
 from pgra.reader.predict import Calibration, T5Classifier
 
-FORMAT = 2
+FORMAT = 3
 OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
 _OTHERS = (RECORD_FILE, "README.md")  # the model card has the measurement, which comes later
 _AGAIN = "copy the folder again, or train again in another"

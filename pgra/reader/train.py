@@ -196,12 +196,12 @@ def fit(
 
                 # The step.
                 norm = clip_grad_norm_(module.parameters(), arguments.max_grad_norm or math.inf)
-                rate = optimizer.param_groups[0]["lr"]
+                rate = schedule.get_last_lr()[0]
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
                 progress.step += 1
-                losses.add(parts, rate)
+                losses.add(parts)
                 bar.update()
 
                 # What is due after it: log, measure, save, stop.
@@ -332,13 +332,13 @@ class LossLog:
     def __init__(self, home: Path, progress: Progress, worker: Worker) -> None:
         """Cut the file back to the progress."""
         self._home, self._progress, self._worker = home, progress, worker
-        self._pending: list[tuple[Tensor, float]] = []  # steps, still on the device
+        self._pending: list[Tensor] = []  # losses of steps, still on the device
         if worker.is_main:
             write_text(home / LOSSES_FILE, self._lines(0))
 
-    def add(self, parts: Sequence[Tensor], learning_rate: float) -> None:
+    def add(self, parts: Sequence[Tensor]) -> None:
         """Take a step's accumulated losses of this process, each divided by the step's tokens."""
-        self._pending.append((torch.stack(list(parts)).float().sum(), learning_rate))
+        self._pending.append(torch.stack(list(parts)).float().sum())
         if len(self._pending) >= _CHUNK:
             self.flush()
 
@@ -348,13 +348,12 @@ class LossLog:
             return
         pending, self._pending = self._pending, []
         losses, first = self._progress.losses, len(self._progress.losses)
-        own = torch.stack([total for total, _ in pending]).double().cpu().tolist()
+        own = torch.stack(pending).double().cpu().tolist()
         # A sum over the wire would depend on how many steps are sent at once.
         shares = zip(*gather([own], self._worker), strict=True)
         found = [sum(values) / len(values) for values in shares]
         good = next((i for i, loss in enumerate(found) if not math.isfinite(loss)), len(found))
         losses += found[:good]
-        self._progress.rates += [rate for _, rate in pending[:good]]
         if self._worker.is_main:
             with (self._home / LOSSES_FILE).open("a", encoding="utf-8") as file:
                 file.write(self._lines(first))
@@ -370,13 +369,9 @@ class LossLog:
         return _mean(self._progress.losses[int(max(logged, default=0)) :])
 
     def _lines(self, first: int) -> str:
-        """Write steps; a float's repr is exact."""
-        pairs = zip(self._progress.losses, self._progress.rates, strict=True)
-        rows = [
-            {"step": number, "loss": loss, "learning_rate": rate}
-            for number, (loss, rate) in enumerate(pairs, start=1)
-        ]
-        return "".join(f"{json.dumps(row)}\n" for row in rows[first:])
+        """Write the steps after `first`; a float's repr is exact."""
+        steps = enumerate(self._progress.losses[first:], start=first + 1)
+        return "".join(f"{json.dumps({'step': step, 'loss': loss})}\n" for step, loss in steps)
 
 
 @contextmanager

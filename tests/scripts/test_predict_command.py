@@ -139,13 +139,13 @@ def test_another_corpus_encoder_or_lm_is_refused_by_name(bench, other, lm_dirs, 
     assert "was made with encoder " in refused.error
     assert sorted(bench.artifacts.glob("indexes/*")) == indexes  # none was built for it
     refused = ask(other(rerank={"lm": str(lm_dirs["opt"])}), *TEXTS)
-    assert "was made with reranker " in refused.error
+    assert "was made with model " in refused.error
     refused = ask(other(retriever={"pooling": "cls"}), *TEXTS)
-    assert "was made with index pooling " in refused.error
+    assert "was made with pooling " in refused.error
     refused = ask(other(rerank={"similarity": "cosine"}), *TEXTS)
-    assert 'with reranker similarity "dot", what is there now is "cosine"' in refused.error
+    assert 'with similarity "dot", what is there now is "cosine"' in refused.error
     refused = ask(other(), *TEXTS, "--artifacts_dir", bench.root / "gone")
-    assert "gone does not exist, where the run's index and bank are looked for" in refused.error
+    assert "gone, where the run's index and bank should be, does not exist" in refused.error
     assert not (bench.root / "gone").exists()
 
 

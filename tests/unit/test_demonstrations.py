@@ -81,9 +81,7 @@ def test_long_texts_are_cut_and_words_are_not(tokenizer):
     assert "terrible" in text
     assert "great success" in text
     assert "warm album" not in text  # the control: it was cut
-    with pytest.raises(
-        ConfigError, match=r"max_segment_tokens \(\d\) is less than the reader template's own"
-    ):
+    with pytest.raises(ConfigError, match=r"max_segment_tokens .* is less than"):
         build(tokenizer, [[[0, 1]]], max_tokens=8)
 
 
