@@ -288,7 +288,7 @@ def open_labeler(folder: Path) -> Labeler:
     Raises:
         ConfigError: If it reads evidence.
     """
-    record = read_record(folder, verify=False)  # its weights are checked when they are loaded
+    record = read_record(folder)
     if record.num_evidence:
         raise ConfigError(
             f"{folder} reads {record.num_evidence} evidence texts a query: pseudo-labels come from "

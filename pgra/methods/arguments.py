@@ -52,20 +52,6 @@ class RuntimeArguments(Arguments):
 
 
 @dataclass(kw_only=True)
-class FolderArguments(Arguments):
-    """Where a run that trains nothing is, and its seed."""
-
-    GROUP = "Output"
-
-    output_dir: str = arg(
-        "runs/{task}-{method}-seed{seed}", "The run's folder.", decides=False, is_common=True
-    )
-    seed: int = arg(
-        0, "Seed of what is drawn, if anything is.", least=0, is_common=True, group="Training"
-    )
-
-
-@dataclass(kw_only=True)
 class AnswerArguments(Arguments):
     """How prompts are written and answers taken."""
 

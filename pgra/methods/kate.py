@@ -112,7 +112,6 @@ class Kate(Method):
         similarity = open_similarity(chosen, train, root, device=self.context.device)
         self.exemplars = ExemplarSelector.of(chosen, pool, similarity)
         self.selector = self.exemplars.under(self.selection)  # refuses what the pool does not have
-        self._known: tuple[list[Example], ExemplarPrompts] | None = None
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if answers := [list(reference.answers) for reference in self.references]:
             self.fingerprints["answers"] = digest(answers)
@@ -213,7 +212,7 @@ class Kate(Method):
         return [*models, *compares, *super().sources(), self.icl.query_dataset_name or ""]
 
     def sample_prompt(self) -> str | None:
-        return f"{self._prompts(self.data.test).texts[0]}\n" if self.lm is not None else None
+        return f"{self._render(self.data.test[:1]).texts[0]}\n" if self.lm is not None else None
 
     def with_seed(self, args: RunArguments) -> Self:
         """Return the method of another draw, sharing pool, comparison and LM."""
@@ -223,13 +222,12 @@ class Kate(Method):
                 "leave one of them out"
             )
         other = super().with_seed(args)
-        other._known = None
         other._fill_in()
         other.selector = other.exemplars.under(other.selection)
         return other
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
-        prompts = self._prompts(examples)
+        prompts = self._render(examples)
         if self.lm is None:
             predictions, texts = self._vote(examples, prompts.chosen), list[str]()
         else:
@@ -264,14 +262,8 @@ class Kate(Method):
             for name, label in zip(ids, labels, strict=True)
         ], texts
 
-    def _prompts(self, examples: Sequence[Example]) -> ExemplarPrompts:
-        """Choose exemplars, leave out what does not fit, and render; remembered for these."""
-        asked = list(examples)  # whole: other new queries have the same ids
-        if self._known is None or self._known[0] != asked:
-            self._known = asked, self._render(asked)
-        return self._known[1]
-
     def _render(self, examples: Sequence[Example]) -> ExemplarPrompts:
+        """Choose exemplars, leave out what does not fit, and write the prompts."""
         with self.timed("exemplars"):
             chosen = self.selector.choose(examples)
         wanted = [chosen.of(i) for i in range(len(examples))]

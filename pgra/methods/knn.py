@@ -9,7 +9,6 @@ Ties of the vote go to the tied label with the nearest neighbor; equally near ne
 order of the training file.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from pgra.exemplars.selection import vote
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import Decisions, Method
 from pgra.methods.stages import Stages, neighbor_model, open_neighbors
-
-logger = logging.getLogger(__name__)
 
 NUMBERS = (1, 3, 5, 9, 17, 33, 65)  # tried on the dev set; odd, so that two labels cannot tie
 
@@ -56,7 +53,7 @@ class NearestNeighbors(Method):
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
         """Choose the number of neighbors that is best on the dev set; of equals the smallest."""
-        self.best, self._how = self.numbers[0], "as asked for"
+        self.best = self.numbers[0]
         if len(self.numbers) == 1:
             return None
         rows, metric, values = self._nearest(self.data.dev), self.data.metric, {}
@@ -64,22 +61,17 @@ class NearestNeighbors(Method):
             decided = [next(iter(shares)) for shares in self._votes(rows, number)]
             values[number] = self.data.measure_dev(decided)[metric]
         self.best = max(self.numbers, key=lambda number: values[number])
-        self._how = f"best of {', '.join(map(str, self.numbers))} on the dev set"
         return {"metric": metric, "value": values[self.best], "num_neighbors": self.best}
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
-        logger.info("knn: %d neighbors, %s", self.best, self._how)
         votes = self._votes(self._nearest(examples), self.best)
         predictions = [
             Prediction(e.id, next(iter(shares)), {n: shares.get(n, 0.0) for n in self.data.labels})
             for e, shares in zip(examples, votes, strict=True)
         ]
-        notes = [
-            f"{self.best} neighbors vote, {self._how}; ties go to the tied label with the nearest "
-            "neighbor",
-            f"the seed is {self.SEEDS}",
-        ]
-        return Decisions(predictions, notes=notes)
+        tried = ", ".join(map(str, self.numbers))
+        note = f"{self.best} neighbors vote, of {tried}; ties go to the label of the nearest"
+        return Decisions(predictions, notes=[note])
 
     def _votes(self, rows: Rows, number: int) -> list[dict[str, float]]:
         """Return the shares of the first so many neighbors' labels, each query's winner first."""

@@ -71,10 +71,6 @@ class Pgra(Method):
     reader: Any
     calibration = Calibration()
 
-    def __init__(self, args: RunArguments, context: Context) -> None:
-        super().__init__(args, context)
-        self.tokenized: dict[str, TokenizedInputs] = {}
-
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:
         """Whether a step is trained."""
@@ -161,11 +157,11 @@ class Pgra(Method):
         self.stages.find(splits)
 
     def inputs(self, split: str) -> TokenizedInputs:
-        """Return the reader's inputs of a split, tokenised once for runs with other seeds too."""
-        if split not in self.tokenized:
-            lines = self.stages.evidence_lines(split)
-            self.tokenized[split] = self.new_inputs(self.data.examples(split), lines)
-        return self.tokenized[split]
+        """Return the reader's inputs of a split."""
+        inputs: TokenizedInputs = self.new_inputs(
+            self.data.examples(split), self.stages.evidence_lines(split)
+        )
+        return inputs
 
     def new_inputs(
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]

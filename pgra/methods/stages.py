@@ -96,7 +96,7 @@ class Stages(Timed):
         shown: Collection[str] = ()
         given = context.shared.get("reranker")
         if given is not None:
-            prompt = _prompt_of(given, prompt, args)
+            prompt = _prompt_of(given, prompt)
             shown = [example.id for example in data.train if given.shows(example)]
         elif reads_prompt(args):
             prompt, exemplars = _write_prompt(data, args, context)
@@ -290,10 +290,8 @@ def reads_prompt(args: RunArguments) -> bool:
     return args.rerank.num_evidence > 0 and find_reranker(args.rerank.reranker).reads_prompt
 
 
-def _prompt_of(ready: BaseReranker, bare: FewShotPrompt, args: RunArguments) -> FewShotPrompt:
-    """Return a ready reranker's prompt; refuse one that does not fit the method or the task."""
-    if not args.rerank.num_evidence:
-        raise ConfigError(f"method '{args.method}' reads no evidence: leave reranker out")
+def _prompt_of(ready: BaseReranker, bare: FewShotPrompt) -> FewShotPrompt:
+    """Return a ready reranker's prompt; refuse one that does not fit the task."""
     prompt: FewShotPrompt = getattr(ready, "prompt", bare)
     shown, wanted = prompt.template.inputs, bare.template.inputs
     if shown != wanted:

@@ -48,18 +48,28 @@ class ReaderArguments(Arguments):
 
 
 @dataclass(kw_only=True)
-class TrainingArguments(Arguments):
-    """How a reader is trained; defaults are the paper's for SST-2 (appendix H, table 7)."""
+class FolderArguments(Arguments):
+    """Where a run is, and its seed."""
 
-    GROUP = "Training"
+    GROUP = "Output"
 
     output_dir: str = arg(
         "runs/{task}-{method}-seed{seed}",
         "Folder of this run: checkpoints and results.",
-        is_common=True,
         decides=False,
-        group="Output",
+        is_common=True,
     )
+    seed: int = arg(
+        0, "Seed of what is drawn, if anything is.", least=0, is_common=True, group="Training"
+    )
+
+
+@dataclass(kw_only=True)
+class TrainingArguments(FolderArguments):
+    """How a reader is trained; defaults are the paper's for SST-2 (appendix H, table 7)."""
+
+    GROUP = "Training"
+
     learning_rate: float | None = arg(
         None,
         "Peak learning rate; default: by the reader's width and the number of steps, at most 1e-3 "

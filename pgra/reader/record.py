@@ -123,12 +123,12 @@ def find_reader(folder: Path) -> Path:
     )
 
 
-def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
+def read_record(folder: Path) -> ReaderRecord:
     """Read the record of a run or a reader's folder, and check the folder against it.
 
     Raises:
         ArtifactError: If it is missing, or of another version.
-        DamageError: If a file is not what was written; with `verify` by its checksum.
+        DamageError: If a file is not what was written.
     """
     home = find_reader(folder)
     path = home / RECORD_FILE
@@ -141,7 +141,7 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
             )
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
         record = msgspec.convert(known, ReaderRecord)
-        for name, what in find_damage(home, values["files"]) if verify else ():
+        for name, what in find_damage(home, values["files"]):
             raise DamageError(f"{home / name} {what}", _AGAIN)
     return record
 
