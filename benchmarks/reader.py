@@ -219,7 +219,6 @@ def train_ours(
             eval_steps=0,
             save_steps=0,
             bf16=args.bf16,
-            tf32=False,  # as usual's float32
         )
         context = Context(device=args.device.type, progress=False)
         fit(classifier, inputs, training, context, folder=Path(folder) / "reader")

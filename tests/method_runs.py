@@ -8,10 +8,10 @@ from pgra.commands.common import parse_run
 from pgra.data.examples import DataArguments
 from pgra.exemplars import SelectionArguments
 from pgra.lm.base import CompleterArguments
-from pgra.methods.arguments import FolderArguments, RunArguments, RuntimeArguments
+from pgra.methods.arguments import RunArguments, RuntimeArguments
 from pgra.methods.base import find_method, find_sections
 from pgra.methods.kate import AnswerArguments
-from pgra.reader.arguments import TrainingArguments
+from pgra.reader.arguments import FolderArguments, TrainingArguments
 
 
 def run_of(args: RunArguments, method: str, folder: Path, **training: object) -> RunArguments:

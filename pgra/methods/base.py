@@ -24,11 +24,11 @@ from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import (
     METHODS,
     OPTIONS,
-    FolderArguments,
     RunArguments,
     RuntimeArguments,
     decided_by,
 )
+from pgra.reader.arguments import FolderArguments
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine
 from pgra.rerank import RERANKERS, find_reranker
@@ -276,21 +276,21 @@ def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
 
 
 def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
-    """Return the own arguments of the chosen retriever and reranker, by section."""
-    found = {"retriever_options": "retriever", "rerank_options": "reranker"}
-    own = {section: _own_arguments(kind, chosen.get(kind)) for section, kind in found.items()}
-    return {section: cls for section, cls in own.items() if cls is not None}
+    """Return the own arguments of the chosen retriever and reranker, by section.
 
-
-def _own_arguments(kind: str, name: object) -> type | None:
-    """Return the own arguments of a retriever or reranker; of ours without its class."""
-    if name is None:
-        return None
-    table: Mapping[str, str] = RETRIEVERS if kind == "retriever" else RERANKERS
-    ours = str(name).partition(":")[0] if str(name).startswith("run:") else str(name)
-    if ours in table:
-        return OPTIONS[kind].get(ours)
-    return find_retriever(ours).Arguments if kind == "retriever" else find_reranker(ours).Arguments
+    Those of ours are known without their class.
+    """
+    kinds: dict[str, tuple[str, Mapping[str, str], Any]] = {
+        "retriever_options": ("retriever", RETRIEVERS, find_retriever),
+        "rerank_options": ("reranker", RERANKERS, find_reranker),
+    }
+    found = {}
+    for section, (kind, table, find) in kinds.items():
+        name = str(chosen.get(kind, "none"))
+        name = "run" if name.startswith("run:") else name
+        is_ours = name in table or name == "none"
+        found[section] = OPTIONS[kind].get(name) if is_ours else find(name).Arguments
+    return {section: cls for section, cls in found.items() if cls is not None}
 
 
 def known_options() -> dict[str, str]:

@@ -42,8 +42,6 @@ _DRAWS = 2000
 _EXACT = "exact_match"
 # The note of each count that is not 0.
 _NOTES = {
-    "copies_in_pool": "{copies_in_pool} of {pool} examples of the pool are copies of an earlier "
-    "one, text and label, and were not shown",
     "near_duplicates": "leak guard: {near_duplicates} examples, nearly the text of a query, were "
     "not shown to it",
     "over_budget": "{over_budget} exemplars were left out of prompts, to fit the LM's window",
@@ -321,9 +319,7 @@ class Kate(Method):
         counts = {
             "exemplars": sum(map(len, prompts.rows)),
             "near_duplicates": int(chosen.num_dropped.sum()),
-            "copies_in_pool": self.exemplars.pool.guard.num_copies if self.selection.count else 0,
             "over_budget": 0 if fit is None else int(fit.num_dropped.sum()),
-            "pool": len(self.data.train),
             "queries": len(examples),
             "undecided": sum(prediction.label == UNDECIDED for prediction in predictions),
         }

@@ -9,7 +9,6 @@ sentence encoder's cosine (section 6.2). The seed decides the few-shot split and
 examples. Template and words are the task's, as for every reader here; there is no evidence.
 """
 
-import logging
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,8 +35,6 @@ from pgra.reader.inputs import (
     fit_queries,
     tokenize_parts,
 )
-
-logger = logging.getLogger(__name__)
 
 Vectors = npt.NDArray[np.float32]
 _SHARE = 0.5  # of a label's examples, those nearest to the query
@@ -66,8 +63,6 @@ class LmBff(Pgra):
         """Read the test set, and draw K and K examples a label of the training file."""
         whole, count = TaskData.read(self.args), self.args["shots"].num_shots
         shots = draw_shots(whole_train(whole.train, whole.dev), whole.labels, count, self.seed)
-        rule = f"{count} examples of each label to train on, as many others are dev"
-        logger.info("%s: lm-bff takes %s (seed %d)", whole.task.name, rule, self.seed)
         self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, whole.notes)
         prompt = FewShotPrompt(prompt_template(self.data.choice))
         self.stages = Stages(self.args, self.context, prompt, self.data)

@@ -25,7 +25,7 @@ from pgra.lm.load import (
     load_config,
     load_tokenizer,
 )
-from pgra.methods.arguments import METHODS, FolderArguments, RunArguments
+from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import (
     SPLITS,
     Decisions,
@@ -37,7 +37,7 @@ from pgra.prompts.fewshot import FewShotPrompt, prompt_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
 from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.reader.arguments import ReaderArguments, default_learning_rate
+from pgra.reader.arguments import FolderArguments, default_learning_rate
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
 from pgra.reader.predict import Calibration, T5Classifier, decide, fit_temperature
@@ -125,15 +125,16 @@ class Pgra(Method):
 
     @cached_property
     def verbalizer(self) -> Verbalizer:
-        """The reader's words and template."""
-        task = self.data.choice
-        return Verbalizer(task.reader_words, reader_template(task, self.args.reader))
+        """The reader's words, and its template: the user's or a profile's, else the task's."""
+        task, template = self.data.choice, self.args.reader.reader_template
+        if template is not None:
+            check_slots(f"reader_template {template!r}", template, task.inputs)
+        return Verbalizer(task.reader_words, template or task.reader_text)
 
     @cached_property
     def layout(self) -> SegmentLayout:
         args = self.args.reader
-        order: Any = args.segment_order
-        return SegmentLayout(self.verbalizer.template, order, args.max_segment_tokens)
+        return SegmentLayout(self.verbalizer.template, args.segment_order, args.max_segment_tokens)
 
     @property
     def decode(self) -> str:
@@ -388,16 +389,3 @@ def _open_recorded(
         check(made={"encoder": encoder}, asked={"encoder": now})
     check(made=made["index"], asked=dict(stages.retriever.fingerprint))
     return stages
-
-
-def reader_template(task: Task, args: ReaderArguments) -> str:
-    """Return the reader's template: the user's or a profile's, else the task's.
-
-    Raises:
-        ConfigError: If it has other fields than the task (`--profile official` has one text, a pair
-            has two).
-    """
-    if args.reader_template is None:
-        return task.reader_text
-    check_slots(f"reader_template {args.reader_template!r}", args.reader_template, task.inputs)
-    return args.reader_template

@@ -21,7 +21,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize as unit_length
-from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
@@ -30,7 +29,7 @@ from pgra.errors import DamageError, ModelError, reading
 from pgra.lm.batching import GroupCost
 from pgra.methods.pgra import Pgra
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, TokenIds, pack_segments
+from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, TokenIds, pack_segments, pad_rows
 from pgra.reader.inputs import (
     Join,
     SegmentLayout,
@@ -38,7 +37,6 @@ from pgra.reader.inputs import (
     TokenizedInputs,
     build_inputs,
     fit_queries,
-    pad_targets,
     tokenize_parts,
 )
 from pgra.reader.predict import T5Classifier
@@ -153,7 +151,7 @@ class PooledInputs(TokenizedInputs):
         pools: Each one's candidates among them, (B, K), `MISSING_ROW` where there are fewer.
     """
 
-    queries: Sequence[npt.NDArray[np.int64]]
+    queries: Sequence[Sequence[int]]
     encoder_pad: int
     query_tokens: Sequence[TokenIds]
     passage_tokens: Sequence[TokenIds]
@@ -183,8 +181,8 @@ class PooledInputs(TokenizedInputs):
 
     def pool(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Return the arguments of `RagReader.weigh` for some examples."""
-        queries = [torch.from_numpy(self.queries[row]) for row in rows]
-        ids = pad_sequence(queries, batch_first=True, padding_value=self.encoder_pad)
+        queries = [self.queries[row] for row in rows]
+        ids = pad_rows(queries, self.encoder_pad)
         lengths = torch.tensor([len(query) for query in queries])
         passages = self.pools[list(rows)]  # (B, K)
         known = passages != MISSING_ROW
@@ -223,7 +221,7 @@ def build_pooled(
     ).input_ids
     return PooledInputs(
         **vars(alone),
-        queries=[np.array(ids) for ids in encoded],
+        queries=encoded,
         encoder_pad=encoder.tokenizer.pad_token_id,
         query_tokens=tokenize_parts(queries, tokenizer, is_first=is_first),
         passage_tokens=tokenize_parts(texts, tokenizer, is_first=not is_first),
@@ -245,7 +243,7 @@ def collate_pooled(
         return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
 
     targets = [inputs.targets[str(inputs.labels[row])] for row in rows]
-    return {"pools": inputs.pool(rows), "read": read, "labels": pad_targets(targets)}
+    return {"pools": inputs.pool(rows), "read": read, "labels": pad_rows(targets, IGNORED)}
 
 
 @torch.inference_mode()

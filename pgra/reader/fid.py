@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_model
 from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
@@ -71,7 +73,7 @@ def pack_segments(
     segments = [segment for example in examples for segment in example]
     lengths = np.array([len(segment) for segment in segments], dtype=np.int64)
     ids: list[npt.NDArray[np.int64]] = []
-    starts = np.empty(len(segments), dtype=np.int64)  # of each segment among the M tokens
+    where = [np.empty(0, np.int64)] * len(segments)  # each segment's positions among the M tokens
     groups: list[Group] = []
     done = 0
     for indices in group_by_length(lengths, cost):
@@ -79,34 +81,28 @@ def pack_segments(
         block = np.full((len(indices), longest), pad_token_id, dtype=np.int64)
         for row, index in enumerate(indices):
             block[row, : lengths[index]] = segments[index]
-        starts[indices] = done + np.arange(len(indices)) * longest
+            where[index] = np.arange(lengths[index]) + (done + row * longest)
         ids.append(block.ravel())
         groups.append((len(indices), longest, int(lengths[indices].sum())))
         done += block.size
-    places = _places(starts, lengths, [len(example) for example in examples])
+    rest = iter(where)
+    own = [np.concatenate([next(rest) for _ in example]) for example in examples]
+    places = pad_rows(own, -1)
     spare = -places.shape[1] % (_SEGMENTS * cost.multiple) if cost.multiple > 1 else 0
-    places = np.pad(places, ((0, 0), (0, spare)), constant_values=-1)
-    mask = np.zeros(done, dtype=np.bool_)
-    mask[places[places >= 0]] = True
+    mask = torch.zeros(done, dtype=torch.bool)
+    mask[torch.from_numpy(np.concatenate(own))] = True
     return PackedSegments(
         torch.from_numpy(np.concatenate(ids)),
-        torch.from_numpy(mask),
+        mask,
         tuple(groups),
-        torch.from_numpy(places),
+        pad(places, (0, spare), value=-1),
     )
 
 
-def _places(
-    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], counts: Sequence[int]
-) -> npt.NDArray[np.int64]:
-    """Return the positions of each example's tokens, (B, S), padded with -1."""
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat = np.repeat(starts, lengths) + within
-    owners = np.repeat(np.arange(len(counts)), counts)
-    totals = np.bincount(owners, weights=lengths, minlength=len(counts)).astype(np.int64)
-    places = np.full((len(counts), totals.max()), -1, dtype=np.int64)
-    places[np.arange(places.shape[1]) < totals[:, None]] = flat
-    return places
+def pad_rows(rows: Sequence[npt.ArrayLike], value: int) -> Tensor:
+    """Pad rows of integers to the longest, int64."""
+    tensors = [torch.from_numpy(np.asarray(row, dtype=np.int64)) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=value)
 
 
 class ReaderModule(nn.Module):

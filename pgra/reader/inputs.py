@@ -9,19 +9,17 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from pgra.core import Example, Scores
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError
 from pgra.lm.batching import GroupCost
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.fid import IGNORED, TokenIds, pack_segments
+from pgra.reader.fid import IGNORED, TokenIds, pack_segments, pad_rows
 
 # Tokenised inputs of the reader.
 
@@ -131,7 +129,7 @@ class SegmentLayout:
     """
 
     template: str
-    order: Literal["evidence_first", "query_first"] = "query_first"
+    order: str = "query_first"
     max_tokens: int = 128
 
 
@@ -231,15 +229,7 @@ def collate(
     """Make a batch of labelled examples: the arguments of `FusionReader.forward`."""
     packed = pack_segments([row.segments for row in rows], pad_token_id=pad_token_id, cost=cost)
     targets = [row.target for row in rows if row.target is not None]
-    return {**vars(packed), "labels": pad_targets(targets)}
-
-
-def pad_targets(targets: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> Tensor:
-    """Pad targets with -100 to the longest, (n, T) int64."""
-    padded = np.full((len(targets), max(len(t) for t in targets)), IGNORED, dtype=np.int64)
-    for i, target in enumerate(targets):
-        padded[i, : len(target)] = target
-    return torch.from_numpy(padded)
+    return {**vars(packed), "labels": pad_rows(targets, IGNORED)}
 
 
 # Queries as people give them, checked against what a task takes.

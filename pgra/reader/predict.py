@@ -22,8 +22,8 @@ from pgra.lm.batching import GroupCost, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.progress import Bar
 from pgra.prompts.verbalizer import SLOT, Verbalizer
-from pgra.reader.fid import FusionReader, PackedSegments, pack_segments
-from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate, pad_targets
+from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, pack_segments, pad_rows
+from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate
 from pgra.reader.train import Trainable
 
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
@@ -72,7 +72,9 @@ class T5Classifier(Trainable):
             count = 2 if self.verbalizer.has_slot else 1  # the slot's own token comes first
             write = partial(self.module.write, count=count)
             return self._scores_of(self.map_batches(inputs, write, context))
-        targets = pad_targets(self.verbalizer.target_ids(self.tokenizer)).to(self.module.device)
+        targets = pad_rows(self.verbalizer.target_ids(self.tokenizer), IGNORED).to(
+            self.module.device
+        )
         score = partial(self.module.score_labels, targets=targets)
         rows = self.map_batches(inputs, score, context)
         scores: Scores = rows.reshape(len(inputs), len(targets)).astype(np.float32)

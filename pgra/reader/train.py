@@ -41,7 +41,6 @@ from pgra.reader.resume import (
     Progress,
     Stopper,
     checkpoint_folder,
-    last_checkpoint,
     resume,
     save_checkpoint,
     stopped,
@@ -212,9 +211,10 @@ def fit(
                 is_saved = bool(code) or is_end or _is_due(step, arguments.save_steps)
                 if is_measured or is_saved:
                     losses.flush()
-                    check_weights(module, step, home)
+                    check_weights(module, step)
                 if step % arguments.logging_steps == 0:
-                    mean = losses.mean_since_log()
+                    losses.flush()
+                    mean = _mean(progress.losses[-arguments.logging_steps :])
                     values = {"loss": mean, "grad_norm": float(norm)}
                     log({**values, "learning_rate": rate, "epoch": step / epoch_steps})
                     bar.set_postfix(loss=f"{mean:.3f}", refresh=False)
@@ -309,32 +309,23 @@ def count_tokens(
 # What is kept of a training.
 
 
-def check_weights(module: ReaderModule, step: int, home: Path) -> None:
+def check_weights(module: ReaderModule, step: int) -> None:
     """Raise a ModelError if a weight is not a number; such a sum neither."""
     sums = [p.detach().float().sum() for p in module.parameters() if p.requires_grad]
     if not torch.stack(sums).isfinite().all():
-        raise ModelError(f"a weight is not a number after step {step}: {_way_out(home)}")
-
-
-def _way_out(home: Path) -> str:
-    last = last_checkpoint(home)
-    found = "there is no checkpoint yet." if last is None else f"the last good one is {last}."
-    return f"{found} Lower the learning rate"
+        raise ModelError(f"a weight is not a number after step {step}: lower the learning rate")
 
 
 class LossLog:
-    """Keeps every step's loss in the progress, and writes `losses.jsonl` by the chunk.
+    """Keeps every step's loss in the progress, and in `losses.jsonl`.
 
     A loss stays on its device until several are copied at once, so that no step waits for a number.
     All processes must call `add` and `flush` together; the main process writes.
     """
 
     def __init__(self, home: Path, progress: Progress, worker: Worker) -> None:
-        """Cut the file back to the progress."""
-        self._home, self._progress, self._worker = home, progress, worker
+        self._path, self._progress, self._worker = home / LOSSES_FILE, progress, worker
         self._pending: list[Tensor] = []  # losses of steps, still on the device
-        if worker.is_main:
-            write_text(home / LOSSES_FILE, self._lines(0))
 
     def add(self, parts: Sequence[Tensor]) -> None:
         """Take a step's accumulated losses of this process, each divided by the step's tokens."""
@@ -343,35 +334,23 @@ class LossLog:
             self.flush()
 
     def flush(self) -> None:
-        """Gather and write the new losses; one that is no number is a ModelError."""
-        if not self._pending:
-            return
-        pending, self._pending = self._pending, []
-        losses, first = self._progress.losses, len(self._progress.losses)
-        own = torch.stack(pending).double().cpu().tolist()
-        # A sum over the wire would depend on how many steps are sent at once.
-        shares = zip(*gather([own], self._worker), strict=True)
-        found = [sum(values) / len(values) for values in shares]
+        """Gather and write the losses; one that is no number is a ModelError."""
+        losses, found = self._progress.losses, list[float]()
+        if self._pending:
+            own = torch.stack(self._pending).double().cpu().tolist()
+            # A sum over the wire would depend on how many steps are sent at once.
+            shares = zip(*gather([own], self._worker), strict=True)
+            found = [sum(values) / len(values) for values in shares]
+        self._pending = []
         good = next((i for i, loss in enumerate(found) if not math.isfinite(loss)), len(found))
         losses += found[:good]
-        if self._worker.is_main:
-            with (self._home / LOSSES_FILE).open("a", encoding="utf-8") as file:
-                file.write(self._lines(first))
+        if self._worker.is_main:  # a float's repr is exact
+            rows = enumerate(losses, start=1)
+            lines = [json.dumps({"step": step, "loss": loss}) for step, loss in rows]
+            write_text(self._path, "".join(f"{line}\n" for line in lines))
         if good < len(found):
-            raise ModelError(
-                f"the loss is {found[good]} at step {len(losses) + 1}: {_way_out(self._home)}"
-            )
-
-    def mean_since_log(self) -> float:
-        """Return the mean loss of the steps since the last line of the log."""
-        self.flush()
-        logged = [line["step"] for line in self._progress.history if "loss" in line]
-        return _mean(self._progress.losses[int(max(logged, default=0)) :])
-
-    def _lines(self, first: int) -> str:
-        """Write the steps after `first`; a float's repr is exact."""
-        steps = enumerate(self._progress.losses[first:], start=first + 1)
-        return "".join(f"{json.dumps({'step': step, 'loss': loss})}\n" for step, loss in steps)
+            step = len(losses) + 1
+            raise ModelError(f"the loss is {found[good]} at step {step}: lower the learning rate")
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import reader_inputs
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pgra.core import join_context
 from pgra.errors import PgraError, Stopped
@@ -183,18 +182,6 @@ def batches_read() -> Iterator[list[list[str]]]:
 
 def signal_self(number: signal.Signals) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
-
-
-class Asked(TorchDispatchMode):
-    """Counts how often a number is fetched from its device, for which a GPU would be waited."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)

@@ -148,14 +148,6 @@ def test_a_saved_reader_is_a_plain_t5_and_reads_one_segment_alike(
         torch.testing.assert_close(fused.logits, plain.logits, atol=1e-5, rtol=1e-5)
 
 
-def test_order_of_evidence_does_not_matter_but_evidence_does(reader, examples, labels):
-    here = read(reader, examples, labels).logits
-    there = read(reader, [segments[::-1] for segments in examples], labels).logits
-    torch.testing.assert_close(there, here, atol=1e-5, rtol=1e-5)
-    twice = [[*segments[:-1], segments[0]] for segments in examples]
-    assert (read(reader, twice, labels).logits - here).abs().max() > 1e-3
-
-
 def test_label_scores_are_the_plain_log_probabilities_of_whole_targets(reader, examples):
     """However many labels a pass of the decoder takes: 300 need several."""
     targets = torch.tensor([[5, 1, -100], [9, 12, 1], [9, 1, -100]])

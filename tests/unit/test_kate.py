@@ -5,7 +5,6 @@ The golden group `icl` has its commands, with every selector and way to answer.
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from conftest import review_rows, write_jsonl
@@ -17,7 +16,7 @@ from pgra.data.examples import DataArguments
 from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
-from pgra.runs import Run, evaluate_run, open_method, run, run_seeds
+from pgra.runs import Run, evaluate_run, open_method, run
 
 FIRST, NEAR = "A great film number 20.", "a GREAT film, number 2"  # FIRST: the first test text
 PLACES = ["Rome", "Paris", "Oslo", "Bern", "Riga", "Kyiv"]
@@ -90,14 +89,6 @@ def test_the_baseline_icl_reads_the_prompt_of_pgras_second_stage(args, kate):
     assert same.strip() == ours.strip() != other.strip()
 
 
-def test_seeds_draw_other_exemplars(kate):
-    drawn = having(kate, exemplars="random", redraw=True)
-    first, second = (lines_of(one.folder) for one in run_seeds(drawn, [0, 1]).runs.values())
-    assert first != second == lines_of(run(having(drawn, seed=1, name="single")).folder)
-    with pytest.raises(ConfigError, match="exemplar_seed is 5, and --seeds names several"):
-        run_seeds(having(drawn, exemplar_seed=5, name="both"), [0, 1])
-
-
 def test_the_vote_needs_no_lm_and_follows_the_nearest(kate, written):
     voted = run(having(kate, decide_by="vote", lm="no/such-lm", name="vote"))
     for line in lines_of(voted.folder):
@@ -132,26 +123,6 @@ def test_a_run_decides_new_texts_as_its_own(near, tmp_path):
     assert again.metrics["n"] == 4
     theirs = [line["prediction"] for line in lines_of(near.folder)[:4]]
     assert [line["prediction"] for line in lines_of(again.folder)] == theirs
-
-
-def test_nothing_is_kept_for_new_texts(world, near, tmp_path):
-    root = Path(world.runtime.artifacts_dir) / "neighbors"
-
-    def kept():
-        return sorted(path for path in root.rglob("*") if path.is_file())
-
-    before = kept()
-    predictor = Run.load(near.folder, device="cpu")
-    (first,), (second,) = (predictor.predict([text]) for text in (NEAR, "A dull plot."))
-    together = predictor.predict([NEAR, "A dull plot."])
-    for one, alone in zip(together, (first, second), strict=True):
-        assert one.details == alone.details
-        assert dict(one.prediction.scores) == pytest.approx(dict(alone.prediction.scores))
-    assert kept() == before != []
-    few = write_jsonl(tmp_path / "few.jsonl", review_rows(2, start=30))  # control: a split is
-    changes = {"test_file": str(few)}
-    evaluate_run(near.folder, changes=changes, output_dir=tmp_path / "elsewhere")
-    assert len(kept()) > len(before)
 
 
 def test_a_run_whose_pool_has_changed_decides_nothing(words, tmp_path):

@@ -71,22 +71,6 @@ def test_a_stopped_training_of_rag_goes_on_to_the_same_run(args, tmp_path):
         assert encoder.read_bytes() == (stopped / "reader" / encoder.name).read_bytes()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "changes"), [("fid", {}), ("lm-bff", FEW)])
-def test_without_a_step_the_reader_decides_as_it_is(args, tmp_path, method, changes):
-    """Its seed then decides nothing, but for lm-bff, which draws its examples."""
-    folders = [tmp_path / name for name in ("one", "two", "trained")]
-    for seed, (folder, steps) in enumerate(zip(folders, (0, 0, 1), strict=True)):
-        done = run(run_of(args, method, folder, **changes, max_steps=steps, seed=seed))
-        assert done.metrics["uses_seed"] == (steps > 0 or method == "lm-bff")
-        assert f"max_steps: {steps}" in (folder / "reader" / "README.md").read_text()
-    one, two, trained = folders
-    assert run_files(one) == run_files(two) != run_files(trained)
-    assert (lines_of(one) == lines_of(two)) == (method != "lm-bff")
-    again = evaluate_run(one, output_dir=tmp_path / "again")
-    assert lines_of(again.folder) == lines_of(one)
-
-
 # What distinguishes them.
 
 

@@ -1,7 +1,6 @@
 """Label consistency from folders: a tiny plain reader labels the evidence of written runs."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -102,21 +101,6 @@ def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path
     again = label_texts(open_labeler(labeler), asked, kept, device="cpu")
     assert again == (found[0], 7)
     assert (kept / f"{path.name}.damaged").is_file()
-
-
-def test_each_distinct_text_is_read_once_and_no_other_labelers_labels_count(
-    labeler, runs, read, tmp_path
-):
-    out = tmp_path / "out"
-    assert report_consistency(runs[:1], out, labelers=[labeler], **QUIET).num_read == 4
-    assert read == TEXTS[:4]
-    both = report_consistency(runs, out, labelers=[labeler], **QUIET)
-    assert (sorted(read), both.num_read) == (sorted(TEXTS), 2)
-    again = report_consistency(runs, out, labelers=[labeler], **QUIET)
-    assert (len(read), again.num_read) == (len(TEXTS), 0)
-    other = shutil.copytree(labeler, tmp_path / "other")
-    write_record(other / "reader", replace(RECORD, seed=9))
-    assert report_consistency(runs[:1], out, labelers=[other], **QUIET).num_read == 4
 
 
 def test_a_grid_gives_its_labeler_its_rows_its_baseline_and_what_is_missing(

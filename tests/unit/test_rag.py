@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -120,15 +118,6 @@ def test_the_query_encoder_learns_and_the_index_does_not(t5_dir, encoder, inputs
     assert torch.equal(batch["pools"]["vectors"], before)
     unused = [name for name, p in reader.named_parameters() if p.requires_grad and p.grad is None]
     assert unused == []  # as several processes need it
-
-
-def test_a_query_without_candidates_is_read_alone(t5_dir, encoder, tokenizer, inputs):
-    lost = replace(inputs, pools=np.full_like(inputs.pools, -1))
-    reader = open_reader(t5_dir, encoder, 2)
-    alone = tokens(t5_dir, [(q.id, (f"{q.text} <extra_id_0>",), q.label) for q in QUERIES])
-    expected = score(FusionReader(reader.model), tokenizer, alone)
-    np.testing.assert_allclose(score(reader, tokenizer, lost), expected, rtol=1e-5)
-    assert torch.isfinite(reader(**batch_of(lost)).loss)
 
 
 def test_a_run_shows_weighted_evidence(args, tmp_path):
