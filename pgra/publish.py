@@ -32,7 +32,7 @@ from pgra.run_folder import (
 
 logger = logging.getLogger(__name__)
 
-_WITH_PATHS = ("arguments", "base_model", "fingerprints")
+_WITH_PATHS = ("arguments", "fingerprints")
 _SHOWN = (  # of the training's arguments
     *("learning_rate", "total_train_batch_size", "per_device_train_batch_size", "max_steps"),
     *("num_train_epochs", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm"),

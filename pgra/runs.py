@@ -520,7 +520,6 @@ def measure_run(
         "split": split,
         "metric": method.data.metric,
         "sizes": {name: len(getattr(method.data, name)) for name in ("train", "dev", "set_aside")},
-        "calibration": decided.calibration,
         "seed": method.seed,
         "uses_seed": method.uses_seed(method.args),
         "seconds": {name: round(value, 3) for name, value in method.seconds.items()},

@@ -202,18 +202,6 @@ OPTIONS: Mapping[str, Mapping[str, type]] = {
 }
 
 
-def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
-    """Refuse stages that contradict each other, such as d > k, with a ConfigError."""
-    name = retriever.retriever
-    if name in ("exhaustive", "random") and retriever.index_dir is not None:
-        raise ConfigError(f"retriever '{name}' has no index: leave --index_dir out")
-    if rerank.num_evidence > retriever.num_candidates:
-        raise ConfigError(
-            f"num_evidence ({rerank.num_evidence}) exceeds num_candidates "
-            f"({retriever.num_candidates}): the reranker can only keep what the retriever returned"
-        )
-
-
 class RunArguments:
     """All arguments of a run, each section an attribute; the method has decided its part.
 
@@ -234,9 +222,8 @@ class RunArguments:
     def __init__(self, sections: Mapping[str, Any]) -> None:
         """Let the method decide what it does; refuse contradictions between PGRA's stages."""
         self.sections = dict(sections)
-        named = self.sections["runtime"].method
         if "rerank" in sections:
-            decided = decided_by(named)
+            decided = decided_by(sections["runtime"].method)
             for name in ("retriever", "rerank"):
                 part = sections[name]
                 own = {key: value for key, value in decided.items() if hasattr(part, key)}
@@ -244,12 +231,13 @@ class RunArguments:
         vars(self).update(self.sections)
         if "rerank" not in sections:
             return
-        check_depths(self.retriever, self.rerank)
-        reads_evidence = "reranker" in decided and "num_evidence" not in decided
-        if reads_evidence and self.rerank.num_evidence == 0:
+        first, count = self.retriever.retriever, self.rerank.num_evidence
+        if first in ("exhaustive", "random") and self.retriever.index_dir is not None:
+            raise ConfigError(f"retriever '{first}' has no index: leave --index_dir out")
+        if count > self.retriever.num_candidates:
             raise ConfigError(
-                f"method '{named}' reads evidence, and num_evidence is 0: ask for at least 1, or "
-                "use --method plain"
+                f"num_evidence ({count}) exceeds num_candidates ({self.retriever.num_candidates}): "
+                "the reranker can only keep what the retriever returned"
             )
 
     def __getitem__(self, section: str) -> Any:

@@ -115,7 +115,6 @@ class Decisions:
         details: Further entries of each one's line in `predictions.jsonl`.
         notes: What a reader of the numbers must know.
         metrics: Further entries of `metrics.json`.
-        calibration: The probabilities' temperature, and how many dev examples it was fitted on.
         values: Metrics by name, where labels alone do not give them.
         interval: Of the headline metric among `values`.
     """
@@ -126,7 +125,6 @@ class Decisions:
     details: Sequence[Mapping[str, Json]] = ()
     notes: Sequence[str] = ()
     metrics: Mapping[str, Json] = field(default_factory=dict)
-    calibration: Mapping[str, Json] | None = None
     values: Mapping[str, float] | None = None
     interval: Sequence[float] | None = None
 

@@ -10,7 +10,8 @@ Exemplars and answers are stored in the artifacts folder, so a stopped run resum
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from operator import eq
 from typing import Self
 
 import numpy as np
@@ -114,7 +115,9 @@ class Kate(Method):
         if answers := [list(reference.answers) for reference in self.references]:
             self.fingerprints["answers"] = digest(answers)
         if self.icl.decide_by != "vote":
-            self.lm = self._open_lm()
+            self.args["completer"].check_named()
+            lm = open_lm(self.args["completer"], self.context)
+            self.lm = lm.settle(self.icl.decide_by) if isinstance(lm, RemoteLM) else lm
             self._fill_in()
             if self.icl.decide_by == "score":
                 answer_words(self.format.words)  # refuses ambiguous words, as the next does
@@ -135,16 +138,12 @@ class Kate(Method):
         task, icl, selection = self.data.task, self.args["icl"], self.args["selection"]
         decide_by, count, completer = icl.decide_by, selection.count, self.args["completer"]
         if isinstance(task, GenerationTask):
-            for name, value, own in (
-                ("decide_by", decide_by, "score"),
-                ("exemplars", selection.exemplars, "balanced"),
-                ("prompt_format", icl.prompt_format, "task"),
-            ):
-                if value == own:
-                    raise ConfigError(
-                        f"{name} {own} is for tasks with labels, and answers of '{task.name}' are "
-                        "written: leave it out"
-                    )
+            asked = decide_by, selection.exemplars, icl.prompt_format
+            if any(map(eq, asked, ("score", "balanced", "task"))):
+                raise ConfigError(
+                    f"answers of '{task.name}' are written: decide_by score, exemplars balanced "
+                    "and prompt_format task are for tasks with labels"
+                )
             count = task.num_exemplars if selection.num_exemplars is None else count
             decide_by = decide_by or "generation"
         elif decide_by is None and not completer.is_remote:
@@ -161,32 +160,13 @@ class Kate(Method):
         if self.selection.exemplar_seed is None:
             self.selection = replace(self.selection, exemplar_seed=self.seed)
         if decide_by == "vote" and not self.selection.compares:
-            raise ConfigError(
-                f"decide_by 'vote' is the neighbors' vote, and exemplars "
-                f"'{self.selection.exemplars}' with --num_exemplars {count} are none: use "
-                "--exemplars knn"
-            )
+            raise ConfigError("decide_by 'vote' is the neighbors' vote: use --exemplars knn")
         if decide_by == "score" and icl.max_new_tokens is not None:
-            raise ConfigError(
-                f"max_new_tokens is {icl.max_new_tokens}, and label words are scored, not "
-                "written: leave it out, or use --decide_by generation"
-            )
+            raise ConfigError("max_new_tokens is of --decide_by generation: leave it out")
         self.stop, most = "\n", _WRITTEN_TOKENS
         if isinstance(task, GenerationTask):
             self.stop, most = task.stop, task.max_new_tokens
         self.max_new_tokens = icl.max_new_tokens or most
-
-    def _open_lm(self) -> LanguageModel:
-        """Open the LM, or share that of the run before; two LMs are never in memory together."""
-        asked = self.args["completer"]
-        asked.check_named()
-        key, shared = digest([asdict(asked), str(self.context.artifacts)]), self.context.shared
-        if shared.get("lm key") != key:
-            shared.pop("lm", None)
-            shared["lm"] = open_lm(asked, self.context)
-            shared["lm key"] = key
-        lm: LanguageModel = shared["lm"]
-        return lm.settle(self.icl.decide_by) if isinstance(lm, RemoteLM) else lm
 
     def identity(self) -> dict[str, Json]:
         named: dict[str, Json] = {
@@ -215,10 +195,7 @@ class Kate(Method):
     def with_seed(self, args: RunArguments) -> Self:
         """Return the method of another draw, sharing pool, comparison and LM."""
         if args["selection"].exemplar_seed is not None and args.seed != self.args.seed:
-            raise ConfigError(
-                f"exemplar_seed is {args['selection'].exemplar_seed}, and --seeds names several: "
-                "leave one of them out"
-            )
+            raise ConfigError("exemplar_seed is one, and --seeds names several: leave one out")
         other = super().with_seed(args)
         other._fill_in()
         other.selector = other.exemplars.under(other.selection)

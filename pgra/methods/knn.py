@@ -39,7 +39,7 @@ class NearestNeighbors(Method):
         number = args.num_neighbors
         if number is not None and number > len(train):
             raise ConfigError(
-                f"num_neighbors ({number}) exceeds the {len(train)} training examples: lower it"
+                f"num_neighbors ({number}) exceeds the {len(train)} training examples"
             )
         self.numbers = [n for n in NUMBERS if n <= len(train)] if number is None else [number]
         self.neighbors = open_neighbors(self.data, self.args, self.context)

@@ -9,7 +9,6 @@ evidence), exhaustive (the LM's best of the whole corpus).
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,7 +38,7 @@ from pgra.publish import write_card
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import FolderArguments, default_learning_rate
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
+from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import Calibration, T5Classifier, decide, fit_temperature
 from pgra.reader.record import (
     ReaderRecord,
@@ -78,10 +77,7 @@ class Pgra(Method):
 
     def open(self) -> None:
         if self.COMBINES_SCORES and self.decode != "verbalizer":
-            raise ConfigError(
-                f"decode '{self.decode}' is not for method '{self.args.method}', which combines "
-                "the scores of several inputs: leave it out"
-            )
+            raise ConfigError(f"decode '{self.decode}' is not for method '{self.args.method}'")
         self.source = find_model(self.args.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()
@@ -108,8 +104,7 @@ class Pgra(Method):
         if absent := [label for label in self.data.labels if label not in present]:
             raise DataError(
                 f"no training example has label {', '.join(map(repr, absent))} (of "
-                f"{len(self.data.train)} examples that the prompt does not show): add some, raise "
-                "--max_train_samples, or take the label out of the task"
+                f"{len(self.data.train)} that the prompt does not show): add some"
             )
 
     def check_training(self, num_examples: int) -> None:
@@ -157,12 +152,9 @@ class Pgra(Method):
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
         self.stages.find(splits)
 
-    def inputs(self, split: str) -> TokenizedInputs:
+    def inputs(self, split: str) -> Any:
         """Return the reader's inputs of a split."""
-        inputs: TokenizedInputs = self.new_inputs(
-            self.data.examples(split), self.stages.evidence_lines(split)
-        )
-        return inputs
+        return self.new_inputs(self.data.examples(split), self.stages.evidence_lines(split))
 
     def new_inputs(
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
@@ -175,20 +167,18 @@ class Pgra(Method):
         """Load the reader that training starts from, or a trained one from its folder."""
         return FusionReader.from_name(str(trained or self.args.reader.model_name_or_path))
 
-    def open_trained(self, home: Path) -> None:
-        """Load a trained reader from its folder."""
-        module = self.load_module(home).to(choose_device(self.args.runtime.device))
+    def open_reader(self, trained: Path | None = None) -> None:
+        """Open the reader that training starts from, or a trained one from its folder."""
+        module = self.load_module(trained).to(choose_device(self.context.device))
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
 
     def fit(self, folder: Path) -> Mapping[str, Json]:
         """Train the reader, from the last whole checkpoint if the run was stopped."""
         train, dev = self.inputs("train"), self.inputs("dev")
-        module = self.load_module()
-        self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
+        self.open_reader()
 
         def evaluate() -> Mapping[str, float]:
-            scores = self.reader.score(dev, self.context)
-            decided = decide(dev.example_ids, scores, self.data.labels)
+            decided = decide(dev.example_ids, self.score(dev), self.data.labels)
             return self.data.measure_dev([prediction.label for prediction in decided])
 
         result = fit(
@@ -214,7 +204,7 @@ class Pgra(Method):
         """Load the trained reader of a run, with its temperature if there is one."""
         home = folder / READER_FOLDER
         record = read_record(home) if (home / RECORD_FILE).is_file() else None  # checks the files
-        self.open_trained(home)
+        self.open_reader(home)
         if record is not None:
             self.calibration = record.calibration
         else:  # the run was stopped after its training
@@ -223,13 +213,13 @@ class Pgra(Method):
     def _describe(self, folder: Path) -> None:
         """Fit the temperature on the dev set, and write the reader's record."""
         if self.decode == "verbalizer":  # else there are no probabilities
-            self.fit_temperature(replace(self.context, progress=False))
+            self.fit_temperature()
         self.write_record(folder)
 
-    def fit_temperature(self, context: Context) -> Scores:
+    def fit_temperature(self) -> Scores:
         """Fit the temperature on the dev set, and return its scores."""
         with self.timed("calibration"):
-            scores: Scores = self.reader.score(self.inputs("dev"), context)
+            scores = self.score(self.inputs("dev"))
             truth = [self.data.labels.index(str(example.label)) for example in self.data.dev]
             self.calibration = fit_temperature(scores, truth)
         return scores
@@ -241,7 +231,6 @@ class Pgra(Method):
         record = ReaderRecord(
             task=self.data.task.name,
             inputs=self.data.task.inputs,
-            metric=self.data.metric,
             words=dict(self.verbalizer.words),
             layout=self.layout,
             decode=self.decode,
@@ -249,7 +238,6 @@ class Pgra(Method):
             num_evidence=self.stages.depth,
             method=args.method,
             prompt=self.stages.prompt if reads_prompt(args) else None,
-            base_model={"name": self.source.name, "identity": self.source.identity},
             seed=self.seed,
             arguments={k: v for k, v in self.args.as_json().items() if k != "training"},
             fingerprints=self.fingerprints,
@@ -265,30 +253,26 @@ class Pgra(Method):
         """Decide a split's examples, or new ones, for which evidence is found now."""
         splits = [name for name in SPLITS if self.data.examples(name) == list(examples)]
         split = splits[0] if splits and examples else None
-        if split is not None:
-            inputs, lines = self.inputs(split), self.stages.evidence_lines(split)
-        else:
-            lines = self.stages.new_lines(examples)
-            inputs = self.new_inputs(examples, lines)
-        scores, lines = self.score(inputs, lines, split)
+        inputs, lines = self.read(examples, split)
         temperature = self.calibration.temperature
-        ids = [example.id for example in examples]
-        predictions = decide(ids, scores, self.verbalizer.labels, temperature=temperature)
-        notes, known = list[str](), None
-        if self.decode == "verbalizer":  # else there are no probabilities
-            notes = [self.calibration.note] if self.calibration.note else []
-            if split is not None:
-                known = {"temperature": temperature, "dev_examples": self.calibration.num_examples}
-        return Decisions(predictions, lines, notes=notes, calibration=known)
+        ids, labels = [example.id for example in examples], self.verbalizer.labels
+        predictions = decide(ids, self.score(inputs), labels, temperature=temperature)
+        note = self.calibration.note if self.decode == "verbalizer" else None
+        return Decisions(predictions, lines, notes=[note] if note else [])
 
-    def score(
-        self,
-        inputs: Any,
-        lines: list[list[EvidenceLine]],
-        split: str | None,  # noqa: ARG002  where they are from
-    ) -> tuple[Scores, list[list[EvidenceLine]]]:
-        """Score examples, and return the evidence that the reader read."""
-        return self.reader.score(inputs, self.context), lines
+    def read(
+        self, examples: Sequence[Example], split: str | None
+    ) -> tuple[Any, list[list[EvidenceLine]]]:
+        """Return the reader's inputs of a split's examples, or of new ones, and their evidence."""
+        if split:
+            return self.inputs(split), self.stages.evidence_lines(split)
+        lines = self.stages.new_lines(examples)
+        return self.new_inputs(examples, lines), lines
+
+    def score(self, inputs: Any) -> Scores:
+        """Return the log-probability of each label, (B, C)."""
+        scores: Scores = self.reader.score(inputs, self.context)
+        return scores
 
     def sources(self) -> list[str]:
         args, own = self.args, [self.args.reader.model_name_or_path, *super().sources()]
@@ -333,7 +317,7 @@ class Pgra(Method):
         self.verbalizer, self.layout = record.verbalizer, record.layout
         self.calibration, self.source = record.calibration, find_model(str(home))
         self.open_tokenizer()
-        self.open_trained(home)
+        self.open_reader(home)
         self.stages = _open_recorded(home, record, self.data, self.args, self.context)
         return True
 

@@ -59,10 +59,7 @@ class RagReader(FusionReader):
         """
         super().__init__(t5)
         if any(encoder.sentence.layers):
-            raise ModelError(
-                f"the encoder {encoder.fingerprint['encoder']} has Dense parts after its pooling, "
-                "and method 'rag' trains none: choose another --encoder"
-            )
+            raise ModelError("method 'rag' trains no Dense parts: choose another --encoder")
         self.query_encoder: nn.Module = encoder.model
         self.num_evidence = num_evidence
         self._pooling = str(encoder.fingerprint["pooling"])
@@ -316,14 +313,15 @@ class Rag(Pgra):
             layout=self.layout,
         )
 
-    def score(
-        self, inputs: Any, lines: list[list[EvidenceLine]], split: str | None
-    ) -> tuple[Scores, list[list[EvidenceLine]]]:
-        """Score examples, and return the evidence that the reader chose."""
-        assert split is not None  # other examples have no candidates
-        chosen, best = choose_evidence(self.reader.module, inputs)
-        lines = self.stages.lines(self.stages.candidates[split].candidates, best)
-        return self.reader.score(chosen, self.context), lines
+    def read(
+        self,
+        examples: Sequence[Example],  # noqa: ARG002 (others have no candidates)
+        split: str | None,
+    ) -> tuple[SeparateInputs, list[list[EvidenceLine]]]:
+        """Return a split's inputs with the evidence that the reader chose."""
+        assert split is not None
+        chosen, best = choose_evidence(self.reader.module, self.inputs(split))
+        return chosen, self.stages.lines(self.stages.candidates[split].candidates, best)
 
     @cached_property
     def _encoder(self) -> Encoder:

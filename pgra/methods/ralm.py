@@ -8,17 +8,17 @@ there is none.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from pgra.core import ALONE, Context, Example, Json, Scores
+from pgra.core import Example, Json, Scores
 from pgra.errors import ConfigError
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, LanguageModel
-from pgra.methods.arguments import METHODS, RalmArguments, RunArguments
+from pgra.methods.arguments import METHODS
 from pgra.methods.base import SPLITS
 from pgra.methods.kate import count_word_tokens, progress_bar
 from pgra.methods.pgra import Pgra
@@ -29,55 +29,47 @@ from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE
 
 
-@dataclass(frozen=True)
-class EvidenceReader:
-    """An LM that reads evidence and query, and scores each label's word.
+def write_prompt(query: str, evidence: Sequence[str], num_words: int) -> str:
+    """Write a prompt with `num_words` of the evidence (best first), shown best last."""
+    shown = []
+    for text in evidence:
+        words = text.split()[:num_words]
+        num_words -= len(words)
+        shown += [" ".join(words)] if words else []
+    return SEPARATOR.join([*reversed(shown), query])
 
-    `words` are in the task's order of labels; `template` shows the query.
+
+def write_prompts(
+    lm: LanguageModel,
+    words: Mapping[str, str],
+    names: Sequence[str],
+    queries: Sequence[str],
+    evidence: Sequence[Sequence[str]],
+    *,
+    max_tokens: int,
+) -> list[str]:
+    """Write the prompts of B queries, with as many words of evidence as fit.
+
+    `words` are those that answer, by label, and `max_tokens` the most of a prompt with the longest.
+
+    Raises:
+        ConfigError: If no query has room for a single word.
+        DataError: If a query is too long even without evidence; it is named.
     """
 
-    lm: LanguageModel
-    template: PromptTemplate
-    words: Mapping[str, str]
-    args: RalmArguments
+    def write(row: int, num_words: int) -> list[str]:
+        return [write_prompt(queries[row], evidence[row], num_words)]
 
-    def write(self, fields: Mapping[str, str], evidence: Sequence[str], num_words: int) -> str:
-        """Write a prompt with `num_words` of the evidence (best first), shown best last."""
-        shown = []
-        for text in evidence:
-            words = text.split()[:num_words]
-            num_words -= len(words)
-            shown += [" ".join(words)] if words else []
-        query = self.template.render_query(fields, after_prefix=False)
-        return SEPARATOR.join([*reversed(shown), query])
-
-    def prompts(self, examples: Sequence[Example], evidence: Sequence[Sequence[str]]) -> list[str]:
-        """Write the prompts of B examples, with as many words of evidence as fit.
-
-        Raises:
-            ConfigError: If no example has room for a single word.
-            DataError: If a query is too long even without evidence.
-        """
-
-        def write(row: int, num_words: int) -> list[str]:
-            return [self.write(examples[row].fields, evidence[row], num_words)]
-
-        fit = fit_prompts(
-            self.lm.count_tokens,
-            write,
-            [sum(len(text.split()) for text in texts) for texts in evidence],
-            names=[example.id for example in examples],
-            window=min(self.args.max_reader_tokens, self.lm.window),
-            num_new_tokens=count_word_tokens(self.lm, self.words),
-            unit="word of evidence",
-        )
-        return [write(row, count)[0] for row, count in enumerate(fit.counts.tolist())]
-
-    def score(self, prompts: Sequence[str], context: Context = ALONE) -> Scores:
-        """Return the log-probability of each label's word after each prompt, (B, C)."""
-        with progress_bar(prompts, progress=context.shows_progress) as advance:
-            scores = self.lm.score(prompts, answer_words(self.words), advance=advance)
-        return np.array(scores, np.float32).reshape(len(prompts), len(self.words))
+    fit = fit_prompts(
+        lm.count_tokens,
+        write,
+        [sum(len(text.split()) for text in texts) for texts in evidence],
+        names=names,
+        window=min(max_tokens, lm.window),
+        num_new_tokens=count_word_tokens(lm, words),
+        unit="word of evidence",
+    )
+    return [write(row, count)[0] for row, count in enumerate(fit.counts.tolist())]
 
 
 class Ralm(Pgra):
@@ -87,22 +79,15 @@ class Ralm(Pgra):
     decode = "verbalizer"
     SEEDS = "of no effect here: nothing is drawn, nothing is trained"
 
-    @classmethod
-    def name(cls, args: RunArguments) -> str:
-        return args.runtime.method
-
     def open(self) -> None:
         if self.args.retriever.neighbor_encoder == "reader":
-            raise ConfigError(
-                "neighbor_encoder 'reader' is a T5's encoder, and method 'ralm' has a causal LM: "
-                "leave it out"
-            )
+            raise ConfigError("neighbor_encoder 'reader' is a T5's, not for method 'ralm'")
         super().open()
 
     def open_tokenizer(self) -> None:
         """Open the LM, whose weights are loaded when they are needed; its answers are kept."""
-        rerank, words = self.args.rerank, self.verbalizer.words
-        answer_words(words)  # refuses ambiguous words
+        rerank = self.args.rerank
+        answer_words(self.verbalizer.words)  # refuses ambiguous words
         asked = CompleterArguments(
             lm=self.source.name,
             lm_dtype=rerank.lm_dtype,
@@ -110,10 +95,7 @@ class Ralm(Pgra):
             lm_device_map=rerank.lm_device_map,
             lm_batch_tokens=rerank.lm_batch_tokens,
         )
-        template = PromptTemplate(self.verbalizer.template, "", self.data.task.inputs)
-        self.reader = EvidenceReader(
-            open_lm(asked, self.context), template, words, self.args["reader"]
-        )
+        self.lm = open_lm(asked, self.context)
 
     @cached_property
     def verbalizer(self) -> Verbalizer:
@@ -122,41 +104,47 @@ class Ralm(Pgra):
         return Verbalizer(task.prompt_words, f"{task.prompt}\n{task.answer}")
 
     def identity(self) -> dict[str, Json]:
-        return {**super().identity(), "reader_lm": self.reader.lm.fingerprint}
+        return {**super().identity(), "reader_lm": self.lm.fingerprint}
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
         """Find the evidence of splits, but for train, which is not read."""
         super().prepare([name for name in splits if name != "train"])
 
-    def inputs(self, split: str) -> list[str]:  # type: ignore[override]  # another kind
-        return self.new_inputs(self.data.examples(split), self.stages.evidence_lines(split))
-
     def new_inputs(
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
     ) -> list[str]:
-        prompts: list[str] = self.reader.prompts(
-            examples, [[line.text for line in found] for found in lines]
+        """Return the LM's prompts."""
+        template = PromptTemplate(self.verbalizer.template, "", self.data.task.inputs)
+        return write_prompts(
+            self.lm,
+            self.verbalizer.words,
+            [example.id for example in examples],
+            [template.render_query(example.fields, after_prefix=False) for example in examples],
+            [[line.text for line in found] for found in lines],
+            max_tokens=self.args["reader"].max_reader_tokens,
         )
-        return prompts
+
+    def score(self, inputs: Sequence[str]) -> Scores:
+        """Return the log-probability of each label's word after each prompt, (B, C)."""
+        words = answer_words(self.verbalizer.words)
+        with progress_bar(inputs, progress=self.context.shows_progress) as advance:
+            scores = self.lm.score(inputs, words, advance=advance)
+        return np.array(scores, np.float32).reshape(len(inputs), len(words))
 
     def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002
         """Fit the temperature on the dev set."""
-        scores, ids = self.fit_temperature(self.context), [e.id for e in self.data.dev]
+        scores, ids = self.fit_temperature(), [example.id for example in self.data.dev]
         decided = [p.label for p in decide(ids, scores, self.data.labels)]
-        value = self.data.measure_dev(decided)[self.data.metric]
-        return {
-            "metric": self.data.metric,
-            "value": value,
-            "calibration": asdict(self.calibration),
-        }
+        metric = self.data.metric
+        value = self.data.measure_dev(decided)[metric]
+        return {"metric": metric, "value": value, "calibration": asdict(self.calibration)}
 
     def load(self, folder: Path) -> None:
         self.calibration = Calibration(**read_object(folder / TRAINING_FILE)["calibration"])
 
     def sample_prompt(self) -> str:
         """Return the first test query's prompt, as the reader sees it."""
-        lines = self.stages.evidence_lines("test")[:1]
-        return self.new_inputs(self.data.test[:1], lines)[0]
+        return self.new_inputs(self.data.test[:1], self.stages.evidence_lines("test")[:1])[0]
 
     def restore(self, folder: Path) -> bool:  # noqa: ARG002
         """Return False: there is no reader's folder to open."""

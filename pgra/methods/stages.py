@@ -96,7 +96,9 @@ class Stages(Timed):
         shown: Collection[str] = ()
         given = context.shared.get("reranker")
         if given is not None:
-            prompt = _prompt_of(given, prompt)
+            bare, prompt = prompt.template, getattr(given, "prompt", prompt)
+            if prompt.template.inputs != bare.inputs:
+                raise ConfigError("the reranker's prompt has other inputs: make it with this task")
             shown = [example.id for example in data.train if given.shows(example)]
         elif reads_prompt(args):
             prompt, exemplars = _write_prompt(data, args, context)
@@ -106,8 +108,7 @@ class Stages(Timed):
         train = [example for example in data.train if example.id not in shown]
         if not train:
             raise ConfigError(
-                f"all {len(data.train)} training examples stand in the prompt: "
-                "lower --num_exemplars, or give more examples"
+                f"all {len(data.train)} examples stand in the prompt: lower --num_exemplars"
             )
         set_aside = [example for example in data.train if example.id in shown]
         data = replace(data, train=train, set_aside=set_aside)
@@ -288,18 +289,6 @@ class Stages(Timed):
 def reads_prompt(args: RunArguments) -> bool:
     """Whether an LM reads a few-shot prompt, whose exemplars are left out of training."""
     return args.rerank.num_evidence > 0 and find_reranker(args.rerank.reranker).reads_prompt
-
-
-def _prompt_of(ready: BaseReranker, bare: FewShotPrompt) -> FewShotPrompt:
-    """Return a ready reranker's prompt; refuse one that does not fit the task."""
-    prompt: FewShotPrompt = getattr(ready, "prompt", bare)
-    shown, wanted = prompt.template.inputs, bare.template.inputs
-    if shown != wanted:
-        raise ConfigError(
-            f"the reranker's prompt shows {', '.join(shown)}, and the task has the inputs "
-            f"{', '.join(wanted)}: make the Reranker with the run's task"
-        )
-    return prompt
 
 
 def _write_prompt(

@@ -168,8 +168,7 @@ class TrainingArguments(FolderArguments):
             self.save_steps = self.eval_steps or 500
         elif self.load_best_model_at_end and self.save_steps != self.eval_steps:
             raise ConfigError(
-                f"save_steps ({self.save_steps}) differs from eval_steps ({self.eval_steps}): the "
-                "best measurement needs its checkpoint. Leave save_steps out"
+                f"save_steps ({self.save_steps}) differs from eval_steps ({self.eval_steps})"
             )
 
     def share_batch(self, num_processes: int) -> None:
@@ -182,8 +181,7 @@ class TrainingArguments(FolderArguments):
         if left or not share or share % held:
             raise ConfigError(
                 f"total_train_batch_size ({self.total_train_batch_size}) is not divisible by "
-                f"{num_processes} processes times per_device_train_batch_size ({held}): start "
-                "another number of processes, or change one of the two"
+                f"{num_processes} processes times per_device_train_batch_size ({held})"
             )
 
     def num_accumulated(self, num_processes: int) -> int:

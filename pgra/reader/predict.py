@@ -177,7 +177,7 @@ class Calibration:
 
     Attributes:
         num_examples: Dev examples that it was fitted on, 0 if it was not.
-        note: Why it is 1, or that it is the largest; None if it is neither.
+        note: Why it is 1; None where it was fitted.
     """
 
     temperature: float = 1.0
@@ -203,9 +203,6 @@ def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
         # In 1/T the loss is convex, so in log T it has one valley.
         best = float(minimize_scalar(loss, bounds=(-border, border), method="bounded").x)
         if best >= 0.01 - border and loss(best) < loss(0.0):
-            if best <= border - 0.01:
-                return Calibration(math.exp(best), count)
-            note = f"temperature is {LARGEST:g}, the largest: probabilities mean little"
-            return Calibration(LARGEST, count, note)
+            return Calibration(LARGEST if best > border - 0.01 else math.exp(best), count)
         why = f"no other is better on the {count} dev examples"
     return Calibration(note=f"probabilities are not calibrated, temperature is 1: {why}")

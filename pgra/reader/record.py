@@ -32,7 +32,6 @@ from pgra.reader.predict import Calibration, T5Classifier
 
 FORMAT = 3
 OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
-_OTHERS = (RECORD_FILE, "README.md")  # the model card has the measurement, which comes later
 _AGAIN = "copy the folder again, or train again in another"
 
 
@@ -41,13 +40,12 @@ class ReaderRecord:
     """What a reader was trained for and with.
 
     `inputs` and `words` are in the task's order. `num_evidence` is the paper's d, 0 for a plain T5.
-    `prompt` is the second stage's, or None. `base_model` has "name" and "identity" of the first T5.
+    `prompt` is the second stage's, or None.
     `arguments` are the run's by section, but for its training; `fingerprints` those of the stages.
     """
 
     task: str
     inputs: tuple[str, ...]
-    metric: str
     words: Mapping[str, str]
     layout: SegmentLayout
     decode: str
@@ -55,7 +53,6 @@ class ReaderRecord:
     num_evidence: int
     method: str
     prompt: FewShotPrompt | None
-    base_model: Mapping[str, str]
     seed: int
     arguments: Mapping[str, Mapping[str, Any]]
     fingerprints: Mapping[str, Json]
@@ -71,11 +68,11 @@ class ReaderRecord:
 
 
 def write_record(folder: Path, record: ReaderRecord) -> None:
-    """Finish a reader's folder: write its record, with the checksums of its files."""
-    paths = (path for path in sorted(folder.iterdir()) if path.is_file())
-    names = [path.name for path in paths if not path.name.startswith(".")]
-    files = record_files(folder, [name for name in names if name not in _OTHERS])
-    values = {"format": FORMAT, **asdict(record), "files": files}
+    """Finish a new reader's folder: write its record, with the checksums of its files.
+
+    The model card, which has the measurement, comes later.
+    """
+    values = {"format": FORMAT, **asdict(record), "files": record_files(folder)}
     write_json(folder / RECORD_FILE, {**values, "versions": dict(package_versions())})
 
 
@@ -107,8 +104,7 @@ def fetch_reader(name: str | Path, *, token: str | None = None) -> Path:
         return Path(snapshot_download(repo, revision=revision or None, token=token))
     except hub_errors() as error:
         raise ArtifactError(
-            f"cannot find reader '{name}': it is no folder here, and the hub says: "
-            f"{hub_reason(error)} Give the folder of a run, or a hub id that you can reach"
+            f"reader '{name}' is no folder here, and the hub says: {hub_reason(error)}"
         ) from None
 
 
@@ -151,8 +147,7 @@ def check_reads_any(record: ReaderRecord) -> None:
     if record.method in OWN_INPUTS:
         raise ConfigError(
             f"this reader was trained by --method {record.method}, which makes its inputs in its "
-            "own way: its predictions are in the run's predictions.jsonl, and other examples are "
-            "decided by pgra train with another --test_file and --output_dir"
+            "own way: other examples are decided by pgra train with another --test_file"
         )
 
 
@@ -219,9 +214,8 @@ class Reader:
         examples = read_queries(queries, task=record.task, inputs=record.inputs)
         if evidence is None and record.num_evidence:
             raise ConfigError(
-                f"this reader was trained with {record.num_evidence} evidence texts a query, and "
-                "none are given: give evidence=[[...], ...], a list of texts for each query (pgra "
-                "predict finds them), or evidence=[] to read without on purpose"
+                f"this reader was trained with {record.num_evidence} evidence texts a query: give "
+                "evidence=[[...], ...] (pgra predict finds it), or evidence=[] to read without"
             )
         evidence = evidence or [[] for _ in examples]
         if len(evidence) != len(examples) or any(isinstance(texts, str) for texts in evidence):

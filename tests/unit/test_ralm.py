@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pgra.core import Example
 from pgra.errors import DataError
 from pgra.lm.generate import LocalLM
-from pgra.methods.ralm import EvidenceReader, RalmArguments
-from pgra.prompts.fewshot import PromptTemplate
+from pgra.methods.ralm import write_prompts
+from pgra.prompts.fewshot import PromptTemplate, answer_words
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
 TEMPLATE = PromptTemplate("{text}\nThe answer is", "")
@@ -21,10 +21,12 @@ QUERIES = [
 EVIDENCE = [["The sea is blue.", "Critics praised it."], [], ["A dull, lifeless story. " * 4]]
 
 
-def reader_of(lm_dir, **changes):
+def prompts_of(lm_dir, queries, evidence, max_tokens=200):
+    """Write prompts; also return the LM."""
     lm = LocalLM(str(lm_dir), dtype="float32", device="cpu")
-    args = RalmArguments(reader_lm=str(lm_dir), **{"max_reader_tokens": 200, **changes})
-    return EvidenceReader(lm, TEMPLATE, WORDS, args)
+    asked = [TEMPLATE.render_query(query.fields, after_prefix=False) for query in queries]
+    names = [query.id for query in queries]
+    return write_prompts(lm, WORDS, names, asked, evidence, max_tokens=max_tokens), lm
 
 
 def stock_scores(lm_dir, texts):
@@ -43,43 +45,33 @@ def stock_scores(lm_dir, texts):
     return np.array(scores, np.float32).reshape(len(texts), -1)
 
 
-# What is read.
-
-
 def test_evidence_stands_before_the_query_the_best_next_to_it(lm_dirs):
-    prompts = reader_of(lm_dirs["gpt2"]).prompts(QUERIES, EVIDENCE)
+    prompts, _ = prompts_of(lm_dirs["gpt2"], QUERIES, EVIDENCE)
     expected = "Critics praised it.\n\nThe sea is blue.\n\nA warm and funny film."
     assert prompts[0] == f"{expected}\nThe answer is"
     assert prompts[1] == f"{QUERIES[1].text}\nThe answer is"  # without evidence the plain LM
 
 
 def test_the_worst_evidence_is_cut_first_and_the_query_never(lm_dirs):
-    whole = reader_of(lm_dirs["gpt2"])
-    count = whole.lm.count_tokens
     query, best, worst = QUERIES[0], "The sea is blue.", "Critics praised the acting of it all."
-    full = count(whole.prompts([query], [[best, worst]]))[0]
-    bare = count(whole.prompts([query], [[]]))[0]
+    whole, lm = prompts_of(lm_dirs["gpt2"], [query], [[best, worst]])
+    count = lm.count_tokens
+    full, bare = count(whole)[0], count(prompts_of(lm_dirs["gpt2"], [query], [[]])[0])[0]
     answer = max(count([f" {word}" for word in WORDS.values()]))
     seen = set()
     for room in range(full, bare + 8, -2):
-        prompts = reader_of(lm_dirs["gpt2"], max_reader_tokens=room + answer)
-        (text,) = prompts.prompts([query], [[best, worst]])
+        (text,), _ = prompts_of(lm_dirs["gpt2"], [query], [[best, worst]], room + answer)
         assert count([text])[0] <= room
         assert text.endswith(f"{query.text}\nThe answer is")
         assert (best in text) or worst.split()[0] not in text
         seen.add(text)
     assert len(seen) > 2
     with pytest.raises(DataError, match="query a has .* tokens without any word of evidence"):
-        reader_of(lm_dirs["gpt2"], max_reader_tokens=bare).prompts([query], [[best]])
-
-
-# What is scored.
+        prompts_of(lm_dirs["gpt2"], [query], [[best]], bare)
 
 
 def test_scores_are_those_of_stock_calls_whatever_the_batch(lm_dir):
-    reader = reader_of(lm_dir)
-    prompts = reader.prompts(QUERIES, EVIDENCE)
+    prompts, lm = prompts_of(lm_dir, QUERIES, EVIDENCE)
     expected = stock_scores(lm_dir, prompts)
-    np.testing.assert_allclose(reader.score(prompts), expected, atol=1e-4)
-    alone = reader.prompts(QUERIES[:1], EVIDENCE[:1])
-    np.testing.assert_allclose(reader.score(alone)[0], expected[0], atol=1e-4)
+    scores = np.array(lm.score(prompts, answer_words(WORDS))).reshape(expected.shape)
+    np.testing.assert_allclose(scores, expected, atol=1e-4)

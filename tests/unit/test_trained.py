@@ -19,7 +19,6 @@ from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record, w
 RECORD = ReaderRecord(
     task="reviews",
     inputs=("text", "title"),
-    metric="accuracy",
     words={"negative": "terrible", "positive": "great"},
     layout=SegmentLayout("{title} {text} It was <extra_id_0> .", "evidence_first", 40),
     decode="verbalizer",
@@ -27,7 +26,6 @@ RECORD = ReaderRecord(
     num_evidence=2,
     method="pgra",
     prompt=FewShotPrompt(PromptTemplate("{text}", "Answer:", ("text", "title")), "Do:", ("t-1",)),
-    base_model={"name": "tiny", "identity": "ab"},
     seed=3,
     arguments={"runtime": {"artifacts_dir": "artifacts", "device": "cpu"}},
     fingerprints={"corpus": "cd"},
