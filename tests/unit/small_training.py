@@ -160,26 +160,6 @@ def at_batch(
         yield
 
 
-@contextmanager
-def batches_read() -> Iterator[list[list[str]]]:
-    """Note the examples of each batch that a training reads."""
-    seen: list[list[str]] = []
-    plain = T5Classifier.collator
-
-    def collator(self, device):
-        collate = plain(self, device)
-
-        def note(rows):
-            seen.append([row.example_id for row in rows])
-            return collate(rows)
-
-        return note
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(T5Classifier, "collator", collator)
-        yield seen
-
-
 def signal_self(number: signal.Signals) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
@@ -190,7 +170,6 @@ class Told:
 
     error: str
     log: Sequence[dict] = ()
-    alike: Sequence[bool] = ()
 
 
 def run_files(folder: Path) -> dict[str, bytes]:
@@ -218,20 +197,7 @@ def train_told(t5_dir: Path, folder: Path, told: dict) -> Told:
     act = signal_self(number) if number else lambda: None
     with at_batch(batch if is_mine else 0, act, breaks=breaks):
         try:
-            reader, result = train_long(t5_dir, folder, rows, dropout, **asked)
+            _, result = train_long(t5_dir, folder, rows, dropout, **asked)
         except (PgraError, Stopped) as error:
             return Told(str(error))
-    return Told("", result.history, shares_alike(reader, t5_dir))
-
-
-def shares_alike(reader: FusionReader, t5_dir: str) -> list[bool]:
-    """Say for some sizes whether a set that the processes share is decided as one alone does."""
-    context = join_context("cpu")
-    found = []
-    for count in (1, 3, 7):
-        inputs = tokens(t5_dir, make_inputs(count, name="dev"))
-        alone = classifier_of(reader, t5_dir).predict(inputs)
-        shared = classifier_of(reader, t5_dir, batch_tokens=30).predict(inputs, context)
-        found.append([p.example_id for p in shared] == [f"dev-{i}" for i in range(count)])
-        found.append([p.label for p in shared] == [p.label for p in alone])
-    return found
+    return Told("", result.history)

@@ -1,19 +1,17 @@
 import copy
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import T5_KINDS, one_quick
 from small_training import lively
-from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
-from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost
-from pgra.reader.fid import FusionReader, pack_segments
+from pgra.reader.fid import pack_segments
 
 B, N = 3, 4
 COSTS = [GroupCost(1, 1 << 20), GroupCost(10_000, 1 << 20), GroupCost(1, 8), GroupCost(1, 8, 4)]
@@ -102,37 +100,22 @@ def test_loss_and_gradients_are_those_of_the_padded_reader(reader, examples, lab
     assert (other.loss - outputs[0].loss).abs() > 1e-5
 
 
-def test_every_norm_is_torchs_and_gives_transformers_bits(reader, fast_kernels):
-    """One kernel on a GPU; in half precision transformers rounds between its products."""
+def test_every_norm_gives_transformers_bits(reader, fast_kernels):
+    """In half precision transformers rounds between its products."""
     norms = [part for part in reader.modules() if type(part).__name__.endswith("T5LayerNorm")]
     t5 = reader.model
     assert len(norms) == 2 + 2 * len(t5.encoder.block) + 3 * len(t5.decoder.block)
     hidden = torch.randn(5, 7, 32) * 3
-    for dtype, is_torchs in ((torch.float32, fast_kernels == "auto"), (torch.bfloat16, False)):
+    for dtype in (torch.float32, torch.bfloat16):
         for norm in (copy.deepcopy(norm).to(dtype) for norm in norms):
             found = []
-            for is_stock in (False, True):
+            for forward in (norm, partial(type(norm).forward, norm)):
                 norm.zero_grad()
                 given = hidden.to(dtype, copy=True).requires_grad_()
-                with Called() as called:
-                    out = type(norm).forward(norm, given) if is_stock else norm(given)
+                out = forward(given)
                 (out * torch.arange(32)).sum().backward()
                 found.append([out.detach(), given.grad, norm.weight.grad.clone()])
-                assert (F.rms_norm in called.functions) == (is_torchs and not is_stock)
             assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-            assert not torch.equal(F.layer_norm(given, (32,), norm.weight), found[0][0])
-
-
-class Called(TorchFunctionMode):
-    """Which of torch's functions are called."""
-
-    def __init__(self):
-        super().__init__()
-        self.functions = set()
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.functions.add(function)
-        return function(*args, **(kwargs or {}))
 
 
 def test_a_saved_reader_is_a_plain_t5_and_reads_one_segment_alike(
@@ -168,22 +151,9 @@ def generate(reader, packed, count):
     return reader.model.generate(encoder_outputs=encoded, attention_mask=mask, **how)[:, 1:]
 
 
-def test_the_tokens_written_are_those_that_transformers_writes(reader, examples, monkeypatch):
+def test_the_tokens_written_are_those_that_transformers_writes(reader, examples):
     packed, count = pack(examples), 3
     whole = generate(reader, packed, count)
     written = reader.write(packed, count)
     assert torch.equal(written[:, : whole.shape[1]], whole)
     assert (written[:, whole.shape[1] :] == reader.model.config.pad_token_id).all()
-    # The control: where the first token is the end, padding follows in both.
-    end = int(written[0, 0])
-    monkeypatch.setattr(reader.model.config, "eos_token_id", end)
-    monkeypatch.setattr(reader.model.generation_config, "eos_token_id", end)
-    whole = generate(reader, packed, count)
-    again = reader.write(packed, count)
-    assert torch.equal(again[:, : whole.shape[1]], whole)
-    assert (again[0, 1:] == reader.model.config.pad_token_id).all()
-
-
-def test_what_is_no_t5_is_refused(lm_dirs):
-    with pytest.raises(ModelError, match="gpt2"):
-        FusionReader.from_name(str(lm_dirs["gpt2"]))

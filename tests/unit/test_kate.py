@@ -4,16 +4,15 @@ The golden group `icl` has its commands, with every selector and way to answer.
 """
 
 import shutil
-from dataclasses import replace
 
 import pytest
 from conftest import review_rows, write_jsonl
 from loopback import LoopbackEndpoint, Written
-from method_runs import having, kate_run, lines_of, run_of
+from method_runs import having, kate_run, lines_of
 
 from pgra.core import ALONE
 from pgra.data.examples import DataArguments
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
 from pgra.runs import Run, evaluate_run, open_method, run
@@ -131,24 +130,6 @@ def test_a_run_whose_pool_has_changed_decides_nothing(words, tmp_path):
     shutil.copy(words.data.test_file, pool)
     with pytest.raises(ArtifactError, match=r"restore them, or run it again"):
         Run.load(outcome.folder, device="cpu").predict("a film")
-
-
-@pytest.fixture
-def tickets(tmp_path):
-    """A task without what only a reader needs."""
-    path = tmp_path / "tickets.yaml"
-    path.write_text("labels: [positive, negative]\nprompt: 'What is it?\\n{text}'\n")
-    return str(path)
-
-
-def test_a_task_for_icl_alone_needs_no_readers_words(kate, words, tickets, args):
-    data = replace(kate.data, task=tickets)
-    outcome = run(having(type(kate)({**words.sections, "data": data}), name="tickets"))
-    assert outcome.metrics["task"] == "tickets"
-    trained = run_of(args.having(data=data), "pgra", kate.folder)
-    with pytest.raises(ConfigError, match=r"'tickets' has no verbalizer, which a trained reader n"):
-        run(trained)
-    assert not kate.folder.exists()
 
 
 def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(

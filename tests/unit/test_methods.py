@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import with_rerank, with_retriever
-from method_runs import having, lines_of, parse, run_of
+from method_runs import having, lines_of, run_of
 from small_training import at_batch, run_files, signal_self
 
 from pgra.core import ALONE
@@ -101,14 +101,6 @@ def test_a_method_decides_what_makes_it_and_is_told_by_it(args, name, retriever,
         assert as_method(args, "pgra").method == name
 
 
-def test_arguments_of_another_method_are_passed_over_and_unknown_ones_refused(caplog):
-    args = parse("--method", "knn", "--num_evidence", "0", "--learning_rate", "1e-3")
-    assert args.method == "knn"
-    assert "--learning_rate is of another method: it is not used" in caplog.text
-    with pytest.raises(ConfigError, match="unknown argument '--lerning_rate'"):
-        parse("--method", "knn", "--lerning_rate", "1e-3")
-
-
 # k nearest neighbors.
 
 
@@ -140,8 +132,6 @@ def test_the_dev_set_chooses_how_many_vote(args, tmp_path):
         values[number] = again.metrics["value"]
     best = max(values, key=values.get)
     assert (done["num_neighbors"], done["value"]) == (best, values[best])
-    with pytest.raises(ConfigError, match=r"num_neighbors \(37\) exceeds 36 training"):
-        run(run_of(with_retriever(args, num_neighbors=37), "knn", tmp_path / "many"))
 
 
 # LM-BFF and RAG.

@@ -1,12 +1,9 @@
 """Label consistency from folders: a tiny plain reader labels the evidence of written runs."""
 
-import shutil
-
 import pytest
 import torch
 from planted_runs import plant
 
-from pgra.artifacts import write_json
 from pgra.experiments.consistency import label_texts, open_labeler, report_consistency
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.reader.fid import FusionReader
@@ -99,28 +96,6 @@ def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path
     again = label_texts(open_labeler(labeler), asked, kept, device="cpu")
     assert again == (found[0], 7)
     assert (kept / f"{path.name}.damaged").is_file()
-
-
-def test_a_grid_gives_its_labeler_its_rows_its_baseline_and_what_is_missing(
-    labeler, tmp_path, caplog
-):
-    grid, points = tmp_path / "grid", []
-    evidence = {"plain": [], "fid": TEXTS[:2], "pgra": TEXTS[2:4]}
-    for method, texts in evidence.items():
-        name, folders = method.upper(), {str(seed): f"{method}/seed-{seed}" for seed in (0, 1)}
-        points.append({"name": name, "values": {"method": method}, "seeds": folders})
-        for seed in (0,) if method == "pgra" else (0, 1):
-            write_run(grid / folders[str(seed)], [texts] * 3, seed=seed, method=method)
-    shutil.copytree(labeler / "reader", grid / "plain/seed-0/reader")
-    values = {"name": "mine", "axes": ["method"], "baseline": {"method": "fid"}, "points": points}
-    write_json(grid / "grid.json", values)
-    with caplog.at_level("INFO", "pgra"):
-        report = report_consistency([grid], tmp_path / "out", **QUIET)
-    assert [(run.name, run.seeds) for run in report.runs] == [("FID", 2), ("PGRA", 1)]
-    assert report.runs[0].queries.sum() == 6  # of both seeds
-    assert "difference to FID" in report.tables[0].columns
-    assert "Missing: PGRA (seed 1)." in " ".join(report.tables[0].notes)
-    assert "PLAIN on reviews has no evidence: left out" in caplog.text
 
 
 def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs, tmp_path):

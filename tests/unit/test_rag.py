@@ -2,14 +2,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
-from method_runs import lines_of, run_of
 from small_training import VERBALIZER, tokens
 
 from pgra.core import Example
 from pgra.encoders.encoder import Encoder
 from pgra.lm.batching import GroupCost
 from pgra.methods.rag import (
-    QUERY_ENCODER_FILE,
     RagClassifier,
     RagReader,
     build_pooled,
@@ -18,7 +16,6 @@ from pgra.methods.rag import (
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
-from pgra.runs import run
 
 pytestmark = pytest.mark.slow
 
@@ -118,12 +115,3 @@ def test_the_query_encoder_learns_and_the_index_does_not(t5_dir, encoder, inputs
     assert torch.equal(batch["pools"]["vectors"], before)
     unused = [name for name, p in reader.named_parameters() if p.requires_grad and p.grad is None]
     assert unused == []  # as several processes need it
-
-
-def test_a_run_shows_weighted_evidence(args, tmp_path):
-    folder = run(run_of(args, "rag", tmp_path / "run")).folder
-    assert (folder / "reader" / QUERY_ENCODER_FILE).is_file()
-    for line in lines_of(folder):
-        weights = [seen["score"] for seen in line["evidence"]]
-        assert np.exp(weights).sum() == pytest.approx(1, rel=1e-5)
-        assert all(1 <= seen["stage1_rank"] <= 6 for seen in line["evidence"])

@@ -7,13 +7,13 @@ import pytest
 from conftest import reader_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_training import classifier_of, tokens
+from small_training import tokens
 
 from pgra.core import Example
 from pgra.lm.batching import GroupCost, group_by_length
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.fid import FusionReader, pack_segments
+from pgra.reader.fid import pack_segments
 from pgra.reader.inputs import (
     SegmentLayout,
     SeparateInputs,
@@ -196,13 +196,3 @@ def test_scores_are_averaged_or_summed_over_an_examples_segments(t5_dir, weights
         logs = None if weights is None else np.log(weights)
     separate = SeparateInputs(**vars(tokens(t5_dir, ROWS)), log_weights=logs)
     np.testing.assert_allclose(np.exp(separate.combine(SCORES)), expected, rtol=1e-6)
-
-
-def test_segments_are_read_alone_and_not_together(t5_dir):
-    inputs = tokens(t5_dir, ROWS)
-    score = classifier_of(FusionReader.from_name(str(t5_dir)), t5_dir, batch_tokens=40).score
-    each = score(tokens(t5_dir, [(t, (t,), None) for _, texts, _ in ROWS for t in texts]))
-    apart, fused = score(SeparateInputs(**vars(inputs))), score(inputs)
-    np.testing.assert_allclose(apart[0], each[:2].mean(axis=0), rtol=1e-5)
-    np.testing.assert_allclose([apart[1], fused[1]], [each[2]] * 2, rtol=1e-5)
-    assert abs(fused[0] - apart[0]).min() > 1e-3

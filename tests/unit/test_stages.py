@@ -1,28 +1,20 @@
 """Both retrieval stages on a task: what they find, share, store and refuse."""
 
 import shutil
-import weakref
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 
 import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
-from method_runs import run_of
 
 from pgra.artifacts import write_json
-from pgra.core import ALONE, MISSING_ROW, Context, Worker
+from pgra.core import ALONE, MISSING_ROW
 from pgra.errors import ArtifactError, ConfigError
-from pgra.lm.causal_lm import CausalLM
-from pgra.methods import pgra as methods
-from pgra.methods.arguments import RuntimeArguments
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.rerank.similarity import SIMILARITIES
 from pgra.run_folder import check_same_run
-from pgra.runs import run
 
 pytestmark = pytest.mark.slow
 
@@ -33,19 +25,10 @@ def found_for(args, splits=SPLITS, context=ALONE):
     return stages
 
 
-def test_what_stands_in_a_prompt_that_is_read_is_not_trained_on(args):
-    stages = Stages.read(args, ALONE)
-    shown = set(stages.prompt.exemplar_ids)
-    assert len(shown) == 4
-    assert shown.isdisjoint(e.id for e in (*stages.data.train, *stages.data.dev))
-    assert len(stages.data.train) == 36 - 4
-    other = Stages.read(with_rerank(args, exemplar_seed=1), ALONE)  # the control
-    assert other.data.train != stages.data.train
-
-
 @pytest.mark.parametrize("method", ["plain", "fid", "random", "rag", "knn", "cross-encoder"])
 def test_a_method_without_a_prompt_trains_on_all_unless_it_is_a_control(args, method):
     shown = Stages.read(args, ALONE)
+    assert (len(shown.data.train), len(shown.data.set_aside)) == (32, 4)
     if method == "cross-encoder":
         mine = with_rerank(args, reranker=method)
     else:
@@ -109,25 +92,6 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     assert all(line.stage1_score == line.score for line in lines)
 
 
-def test_two_processes_search_everything_as_one_does(args, tmp_path):
-    args = with_retriever(with_rerank(args, similarity="head"), retriever="exhaustive")
-    alone = found_for(args)
-    runtime = RuntimeArguments(artifacts_dir=str(tmp_path / "both"), device="cpu")
-    both = Barrier(2, timeout=60)
-
-    def work(rank):
-        context = Context(Worker(rank, 2), lambda: both.wait() and None)
-        stages = Stages.read(args.having(runtime=runtime), context)
-        stages.find()
-        return stages
-
-    with ThreadPoolExecutor(2) as pool:
-        for found in pool.map(work, range(2)):
-            for split in ("train", "dev", "test"):
-                ours = found.evidence[split].candidates
-                np.testing.assert_array_equal(ours.rows, alone.evidence[split].candidates.rows)
-
-
 # The folder of a run.
 
 
@@ -170,25 +134,3 @@ def test_a_model_folder_that_is_replaced_during_a_run_leaves_nothing_under_its_n
     for split in SPLITS:
         ours, theirs = (one.evidence[split].candidates for one in (found, whole))
         np.testing.assert_array_equal(ours.scores, theirs.scores)
-
-
-# The LM's memory.
-
-
-def test_no_weight_of_the_lm_is_left_when_the_reader_trains(args, tmp_path, monkeypatch):
-    weights, left = [], []
-
-    def load_and_note(lm, load=CausalLM._load):
-        model = load(lm)
-        weights.extend(weakref.ref(weight) for weight in model.parameters())
-        return model
-
-    def train_and_look(*parts, train=methods.fit, **how):
-        left.append(sum(ref() is not None for ref in weights))
-        return train(*parts, **how)
-
-    monkeypatch.setattr(CausalLM, "_load", load_and_note)
-    monkeypatch.setattr(methods, "fit", train_and_look)
-    run(run_of(args, "pgra", tmp_path / "run"))
-    assert len(weights) > 20  # the control
-    assert left == [0]

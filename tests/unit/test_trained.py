@@ -10,11 +10,10 @@ from pgra.core import Example
 from pgra.errors import ArtifactError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
-from pgra.reader import RECORD_FILE
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import Calibration, T5Classifier
-from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record, write_record
+from pgra.reader.record import Reader, ReaderRecord, read_record, write_record
 
 RECORD = ReaderRecord(
     task="reviews",
@@ -81,10 +80,3 @@ def test_damaged_weights_are_refused_by_name_and_the_model_card_may_be_edited(co
     path.write_bytes(path.read_bytes()[:-4] + b"abcd")
     with pytest.raises(ArtifactError, match=r"model\.safetensors is damaged"):
         Reader.load(copy)
-
-
-def test_a_folder_without_a_whole_reader_says_how_to_go_on(copy, t5_dir, tmp_path):
-    (copy / RECORD_FILE).unlink()  # as a run leaves it that is killed before its end
-    for place in (tmp_path / "nowhere", t5_dir, copy, tmp_path):
-        with pytest.raises(ArtifactError, match="a run that was stopped resumes with the same"):
-            find_reader(place)
