@@ -73,7 +73,7 @@ def pack_segments(
     segments = [segment for example in examples for segment in example]
     lengths = np.array([len(segment) for segment in segments], dtype=np.int64)
     ids: list[npt.NDArray[np.int64]] = []
-    where = [np.empty(0, np.int64)] * len(segments)  # each segment's positions among the M tokens
+    starts = np.empty(len(segments), dtype=np.int64)  # of each segment among the M tokens
     groups: list[Group] = []
     done = 0
     for indices in group_by_length(lengths, cost):
@@ -81,16 +81,17 @@ def pack_segments(
         block = np.full((len(indices), longest), pad_token_id, dtype=np.int64)
         for row, index in enumerate(indices):
             block[row, : lengths[index]] = segments[index]
-            where[index] = np.arange(lengths[index]) + (done + row * longest)
+        starts[indices] = done + np.arange(len(indices)) * longest
         ids.append(block.ravel())
         groups.append((len(indices), longest, int(lengths[indices].sum())))
         done += block.size
-    rest = iter(where)
-    own = [np.concatenate([next(rest) for _ in example]) for example in examples]
-    places = pad_rows(own, -1)
+    ends = np.cumsum(lengths)
+    real = np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1])  # tokens, in order
+    lasts = np.cumsum([len(example) for example in examples]) - 1
+    places = pad_rows(np.split(real, ends[lasts[:-1]]), -1)
     spare = -places.shape[1] % (_SEGMENTS * cost.multiple) if cost.multiple > 1 else 0
     mask = torch.zeros(done, dtype=torch.bool)
-    mask[torch.from_numpy(np.concatenate(own))] = True
+    mask[torch.from_numpy(real)] = True
     return PackedSegments(
         torch.from_numpy(np.concatenate(ids)),
         mask,
