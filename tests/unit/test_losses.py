@@ -36,7 +36,6 @@ def test_losses_are_written_by_the_chunk_and_cut_back_to_a_checkpoint(log, tmp_p
     log.flush()
     whole = (tmp_path / "losses.jsonl").read_text()
     again = LossLog(tmp_path, Progress(3, losses=[0.0, 1.0, 2.0]), Worker())
-    assert len(losses(tmp_path)) == 3
     for number in range(3, 55):
         step(again, float(number))
     again.flush()

@@ -35,5 +35,4 @@ def test_a_broken_loss_of_one_process_is_named_by_all(t5_dir, tmp_path):
     errors = [each.error for each in launch(train_told, t5_dir, tmp_path, told)]
     assert errors[0] == errors[1]
     assert "the loss is nan at step 12: " in errors[0]
-    assert "checkpoint-10" in errors[0]
     assert len(losses(tmp_path)) == 11  # those before the broken step
