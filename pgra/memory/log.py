@@ -31,7 +31,7 @@ import xxhash
 from pgra.artifacts import IN_MEMORY, DatabaseKind, canonical_json, open_database
 from pgra.config import from_values
 from pgra.data.read import check_file, is_utf8, read_table
-from pgra.errors import ArtifactError, DataError, PgraError
+from pgra.errors import ArtifactError, DataError, PgraError, cut
 
 MEMORY = DatabaseKind(
     name="memory",
@@ -96,14 +96,10 @@ class MemoryEntry:
             if len(text) > most:
                 raise DataError(f"the {name} has {len(text):,} characters, at most {most:,} fit")
             if _CONTROL.search(text) or not is_utf8(text):
-                raise DataError(
-                    f"the {name} has a control character or half a surrogate pair: give plain text"
-                )
-        if self.kind == "erase":
-            return
-        if not self.question.strip():
-            raise DataError("the question is empty: give the one that was misunderstood")
-        if self.kind != "delete" and not self.feedback.strip():
+                raise DataError(f"the {name} has a control character: give plain text")
+        if self.kind != "erase" and not self.question.strip():
+            raise DataError("the question is empty")
+        if self.kind in ("add", "update") and not self.feedback.strip():
             raise DataError("the feedback is empty: say what was meant, or use delete")
 
     @property
@@ -140,7 +136,7 @@ def replay(events: Iterable[MemoryEntry]) -> list[MemoryEntry]:
     return list(slots.values())
 
 
-class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
+class FeedbackLog:
     """The log and its entries in a file. Several processes may open and write one file.
 
     All methods raise an ArtifactError if the file is damaged or cannot be written.
@@ -164,14 +160,10 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             # SQLite reads on over much damage, and leaves out entries: 0.3 s for 100,000 of them.
             verdict = str(self._value("PRAGMA integrity_check(1)"))
             if verdict != "ok":
-                why = " ".join(verdict.split()).removeprefix("*** in database main *** ")
-                raise MEMORY.damaged(path, why)
+                raise MEMORY.damaged(path, " ".join(verdict.split()))
             # The last one's number is followed by the next one's.
             next(self.events(after=self.last_id - 1), None)
             stack.pop_all()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         with MEMORY.errors_of(self.path):
@@ -228,8 +220,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             (is_held, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if is_held:
             raise ArtifactError(
-                f"{self.path}: erased, but another process reads it, and bytes of the texts stay "
-                "in its files until that is closed"
+                f"{self.path}: erased, but bytes of it stay until other processes close the file"
             )
 
     def events(self, *, after: int = 0) -> Iterator[MemoryEntry]:
@@ -294,8 +285,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         """Make one change, whole or not at all; refuse a file that was moved or replaced."""
         if self._find_inode() != self._inode:
             raise ArtifactError(
-                f"{self.path} was moved, removed or replaced while it is open: nothing is written; "
-                "put it back with the -wal beside it, or open it again"
+                f"{self.path} was moved, removed or replaced while it is open: open it again"
             )
         with MEMORY.errors_of(self.path), self._db:  # which commits, or rolls back
             self._db.execute("BEGIN IMMEDIATE")
@@ -348,8 +338,7 @@ def read_events(path: Path) -> list[MemoryEntry]:
         if type(values.get("feedback")) is int:  # a label of digits
             values["feedback"] = str(values["feedback"])
         try:
-            event = from_values(MemoryEntry, values, id=0)
-            events.append(replace(event, source=str(record.fields.get("source", event.source))))
+            events.append(from_values(MemoryEntry, values, id=0))
         except PgraError as error:
             raise DataError(f"{path}, line {record.line}: {error}") from None
     return events
@@ -367,8 +356,7 @@ def _find_records(memory: Path) -> list[MemoryEntry]:
                     found.setdefault(event.id, event)
     if not found:
         raise DataError(f"nothing can be read from {memory}: no whole record is left in it")
-    ids = sorted(found)
-    if lost := sorted({*range(1, ids[-1])} - {*ids}):
-        shown = ", ".join(map(str, lost[:20])) + (", ..." if len(lost) > 20 else "")
+    if lost := sorted({*range(1, max(found))} - {*found}):
+        shown = cut(", ".join(map(str, lost)))
         logger.warning("%s: %d events are lost, or were erased: %s", memory, len(lost), shown)
-    return [found[number] for number in ids]
+    return [found[number] for number in sorted(found)]

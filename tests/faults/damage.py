@@ -17,7 +17,7 @@ from world import BESIDE, JOBS, Ended, Job, World, alike, differing, seen
 KINDS = ("flip", "cut", "empty", "swap", "delete")
 STATE = (
     *("index", "bm25", "train", "plain", "rag", "icl", "predict", "memory", "search memory"),
-    *("ablate", "similar", "gud-ir", "consistency", "stream"),
+    *("ablate", "gud-ir", "consistency", "stream"),
     *BESIDE,
 )
 READERS: Mapping[str, Job] = {
@@ -44,7 +44,6 @@ READERS: Mapping[str, Job] = {
     "search bm25": Job("search 'film town' --corpus corpus.txt --retriever bm25"),
     "consistency": JOBS["consistency"],
     "stream": JOBS["stream"],
-    "similar": Job("memory search $ask $memory --encoder similar"),
     "gud-ir": Job("memory search $ask $memory --lookup gud-ir --generator gud-ir"),
 }
 # Which of them read a file, by the first pattern that fits.
@@ -68,7 +67,6 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "labels/pseudo_labels/*": ("consistency",),
     "labels/*": ("consistency",),
     "memory.sqlite*": ("search memory", "list"),
-    "similar/*": ("similar",),
     "gud-ir/*": ("gud-ir",),
 }
 MAY_END_WITH_1 = ("verify", "ablate")
@@ -162,7 +160,7 @@ def judge(
         if not (ended.is_refused or (ended.code == 1 and reader in MAY_END_WITH_1)):
             return f"exit code {ended.code}: {ended.err[-300:]}"
         path = Path(case.path)
-        own = path.parts[0] in ("similar", "gud-ir")  # a model's folder stands at the top
+        own = path.parts[0] == "gud-ir"  # a model's folder stands at the top
         names = [str(path), *(str(p) for p in path.parents if len(p.parts) > 1 - own)]
         said = ended.out + ended.err
         return "" if any(name in said for name in names) else f"not named: {ended.told}"

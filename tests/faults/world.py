@@ -344,10 +344,6 @@ JOBS: Mapping[str, Job] = {
     "search memory": Job("memory search $ask $memory", ["memory"]),
     "export": Job("memory export log.jsonl", ["memory"]),
     "salvage": Job("memory import memory.sqlite --memory saved.sqlite", ["memory"]),
-    "similar": Job(
-        "memory train-similarity pairs.jsonl --encoder ../models/encoder --output_dir similar "
-        "--num_steps 4 --width 8 --device cpu"
-    ),
     "gud-ir": Job(
         "memory train-gud-ir pairs.jsonl --model ../models/t5 --output_dir gud-ir "
         "--num_train_epochs 2 --save_steps 1 --device cpu"

@@ -16,7 +16,7 @@ from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import LocalLM
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.memory.lookup import load_generator
+from pgra.memory.gud_ir import load_generator
 from pgra.reader.fid import FusionReader
 from pgra.retrieval.base import RetrieverArguments
 
