@@ -77,7 +77,7 @@ class Memory(AbstractContextManager["Memory"]):
                 alone.
 
         Raises:
-            ValueError: If user is no text, or the look-up has no encoder.
+            ValueError: If user is no text.
             ConfigError: If the look-up is unknown, or the threshold outside its range.
             ArtifactError: If the file is missing and not created, damaged, or no memory.
             ModelError: If the encoder cannot be found or loaded.
