@@ -14,7 +14,7 @@ from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError, visible
 from pgra.methods.arguments import PgraArguments
 from pgra.reader.arguments import ReaderArguments
-from pgra.retrieval.trec import NUM_CANDIDATES, QueryFile, QueryFileArguments
+from pgra.retrieval.trec import QueryFile, QueryFileArguments
 
 if TYPE_CHECKING:
     from pgra.core import Candidates, Context
@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     With texts, it shows the best of both stages side by side (the exemplars in the prompt are the
     task's); with --queries FILE and --trec or --qrels, it writes the second stage's order of all
     candidates as a TREC run, or measures it. Without, it runs both stages for all splits of the
-    task, and says where their products lie. With --retriever exhaustive there is one stage: the LM
-    reads the whole corpus once, and the best of all of it is evidence.
+    task, and says where their products lie. With --retriever exhaustive the LM reads the whole
+    corpus once, and candidates are the best of all of it.
     """
     from pgra.core import join_context
 
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     context = join_context(args.runtime.device)
     if queries is not None and own.is_run:
-        search, _, best = _search(args, asked, NUM_CANDIDATES, context)
+        search, _, best = _search(args, asked, context)
         if not context.is_main:
             return 0
         tag, depth = f"pgra-{args.rerank.reranker}", best.rows.shape[1]
@@ -106,14 +106,13 @@ def _rerank_splits(args: "PgraArguments", context: "Context") -> str:
         lines.append(
             f"{found.data.task.name} {split}: {len(found.data.examples(split)):,} queries{reused}"
         )
-        if not args.is_exhaustive:
-            lines.append(f"  candidates: {found.candidates[split].folder}")
+        lines.append(f"  candidates: {found.candidates[split].folder}")
         lines.append(f"  evidence:   {found.evidence[split].folder}")
     return "\n".join(lines)
 
 
 def _search(
-    args: "PgraArguments", texts: Sequence[str], depth: int, context: "Context"
+    args: "PgraArguments", texts: Sequence[str], context: "Context"
 ) -> tuple["Stages", "Candidates", "Candidates"]:
     """Find evidence for texts; their states are kept in the bank, what is found is not."""
     from pgra.core import Example
@@ -122,7 +121,7 @@ def _search(
     search = Stages.read(args, context)
     fields = search.prompt.template.passage_fields
     queries = [Example(f"text-{number}", fields(text)) for number, text in enumerate(texts)]
-    return search, *search.search(queries, depth=depth)
+    return search, *search.search(queries)
 
 
 def _show_texts(
@@ -130,18 +129,12 @@ def _show_texts(
 ) -> str:
     from pgra.rerank import find_reranker
 
-    search, first, best = _search(args, texts, num_shown, context)
+    search, first, best = _search(args, texts, context)
     models = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
     if args.rerank.reranker == "prompted":
         models.append(args.rerank.similarity)
     how = ", ".join(models) or args.rerank.reranker
-    if args.is_exhaustive:
-        columns = [(f"exhaustive, {len(search.corpus):,} passages: {how}", best)]
-    else:
-        columns = [
-            (f"first stage: {args.retriever.retriever}", first),
-            (f"second stage: {how}", best),
-        ]
+    columns = [(f"first stage: {args.retriever.retriever}", first), (f"second stage: {how}", best)]
     lines = []
     for index, text in enumerate(texts):
         items = [[head, *_best(found, index, num_shown, search.corpus)] for head, found in columns]

@@ -283,12 +283,11 @@ class GridRun:
 
     @property
     def width(self) -> float:
-        """How many candidates a query has; infinite where the LM reads the whole corpus."""
+        """How many candidates a query has; infinite with a full bank."""
         if "rerank" not in self.args.sections:
             return 0.0
         args = self.args.pgra
-        is_whole = args.is_exhaustive or args.rerank.bank == "full"
-        return float("inf") if is_whole else args.retriever.num_candidates
+        return float("inf") if args.rerank.bank == "full" else args.retriever.num_candidates
 
     def value(self, name: str) -> Json:
         """Return an argument's value by its name, as JSON; None where the method has none."""

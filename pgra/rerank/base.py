@@ -181,6 +181,15 @@ class Work:
     num_cut: int = 0
     seconds: float = 0.0
 
+    def __str__(self) -> str:
+        """Describe it in a sentence; one text is one forward, whatever its batch."""
+        if not self.num_new:
+            return "0 LM forwards: every state was there already (reused)"
+        return (
+            f"{self.num_new} LM forwards, one for each new text, in {self.seconds:.0f} s "
+            f"({self.num_tokens} tokens here, {self.num_cut} texts cut)"
+        )
+
 
 _ROUNDING = 1e-6  # of a line's largest score: less spread than this is float32's own
 
