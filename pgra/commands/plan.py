@@ -111,8 +111,8 @@ def time_batches(stages: "Stages", examples: "Sequence[Example]", rows: "Rows") 
     """Return the texts a second of the second of two batches; what they read is kept."""
     from pgra.methods.stages import Stages
 
-    # The same bank without what a similarity is fitted to, and without the whole corpus.
-    plain = replace(stages.args.rerank, similarity="dot", bank="lazy")
+    # The same bank without what a similarity is fitted to.
+    plain = replace(stages.args.rerank, similarity="dot")
     bare = Stages.read(replace(stages.args, rerank=plain), stages.context)
     parts = [rows[:, i : i + _ROWS] for i in range(0, rows.shape[1], _ROWS)]
     batches = [(examples[i : i + 1], part[i : i + 1]) for i in range(len(rows)) for part in parts]

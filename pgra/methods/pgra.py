@@ -409,7 +409,6 @@ def _open_recorded(
     _check(home, "corpus", made.get("corpus"), stages.corpus.fingerprint["corpus_sha256"])
     asked = dict(stages.reranker.fingerprint)
     _check(home, "reranker", made.get("reranker"), asked)
-    stages.reranker.check()  # before an index would be built
     encoder = _index_encoder(made)
     if encoder:  # by its folder's digest, before an index would be built with it
         _check(home, "encoder", encoder["encoder"], find_model(args.retriever.encoder).identity)

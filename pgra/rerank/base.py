@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # Similarities that need no fitting; the only ones when each query has its own prefix.
 PAIR_SIMILARITIES = ("cosine", "dot")
-
-BANKS = ("full", "lazy")
 
 
 @dataclass(kw_only=True)
@@ -85,22 +83,11 @@ class RerankArguments(StateArguments):
         least=1,
         decides=False,
     )
-    bank: str = arg(
-        "lazy",
-        "lazy (the LM reads the candidates), or full (it reads the whole corpus, once).",
-        choices=BANKS,
-        decides=False,
-    )
 
     def check(self) -> None:
         if not self.per_query:
             return
         at_least(f"num_exemplars with exemplars '{self.exemplars}'", self.num_exemplars, 1)
-        if self.bank == "full":
-            raise ConfigError(
-                "bank 'full' reads the corpus once under one prompt, and with exemplars "
-                f"'{self.exemplars}' each query has its own: use --bank lazy, or other --exemplars"
-            )
         if self.similarity not in PAIR_SIMILARITIES:
             raise ConfigError(
                 f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
@@ -254,9 +241,6 @@ class BaseReranker(ABC):
         """Count the texts that `prepare` would read; None where that is not known."""
         return None
 
-    def check(self) -> None:  # noqa: B027 (most have nothing to refuse)
-        """Refuse what only shows when work begins, such as a lost part of an earlier run."""
-
     def release(self) -> None:  # noqa: B027 (most hold nothing large)
         """Free models, which are loaded again when they are next needed."""
 
@@ -278,26 +262,18 @@ class FirstStageOrder(BaseReranker):
         return candidates
 
 
-class Counter(Protocol):
-    """A model that counts the tokens it reads, and the texts that were cut."""
-
-    num_tokens: int
-    num_cut: int
-
-
 class ScoringReranker(BaseReranker):
     """Orders candidates by a model's scores, for which it reads texts once and keeps banks.
 
-    `counter` is the model, `topic_weight` that of the first stage's scores; see `add_topic`.
+    `counter` has the model's `num_tokens` and `num_cut`; `topic_weight` is of `add_topic`.
     """
 
-    counter: Counter
+    counter: Any
     topic_weight = 0.0
 
     def with_topic(self, fingerprint: Mapping[str, Json]) -> Mapping[str, Json]:
         """Return a fingerprint with the topic's weight, where there is one."""
-        own = {"topic_weight": self.topic_weight} if self.topic_weight else {}
-        return {**fingerprint, **own}
+        return {**fingerprint, **({"topic_weight": self.topic_weight} if self.topic_weight else {})}
 
     @abstractmethod
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
@@ -324,7 +300,8 @@ class ScoringReranker(BaseReranker):
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
         """Order each query's candidates by their scores; `prepare` must have seen them."""
         scores = self.score_rows(examples, candidates.rows)
-        scores = add_topic(scores, candidates, self.topic_weight)
+        if self.topic_weight:
+            scores = add_topic(scores, candidates, self.topic_weight)
         return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
 
 
@@ -334,8 +311,6 @@ def add_topic(scores: Scores, first: Candidates, weight: float) -> Scores:
     The second stage may go by the label alone, and give all queries of a label the same evidence;
     the first goes by a query's topic. Scores are (B, K), -inf where a candidate is missing.
     """
-    if not weight:
-        return scores
     present = first.rows != MISSING_ROW
     topic = _standardized(first.scores, present)
     mixed = (_standardized(scores, present) + weight * topic).astype(np.float32)

@@ -19,7 +19,6 @@ A similarity of your own (`--similarity module:Class`) derives from `Similarity`
 """
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -30,20 +29,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pgra.artifacts import (
-    artifact_dir,
-    build_once,
-    digest,
-    find_fault,
-    read_array,
-    write_array,
-)
+from pgra.artifacts import artifact_dir, build_once, digest, find_fault, read_array, write_array
 from pgra.config import find_class
 from pgra.core import MISSING_ROW, Example, Json, Rows, log_softmax
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.rerank.bank import Floats, States, query_key
+from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
 from pgra.rerank.head import affine, column_stats, fit_head
 
@@ -94,16 +86,14 @@ class Similarity:
 
     @classmethod
     def settings(
-        cls,
-        encoder: PromptedEncoder,  # noqa: ARG003 (some need it)
-        reference: Reference,  # noqa: ARG003
-        examples: Sequence[Example],  # noqa: ARG003
+        cls, encoder: PromptedEncoder, reference: Reference, examples: Sequence[Example]
     ) -> dict[str, Any]:
-        """Return what decides a fit beside the draw of training queries, as "similarity_fit".
+        """Return what decides a fit beside the draw of training queries, named as `KEPT_SETTINGS`.
 
         Raises:
             ConfigError: If there is nothing to fit to; nothing was read yet.
         """
+        del encoder, reference, examples  # some need them
         return {}
 
     @classmethod
@@ -176,19 +166,15 @@ class LabelWords(Whitened):
 
     @classmethod
     def settings(
-        cls,
-        encoder: PromptedEncoder,
-        reference: Reference,
-        examples: Sequence[Example],  # noqa: ARG003
+        cls, encoder: PromptedEncoder, reference: Reference, examples: Sequence[Example]
     ) -> dict[str, Any]:
         """Return the tokens that the words begin with."""
-        words = reference.words
-        tokens = encoder.first_tokens(words.values())
+        del examples
+        tokens, words = encoder.first_tokens(reference.words.values()), reference.words.values()
         if len(tokens) < _FEWEST:
             raise ConfigError(
-                f"similarity 'label_words' separates labels by the first tokens of their words, "
-                f"and {', '.join(words.values())} all begin alike: choose others in the task's "
-                "prompt_words, or use another --similarity"
+                f"similarity 'label_words': {', '.join(words)} all begin alike: choose others in "
+                "the task's prompt_words, or use another --similarity"
             )
         return {"label_tokens": tokens}
 
@@ -233,20 +219,16 @@ class LabelHead(Similarity):
 
     @classmethod
     def settings(
-        cls,
-        encoder: PromptedEncoder,  # noqa: ARG003
-        reference: Reference,
-        examples: Sequence[Example],
+        cls, encoder: PromptedEncoder, reference: Reference, examples: Sequence[Example]
     ) -> dict[str, Any]:
         """Return the labels, and a digest of those of the examples."""
+        del encoder
         labels, truth = list(reference.words), [example.label for example in examples]
-        counts = Counter(truth)
-        if absent := [label for label in labels if label not in counts]:
+        if absent := [label for label in labels if label not in truth]:
             raise ConfigError(
                 f"similarity 'head' learns each label from training examples beside those in the "
                 f"prompt, and none of {len(truth)} has label {', '.join(map(repr, absent))}: give "
-                "some, raise --max_train_samples or lower --num_exemplars, or use another "
-                "--similarity"
+                "some, or use another --similarity"
             )
         return {"similarity_fit": {"labels": labels, "of_queries": digest(truth)}}
 
@@ -257,13 +239,10 @@ class LabelHead(Similarity):
         targets = np.array([labels.index(example.label) for example in sample.examples])
         keys = np.array([query_key(example) for example in sample.examples], np.int64)
         head = fit_head(sample.queries, targets, len(labels))
-        share, count = 100 * head.accuracy, len(targets)
-        logger.info("head: decides %.1f %% of %d held-out training queries rightly", share, count)
+        logger.info("head: accuracy %.3f on %d held-out queries", head.accuracy, len(targets))
+        names = ("stats", "weights", "fold_weights", "folds")
         fitted = cls(
-            stats=head.stats,
-            weights=head.weights,
-            fold_weights=head.fold_weights,
-            folds=head.folds,
+            **{name: getattr(head, name) for name in names},
             keys=keys,
             prior=np.zeros(len(labels), np.float32),
         )
@@ -327,8 +306,8 @@ KEPT_SETTINGS = ("similarity_sample", "label_tokens", "similarity_fit")  # in a 
 class Fitting:
     """Fits a similarity once, or loads the fit; some similarities need none.
 
-    `name` is one of `SIMILARITIES`, or `module:Class`. `fingerprint` is all that scores depend on,
-    besides queries and candidates; `folder` holds the fit.
+    `fingerprint` is all that scores depend on, besides queries and candidates; `queries` are the
+    drawn training queries, `folder` holds the fit.
     """
 
     def __init__(
@@ -351,15 +330,14 @@ class Fitting:
             ModelError: If the tokenizer joins a word to the prompt.
         """
         self.name, self._class, self._encoder = name, find_similarity(name), encoder
-        self._num_rows, self._is_known = num_rows, reference.made is not None
-        queries = sorted(reference.queries, key=lambda example: str(example.label))
-        by_key = {query_key(example): example for example in queries}
-        sample = draw_keys(np.array(sorted(by_key), np.int64)) if self._class.is_fitted else ()
-        keys = [int(key) for key in sample]
-        self._queries = {key: by_key[key] for key in keys}  # different ones, whatever their order
+        self._num_rows, self._made = num_rows, reference.made
+        labelled = sorted(reference.queries, key=lambda example: str(example.label))
+        by_key = {query_key(example): example for example in labelled}
+        drawn = draw_keys(np.array(sorted(by_key), np.int64)) if self._class.is_fitted else ()
+        # Different ones, whatever their order.
+        self._queries = {int(key): by_key[int(key)] for key in drawn}
         self._settings = self._describe(reference)
-        own: Mapping[str, Json] = {"similarity": name, **self._settings}
-        self.fingerprint: Mapping[str, Json] = {**(made_of or {}), **own}
+        self.fingerprint = {**(made_of or {}), "similarity": name, **self._settings}
         self.folder = home and artifact_dir(home.parent, home.name, self.fingerprint)
 
     def _describe(self, reference: Reference) -> dict[str, Any]:
@@ -390,30 +368,26 @@ class Fitting:
         return find_fault(self.folder, stage=_STAGE, fingerprint=self.fingerprint) is None
 
     def rows(self) -> Rows:
-        """Return the passages whose states it has yet to measure, sorted."""
-        if self.is_ready:
-            return np.empty(0, dtype=np.int64)
-        return draw_keys(np.arange(self._num_rows))
+        """Return the passages whose states it has yet to measure, sorted.
+
+        Raises:
+            ArtifactError: If an earlier run's fit is missing.
+        """
+        if self._made is not None and not self.is_ready:
+            raise ArtifactError(
+                f"{self.folder} is not whole, what similarity '{self.name}' was fitted to: restore "
+                "it, or give the run's pgra train command again, which makes it anew"
+            )
+        return draw_keys(np.arange(0 if self.is_ready else self._num_rows))
 
     def queries(self) -> list[Example]:
         """Return the queries whose states it has yet to measure."""
         return [] if self.is_ready else list(self._queries.values())
 
-    def check(self) -> None:
-        """Refuse, with an ArtifactError, an earlier run's fit that is missing."""
-        if self._is_known and not self.is_ready:
-            raise ArtifactError(
-                f"{self.folder} is not whole, what similarity '{self.name}' was fitted to: restore "
-                "it, or give the run's pgra train command again, which makes it anew"
-            )
-
-    def fit(self, bank: States, query_bank: States) -> None:
-        """Fit to the states of `rows` and `queries`, which are in the banks, unless that was done.
-
-        Raises:
-            ArtifactError: If a stored fit is damaged, or cannot be written.
-            ModelError: If the LM has no plain head, for label words.
-        """
+    def fit(self, bank: Bank, query_bank: Bank) -> None:
+        """Fit to the states of `rows` and `queries`, from their banks, unless that was done."""
+        if not self._class.is_fitted:
+            return
 
         def measure(aside: Path) -> Mapping[str, Json]:
             rows, keys = self.rows(), np.array(list(self._queries), np.int64)
@@ -422,9 +396,8 @@ class Fitting:
                 write_array(aside / f"{name}.npy", array)
             return {"passages": len(rows), "queries": len(keys)}
 
-        if self._class.is_fitted:
-            assert self.folder is not None
-            build_once(self.folder, stage=_STAGE, fingerprint=self.fingerprint, build=measure)
+        assert self.folder is not None
+        build_once(self.folder, stage=_STAGE, fingerprint=self.fingerprint, build=measure)
 
     def fit_states(self, passages: Floats, queries: Floats) -> None:
         """Fit to the states of `rows` and `queries`, (n, H) and (m, H), in memory."""
@@ -460,16 +433,13 @@ def draw_keys(keys: Rows) -> Rows:
 # the order in which they lie on disk: no query fetches its own 150 states from 2,000 files.
 
 
-_QUERY_BYTES = 1 << 28  # of query states: the bank is gone through once for so many queries
-_NUM_PAIRS = 1 << 22  # of query and candidate, likewise: each takes some 60 bytes on the way
+_CHUNK_BYTES = 1 << 28  # of queries and pairs: the bank is gone through once for so many queries
 _BLOCK_BYTES = 1 << 25  # of passage states at a time
 _PAIR_BYTES = 1 << 19  # of states on either side of a product: the processor's cache holds both
 
-Indices = npt.NDArray[np.intp]
-
 
 def score_candidates(
-    bank: States, rows: Rows, *, query_bank: States, query_keys: Rows, similarity: Similarity
+    bank: Bank, rows: Rows, *, query_bank: Bank, query_keys: Rows, similarity: Similarity
 ) -> Floats:
     """Return the product of each candidate's state and its query's, both changed.
 
@@ -480,50 +450,28 @@ def score_candidates(
         ArtifactError: If states are not what was written.
     """
     scores = np.full(rows.shape, -np.inf, dtype=np.float32)
-
-    def compared(keys: Rows) -> Floats:
-        return similarity.of_queries(query_bank.states(keys), keys)
-
-    if not len(rows):
-        return scores
-    width = max(query_bank.width, compared(query_keys[:1]).shape[1])
-    by_bytes = _QUERY_BYTES // (4 * max(1, width))
-    step = max(1, min(by_bytes, _NUM_PAIRS // max(1, rows.shape[1])))
+    step = max(1, _CHUNK_BYTES // (4 * max(1, query_bank.width) + 60 * rows.shape[1]))
     for start in range(0, len(rows), step):
         some = slice(start, start + step)
-        queries = compared(query_keys[some])
-        scores[some] = _score(bank, rows[some], queries=queries, similarity=similarity)
+        queries = similarity.of_queries(query_bank.states(query_keys[some]), query_keys[some])
+        scores[some] = _score(bank, rows[some], queries, similarity)
     return scores
 
 
-def _score(bank: States, rows: Rows, *, queries: Floats, similarity: Similarity) -> Floats:
-    flat = rows.ravel()
-    pairs = np.argsort(flat, kind="stable")  # places in `flat`, those of one passage together
-    pairs = pairs[flat[pairs] != MISSING_ROW]
-    distinct, first, count = np.unique(flat[pairs], return_index=True, return_counts=True)
-    scores = np.full(flat.shape, -np.inf, dtype=np.float32)
-    width = max(1, bank.width, queries.shape[1])
-    for keys, states in bank.blocks(distinct, rows=max(1, _BLOCK_BYTES // (4 * width))):
-        at = np.searchsorted(distinct, keys)
-        passage = np.repeat(np.arange(len(at)), count[at])
-        place = pairs[_runs(first[at], count[at])]
-        query = place // rows.shape[1]
+def _score(bank: Bank, rows: Rows, queries: Floats, similarity: Similarity) -> Floats:
+    scores = np.full(rows.size, -np.inf, dtype=np.float32)
+    present = np.flatnonzero(rows != MISSING_ROW)  # places in the flat rows and scores
+    distinct, number = np.unique(rows.ravel()[present], return_inverse=True)
+    size = max(1, _BLOCK_BYTES // (4 * max(1, bank.width, queries.shape[1])))
+    for keys, states in bank.blocks(distinct, rows=size):
         passages = similarity.of_passages(states)
-        scores[place] = _products(passages, passage, right=queries, right_rows=query)
+        at = np.full(len(distinct), -1)  # where a passage is in this block
+        at[np.searchsorted(distinct, keys)] = np.arange(len(keys))
+        here = np.flatnonzero(at[number] >= 0)
+        step = max(1, _PAIR_BYTES // (4 * max(1, passages.shape[1])))
+        for start in range(0, len(here), step):
+            pairs = here[start : start + step]
+            places = present[pairs]
+            left, right = passages[at[number[pairs]]], queries[places // rows.shape[1]]
+            scores[places] = np.vecdot(left, right)
     return scores.reshape(rows.shape)
-
-
-def _runs(first: Indices, count: Indices) -> Indices:
-    """Return `count` numbers from each `first` on, end to end."""
-    ends = np.cumsum(count)
-    return np.arange(count.sum()) + np.repeat(first - ends + count, count)
-
-
-def _products(left: Floats, left_rows: Indices, *, right: Floats, right_rows: Indices) -> Floats:
-    """Return the inner products of pairs of rows, (n,), in parts that fit the cache."""
-    out = np.empty(len(left_rows), dtype=np.float32)
-    step = max(1, _PAIR_BYTES // (4 * max(1, left.shape[1])))
-    for start in range(0, len(out), step):
-        part = slice(start, start + step)
-        out[part] = np.vecdot(left[left_rows[part]], right[right_rows[part]])
-    return out

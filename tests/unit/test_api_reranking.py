@@ -36,7 +36,7 @@ def of_a_run(reranker, root, queries=TWO, documents=SENTENCES):
     """Scores of a run's second stage, which has its states on disk: (B, n)."""
     ready = reranker.over(
         RerankRequest(
-            args=RerankArguments(bank_shard_rows=5, bank="full"),
+            args=RerankArguments(bank_shard_rows=5),
             prompt=reranker.prompt,
             corpus=open_corpus(documents, root),
             reference=Reference(TRAIN[4:]),

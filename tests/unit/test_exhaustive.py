@@ -37,7 +37,7 @@ def put(bank, keys, states, shard_rows=64):
     bank.fill(
         keys,
         lambda part: part,
-        lambda part, advance: torch.stack([of[key] for key in part.tolist()]),
+        lambda part, advance: lambda: torch.stack([of[key] for key in part.tolist()]),
         shard_rows=shard_rows,
     )
 

@@ -64,14 +64,11 @@ def test_scores_by_hand_from_the_states(start):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("similarity", FITTED)
-def test_a_full_bank_scores_as_a_lazy_one_and_its_fingerprint_is_enough(start, similarity):
+def test_candidates_and_a_draw_are_read_and_its_fingerprint_is_enough(start, similarity):
     reranker = start(similarity, "lazy")
     lazy, work = rerank(reranker)
-    full, whole = rerank(start(similarity, "full", bank="full"))
     drawn = {*start("whitened").fitting.rows()}
-    assert work.num_passages == len({*CANDIDATES.ravel().tolist()} | drawn)
-    assert work.num_passages < whole.num_passages == len(SENTENCES)
-    np.testing.assert_allclose(by_row(lazy), by_row(full), rtol=1e-3, atol=1e-3)
+    assert work.num_passages == len({*CANDIDATES.ravel().tolist()} | drawn) < len(SENTENCES)
     taken_up = start(similarity, "lazy", train=(), words={}, made=reranker.fingerprint)
     assert taken_up.fingerprint == reranker.fingerprint
     again, work = rerank(taken_up)

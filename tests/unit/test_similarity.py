@@ -93,7 +93,6 @@ def test_the_topic_is_added_by_hand():
     rows = np.array([[4, 2, MISSING_ROW], [0, 1, 2], [5, 6, 7]])
     first = Candidates(rows, np.array([[9, 7, -np.inf], [0, 0, 0], [2, 1, 0]], np.float32))
     scores = np.array([[1, 3, -np.inf], [5, 3, 1], [0.1, 0.1, 0.1]], np.float32)
-    assert add_topic(scores, first, 0) is scores
     root = 1.5**0.5
     expected = [[-1 + 0.5, 1 - 0.5, -np.inf], [root, 0, -root], [root / 2, 0, -root / 2]]
     np.testing.assert_allclose(add_topic(scores, first, 0.5), expected, atol=1e-6)
