@@ -39,7 +39,7 @@ from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import PromptFormat, PromptTemplate, task_format
+from pgra.prompts.fewshot import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.rerank.bank import Bank, Floats, bank_name, query_key
 from pgra.rerank.base import (
     BaseReranker,
@@ -71,6 +71,8 @@ class Reranker(ScoringReranker):
         similarity: The name of how states are compared.
     """
 
+    encoder: PromptedEncoder
+    prompt: FewShotPrompt
     corpus: Corpus
     bank: Bank
     query_bank: Bank
@@ -144,7 +146,7 @@ class Reranker(ScoringReranker):
                     "CausalLM(..., with_head=True)"
                 )
             lm = PromptedEncoder(lm, prompt, max_prompt_tokens=max_prompt_tokens)
-        self.encoder: PromptedEncoder = lm
+        self.encoder = lm
         self.counter, self.prompt = self.encoder, self.encoder.prompt
         self._kept: dict[int, Floats] = {}
         self._fitted: Fitting | None = None
