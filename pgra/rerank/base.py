@@ -39,8 +39,7 @@ class RerankArguments(StateArguments):
 
     reranker: str = arg(
         "prompted",
-        "prompted (the paper's), cross-encoder, none (evidence is the first stage's best), or "
-        "module:Class of your own; for arguments of its own see --reranker NAME --help.",
+        "prompted (the paper's), cross-encoder, none (the first stage's best), or module:Class.",
         is_open=True,
         is_common=True,
     )
@@ -49,17 +48,15 @@ class RerankArguments(StateArguments):
     )
     similarity: str = arg(
         "dot",
-        "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
-        "whitened_cosine; label_words (of the log-chances that the LM gives the label words, "
-        "each standardised); head (the chance of one label, by a logistic head learnt from the "
-        "training examples). All but dot and cosine are fitted to up to 2,000 passages and "
-        "training queries, which the LM then reads. Or module:Class of your own.",
+        "Of states: dot (the paper), cosine (its code), whitened (columns standardised), "
+        "whitened_cosine, head (the chance of one label, by a logistic head learnt from the "
+        "training examples), or module:Class. All but dot and cosine are fitted to up to 2,000 "
+        "passages and training queries.",
         is_open=True,
     )
     topic_weight: float = arg(
         0.0,
-        "Weight of the first stage's scores beside the second's, both standardised by query: it "
-        "keeps evidence to the query's topic.",
+        "Weight of the first stage's scores beside the second's, both standardised by query.",
         least=0,
         below=math.inf,
     )
@@ -69,17 +66,15 @@ class RerankArguments(StateArguments):
     exemplars: str = arg(
         "balanced",
         "How they are chosen: random, balanced, official (first in the file, capped a class), "
-        "fixed (the first ones), or for each query: knn (KATE: its nearest ones, by "
-        "--neighbor_encoder, nearest first) or module:Class of your own; the LM then reads each "
-        "query's candidates anew: see pgra plan.",
+        "fixed (the first ones); for each query, whose candidates the LM reads anew: knn (KATE: "
+        "its nearest, by --neighbor_encoder) or module:Class.",
         choices=SELECTORS,
         is_open="selector",
     )
     exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
     bank_shard_rows: int = arg(
         512,
-        "Texts in one shard of states, the unit that a stopped job does not repeat; on a GPU 16 "
-        "times as many.",
+        "Texts in one shard of states, which a stopped job does not repeat; 16 times on a GPU.",
         least=1,
         decides=False,
     )
@@ -90,8 +85,7 @@ class RerankArguments(StateArguments):
         at_least(f"num_exemplars with exemplars '{self.exemplars}'", self.num_exemplars, 1)
         if self.similarity not in PAIR_SIMILARITIES:
             raise ConfigError(
-                f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
-                f"'{self.exemplars}' each query has its own: use --similarity dot or cosine"
+                f"exemplars '{self.exemplars}' differ by query: use --similarity dot or cosine"
             )
 
     @property
@@ -108,12 +102,11 @@ class CrossEncoderArguments(_Arguments):
 
     cross_encoder: str = arg(
         "cross-encoder/ms-marco-MiniLM-L6-v2",
-        "Sequence classifier that reads each query with each of its candidates: hub id, folder or "
-        "bundled:NAME.",
+        "Classifier that reads pairs of query and passage: hub id, folder or bundled:NAME.",
         is_common=True,
     )
     cross_encoder_tokens: int | None = arg(
-        None, "Longest pair of query and passage; default: the cross-encoder's window.", least=8
+        None, "Longest pair; default: the cross-encoder's window.", least=8
     )
 
 

@@ -110,7 +110,7 @@ class Reranker(ScoringReranker):
             num_exemplars: Draw so many of them, the same number of each label; None: all.
             seed: Of the draw.
             similarity: As `--similarity`: dot (the paper's), cosine; those that are fitted
-                (whitened, whitened_cosine, label_words, head) need `fit` first.
+                (whitened, whitened_cosine, head) need `fit` first.
             lm_layer: Layer whose states are compared: "last", its number, or a share such as 0.6.
             device: Where the LM runs.
             dtype: Of its weights.
@@ -134,24 +134,18 @@ class Reranker(ScoringReranker):
                 prompt = build_prompt(style.template, pool, style.words, **how)
             self._rest = [one for one in pool if one.id not in prompt.exemplar_ids]
             self._shown = {query_key(one) for one in pool} - {query_key(one) for one in self._rest}
-            with_head = self._class.reads_words
             if not isinstance(lm, CausalLM):
                 how = {"device": device, "layer": str(lm_layer), "dtype": dtype}
-                lm = CausalLM(lm, tokenizer, with_head=with_head, **how)
+                lm = CausalLM(lm, tokenizer, **how)
             elif (tokenizer, lm_layer, device, dtype) != (None, "last", "auto", "auto"):
                 raise ConfigError("the LM is open already: give layer, device and dtype to it")
-            elif with_head and not lm.with_head:
-                raise ConfigError(
-                    f"similarity '{similarity}' needs the LM's head: open it by "
-                    "CausalLM(..., with_head=True)"
-                )
             lm = PromptedEncoder(lm, prompt, max_prompt_tokens=max_prompt_tokens)
         self.encoder = lm
         self.counter, self.prompt = self.encoder, self.encoder.prompt
         self._kept: dict[int, Floats] = {}
         self._fitted: Fitting | None = None
         if not self._class.is_fitted:
-            self._fitted = Fitting(similarity, self.encoder, Reference(), num_rows=0)
+            self._fitted = Fitting(similarity, Reference(), num_rows=0)
 
     # Texts that are given, whose states are kept in memory.
 
@@ -228,7 +222,7 @@ class Reranker(ScoringReranker):
             read = map(self._query, given) if are_texts else self._read_examples(examples)
             queries = [one for one in read if query_key(one) not in self._shown]
         reference = Reference(queries, self._words)
-        fitting = Fitting(self.similarity, self.encoder, reference, num_rows=len(shown))
+        fitting = Fitting(self.similarity, reference, num_rows=len(shown))
         drawn = [shown[row] for row in fitting.rows().tolist()]
         fitting.fit_states(self._states(drawn), self._states(fitting.queries()))
         self._fitted = fitting
@@ -303,8 +297,7 @@ class Reranker(ScoringReranker):
         args, device = request.args, request.context.device
         if args.per_query:
             return NeighborReranker(request)
-        with_head = find_similarity(args.similarity).reads_words
-        encoder = PromptedEncoder.open(args, request.prompt, device, with_head=with_head)
+        encoder = PromptedEncoder.open(args, request.prompt, device)
         return cls(encoder, similarity=args.similarity).over(request)
 
     def over(self, request: RerankRequest) -> Self:
@@ -328,7 +321,6 @@ class Reranker(ScoringReranker):
             reference = replace(reference, words=self._words)
         other.fitting = Fitting(
             self.similarity,
-            self.encoder,
             reference,
             num_rows=len(request.corpus),
             made_of={**fields, "reranker": "prompted"},

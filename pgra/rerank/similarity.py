@@ -4,14 +4,10 @@
     cosine           states of length 1 (their code)
     whitened         each column less its mean, over its standard deviation
     whitened_cosine  the same, then of length 1 (as Timkey and van Schijndel 2021)
-    label_words      the LM's own log-probabilities of the label words, each less its mean, over its
-                     standard deviation
     head             the probability that both have one label, by a head fitted to training examples
 
 Hidden states have a large part in common, and a few columns far larger than the rest; whitening
-takes both away. An LM under a few shots may answer one label for nearly all texts, so label words
-are standardized too (akin to Zhao et al. 2021, "Calibrate before use"). Passages and queries, two
-kinds of text, each have their own statistics.
+takes both away. Passages and queries, two kinds of text, each have their own statistics.
 
 A similarity of your own (`--similarity module:Class`) derives from `Similarity` and overrides
 `change`, or `of_passages` and `of_queries`. A fitted one is a dataclass of arrays that sets
@@ -27,28 +23,16 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pgra.artifacts import artifact_dir, build_once, digest, find_fault, read_array, write_array
 from pgra.config import find_class
 from pgra.core import MISSING_ROW, Example, Json, Rows, log_softmax
 from pgra.errors import ArtifactError, ConfigError
-from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
 from pgra.rerank.head import affine, column_stats, fit_head
 
 logger = logging.getLogger(__name__)
-
-
-def log_chances(states: Floats, words: Floats) -> Floats:
-    """Return the log-probability of each word among these words, (n, C), after states (n, H).
-
-    `words`, (C, H + 1), are the LM head's rows for each word's first token; the bias comes last.
-    """
-    chances: Floats = log_softmax(affine(states, words))
-    return chances
 
 
 def unit(values: Floats) -> Floats:
@@ -69,7 +53,6 @@ class Sample:
     queries: Floats
     examples: Sequence[Example]
     settings: Mapping[str, Any]
-    lm: CausalLM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,22 +61,18 @@ class Similarity:
 
     Attributes:
         is_fitted: Whether `fit` measures a draw of passages and training queries.
-        reads_words: Whether it needs the LM's head.
     """
 
     is_fitted: ClassVar[bool] = False
-    reads_words: ClassVar[bool] = False
 
     @classmethod
-    def settings(
-        cls, encoder: PromptedEncoder, reference: Reference, examples: Sequence[Example]
-    ) -> dict[str, Any]:
+    def settings(cls, reference: Reference, examples: Sequence[Example]) -> dict[str, Any]:
         """Return what decides a fit beside the draw of training queries, named as `KEPT_SETTINGS`.
 
         Raises:
             ConfigError: If there is nothing to fit to; nothing was read yet.
         """
-        del encoder, reference, examples  # some need them
+        del reference, examples  # some need them
         return {}
 
     @classmethod
@@ -157,42 +136,6 @@ class WhitenedCosine(Whitened):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelWords(Whitened):
-    """Log-probabilities of the label words (`words` as in `log_chances`), standardized."""
-
-    words: Floats
-
-    reads_words = True
-
-    @classmethod
-    def settings(
-        cls, encoder: PromptedEncoder, reference: Reference, examples: Sequence[Example]
-    ) -> dict[str, Any]:
-        """Return the tokens that the words begin with."""
-        del examples
-        tokens, words = encoder.first_tokens(reference.words.values()), reference.words.values()
-        if len(tokens) < _FEWEST:
-            raise ConfigError(
-                f"similarity 'label_words': {', '.join(words)} all begin alike: choose others in "
-                "the task's prompt_words, or use another --similarity"
-            )
-        return {"label_tokens": tokens}
-
-    @classmethod
-    def fit(cls, sample: Sample) -> Self:
-        head, tokens = sample.lm.head, sample.settings["label_tokens"]
-        weight = head.weight[tokens].float()
-        bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[tokens]
-        words = torch.column_stack([weight, bias.float()]).detach().cpu().numpy()
-        kinds = (sample.passages, sample.queries)
-        passages, queries = (column_stats(log_chances(states, words)) for states in kinds)
-        return cls(passages=passages, queries=queries, words=words)
-
-    def change(self, states: Floats, stats: Floats | None) -> Floats:
-        return super().change(log_chances(states, self.words), stats)
-
-
-@dataclass(frozen=True, kw_only=True)
 class LabelHead(Similarity):
     """The probability that query and passage have one label, by a head fitted to training examples.
 
@@ -218,11 +161,8 @@ class LabelHead(Similarity):
     is_fitted = True
 
     @classmethod
-    def settings(
-        cls, encoder: PromptedEncoder, reference: Reference, examples: Sequence[Example]
-    ) -> dict[str, Any]:
+    def settings(cls, reference: Reference, examples: Sequence[Example]) -> dict[str, Any]:
         """Return the labels, and a digest of those of the examples."""
-        del encoder
         labels, truth = list(reference.words), [example.label for example in examples]
         if absent := [label for label in labels if label not in truth]:
             raise ConfigError(
@@ -276,7 +216,6 @@ SIMILARITIES = {
     "cosine": "pgra.rerank.similarity:Cosine",
     "dot": "pgra.rerank.similarity:Similarity",
     "head": "pgra.rerank.similarity:LabelHead",
-    "label_words": "pgra.rerank.similarity:LabelWords",
     "whitened": "pgra.rerank.similarity:Whitened",
     "whitened_cosine": "pgra.rerank.similarity:WhitenedCosine",
 }
@@ -300,7 +239,7 @@ _STAGE = "similarity"
 SAMPLE = 2000
 _SEED = 0
 _FEWEST = 2
-KEPT_SETTINGS = ("similarity_sample", "label_tokens", "similarity_fit")  # in a fingerprint
+KEPT_SETTINGS = ("similarity_sample", "similarity_fit")  # in a fingerprint
 
 
 class Fitting:
@@ -313,7 +252,6 @@ class Fitting:
     def __init__(
         self,
         name: str,
-        encoder: PromptedEncoder,
         reference: Reference,
         *,
         num_rows: int,
@@ -326,10 +264,9 @@ class Fitting:
         folder's place with the beginning of its name; None: the fit stays in memory.
 
         Raises:
-            ConfigError: If the name is unknown, texts are too few, or label words begin alike.
-            ModelError: If the tokenizer joins a word to the prompt.
+            ConfigError: If the name is unknown, or texts are too few.
         """
-        self.name, self._class, self._encoder = name, find_similarity(name), encoder
+        self.name, self._class = name, find_similarity(name)
         self._num_rows, self._made = num_rows, reference.made
         labelled = sorted(reference.queries, key=lambda example: str(example.label))
         by_key = {query_key(example): example for example in labelled}
@@ -358,7 +295,7 @@ class Fitting:
             queries = digest(list(self._queries))
             drawn = {"similarity_sample": {"size": SAMPLE, "seed": _SEED, "queries": queries}}
         examples = list(self._queries.values())
-        return {**drawn, **self._class.settings(self._encoder, reference, examples)}
+        return {**drawn, **self._class.settings(reference, examples)}
 
     @property
     def is_ready(self) -> bool:
@@ -406,7 +343,6 @@ class Fitting:
             queries=queries,
             examples=list(self._queries.values()),
             settings=self._settings,
-            lm=self._encoder.lm,
         )
         self.similarity = self._class.fit(sample)
 

@@ -18,9 +18,8 @@ NUM_ROWS, WIDTH = 400, 32
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Many blocks of passages and several chunks of queries, as a large corpus has."""
-    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_ROWS", 37)
-    monkeypatch.setattr("pgra.rerank.exhaustive._CHUNK_BYTES", 1 << 12)
+    """Many blocks of passages, as a large corpus has."""
+    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)
 
 
 def make_search(lm_dirs, tmp_path, texts, *, similarity="dot"):

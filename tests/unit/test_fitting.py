@@ -14,7 +14,7 @@ from pgra.rerank import Reference
 from pgra.rerank.bank import query_key
 from pgra.rerank.head import affine, fit_head
 
-FITTED = ["head", "label_words", "whitened", "whitened_cosine"]
+FITTED = ["head", "whitened", "whitened_cosine"]
 CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])
 rerank = partial(run, queries=TWO, rows=CANDIDATES)
 
@@ -83,8 +83,6 @@ def test_the_draw_is_of_the_training_queries_whatever_their_order(start):
     assert start("dot", train=TRAIN[5:]).fingerprint == plain  # it depends on none of them
     with pytest.raises(ConfigError, match="'whitened' is fitted to training .*there are 1"):
         start("whitened", train=TRAIN[:1])
-    with pytest.raises(ConfigError, match="great film, great story all begin alike: choose others"):
-        start("label_words", words={"x": "great film", "y": "great story"})
 
 
 def test_a_head_judges_training_queries_by_the_folds_without_them(start):
