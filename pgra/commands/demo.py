@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
 from pgra.config import config_root, wants_help
-from pgra.errors import ConfigError
 from pgra.progress import Bar
 
 if TYPE_CHECKING:
@@ -42,11 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     say("Loading torch and transformers ...")
     context, run_args = join_run(words), _parse(words)
     args, base = run_args.pgra, run_args.folder
-    if args.is_exhaustive:
-        raise ConfigError(
-            "the demo compares the evidence of both stages, and retriever 'exhaustive' has one "
-            "only: use pgra train, or another --retriever"
-        )
     from pgra.commands.report import write_page
     from pgra.experiments import consistency
     from pgra.report.compare import compare_runs

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pgra.methods.stages import Stages
 
 _TIMED = 2  # batches: the first loads the model and is slow
-_ROWS = 150  # passages of a batch, where no candidates are searched
+_ROWS = 150  # passages of a batch at most
 
 
 @dataclass(kw_only=True)
@@ -84,18 +84,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_plan(stages: "Stages", *, timed: bool) -> Plan:
     """Run the first stage, and count what the second has yet to read."""
+    import numpy as np
+
+    from pgra.core import MISSING_ROW
     from pgra.methods.base import SPLITS
-    from pgra.methods.stages import count_pairs
 
     stages.open()
-    rows = stages.find_candidates()
+    # What exhaustive search reads is the whole corpus.
+    is_whole = stages.args.retriever.retriever == "exhaustive"
+    rows = np.arange(len(stages.corpus))[None] if is_whole else stages.find_candidates()
     splits = {split: stages.data.examples(split) for split in SPLITS}
     examples = [example for split in SPLITS for example in splits[split]]
     to_read = stages.reranker.count_missing(examples, rows)
     plan = Plan(
         task=stages.data.task.name,
         queries={split: len(own) for split, own in splits.items()},
-        pairs=count_pairs(examples, rows),
+        pairs=int((rows != MISSING_ROW).sum()) * (len(examples) if is_whole else 1),
         to_read=to_read,
     )
     if not timed or not to_read:
@@ -105,18 +109,13 @@ def make_plan(stages: "Stages", *, timed: bool) -> Plan:
 
 def time_batches(stages: "Stages", examples: "Sequence[Example]", rows: "Rows") -> float | None:
     """Return the texts a second of the second of two batches; what they read is kept."""
-    import numpy as np
-
     from pgra.methods.stages import Stages
 
-    # The same bank without what a similarity is fitted to, and without the whole corpus.
-    plain = replace(stages.args.rerank, similarity="dot", bank="lazy")
+    # The same bank without what a similarity is fitted to.
+    plain = replace(stages.args.rerank, similarity="dot")
     bare = Stages.read(replace(stages.args, rerank=plain), stages.context)
-    if stages.args.is_exhaustive:
-        parts = np.array_split(rows, max(1, rows.size // _ROWS))
-        batches = [(examples[:1], part) for part in parts]
-    else:
-        batches = [(examples[i : i + 1], rows[i : i + 1]) for i in range(len(examples))]
+    parts = [rows[:, i : i + _ROWS] for i in range(0, rows.shape[1], _ROWS)]
+    batches = [(examples[i : i + 1], part[i : i + 1]) for i in range(len(rows)) for part in parts]
     rate, num_timed = None, 0
     for batch in batches:
         work = bare.reranker.prepare(*batch)

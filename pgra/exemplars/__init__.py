@@ -21,18 +21,11 @@ DRAWN_EXEMPLARS = ("balanced", "fixed", "official", "random")
 
 
 SELECTORS = {
-    "balanced": "pgra.exemplars.selection:Balanced",
-    "fixed": "pgra.exemplars.selection:Fixed",
+    "balanced": "pgra.exemplars.selection:Drawn",
+    "fixed": "pgra.exemplars.selection:Selector",
     "knn": "pgra.exemplars.selection:Nearest",
-    "official": "pgra.exemplars.selection:Official",
-    "random": "pgra.exemplars.selection:Random",
-}
-# By shared words, or by vectors under a metric.
-SIMILARITIES = {
-    "bm25": "pgra.exemplars.similarity:WordSimilarity",
-    "cosine": "pgra.exemplars.similarity:CosineSimilarity",
-    "dot": "pgra.exemplars.similarity:DotSimilarity",
-    "euclidean": "pgra.exemplars.similarity:EuclideanSimilarity",
+    "official": "pgra.exemplars.selection:Drawn",
+    "random": "pgra.exemplars.selection:Drawn",
 }
 BM25 = "bm25"
 METRICS = ("cosine", "dot", "euclidean")

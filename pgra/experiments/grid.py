@@ -282,13 +282,11 @@ class GridRun:
         return (self.folder / METRICS_FILE).is_file()
 
     @property
-    def width(self) -> float:
-        """How many candidates a query has; infinite where the LM reads the whole corpus."""
+    def width(self) -> int:
+        """How many candidates a query has."""
         if "rerank" not in self.args.sections:
-            return 0.0
-        args = self.args.pgra
-        is_whole = args.is_exhaustive or args.rerank.bank == "full"
-        return float("inf") if is_whole else args.retriever.num_candidates
+            return 0
+        return self.args.pgra.retriever.num_candidates
 
     def value(self, name: str) -> Json:
         """Return an argument's value by its name, as JSON; None where the method has none."""

@@ -105,8 +105,7 @@ class CausalLM:
             self.config = copy.deepcopy(lm.config)
         if with_head and layer != "last":
             raise ConfigError(
-                f"lm_layer is '{layer}', and an LM has words for its last layer alone, which "
-                "--similarity label_words needs: use --lm_layer last, or another --similarity"
+                f"lm_layer is '{layer}', and an LM has words for its last layer alone"
             )
         self.layer = load.cut_layers(self.config, layer, self.how.lm)
         if self._given is not None and self.layer is not None:

@@ -8,7 +8,7 @@ LM that a way does not support shows there, on a few texts, not in the results.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -160,23 +160,16 @@ class PromptedEncoder:
         self._check_room()
 
     @classmethod
-    def open(
-        cls,
-        args: StateArguments,
-        prompt: FewShotPrompt,
-        device: str,
-        *,
-        with_head: bool = False,
-    ) -> Self:
+    def open(cls, args: StateArguments, prompt: FewShotPrompt, device: str) -> Self:
         """Open an LM under a prompt; its weights are loaded when they are first needed.
 
-        The layer must be a number, a share or "last"; `with_head` also lets the LM write words.
+        The layer must be a number, a share or "last".
 
         Raises:
             ConfigError: If the prompt leaves no room for a text.
             ModelError: If the LM cannot be used.
         """
-        lm = CausalLM(args, device=device, with_head=with_head, layer=args.lm_layer)
+        lm = CausalLM(args, device=device, layer=args.lm_layer)
         return cls(lm, prompt, "auto", args.lm_batch_tokens, args.max_prompt_tokens)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
@@ -195,12 +188,6 @@ class PromptedEncoder:
     def release(self) -> None:
         vars(self).pop("_shared", None)
         self.lm.release()
-
-    def first_tokens(self, words: Iterable[str]) -> list[int]:
-        """Return the distinct first tokens of words after a prompt and a space, in order."""
-        suffix = self.prompt.suffix(self.prompt.template.passage_fields("The film"))
-        _, own = self.lm.read_words(suffix, [f" {word}" for word in words])
-        return list(dict.fromkeys(ids[0] for ids in own))
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

@@ -548,8 +548,7 @@ def choose_examples(
         ConfigError: If the pool holds fewer examples than asked for (the paper's k).
         ModelError: If the encoder cannot be found or loaded.
     """
-    from pgra.exemplars.selection import ExemplarPool, Nearest
-    from pgra.exemplars.similarity import open_similarity
+    from pgra.exemplars.selection import ExemplarPool, Nearest, open_similarity
 
     def in_key_form(examples: Sequence[Example]) -> list[Example]:
         return [
@@ -565,7 +564,7 @@ def choose_examples(
         Example(f"question-{i}", {"question": shown.question}, shown.answer)
         for i, shown in enumerate(pool)
     ]
-    exemplars = ExemplarPool(examples, jaccard=LEAK_JACCARD, root=root)
+    exemplars = ExemplarPool(examples, LEAK_JACCARD)
     distinct = exemplars.guard.distinct.tolist()
     if not 0 < count <= len(distinct):
         raise ConfigError(

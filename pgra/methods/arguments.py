@@ -232,20 +232,9 @@ Section = TypeVar("Section", RetrieverArguments, RerankArguments)
 def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
     """Refuse stages that contradict each other, such as d > k, with a ConfigError."""
     name = retriever.retriever
-    is_whole = name == "exhaustive"  # which has no first stage, and compares states of one prompt
-    contradictions = {
-        "index_dir": (is_whole or name == "random") and retriever.index_dir is not None,
-        "index_factory": is_whole and retriever.index_factory != "Flat",
-        "topic_weight": is_whole and rerank.topic_weight != 0,
-        f"exemplars {rerank.exemplars}": is_whole and rerank.per_query,
-        "reranker none": is_whole and rerank.reranker == "none" and rerank.num_evidence > 0,
-    }
-    for asked, contradicts in contradictions.items():
-        if contradicts:
-            raise ConfigError(
-                f"{asked} is not for retriever '{name}': leave it out, or use another --retriever"
-            )
-    if not is_whole and rerank.num_evidence > retriever.num_candidates:
+    if name in ("exhaustive", "random") and retriever.index_dir is not None:
+        raise ConfigError(f"retriever '{name}' has no index: leave --index_dir out")
+    if rerank.num_evidence > retriever.num_candidates:
         raise ConfigError(
             f"num_evidence ({rerank.num_evidence}) exceeds num_candidates "
             f"({retriever.num_candidates}): the reranker can only keep what the retriever returned"
@@ -290,11 +279,6 @@ class PgraArguments:
     @property
     def artifacts(self) -> Path:
         return Path(self.runtime.artifacts_dir)
-
-    @property
-    def is_exhaustive(self) -> bool:
-        """Whether evidence is searched in the whole corpus, without a first stage."""
-        return self.retriever.retriever == "exhaustive"
 
     @property
     def method(self) -> str:

@@ -83,11 +83,6 @@ class TaskData:
     def examples(self, split: str) -> list[Example]:
         return list({"train": self.train, "dev": self.dev, "test": self.test}[split])
 
-    def is_split(self, examples: Sequence[Example]) -> bool:
-        """Whether examples are one of the splits, whose results are stored."""
-        asked = list(examples)
-        return any(asked == self.examples(split) for split in SPLITS)
-
     def fingerprint(self, split: str) -> str:
         """Return a digest of a split's examples and their labels."""
         examples = self.examples(split)

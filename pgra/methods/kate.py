@@ -24,9 +24,8 @@ from pgra.data.references import AnsweredExample
 from pgra.data.tasks import GenerationTask, load_any_task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, vote
+from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, open_similarity, vote
 from pgra.exemplars.selector import ExemplarSelector
-from pgra.exemplars.similarity import open_similarity
 from pgra.lm import open_lm
 from pgra.lm.base import Advance, Completion, LanguageModel
 from pgra.lm.remote import RemoteLM
@@ -202,7 +201,7 @@ class Kate(Method):
         self._settle()
         root = self.context.artifacts / "neighbors" / self.data.task.name
         chosen, train = self.selection, self.data.train
-        pool = ExemplarPool(train, chosen.leak_jaccard, root, self.context, self.data.is_split)
+        pool = ExemplarPool(train, chosen.leak_jaccard)
         similarity = open_similarity(chosen, train, root, device=self.context.device)
         self.exemplars = ExemplarSelector.of(chosen, pool, similarity)
         self.selector = self.exemplars.under(self.selection)  # refuses what the pool does not have

@@ -4,7 +4,7 @@
     label    = reader(query, evidence)                        Fusion-in-Decoder
 
 Its settings are the paper's other readers: fid (the first stage's best), random, plain (no
-evidence), exhaustive (no first stage).
+evidence), exhaustive (the LM's best of the whole corpus).
 """
 
 import logging
@@ -409,9 +409,6 @@ def _open_recorded(
     _check(home, "corpus", made.get("corpus"), stages.corpus.fingerprint["corpus_sha256"])
     asked = dict(stages.reranker.fingerprint)
     _check(home, "reranker", made.get("reranker"), asked)
-    stages.reranker.check()  # before an index would be built
-    if args.is_exhaustive:
-        return stages
     encoder = _index_encoder(made)
     if encoder:  # by its folder's digest, before an index would be built with it
         _check(home, "encoder", encoder["encoder"], find_model(args.retriever.encoder).identity)

@@ -4,7 +4,7 @@
     states     = LM(prefix + P(text))        of the query and each candidate    (eq. 2)
     evidence   = top d by state product                                         (eq. 3)
 
-With `--retriever exhaustive` there is no first stage: evidence is the top d of the whole corpus.
+Any retriever finds the candidates, `exhaustive` too: the best of the whole corpus by the LM.
 """
 
 import logging
@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from pgra.artifacts import digest
+from pgra.artifacts import Inputs, digest
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ConfigError
@@ -29,17 +29,14 @@ from pgra.rerank import (
     BaseReranker,
     Reference,
     RerankRequest,
-    Work,
     find_reranker,
     open_reranker,
 )
-from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import (
     Stored,
     candidates_fields,
     check_num_candidates,
-    examples_digest,
     store_candidates,
 )
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
@@ -58,7 +55,7 @@ class Stages(Timed):
         data: The task's examples; train without those in the prompt.
         prompt: The LM's; without exemplars where each query has its own, or no LM reads one.
         exemplars: Chooses each query's own; None where one prompt serves all.
-        candidates: The first stage's by split; without a first stage, the evidence.
+        candidates: The first stage's by split.
         evidence: The second stage's by split: all candidates in the new order.
     """
 
@@ -152,28 +149,18 @@ class Stages(Timed):
             self.corpus,
             self.context,
             options=self.args.retriever_options,
+            reranker=self.reranker,
         )
-
-    @cached_property
-    def exhaustive(self) -> ExhaustiveSearch:
-        return ExhaustiveSearch(self.reranker)
 
     def open(self) -> None:
         """Open corpus and reranker, so that errors come before the long stages.
 
         Raises:
-            PgraError: If one cannot be opened, or k (exhaustive: d) exceeds the corpus.
+            PgraError: If one cannot be opened, or k exceeds the corpus.
         """
         if not self.depth:
             return
-        count = len(self.corpus)
-        if not self.args.is_exhaustive:
-            check_num_candidates(self.args.retriever.num_candidates, count)
-        elif self.depth > count:
-            raise ConfigError(
-                f"num_evidence ({self.depth}) exceeds the corpus ({count} passages): "
-                "lower it, or search a larger corpus"
-            )
+        check_num_candidates(self.args.retriever.num_candidates, len(self.corpus))
         self.fingerprints["corpus"] = self.corpus.fingerprint["corpus_sha256"]
         self.fingerprints["reranker"] = dict(self.reranker.fingerprint)
 
@@ -198,62 +185,45 @@ class Stages(Timed):
             everything = [example for split in splits for example in self.data.examples(split)]
             work = self.reranker.prepare(everything, rows)
             if work.num_passages:
-                pairs = count_pairs(everything, rows)
-                logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
+                pairs = int((rows != MISSING_ROW).sum())
+                logger.info("reranker: %d query-candidate pairs; %s", pairs, work)
         with self.timed("evidence"):
             for split in splits:
-                self.evidence[split] = self._order(split)
-                if self.args.is_exhaustive:
-                    self.candidates[split] = self.evidence[split]
-
-    def _order(self, split: str) -> Stored:
-        """Find the best of a split's candidates, or of all passages where there are none."""
-        queries = self.data.examples(split)
-        fields: dict[str, Json]
-        if self.args.is_exhaustive:
-            search, depth = self.exhaustive, num_kept(self.depth, len(self.corpus))
-            made_for = {"num_kept": depth, "queries": examples_digest(queries)}
-            fields = {**search.fingerprint, **made_for}
-            make = partial(search.search, queries, depth)
-        else:
-            first = self.candidates[split]
-            fields = {**self.reranker.fingerprint, "candidates": digest(first.fingerprint)}
-            make = partial(self.reranker.rerank, queries, first.candidates)
-        return self._store("evidence", split, fields, make)
+                first = self.candidates[split]
+                fields = {**self.reranker.fingerprint, "candidates": digest(first.fingerprint)}
+                queries = self.data.examples(split)
+                make = partial(self.reranker.rerank, queries, first.candidates)
+                self.evidence[split] = self._store("evidence", split, fields, make)
 
     def find_candidates(self, splits: Sequence[str] = SPLITS) -> Rows:
-        """Return all queries' candidates, (B, K), stored by split; exhaustive: all rows, (P,)."""
-        if self.args.is_exhaustive:
-            return np.arange(self.exhaustive.num_rows)
+        """Return all queries' candidates, (B, K), stored by split."""
         k = self.args.retriever.num_candidates
         with self.timed("index"):
             retriever = self.retriever
         self.fingerprints["index"] = dict(retriever.fingerprint)
         with self.timed("candidates"):
+            retriever.prepare([one for split in splits for one in self.data.examples(split)])
             for split in splits:
                 examples = self.data.examples(split)
                 fields = candidates_fields(
                     retriever.fingerprint, self.args.retriever.retriever, k, examples=examples
                 )
+                make = partial(retriever.retrieve_examples, examples, k)
                 self.candidates[split] = self._store(
-                    "candidates", split, fields, partial(_retrieve, retriever, examples, k)
+                    "candidates", split, fields, make, inputs=retriever.inputs
                 )
         self._log_found(f"{self.args.retriever.retriever}: {k} candidates", self.candidates, splits)
         del retriever, self.retriever  # the LM may need the memory of index and encoder
         return np.concatenate([self.candidates[split].candidates.rows for split in splits])
 
-    def search(self, queries: Sequence[Example], *, depth: int | None = None) -> Found:
+    def search(self, queries: Sequence[Example]) -> Found:
         """Return new queries' candidates, (B, K), and the second stage's order of them.
 
-        The LM's states are kept in its banks. The exhaustive search returns twice the best `depth`;
-        None is the run's d.
+        The LM's states are kept in its banks.
         """
-        if self.args.is_exhaustive:
-            self.reranker.prepare(queries, np.arange(len(self.corpus)))
-            most = min(self.depth if depth is None else depth, len(self.corpus))
-            best = self.exhaustive.search(queries, most)
-            return best, best
-        first = _retrieve(self.retriever, queries, self.args.retriever.num_candidates)
+        self.retriever.prepare(queries)
+        k = self.args.retriever.num_candidates
+        first = self.retriever.retrieve_examples(queries, k)
         self.reranker.prepare(queries, first.rows)
         return first, self.reranker.rerank(queries, first)
 
@@ -279,6 +249,8 @@ class Stages(Timed):
         split: str,
         fields: Mapping[str, Json],
         make: Callable[[], Candidates],
+        *,
+        inputs: Sequence[Inputs] = (),
     ) -> Stored:
         self.fingerprints[f"{stage}/{split}"] = digest(fields)
         return store_candidates(
@@ -288,17 +260,13 @@ class Stages(Timed):
             make,
             stage=stage,
             context=self.context,
-            inputs=() if self.args.is_exhaustive else self.retriever.inputs,
+            inputs=inputs,
         )
 
     def _log_found(self, found: str, stored: Mapping[str, Stored], splits: Sequence[str]) -> None:
         count = sum(len(self.data.examples(split)) for split in splits)
         reused = " (reused)" if all(stored[split].reused for split in splits) else ""
         logger.info("%s for each of %d queries%s", found, count, reused)
-
-
-def _retrieve(retriever: Retriever, examples: Sequence[Example], k: int) -> Candidates:
-    return retriever.retrieve([example.text for example in examples], k)
 
 
 def reads_prompt(args: PgraArguments) -> bool:
@@ -363,21 +331,6 @@ def neighbor_model(args: PgraArguments) -> str:
     if args.retriever.neighbor_encoder == "reader":
         return args.reader.model_name_or_path
     return args.retriever.encoder
-
-
-def count_pairs(queries: Sequence[Example], rows: Rows) -> int:
-    """Count pairs of query and candidate; `rows` are (B, K), or (P,) of candidates of all."""
-    return len(queries) * rows.size if rows.ndim == 1 else int((rows != MISSING_ROW).sum())
-
-
-def describe_work(work: Work) -> str:
-    """Describe the LM's work in a sentence; one text is one forward, whatever its batch."""
-    if not work.num_new:
-        return "0 LM forwards: every state was there already (reused)"
-    return (
-        f"{work.num_new} LM forwards, one for each new text, in {work.seconds:.0f} s "
-        f"({work.num_tokens} tokens here, {work.num_cut} texts cut)"
-    )
 
 
 def evidence_lines(corpus: Corpus, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:

@@ -53,15 +53,15 @@ class RetrieverArguments(PassageEncoderArguments):
     retriever: str = arg(
         "dense",
         "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
-        "control), run:FILE (the candidates of a TREC run file), or exhaustive (none: the LM reads "
-        "the whole corpus once, and evidence is the best of all of it); or your own, module:Class.",
+        "control), run:FILE (the candidates of a TREC run file), or exhaustive (the LM reads the "
+        "whole corpus once, and candidates are the best of all of it); or your own, module:Class.",
         choices=sorted(RETRIEVERS),
         is_open=True,
         is_common=True,
     )
     num_candidates: int = arg(
         150,
-        "Candidates a query (the paper's k); with exhaustive it is the whole corpus.",
+        "Candidates a query (the paper's k).",
         least=1,
         is_common=True,
     )
@@ -109,6 +109,7 @@ class IndexRequest:
         output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
         engine: "local", or "ray" (`pgra.retrieval.shards`).
         num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
+        reranker: The second stage of the run that asks; None without one.
     """
 
     args: RetrieverArguments
@@ -118,6 +119,7 @@ class IndexRequest:
     output_dir: Path | None = None
     engine: str = "local"
     num_workers: int | None = None
+    reranker: object = None
 
     @property
     def home(self) -> Path:
@@ -165,6 +167,13 @@ class Retriever(ABC):
             ConfigError: If k exceeds the corpus.
         """
 
+    def prepare(self, examples: Sequence[Example]) -> None:  # noqa: B027 (most need nothing)
+        """Do what is worth doing once for all splits, in all processes together."""
+
+    def retrieve_examples(self, examples: Sequence[Example], k: int) -> Candidates:
+        """As `retrieve`, of a task's examples, which `prepare` has seen: by their texts."""
+        return self.retrieve([example.text for example in examples], k)
+
 
 def find_retriever(name: str) -> type[Retriever]:
     """Import a retriever.
@@ -185,11 +194,12 @@ def open_retriever(
     context: Context,
     *,
     options: _Arguments | None = None,
+    reranker: object = None,
 ) -> Retriever:
     """Open the first stage: find its finished index, or build it.
 
     With `args.index_dir` that index is used or refused, never built. `options` are the retriever's
-    own arguments; None: their defaults.
+    own arguments; None: their defaults. `reranker` is the run's second stage, for `exhaustive`.
 
     Raises:
         ConfigError: If more candidates are asked for than there are passages, or the index's
@@ -202,7 +212,8 @@ def open_retriever(
     check_num_candidates(args.num_candidates, len(corpus))
     if options is None and cls.Arguments is not None:
         options = cls.Arguments()
-    return cls.open(IndexRequest(args=args, corpus=corpus, context=context, options=options))
+    how: dict[str, Any] = {"args": args, "options": options, "reranker": reranker}
+    return cls.open(IndexRequest(corpus=corpus, context=context, **how))
 
 
 def check_num_candidates(k: int, num_passages: int) -> None:

@@ -5,9 +5,9 @@ half-written; and where nothing but a kill ended the first one silently. What wr
 it is given once more, such as an entry of a memory, may have done so each time it ran.
 """
 
-import io
 import json
 import random
+import re
 import socket
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from safetensors.numpy import load
 from world import JOBS, QUESTION, Ended, Fault, World, alike, differing, seen
 
 DONE = (
@@ -186,8 +186,9 @@ def _share(world: World, name: str, faults: Sequence[Fault]) -> dict[str, object
     ended = [p.wait(3.0) if killed else p.wait() for p in running if p.fault.after is None]
     assert killed or all(process.code == 0 for process in ended), (name, ended)
     found = {"seconds": ended[0].seconds, **everything(world)}
-    banks = [data for file, data in found.items() if file.endswith(".keys.npy")]
-    keys = sorted(key for data in banks for key in np.load(io.BytesIO(data)).tolist())
+    pattern = re.compile(r"artifacts/banks/.*\.safetensors")
+    banks = [load(data)["keys"] for file, data in found.items() if pattern.fullmatch(file)]
+    keys = sorted(key for own in banks for key in own.tolist())
     return {k: v for k, v in found.items() if not k.startswith("artifacts/banks/")} | {"keys": keys}
 
 

@@ -18,9 +18,8 @@ NUM_ROWS, WIDTH = 400, 32
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Many blocks of passages and several chunks of queries, as a large corpus has."""
-    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_ROWS", 37)
-    monkeypatch.setattr("pgra.rerank.exhaustive._CHUNK_BYTES", 1 << 12)
+    """Many blocks of passages, as a large corpus has."""
+    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)
 
 
 def make_search(lm_dirs, tmp_path, texts, *, similarity="dot"):
@@ -37,7 +36,7 @@ def put(bank, keys, states, shard_rows=64):
     bank.fill(
         keys,
         lambda part: part,
-        lambda part, advance: torch.stack([of[key] for key in part.tolist()]),
+        lambda part, advance: lambda: torch.stack([of[key] for key in part.tolist()]),
         shard_rows=shard_rows,
     )
 
@@ -67,14 +66,14 @@ def all_scores(passages, queries, similarity):
 def test_it_is_a_retriever_of_texts(lm_dirs, tmp_path):
     search = make_search(lm_dirs, tmp_path, [f"Text {i}." for i in range(5)])
     found = search.retrieve([query.fields["text"] for query in QUERIES], 3)
-    np.testing.assert_array_equal(found.rows, search.search(QUERIES, 3).rows)
+    np.testing.assert_array_equal(found.rows, search.retrieve_examples(QUERIES, 3).rows)
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 def test_it_is_a_sort_of_all_scores(lm_dirs, tmp_path, similarity):
     passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
     search = search_of(lm_dirs, tmp_path, passages, queries, similarity=similarity)
-    found = search.search(QUERIES, 12)
+    found = search.retrieve_examples(QUERIES, 12)
     scores = all_scores(passages, queries, similarity)
     order = np.argsort(-scores, axis=1)[:, :12]
     np.testing.assert_array_equal(found.rows, order)
@@ -96,4 +95,5 @@ def test_ties_are_by_row_also_at_the_cut(lm_dirs, tmp_path, monkeypatch, depth):
     monkeypatch.setattr("pgra.rerank.exhaustive._SPARE", 1)
     queries = TIES[:9] * np.eye(WIDTH, dtype=np.float32)[:3].sum(0)  # products from -3 to 3
     search = search_of(lm_dirs, tmp_path, TIES, queries)
-    np.testing.assert_array_equal(search.search(QUERIES, depth).rows, tied_order(queries, depth))
+    found = search.retrieve_examples(QUERIES, depth)
+    np.testing.assert_array_equal(found.rows, tied_order(queries, depth))

@@ -94,11 +94,11 @@ def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
 
 
 def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
+    args = with_retriever(args, num_candidates=len(SENTENCES))
     for similarity in SIMILARITIES:
         args = with_rerank(args, similarity=similarity)
-        staged = found_for(with_retriever(args, num_candidates=len(SENTENCES)), ("test",))
-        # Neither an encoder nor k matters.
-        free = {"encoder": "no-such-folder", "num_candidates": 1, "retriever": "exhaustive"}
+        staged = found_for(args, ("test",))
+        free = {"encoder": "no-such-folder", "retriever": "exhaustive"}
         whole = found_for(with_retriever(args, **free), ("test",))
         ours, theirs = (f.evidence["test"].candidates for f in (whole, staged))
         np.testing.assert_array_equal(ours.rows, theirs.rows, err_msg=similarity)
