@@ -1,6 +1,6 @@
 """Which labelled examples go into a prompt: one `Selector` for KATE, PGRA's prompt and MemPrompt.
 
-    pool = ExemplarPool(examples, jaccard=args.leak_jaccard, root=folder, context=context)
+    pool = ExemplarPool(examples, args.leak_jaccard)
     similarity = open_similarity(args, examples, ...) if args.compares else None
     chosen = args.selector(args, pool, similarity).choose(queries)      # rows of the pool, (B, m)
     rows = arrange(chosen.of(0), args.order, query=queries[0].text, seed=args.exemplar_seed)
