@@ -33,7 +33,7 @@ from pgra.memory.families import (
 from pgra.memory.log import MemoryEntry, read_events, replay
 from pgra.memory.lookup import Match, passing
 from pgra.memory.memory import Memory
-from pgra.report.text_metrics import is_exact_match
+from pgra.report.metrics import is_exact_match
 
 _MARK = "clarification:"  # what the released streams begin a feedback with
 _SHOWN_CHARS = 80
