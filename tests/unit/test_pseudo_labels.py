@@ -88,36 +88,28 @@ def read(monkeypatch):
     return seen
 
 
-def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path, read):
+def test_each_text_is_read_once_until_its_label_is_damaged_or_another_labelers(
+    labeler, tmp_path, read
+):
+    def label(texts, folder, home=labeler, **how):
+        read.clear()
+        return label_texts(open_labeler(home), texts, folder, device="cpu", **how)
+
     asked, kept = [*TEXTS[:3], "stop", *TEXTS[3:]], tmp_path / "kept"
     with pytest.raises(KeyboardInterrupt):
-        label_texts(open_labeler(labeler), asked, kept, device="cpu", save_every=2)
+        label(asked, kept, save_every=2)
     assert read == asked[:4]
-    read.clear()
-    found = label_texts(open_labeler(labeler), asked, kept, device="cpu")
+    found = label(asked, kept)
     assert read == asked[4:]
-    whole = label_texts(open_labeler(labeler), asked, tmp_path / "whole", device="cpu")
-    assert whole == found
+    assert label(asked, tmp_path / "whole") == found
     (path,) = kept.glob("*.jsonl")
     path.write_text(path.read_text().replace("0.", "0.0", 1))
-    again = label_texts(open_labeler(labeler), asked, kept, device="cpu")
-    assert again == found
+    assert label(asked, kept) == found
     assert (kept / f"{path.name}.damaged").is_file()
-
-
-def test_each_distinct_text_is_read_once_and_no_other_labelers_labels_count(
-    labeler, runs, read, tmp_path
-):
-    out = tmp_path / "out"
-    report_consistency(runs[:1], out, labelers=[labeler], **QUIET)
-    assert read == TEXTS[:4]
-    for _ in range(2):
-        report_consistency(runs, out, labelers=[labeler], **QUIET)
-        assert sorted(read) == sorted(TEXTS)
     other = shutil.copytree(labeler, tmp_path / "other")
     write_record(other / "reader", replace(RECORD, seed=9))
-    report_consistency(runs[:1], out, labelers=[other], **QUIET)
-    assert len(read) == len(TEXTS) + 4
+    label(asked[:1], kept, other)
+    assert read == asked[:1]
 
 
 def test_a_grid_gives_its_labeler_its_rows_and_its_baseline(labeler, tmp_path):
