@@ -5,14 +5,13 @@ import io
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import HelpParser, parse_arguments, same_spelling
+from pgra.config import Arguments, HelpParser, arg, parse_arguments, same_spelling
 from pgra.errors import ConfigError
-from pgra.experiments import SeriesArguments
 from pgra.methods.arguments import METHODS, PgraArguments, RunArguments
 from pgra.reader.arguments import TrainingArguments
 
@@ -26,6 +25,23 @@ SECTIONS: dict[str, Any] = {
     for section in fields(PgraArguments)
     if isinstance(section.type, type)
 }
+
+
+@dataclass(kw_only=True)
+class SeriesArguments(Arguments):
+    """Several runs in one command."""
+
+    GROUP = "Training"
+
+    seeds: list[int] | None = arg(
+        None,
+        "Run once with each of these seeds, such as 0 1 2: of the reader (example order, "
+        "dropout), or of the exemplars. Mean and spread are shown; over --seed.",
+        decides=False,
+        is_common=True,
+        least=0,
+        most=(1 << 32) - 1,
+    )
 
 
 def all_arguments() -> frozenset[str]:

@@ -62,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     labeler = consistency.open_labeler(alone.folder)
     texts = consistency.distinct_evidence(list(sides.values()))
     kept = base / "evidence" / "pseudo_labels"
-    labels, _ = consistency.label_texts(labeler, texts, kept, device=args.runtime.device)
+    labels = consistency.label_texts(labeler, texts, kept, device=args.runtime.device)
     first, second = (
         consistency.measure_consistency(
-            name, alone.task, [lines], labels, labels=labeler.record.labels
+            name, alone.task, lines, labels, labels=labeler.record.labels
         )
         for name, lines in sides.items()
     )
@@ -131,9 +131,10 @@ def _first_stage(args: "PgraArguments", context: "Context") -> "Lines":
 
 def _verdict(gap: "Difference", n: int) -> str:
     """Describe a difference, in points, and whether it is beyond noise."""
+    low, high = gap.interval
     told = (
-        f"{100 * gap.difference:+.1f} points (95 % interval {100 * gap.low:+.1f} to "
-        f"{100 * gap.high:+.1f}, p {gap.p:.3f}, {n} reviews)"
+        f"{100 * gap.difference:+.1f} points (95 % interval {100 * low:+.1f} to "
+        f"{100 * high:+.1f}, p {gap.p:.3f}, {n} reviews)"
     )
     return f"{told}, beyond noise" if gap.p < _LEVEL else f"{told}, which may be noise"
 

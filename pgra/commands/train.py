@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.commands.common import (
+    SeriesArguments,
     about,
     join_run,
     parse_run,
@@ -17,7 +18,6 @@ from pgra.commands.common import (
 )
 from pgra.config import Arguments, Defaults, arg, parse_arguments
 from pgra.errors import ConfigError
-from pgra.experiments import SeriesArguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:

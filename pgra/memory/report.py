@@ -158,7 +158,7 @@ def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
     """Draw the running accuracy of understanding and answer, means over the seeds, as a .png."""
     from matplotlib.figure import Figure
 
-    from pgra.report.figures import save_figure
+    from pgra.report.tables import save_figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)

@@ -35,7 +35,7 @@ from pgra.progress import Bar
 from pgra.prompts.fewshot import Fit, PromptFormat, answer_words, fit_prompts, task_format
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import decide
-from pgra.report.text_metrics import Written, measure_written, normalize_answer
+from pgra.report.metrics import Written, measure_written, normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE
 
 _WRITTEN_TOKENS = 10  # KATE's max_tokens

@@ -59,7 +59,7 @@ _NAME_ONLY = (
 )
 _KEYS = {"arguments.json": 2, "pgra.json": 1}
 """Of these the keys alone, down to so many levels: their values are in the command line."""
-_TEXTS = (".txt", ".csv", ".md", ".tex")
+_TEXTS = (".txt", ".csv", ".md")
 _SHARED = (*_KEYS, "prompt.txt")
 """Of these, one that is as an earlier one only says so."""
 

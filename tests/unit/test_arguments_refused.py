@@ -15,7 +15,6 @@ INDEX = ["index", "--corpus", "c.txt"]
     [
         ([*TRAIN, "--weight_decay", "nan"], "weight_decay is nan: it must be a finite number"),
         ([*INDEX, "--artifacts_dir", ""], "artifacts_dir is empty: give a path"),
-        (["ablate", "k", "--dry-run", "--axis", "learning_rate=.nan"], "must be a finite number"),
     ],
 )
 def test_one_line_names_the_argument_and_its_value(words, told, capsys, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from conftest import write_jsonl
 
 from pgra.data.examples import DataArguments, load_splits, open_file, read_split
 from pgra.data.tasks import GenerationTask
-from pgra.report.text_metrics import measure_written
+from pgra.report.metrics import measure_written
 
 
 def cell(value, is_header=False, columns=1):  # noqa: FBT002
