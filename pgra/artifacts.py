@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 CHECKSUMS_FILE = "checksums.json"
-FORMAT = 2
+FORMAT = 3
 _COMPARED = 1 << 30  # bytes of an artifact that each opening compares; `pgra verify` compares all
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _PACKAGES = ("pgra", "torch", "transformers", "accelerate", "faiss-cpu", "bm25s", "numpy")

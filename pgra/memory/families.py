@@ -17,7 +17,7 @@ from pgra.config import config_root, find_yaml, from_yaml
 from pgra.core import Example
 from pgra.data.text import copy_key, strip_marks
 from pgra.errors import ConfigError
-from pgra.prompts.fewshot import PromptFormat, PromptTemplate
+from pgra.prompts import PromptFormat, PromptTemplate
 
 SITUATION = "situation"  # the type of situations without categories
 QUESTION = "question"  # the type of a family of answers

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pgra.data.references import AnsweredExample
+from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -16,7 +16,7 @@ from pgra.data.tasks import Task
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.prompts.fewshot import prompt_template
+from pgra.prompts import prompt_template
 from pgra.retrieval import open_retriever
 
 PASSAGE = "Red apples grow."

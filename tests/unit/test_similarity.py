@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.core import MISSING_ROW, Candidates
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.rerank.base import RerankArguments, add_topic
 from pgra.rerank.head import column_stats
 from pgra.rerank.similarity import find_similarity, log_chances
