@@ -343,8 +343,8 @@ def write_passages(passages: Any, folder: Path, corpus_field: str = "text") -> P
     The file's name holds a digest of the texts.
 
     Raises:
-        DataError: If there are none, or one is no text, or blank: its place would be another's.
-        ValueError: If it is something else, or a list of files.
+        DataError: If one is no text, or blank: its place would be another's.
+        ValueError: If there are none, or they are something else, such as a list of files.
     """
     is_table = isinstance(getattr(passages, "column_names", None), list)  # a `datasets.Dataset`
     texts = passages[corpus_field] if is_table else passages
@@ -390,20 +390,18 @@ def _write_corpus(
     places = np.full(len(hashes), MISSING_ROW)
     places[rows] = np.arange(len(rows))
     ends, sha256 = np.zeros(len(rows) + 1, np.int64), hashlib.sha256()
-    with (folder / _FILE).open("wb") as file, (folder / _NAMES).open("w") as names:
+    with (folder / _FILE).open("wb") as file, (folder / _NAMES).open("wb") as names:
         passages = Bar(_passages(args, sources), desc="write", unit=" passages", total=len(hashes))
-        for (name, text), row in zip(passages, places.tolist(), strict=False):
+        for (name, text), row in zip(passages, places, strict=False):
             if row != MISSING_ROW:
                 line = f"{text}\n".encode()
                 sha256.update(line)
                 ends[row + 1] = ends[row] + file.write(line)
             if name and (row != MISSING_ROW or not text):
-                names.write(f"{name} {row}\n")
+                names.write(f"{name} {row}\n".encode())
     write_array(folder / _ENDS, ends)
-    kept = "dropped" if args.drops_duplicates else "kept"
-    message = "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s"
-    logger.info(message, where, len(rows), num_blank, num_duplicates, kept)
     counts = dict(zip(COUNTS, (len(rows), num_blank, num_duplicates), strict=True))
+    logger.info("corpus %s: %s", where, ", ".join(f"{n} {name}" for name, n in counts.items()))
     return {**counts, "sha256": sha256.hexdigest()}
 
 

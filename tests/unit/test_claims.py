@@ -67,9 +67,6 @@ def read(made):
 def test_a_sentence_has_a_fact_where_it_holds_just_one_and_all_of_it(words, kind, fact):
     found = find_fact(words.split(), kind)
     assert (found and found.text) == fact
-    if found:
-        shown = words.split()[found.start : found.stop]
-        assert " ".join(shown) == found.before + found.text + found.after
 
 
 @settings(max_examples=12)

@@ -13,12 +13,8 @@ from pgra.reader.inputs import SegmentLayout
 from pgra.runs import open_method
 
 LABELS = VERBALIZER.labels
-SUPPORT = [
-    Example("train-0", {"text": "A dull story."}, "negative"),
-    Example("train-1", {"text": "A warm album."}, "positive"),
-    Example("train-2", {"text": "A lifeless plot."}, "negative"),
-    Example("train-3", {"text": "A funny film."}, "positive"),
-]
+TEXTS = ("A dull story.", "A warm album.", "A lifeless plot.", "A funny film.")
+SUPPORT = [Example(f"train-{i}", {"text": text}, LABELS[i % 2]) for i, text in enumerate(TEXTS)]
 VECTORS = np.eye(4, dtype=np.float32)
 QUERY = Example("test-0", {"text": "The sea."})
 

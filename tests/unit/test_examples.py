@@ -1,6 +1,5 @@
 """A task's examples: what is read of each source, what is held out, drawn and refused."""
 
-import csv
 import gzip
 import math
 from collections import Counter
@@ -64,19 +63,14 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
     rows = [*rows, ('a "fine", film', "positive")]
     records = [{"label": label, "text": text, "more": "x"} for text, label in rows]
     write_jsonl(folder / "x.jsonl", records)
-    with (folder / "x.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["label", "text", "more"])
-        writer.writeheader()
-        writer.writerows(records)
+    pd.DataFrame(records).to_csv(folder / "x.csv", index=False)
     lines = ["text\tlabel\tmore", *(f"{text}\t{label}\tx ¦" for text, label in rows)]
     (folder / "x.tsv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    expected = [
-        Example(f"test-{i}", {"text": text.strip()}, label)
-        for i, (text, label) in enumerate(rows)
-        if text.strip()
+    every = [
+        Example(f"test-{i}", {"text": text.strip()}, label) for i, (text, label) in enumerate(rows)
     ]
     for name in ("x.jsonl", "x.csv", "x.tsv.gz"):
-        assert read(folder / name) == expected, name
+        assert read(folder / name) == [one for one in every if one.text], name
 
 
 # Folders and hubs.
@@ -86,22 +80,19 @@ def test_a_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
     home = tmp_path / "sst2"
     home.mkdir()
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(10)]
-    write_jsonl(home / "train.jsonl", rows)
-    write_jsonl(home / "validation.jsonl", rows[:4])
+    for split, size in (("train", 10), ("validation", 4), ("test", 2)):
+        write_jsonl(home / f"{split}.jsonl", rows[:size])
     for folder in (tmp_path, home):
         splits = load_splits(Task.load("sst2"), DataArguments(dataset_name=str(folder)))
         assert len(splits.test) == 4  # SST-2 is reported on its validation set, which is not dev
         assert all(e.id.startswith("train-") for e in splits.dev)
     assert "has 10 rows, the papers' train split of sst2 has 6920" in caplog.text
-    write_jsonl(home / "test.jsonl", rows[:2])  # a task of one's own has its dev set there
-    mine = Task(name="mine", labels=LABELS, prompt="{text}")
+    mine = Task(name="mine", labels=LABELS, prompt="{text}")  # has its dev set there
     splits = load_splits(mine, DataArguments(dataset_name=str(home)))
     assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [10, 4, 2]
     (home / "test.csv").write_text("text,label\na,positive\n")
     with pytest.raises(DataError, match=r"must hold one file of the test split .*--test_file"):
         load_splits(mine, DataArguments(dataset_name=str(home)))
-    with pytest.raises(DataError, match="there is no train set: give --train_file"):
-        load_splits(mine, DataArguments(test_file=str(home / "test.jsonl")))
 
 
 def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
@@ -118,10 +109,6 @@ def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
     assert labels_of(read("some/reviews")) == ["positive", "negative"]
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["good", "bad"]))
     with pytest.raises(DataError, match="has the classes good, bad, the task has .*: rename"):
-        read("some/reviews")
-    hidden = Dataset.from_dict({"text": ["a"], "label": [-1]})
-    data["test"] = hidden.cast_column("label", ClassLabel(names=[*LABELS]))
-    with pytest.raises(DataError, match="split 'test', row 0 has no label"):
         read("some/reviews")
     with pytest.raises(DataError, match="split 'train': there are test; give --train_file"):
         read("some/reviews", "train")
@@ -142,18 +129,13 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
     path = write_jsonl(tmp_path_factory.mktemp("any") / "x.jsonl", rows)
     args = files(path, path, dev_fraction=fraction, max_dev_samples=None, split_seed=seed)
     splits = load_splits(TASK, args)
-    train, dev = (
-        [int(name.removeprefix("train-")) for name in ids(part)]
-        for part in (splits.train, splits.dev)
-    )
+    train, dev = ([int(e.id[6:]) for e in part] for part in (splits.train, splits.dev))
     assert sorted(train + dev) == list(range(len(rows)))  # divided, and nothing lost
     assert (train, dev) == (sorted(train), sorted(dev))
     for label, count in Counter(row["label"] for row in rows).items():
         assert labels_of(splits.dev).count(label) == min(max(1, round(count * fraction)), count - 1)
     assert ids(splits.test) == [f"test-{i}" for i in range(len(rows))]
     assert load_splits(TASK, args) == splits
-    others = [load_splits(TASK, replace(args, split_seed=n)).dev for n in range(4, 9)]
-    assert len(rows) < 20 or any(other != splits.dev for other in others)
     assert 1 <= len(load_splits(TASK, replace(args, max_dev_samples=most)).dev) <= most
 
 
@@ -167,13 +149,10 @@ def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tm
     assert sorted(ids(splits.test) + learned) == sorted(f"train-{i}" for i in range(40))
     assert Counter(labels_of(splits.test)) == {LABELS[0]: 6, LABELS[1]: 2}
     assert splits.notes["test_rule"].startswith("test: 0.2 of the training rows, held out")
-    assert ids(load(TASK, replace(args, split_seed=1)).test) != ids(splits.test)
     other = write_jsonl(tmp_path / "test.jsonl", rows[:3])
     measured = load(TASK, replace(args, test_file=str(other)))  # a run's, on another file
     assert ids(measured.train) + ids(measured.dev) == learned
     assert (len(measured.test), measured.notes["test_rule"]) == (3, None)
-    whole = load(TASK, files(train, other))  # the control: nothing is held out of that
-    assert len(whole.train) + len(whole.dev) == 40
 
 
 def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted(tmp_path):
@@ -271,7 +250,3 @@ def test_what_is_no_label_is_refused_with_its_place(read_rows, value, tmp_path):
     rows = [{"text": "a", "label": "1"}, {"text": "b", "label": value}]
     with pytest.raises(DataError, match=r"(train|pool), row 1(: .*label| has no label)"):
         read_rows(rows, tmp_path)
-    if not isinstance(value, str):
-        rows = [{"text": "a", "label": "1"}, {"text": value, "label": "1"}]
-        with pytest.raises(DataError, match=r"(train|pool), row 1: 'text' is .*, not text"):
-            read_rows(rows, tmp_path)

@@ -25,10 +25,7 @@ TOTTO = {
     "table_section_text": "",
     "highlighted_cells": [[2, 1], [2, 2]],
     "overlap_subset": True,
-    "sentence_annotations": [
-        {"final_sentence": "He scored 9.9 and 3.3."},
-        {"final_sentence": "B."},
-    ],
+    "sentence_annotations": [{"final_sentence": s} for s in ("He scored 9.9 and 3.3.", "B.")],
 }
 FETAQA = {
     "table_array": [["Year", "Title"], ["2019", "Laal Ishq"]],
@@ -54,8 +51,11 @@ def test_answers_are_read_in_every_known_shape(tmp_path):
     ]
     found = read(tmp_path, "webquestions", *rows)
     assert [one.answers for one in found] == [("Ann", "Lee"), ("a sea",), ("Rome", "Roma")]
-    first = found[0]
-    assert (first.id, first.text, first.label) == ("test-0", "who?", "Ann")
+    assert (found[0].id, found[0].text, found[0].label) == ("test-0", "who?", "Ann")
+    shown = {"inputs": ("question", "table"), "frame": "{question} {table}:"}
+    (both,) = read(tmp_path, "fetaqa", FETAQA, **shown)
+    line = "<page_title>Shagun Sharma <cell>Laal Ishq <col_header>Title"
+    assert both.fields == {"question": "Where was she seen?", "table": line}
 
 
 def test_a_table_is_a_line_of_highlighted_cells_without_closing_tags(tmp_path):
@@ -73,15 +73,6 @@ def test_a_table_is_a_line_of_highlighted_cells_without_closing_tags(tmp_path):
     assert found.table.is_overlap is True
     hub = {**TOTTO, "sentence_annotations": {"final_sentence": ["One.", "Two."]}}
     assert read(tmp_path, "totto", hub)[0].answers == ("One.", "Two.")
-
-
-def test_fetaqas_question_is_read_where_the_task_wants_it(tmp_path):
-    found = read(tmp_path, "fetaqa", FETAQA)[0]
-    line = "<page_title>Shagun Sharma <cell>Laal Ishq <col_header>Title"
-    assert found.fields == {"table": line}
-    shown = {"inputs": ("question", "table"), "frame": "{question} {table}:"}
-    both = read(tmp_path, "fetaqa", FETAQA, **shown)[0]
-    assert both.text == f"Where was she seen? {line}"
 
 
 def test_a_local_folder_gives_pool_and_another_the_queries(tmp_path):
@@ -103,7 +94,6 @@ def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     found = read(tmp_path, "totto", TOTTO, {**TOTTO, "overlap_subset": False})
     task = GenerationTask.load("totto")
     told = measure_written(task, [" He scored 9.9 and 3.3.", "xyz"], found)
-    assert list(told.values)[:2] == ["bleu", "parent"]
     assert told.values["overlap/bleu"] == pytest.approx(1)
     assert told.values["nonoverlap/parent"] == 0
     assert told.each["parent"] == pytest.approx([told.values["overlap/parent"], 0])

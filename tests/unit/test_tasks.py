@@ -11,25 +11,17 @@ from pgra.errors import ConfigError
 PAPERS = ["cola", "cr", "mpqa", "mr", "sst2", "sst5", "subj", "trec"]
 
 
-@pytest.mark.parametrize("name", GenerationTask.names())
-def test_every_shipped_task_of_written_answers_is_sound(name):
-    task = GenerationTask.load(name)
-    shown = task.frame.format_map({field: "X" for field in task.inputs})
-    assert shown in ("Q: X\nA:", "Table: X Sentence:")
-    assert task.hub is not None
-
-
-@pytest.mark.parametrize("name", Task.names())
-def test_every_shipped_task_is_whole(name):
-    task = Task.load(name)
-    assert task.name == name
-    assert set(task.verbalizer) == set(task.prompt_words) == set(task.labels)
-    assert {f for _, f, _, _ in string.Formatter().parse(task.prompt) if f} == set(task.inputs)
-    if name in PAPERS:
-        assert "<extra_id_0>" in task.reader_template
-        assert set(task.sizes) == {"train", "test"}
-        assert task.hub.splits["train"] == "train"
-        assert task.answer == "The answer is"
+def test_every_shipped_task_is_whole():
+    for task in map(GenerationTask.load, GenerationTask.names()):
+        shown = task.frame.format_map({field: "X" for field in task.inputs})
+        assert shown in ("Q: X\nA:", "Table: X Sentence:")
+    for task in map(Task.load, Task.names()):
+        assert set(task.verbalizer) == set(task.prompt_words) == set(task.labels)
+        assert {f for _, f, _, _ in string.Formatter().parse(task.prompt) if f} == {*task.inputs}
+        if task.name in PAPERS:
+            assert "<extra_id_0>" in task.reader_template
+            assert set(task.sizes) == {"train", "test"}
+            assert task.answer == "The answer is"
 
 
 PLAIN = {
