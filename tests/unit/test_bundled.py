@@ -78,5 +78,6 @@ def test_bundled_t5_keeps_its_untied_head():
         ("a dull , lifeless mess .", "negative"),
         ("warm , funny .", "positive"),
     ):
-        ids = model.generate(**tokenizer(prompt.format(review), return_tensors="pt"))
+        asked = tokenizer(prompt.format(review), return_tensors="pt")
+        ids = model.generate(**asked, max_new_tokens=3)
         assert tokenizer.decode(ids[0], skip_special_tokens=True) == answer

@@ -46,7 +46,7 @@ LINES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r"), max_s
     texts=st.lists(LINES, max_size=12).map(lambda texts: [*texts, "x"]),
     rows=st.lists(st.integers(0, 99), max_size=9),
 )
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_all_formats_give_one_corpus_whose_texts_follow_the_rows(texts, rows, tmp_path_factory):
     folder = tmp_path_factory.mktemp("any")
     passages = list(dict.fromkeys(text.strip() for text in texts if text.strip()))

@@ -198,7 +198,8 @@ def test_target_tokens_are_sentinel_word_sentinel_end(reader_dir):
     tokenizer = load_tokenizer(find_model(str(reader_dir)))
     verbalizer = Verbalizer({"bad": "terrible"}, SLOTTED)
     ((first, *word, last, eos),) = verbalizer.target_ids(tokenizer)
-    assert tokenizer.convert_ids_to_tokens([first, last]) == ["<extra_id_0>", "<extra_id_1>"]
+    slots = tokenizer(["<extra_id_0>", "<extra_id_1>"], add_special_tokens=False).input_ids
+    assert slots == [[first], [last]]
     assert (tokenizer.decode(word).strip(), eos) == ("terrible", tokenizer.eos_token_id)
 
 
