@@ -45,7 +45,7 @@ from pgra.lm.base import DTYPES
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
-from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts import FewShotPrompt
 from pgra.retrieval import open_retriever
 from pgra.retrieval.base import RetrieverArguments
 

@@ -26,7 +26,7 @@ from pgra.lm.load import (
     load_pretrained,
     load_tokenizer,
 )
-from pgra.prompts.fewshot import FewShotPrompt, prompt_template
+from pgra.prompts import FewShotPrompt, prompt_template
 from pgra.reader.fid import FusionReader
 
 RANDOM = "random:"

@@ -61,7 +61,7 @@ class Given:
 
 def _as_jsonl(task: Task | GenerationTask, raw: RawSplit, split: str) -> str:
     """Check rows, and return them as jsonl of the task, in their order."""
-    read_split(task, raw, split, is_quiet=True)
+    read_split(task, raw, split)
     lines = []
     for row in raw.rows:
         values: dict[str, Any] = dict(row.fields)

@@ -19,8 +19,7 @@ from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments, open_named, read_split
 from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
-from pgra.prompts.fewshot import line_format, task_format
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer, line_format, task_format
 
 _WIDTH = 100
 _UNUSED = (

@@ -142,11 +142,11 @@ def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[s
         DataError: If it cannot be read, holds none, or a line lacks an input.
     """
     if check_file(path, ("txt", *TABLES)) == "txt":
-        texts = [line.text.strip() for line in read_lines(path)]
+        texts = [line.strip() for line in read_lines(path)]
         queries: list[str | Mapping[str, str] | None] = [text for text in texts if text]
     else:
         queries, blank = [], []
-        for record in read_table(path, TABLES, inputs):
+        for record in read_table(path):
             fields = {name: record.text(name) for name in inputs}
             queries.append(fields if any(fields.values()) else None)
             blank += [] if any(fields.values()) else [record.line]

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from pgra.config import from_values
 from pgra.core import ALONE, Context, Example, Hit, Json, as_list, check_count, check_device
-from pgra.data.examples import class_names, open_rows
+from pgra.data.examples import open_rows
 from pgra.data.read import Record, read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
 from pgra.encoders.encoder import Encoder
@@ -30,7 +30,7 @@ from pgra.exemplars.selection import (
     open_similarity,
 )
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt, PromptFormat, PromptTemplate, task_format
+from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.retrieval.neighbors import LEAK_RULE, ExampleEncoder, Neighbors
 
 # a text, or columns by name; the label of an item is ignored
@@ -196,7 +196,6 @@ class ExemplarSelector:
         raw = open_rows(self.task, pool if hasattr(pool, "features") else items, "pool")
         self._columns = {name: raw.columns[name] for name in self.task.inputs}
         column, first = raw.columns[self.task.target], len(self.items)
-        classes = raw.classes or class_names(pool, column)
         labels = self.task.labels if isinstance(self.task, Task) else ()
         read = []
         for at, row in enumerate(raw.rows):
@@ -204,7 +203,7 @@ class ExemplarSelector:
             value = row.fields.get(column)
             if isinstance(value, list | tuple) and value:  # of several answers the first
                 row = replace(row, fields={column: value[0]})
-            label = read_label(row, column, labels=labels, classes=classes)
+            label = read_label(row, column, labels=labels, classes=raw.classes)
             read.append(Example(f"pool-{first + at}", fields, label))
         self.items += items
         self._examples += read

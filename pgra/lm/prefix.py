@@ -28,7 +28,7 @@ from pgra.lm.batching import begin_fetch
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.progress import Bar
-from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts import FewShotPrompt
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from pgra.core import Example
 from pgra.data.read import Record, read_table
 from pgra.data.text import copy_key, strip_marks
 from pgra.errors import ConfigError, DataError, show
-from pgra.prompts.fewshot import PromptFormat, PromptTemplate
+from pgra.prompts import PromptFormat, PromptTemplate
 
 SITUATION = "situation"  # the type of situations without categories
 QUESTION = "question"  # the type of a family of answers

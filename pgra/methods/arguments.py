@@ -13,7 +13,7 @@ from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
 from pgra.exemplars import SELECTORS, SelectionArguments
 from pgra.lm.base import CompleterArguments
-from pgra.prompts.fewshot import FORMATS
+from pgra.prompts import FORMATS
 from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.rerank.base import CrossEncoderArguments, RerankArguments
 from pgra.retrieval.base import RetrieverArguments

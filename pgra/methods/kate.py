@@ -19,8 +19,7 @@ import numpy as np
 
 from pgra.artifacts import digest
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.examples import load_splits
-from pgra.data.references import AnsweredExample
+from pgra.data.examples import AnsweredExample, load_splits
 from pgra.data.tasks import GenerationTask, load_any_task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
@@ -32,8 +31,7 @@ from pgra.lm.remote import RemoteLM
 from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData, bundled_notes, task_name
 from pgra.progress import Bar
-from pgra.prompts.fewshot import Fit, PromptFormat, answer_words, fit_prompts, task_format
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Fit, PromptFormat, Verbalizer, answer_words, fit_prompts, task_format
 from pgra.reader.calibrate import decide
 from pgra.report.metrics import Written, measure_written, normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE

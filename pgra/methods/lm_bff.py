@@ -28,8 +28,7 @@ from pgra.methods.arguments import METHODS, LmBffArguments, RunArguments
 from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.pgra import Pgra
 from pgra.methods.stages import Stages
-from pgra.prompts.fewshot import FewShotPrompt, prompt_template
-from pgra.prompts.verbalizer import SLOT, Verbalizer
+from pgra.prompts import SLOT, FewShotPrompt, Verbalizer, prompt_template
 from pgra.reader.inputs import (
     Join,
     SegmentLayout,

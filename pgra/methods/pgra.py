@@ -35,8 +35,7 @@ from pgra.methods.base import (
     task_name,
 )
 from pgra.methods.stages import Stages, neighbor_model, reads_prompt
-from pgra.prompts.fewshot import FewShotPrompt, prompt_template
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
 from pgra.publish import write_card
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import ReaderArguments, TrainingArguments, default_learning_rate

@@ -22,8 +22,7 @@ from pgra.methods.arguments import METHODS, RalmArguments, RunArguments
 from pgra.methods.base import SPLITS
 from pgra.methods.kate import progress_bar
 from pgra.methods.pgra import Pgra
-from pgra.prompts.fewshot import SEPARATOR, PromptTemplate, answer_words, fit_prompts
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fit_prompts
 from pgra.reader.calibrate import Calibration, decide
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine, read_object

@@ -22,7 +22,7 @@ from pgra.data.read import is_utf8
 from pgra.data.tasks import check_slots
 from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.lm.batching import GroupCost
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer
 from pgra.reader.fid import IGNORED, TokenIds, pack_segments
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pgra.core import ALONE, Context, Prediction, Scores, gather
 from pgra.lm.batching import GroupCost, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.progress import Bar
-from pgra.prompts.verbalizer import SLOT, Verbalizer
+from pgra.prompts import SLOT, Verbalizer
 from pgra.reader.calibrate import decide
 from pgra.reader.fid import FusionReader, PackedSegments, pack_segments
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate, pad_targets

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from rapidfuzz.distance import LCSseq
 
 from pgra.config import find_class
-from pgra.data.references import AnsweredExample
+from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import METRICS, GenerationTask
 
 # of true labels, predictions and the task's label names

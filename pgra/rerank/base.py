@@ -24,7 +24,7 @@ from pgra.lm.base import StateArguments
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
     from pgra.exemplars.selector import NearestExemplars
-    from pgra.prompts.fewshot import FewShotPrompt
+    from pgra.prompts import FewShotPrompt
 
 
 # Similarities that need no fitting; the only ones when each query has its own prefix.

@@ -39,7 +39,7 @@ from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt, PromptFormat, PromptTemplate, task_format
+from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.rerank.bank import Bank, Floats, bank_name, query_key
 from pgra.rerank.base import (
     BaseReranker,

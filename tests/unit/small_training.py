@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pgra.core import join_context
 from pgra.errors import PgraError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer
 from pgra.reader.arguments import TrainingArguments
 from pgra.reader.calibrate import decide
 from pgra.reader.fid import FusionReader

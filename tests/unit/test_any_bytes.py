@@ -26,7 +26,7 @@ def written(path):
 
 
 def corpus(path):
-    return list(find_source(str(path)).texts("text"))
+    return [row.value("text") for row in find_source(str(path)).rows(["text"])]
 
 
 READERS = {

@@ -13,7 +13,7 @@ from pgra.lm import load
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_config, load_tokenizer
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
 
 IDS = [list(range(5, 25)), list(range(9, 18)), [7]]
 PROMPT = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), "A plot.\nThe answer is bad")

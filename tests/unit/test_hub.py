@@ -173,7 +173,6 @@ def whole_hub(lm_dirs, encoder_dirs):
     trec = {f"default/{split}/0000.parquet": asked for split in ("train", "test")}
     reviews = {f"{name}.jsonl": REVIEW % name.encode() for name in ("train", "dev", "test")}
     scripted = {"old_set.py": SCRIPT, "README.md": b""}
-    converted = {"default/train/0000.parquet": parquet("script")}
     revisions = {
         "models/some/bert": {"main": {**bert, **cls}},
         "models/some/plain-bert": {"main": bert},
@@ -181,7 +180,6 @@ def whole_hub(lm_dirs, encoder_dirs):
         "datasets/CogComp/trec": {"main": {"trec.py": SCRIPT}, "refs/convert/parquet": trec},
         "datasets/SetFit/sst2": {"main": reviews},
         "datasets/some/wiki": {"main": WIKI},
-        "datasets/some/old_set": {"main": scripted, "refs/convert/parquet": converted},
         "datasets/none/old_set": {"main": scripted},
     }
     repos = {name: Repo(files) for name, files in revisions.items()}
@@ -192,7 +190,6 @@ def whole_hub(lm_dirs, encoder_dirs):
 CORPORA = {
     "owner/texts/file.txt": SENTENCES,
     "some/wiki:new": ["one", "two", "three"],
-    "some/old_set": ["script"],  # the hub's own conversion: its code is never run
 }
 TASKS = {
     "trec": [("Question 0 ?", "human"), ("Question 1 ?", "description")],

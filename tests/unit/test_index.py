@@ -159,7 +159,7 @@ def test_vectors_too_large_for_float16_are_refused(small):
 @pytest.mark.slow
 def test_verify_names_all_that_is_damaged_of_whatever_lies_in_a_folder(small, capsys):
     folder = small.make().folder
-    corpus = small.corpus().folder / "corpus.arrow"
+    corpus = small.corpus().folder / "corpus.txt"
     assert verify([str(small.root)]) == 0
     assert "all as written" in capsys.readouterr().out
     flip_byte(corpus)

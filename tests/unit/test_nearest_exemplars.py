@@ -14,7 +14,7 @@ from pgra.exemplars.selector import NearestExemplars
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.prompts.fewshot import PromptFormat, PromptTemplate
+from pgra.prompts import PromptFormat, PromptTemplate
 from pgra.retrieval.neighbors import Neighbors
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")

@@ -11,7 +11,7 @@ from pgra.core import Candidates, Context
 from pgra.encoders.encoder import Encoder
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selector import NearestExemplars, build_prompt
-from pgra.prompts.fewshot import PromptFormat
+from pgra.prompts import PromptFormat
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.neighbors import Neighbors

@@ -7,7 +7,6 @@ the first input and leaves the other empty, so that it has one state for all que
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from conftest import SENTENCES, with_rerank, write_jsonl
 
 from pgra.core import ALONE, Context
@@ -16,7 +15,7 @@ from pgra.data.tasks import Task
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.prompts.fewshot import prompt_template
+from pgra.prompts import prompt_template
 from pgra.retrieval import open_retriever
 
 PASSAGE = "Red apples grow."
@@ -34,25 +33,18 @@ def test_a_pair_is_shown_in_two_lines_and_a_passage_alone():
     )
 
 
-@pytest.fixture
-def pair_args(args, tmp_path):
+def test_both_fields_search_and_are_compared_with_each_passage_alone(args, tmp_path):
     pairs = [(SENTENCES[i % 12], f"{SENTENCES[(i * 5 + 1) % 12]} Number {i}.") for i in range(37)]
-    rows = [
-        {"sentence1": a, "sentence2": b, "label": Task.load("rte").labels[i % 2]}
-        for i, (a, b) in enumerate(pairs)
-    ]
+    label = Task.load("rte").labels[0]
+    rows = [{"sentence1": a, "sentence2": b, "label": label} for a, b in pairs]
     train = write_jsonl(tmp_path / "pairs.jsonl", rows[:30])
     test = write_jsonl(tmp_path / "pairs-test.jsonl", rows[30:])
     data = DataArguments(task="rte", train_file=str(train), test_file=str(test))
-    return with_rerank(replace(args, data=data), num_exemplars=2)
-
-
-def test_both_fields_search_and_are_compared_with_each_passage_alone(pair_args):
+    pair_args = with_rerank(replace(args, data=data), num_exemplars=2, exemplars="random")
     found = Stages.read(pair_args, ALONE)
     found.find()
-    retriever = open_retriever(
-        pair_args.retriever, found.corpus, Context(artifacts=pair_args.artifacts, device="cpu")
-    )
+    context = Context(artifacts=pair_args.artifacts, device="cpu")
+    retriever = open_retriever(pair_args.retriever, found.corpus, context)
     examples = found.data.examples("test")
     firsts = [example.fields["sentence1"] for example in examples]
     joined = [f"{e.fields['sentence1']} {e.fields['sentence2']}" for e in examples]

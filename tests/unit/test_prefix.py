@@ -13,7 +13,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.lm import kernels
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import WAYS, PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 PREFIX = (

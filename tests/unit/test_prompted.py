@@ -7,7 +7,7 @@ from conftest import SENTENCES
 from small_reranking import TWO, over_corpus, plain_lm, run
 
 from pgra.data.corpus import CorpusArguments, open_corpus
-from pgra.prompts.fewshot import PromptTemplate
+from pgra.prompts import PromptTemplate
 
 CANDIDATES = [[3, 0, 3, -1, 1], [2, 5, 0, 7, 10]]  # a passage twice, one missing
 

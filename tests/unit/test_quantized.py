@@ -7,7 +7,7 @@ from conftest import SENTENCES
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
 
 IDS = [list(range(5, 25)), list(range(9, 18)), list(range(20, 50))]
 

@@ -9,7 +9,7 @@ from small_training import lively
 from pgra.core import Example
 from pgra.errors import ArtifactError
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.reader import RECORD_FILE
 from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
