@@ -51,8 +51,8 @@ from pgra.memory.families import (
 from pgra.memory.lookup import LookupArguments, Match, OpenLookup, in_form, passing
 from pgra.memory.memory import Memory
 from pgra.progress import Bar
-from pgra.report.results import read_lines, read_metrics, read_object, write_metrics
 from pgra.report.metrics import is_exact_match
+from pgra.report.results import read_lines, read_metrics, read_object, write_metrics
 
 SYSTEMS = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 _RUN_FILE, _STEPS_FILE, _METRICS_FILE = "run.json", "steps.jsonl", "metrics.json"
