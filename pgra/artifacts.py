@@ -579,26 +579,20 @@ class DatabaseKind:
             ) from None
 
 
-def open_database(
-    path: Path, kind: DatabaseKind, *, writable: bool = True, create: bool = True
-) -> sqlite3.Connection:
+def open_database(path: Path, kind: DatabaseKind, *, create: bool = True) -> sqlite3.Connection:
     """Open a SQLite file of ours in autocommit mode: the caller begins and ends transactions.
 
-    With `writable` and `create`, a missing file is made, with its folder. One that is not
-    `writable` may lie in a read-only folder. `IN_MEMORY` is always made.
+    With `create`, a missing file is made, with its folder. `IN_MEMORY` is always made.
 
     Raises:
         ArtifactError: If it is missing, foreign, damaged, locked for too long or not writable.
     """
     is_file = path != IN_MEMORY
-    if is_file and not (writable and create) and not path.is_file():
+    if is_file and not create and not path.is_file():
         raise ArtifactError(f"there is no {kind.name} {path}: name another file")
-    wal = path.with_name(f"{path.name}-wal")
-    is_fixed = not os.access(path.parent, os.W_OK) and not wal.exists()
-    reads = "immutable=1" if is_fixed else "mode=ro"
-    mode = ("mode=rwc" if create else "mode=rw") if writable else reads
+    mode = "mode=rwc" if create else "mode=rw"
     with kind.errors_of(path), contextlib.ExitStack() as stack:
-        if writable and create:
+        if create:
             path.parent.mkdir(parents=True, exist_ok=True)
         db = sqlite3.connect(
             f"{path.absolute().as_uri()}?{mode}" if is_file else str(path),
@@ -611,13 +605,12 @@ def open_database(
         stack.callback(db.close)
         # What is no UTF-8 any more must be readable: checksums find the damage.
         db.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
-        if not is_file or (writable and create and not path.stat().st_size):
+        if not is_file or (create and not path.stat().st_size):
             _make_tables(db, kind)
         _check_kind(path, kind, db)
-        if writable:
-            with contextlib.suppress(sqlite3.OperationalError):  # held now: the next who opens it
-                db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
+        with contextlib.suppress(sqlite3.OperationalError):  # held now: the next who opens it
+            db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
         stack.pop_all()
         return db
 

@@ -17,7 +17,6 @@ import datetime
 import json
 import logging
 import mmap
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -145,18 +144,14 @@ class FeedbackLog:
     def __init__(self, path: Path, *, create: bool = True) -> None:
         """Open a memory's file; a missing one is made, or an error without `create`.
 
-        On a read-only disk it is only read. `IN_MEMORY` is no file.
+        `IN_MEMORY` is no file.
         """
-        place = path.absolute()  # SQLite's, wherever the process goes
-        needed = [place, place.parent] if place.exists() else []
-        self.path, self._place = path, place
-        self._is_writable = all(os.access(each, os.W_OK) for each in needed)
-        self._db = open_database(path, MEMORY, writable=self._is_writable, create=create)
+        self.path, self._place = path, path.absolute()  # SQLite's, wherever the process goes
+        self._db = open_database(path, MEMORY, create=create)
         with contextlib.ExitStack() as stack:
             stack.callback(self._db.close)
             self._inode = self._find_inode()
-            if self._is_writable:
-                self._db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            self._db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             # SQLite reads on over much damage, and leaves out entries: 0.3 s for 100,000 of them.
             verdict = str(self._value("PRAGMA integrity_check(1)"))
             if verdict != "ok":
@@ -260,9 +255,7 @@ class FeedbackLog:
         }
 
     def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
-        """Store vectors of entries that are still in force; does nothing in a read-only memory."""
-        if not self._is_writable:
-            return
+        """Store vectors of entries that are still in force."""
         sql = "INSERT OR REPLACE INTO vector SELECT event, ?, ? FROM entry WHERE event = ?"
         rows = [
             (encoder, _seal(encoder, event_id, vector.astype(np.float32).tobytes()), event_id)
