@@ -414,12 +414,7 @@ def _passages(args: CorpusArguments, sources: Sequence[Source]) -> Iterator[tupl
             text = "" if row.value(column) is None else row.text(column).replace("\n", " ")
             if args.passage_words is None or not text:
                 yield name, text
-            else:
-                yield from ((name, part) for part in cut_words(text, args.passage_words))
-
-
-def cut_words(text: str, num_words: int) -> list[str]:
-    """Cut a text into blocks of so many words, one space between two; the last holds the rest."""
-    words = text.split()
-    starts = range(0, len(words), num_words)
-    return [" ".join(words[start : start + num_words]) for start in starts]
+                continue
+            words = text.split()
+            for start in range(0, len(words), args.passage_words):
+                yield name, " ".join(words[start : start + args.passage_words])

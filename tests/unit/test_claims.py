@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from collections import Counter
 
 import pytest
 from conftest import contents
@@ -80,8 +79,7 @@ def test_a_claim_is_its_source_without_some_words_and_with_its_fact_or_another(
     assert corpus == texts
     for split, size in SPLITS.items():
         assert [claim["id"] for claim in claims[split]] == [f"{split}-{i}" for i in range(size)]
-        labels = Counter(claim["label"] for claim in claims[split])
-        assert labels == {"true": size - size // 2, "false": size // 2}
+        assert [claim["label"] for claim in claims[split]].count("false") == size // 2
     every = [claim for split in claims.values() for claim in split]
     assert len({claim["source"] for claim in every}) == len({c["text"] for c in every}) == 17
     for claim in every:
@@ -151,8 +149,8 @@ def test_near_copies_with_the_fact_go_with_their_source_and_give_no_claim(tmp_pa
     texts = [*same, other, *passages(random.Random(2))]
     made = make(texts, tmp_path, source_share=0, num_train=45, num_dev=2, num_test=2)
     claims, corpus = read(made)
-    drawn = [c["source"] for c in claims["train"] if c["sentence"] in (*same, other)]
+    drawn = [c["source"] for c in claims["train"] if c["source"] < 4]
     assert len([row for row in drawn if row < 3]) <= 1
     assert (same[0] in corpus) == (same[1] in corpus) == (same[2] in corpus) == (min(drawn) > 2)
     assert (other in corpus) == (3 not in drawn)
-    assert drawn, "with another seed no claim is of these"
+    assert drawn

@@ -125,7 +125,6 @@ BAD = {
     "broken.jsonl": (b'{"text": "a"}\n\n{"text"\n', "line 3: not JSON"),
     "lacks.jsonl": (b'{"body": "a"}\n', "line 1: unknown column 'text'.*Known: body"),
     "table.parquet": (b"PAR1", "table.parquet cannot be read"),
-    "lacks.csv": (b"body\none\n", "line 2: unknown column 'text'.*Known: body"),
     "twice.csv": (b"text,text\none,two\n", "two columns have one name"),
 }
 

@@ -103,15 +103,12 @@ def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
     rows = {"text": ["What is NATO ?", "Who ?"], "coarse_label": [0, 3], "label": [0, 1]}
     data["test"] = Dataset.from_dict(rows)
     task = Task.load("trec")
-    assert labels_of(read("CogComp/trec", task=task)) == ["abbreviation", "human"]
-    assert task.labels[0] == "description"  # read by our own order, both would be wrong
+    assert labels_of(read("CogComp/trec", task=task)) == ["abbreviation", "human"]  # not our order
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["positive", "negative"]))
     assert labels_of(read("some/reviews")) == ["positive", "negative"]
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["good", "bad"]))
     with pytest.raises(DataError, match="has the classes good, bad, the task has .*: rename"):
         read("some/reviews")
-    with pytest.raises(DataError, match="split 'train': there are test; give --train_file"):
-        read("some/reviews", "train")
 
 
 # Splits.
