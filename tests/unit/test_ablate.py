@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -50,19 +51,6 @@ def write(tmp_path, args):
     return write
 
 
-@pytest.fixture
-def forwards(monkeypatch):
-    """Count the batches that the LM reads."""
-    counts, forward = [], GPT2Model.forward
-
-    def count(self, *args, **kwargs):
-        counts.append(1)
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(GPT2Model, "forward", count)
-    return counts
-
-
 def runs_of(path, root, *words, seeds=(0,), asked=None, **changes):
     grid = replace(read_grid(path), **changes)
     return grid, make_runs(
@@ -70,12 +58,15 @@ def runs_of(path, root, *words, seeds=(0,), asked=None, **changes):
     )
 
 
-def test_sweeps_of_k_and_d_read_what_the_first_run_reads_and_no_more(write, forwards, tmp_path):
+def test_sweeps_of_k_and_d_read_what_the_first_run_reads_and_no_more(write, monkeypatch, tmp_path):
+    spy = Mock(side_effect=GPT2Model.forward)
+    monkeypatch.setattr(GPT2Model, "forward", lambda *args, **how: spy(*args, **how))
+
     def read(name, **grid):
         """Run both retrieval stages of all points; count the LM's batches so far."""
         for run in runs_of(write(name, grid=grid), tmp_path / "grid")[1]:
             Stages.read(run.args.pgra, ALONE).find()
-        return len(forwards)
+        return spy.call_count
 
     first = read("first", num_candidates=[8])
     assert read("k", num_candidates=[4, 2]) == read("d", num_evidence=[1, 4]) == first > 0

@@ -46,21 +46,17 @@ def test_score_lines_and_counts_by_hand():
     shown = [cells[2] for cells in texts_of(count_table([found]))]
     assert shown == ["-", "50.0", "-", "100.0", "100.0"]
 
-
-def test_the_order_of_evidence_and_of_queries_does_not_matter():
     turned = [{**one, "evidence": one["evidence"][::-1]} for one in RUN[::-1]]
-    assert measure(turned).as_json() == measure().as_json()
-
-
-def best(count):
-    return [{**one, "evidence": one["evidence"][:count]} for one in RUN]
-
-
-def test_fewer_evidence_than_others_counts_by_its_own_number():
+    assert measure(turned).as_json() == found.as_json()
+    # Fewer evidence than others counts by its own number.
     found = measure([*RUN, line(4, "neg", "pos", "n1", "n2"), line(5, "neg", "pos")])
     assert found.shares.tolist()[4:] == [1.0]
     assert (found.queries[2], found.right[2]) == (1, 0)
     assert (len(found.shares), found.majority) == (5, 3 / 5)
+
+
+def best(count):
+    return [{**one, "evidence": one["evidence"][:count]} for one in RUN]
 
 
 def test_tables_show_both_lines_the_paper_the_baseline_and_what_is_missing():

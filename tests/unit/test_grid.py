@@ -1,17 +1,15 @@
 """A grid as a YAML tells it: points, names, layers, and what is refused."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pgra.config import config_root, list_yamls, parse_arguments, read_yaml
+from pgra.commands.common import parse_run
+from pgra.config import config_root, list_yamls, read_yaml
 from pgra.errors import ConfigError
-from pgra.experiments.grid import read_grid
-from pgra.rerank.base import RerankArguments
-from pgra.retrieval.base import RetrieverArguments
+from pgra.experiments.grid import argument_names, read_grid
 
 
 @pytest.fixture
@@ -61,16 +59,11 @@ def test_a_demo_stands_over_the_base_and_a_file_over_the_one_it_extends(write):
 
 
 def parsed(grid, *words, task="trec", at=0):
-    retriever, rerank = parse_arguments(
-        [RetrieverArguments, RerankArguments],
-        words,
-        prog="test",
-        description="",
-        under=grid.under(task, grid.cells[at]),
-        over=[replace(grid.over(task, grid.cells[at]), values=grid.cells[at].values)],
-        others=["task", "profile"],
-    )
-    return retriever.num_candidates, rerank.num_evidence, rerank.num_exemplars, rerank.similarity
+    layers = {"under": grid.under(task, grid.cells[at]), "over": [grid.over(task, grid.cells[at])]}
+    args, _ = parse_run(words, prog="", description="", others=argument_names(grid), **layers)
+    rerank = args["rerank"]
+    found = rerank.num_evidence, rerank.num_exemplars, rerank.similarity
+    return args["retriever"].num_candidates, *found
 
 
 def test_the_command_line_wins_over_the_point_over_files_over_the_base_over_profiles(

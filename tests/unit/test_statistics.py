@@ -27,8 +27,8 @@ from pgra.report.metrics import (
 
 CASES = [[0.5, 0.75], [1.0, 2.0, 4.0], [0.939, 0.944, 0.935, 0.94, 0.931]]
 some = settings(derandomize=True, deadline=None, max_examples=30)
+# of each example the label and what two methods decided
 answers = st.lists(st.tuples(*[st.sampled_from(NAMES)] * 3), min_size=1, max_size=12)
-"""Of each example the label and what two methods decided."""
 
 
 def of(metric, labels, *sides):
