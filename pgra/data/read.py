@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 import numpy as np
 import pyarrow as pa
 
-from pgra.errors import DataError, cut, like_names, near_files, show, unknown_name
+from pgra.errors import DataError, cut, like_names, show, unknown_name
 
 _MOST_DIGITS = 18  # of what fits into 64 bits
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
@@ -92,7 +92,7 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
     if path.is_dir():
         raise DataError(f"{path} is a folder: give a file inside it")
     if not path.exists():
-        raise DataError(f"{path} does not exist.{near_files(path)}")
+        raise DataError(f"{path} does not exist")
     if not path.is_file():
         raise DataError(f"{path} is a device or a pipe: give a plain file")
     suffixes = [s.lower().lstrip(".") for s in path.suffixes if s.lower() not in PACKED]

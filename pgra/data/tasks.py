@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 import yaml
 
 from pgra.config import (
-    at_least,
+    Rule,
     check_parts,
     choose,
     find_class,
@@ -276,7 +276,7 @@ class GenerationTask(_Sourced):
         if "parent" in self.metrics and self.kind == "question":
             raise ConfigError("parent compares with a table, and there is none")
         for key in ("num_exemplars", "max_new_tokens"):
-            at_least(key, getattr(self, key), 1)
+            Rule(least=1).check(key, getattr(self, key))
         if self.hub is not None and self.hub.labels is not None:
             raise ConfigError("hub.labels are for tasks with labels, and answers are written here")
 

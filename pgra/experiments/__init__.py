@@ -15,7 +15,7 @@ class SeriesArguments(Arguments):
     seeds: list[int] | None = arg(
         None,
         "Run once with each of these seeds, such as 0 1 2: of the reader (example order, "
-        "dropout), or of the exemplars. Mean and spread go to summary.json; over --seed.",
+        "dropout), or of the exemplars, and show mean and spread; over --seed.",
         decides=False,
         is_common=True,
     )

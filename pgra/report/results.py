@@ -46,7 +46,6 @@ from pgra.retrieval.base import RetrieverArguments
 METRICS_FILE = "metrics.json"
 PREDICTIONS_FILE = "predictions.jsonl"
 GRID_FILE = "grid.json"
-SUMMARY_FILE = "summary.json"
 TASK_AXIS = "data.task"
 _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"

@@ -26,6 +26,8 @@ KINDS = {
     "unknown class": ("rerank --task sst2 --reranker nope:Reranker", "nope:Reranker"),
     "wrong type": ("search a --corpus corpus.txt --num_candidates few", "few"),
     "out of range": ("search a --corpus corpus.txt --num_candidates 0", "num_candidates"),
+    "not finite": ("train --task sst2 --weight_decay nan", "weight_decay is nan"),
+    "empty path": ("index --corpus corpus.txt --artifacts_dir=", "artifacts_dir is empty"),
     "contradiction": ("train --task sst2 --method plain --num_evidence 8", "num_evidence is 8"),
     "too many": ("search a --corpus corpus.txt --text b --queries q.tsv", "--queries"),
     "missing file": ("search a --corpus corpsu.txt", "corpsu.txt"),

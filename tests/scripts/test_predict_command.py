@@ -159,9 +159,7 @@ def test_a_table_gives_what_its_texts_give(run, tmp_path):
     rows = ["A warm film, by the sea.", " ", "A dull story.", ""]
     blank = write_jsonl(tmp_path / "blank.jsonl", [{"text": text} for text in rows])
     assert answers(run, "--file", blank) == [asked[0], None, asked[1], None]
-    told = ask(run, "--file", blank)
-    assert "blank.jsonl: 2 rows without text are not decided, the first is line 2" in told.err
-    assert told.out.count("query: ") == 2
+    assert ask(run, "--file", blank).out.count("query: -") == 2
     only = write_jsonl(tmp_path / "only.jsonl", [{"text": ""}])
     assert "only.jsonl holds no text" in ask(run, "--file", only).error
     (tmp_path / "y.csv").write_text("sentence\nA dull story.\n")

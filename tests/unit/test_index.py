@@ -12,7 +12,7 @@ from conftest import largest_file
 from small_index import World, flip_byte
 
 from pgra.commands.common import quiet_libraries
-from pgra.commands.finished import verify
+from pgra.commands.train import verify
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ModelError
 from pgra.retrieval.dense import Index
