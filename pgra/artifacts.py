@@ -197,10 +197,8 @@ def write_json(path: Path, value: Json) -> None:
 
 def write_lines(path: Path, values: Sequence[Json]) -> None:
     """Write one JSON value a line."""
-    with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
-        file.writelines(
-            json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values
-        )
+    lines = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:

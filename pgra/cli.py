@@ -1,7 +1,6 @@
 """The `pgra` command, and what all scripts share: one line and exit code 2 for a user's error."""
 
 import ctypes
-import io
 import logging
 import os
 import signal
@@ -61,7 +60,6 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
         What `main` returns; 2 for a user's error, 130 when interrupted, 141 for a broken pipe; for
         a stopped training 128 + the signal's number, or 124 when its time was up.
     """
-    _escape_unwritable()
     _bound_kernels()
     _keep_freed_memory()
     try:
@@ -71,13 +69,6 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return code
-
-
-def _escape_unwritable() -> None:
-    """Let stdout escape characters that it lacks (its errors in the C locale: surrogateescape)."""
-    stream = sys.stdout
-    if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-        stream.reconfigure(errors="backslashreplace")
 
 
 def _call(main: Main, argv: Sequence[str]) -> int:

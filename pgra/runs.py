@@ -34,7 +34,7 @@ from pgra.core import ALONE, UNDECIDED, Context, Example, Json
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import Rows, open_rows, read_split
 from pgra.data.tasks import GenerationTask, Task, load_any_task
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError, ConfigError, reading
 from pgra.methods.arguments import RunArguments
 from pgra.methods.base import (
     Decisions,
@@ -54,7 +54,6 @@ from pgra.report.results import (
     METRICS_FILE,
     PREDICTIONS_FILE,
     EvidenceLine,
-    damaged,
     read_lines,
     read_metrics,
     read_object,
@@ -647,16 +646,8 @@ def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
     if path is None:
         raise ArtifactError(f"{folder} is no run: give the folder of a finished run")
     values = read_object(path)
-    values = values.get("arguments", values)
-    try:
-        args = arguments_from(values, changes)
-    except (KeyError, TypeError) as error:
-        raise ArtifactError(
-            f"{path} holds arguments that this version of pgra does not know ({error}): use the "
-            "version that made it, or run it again"
-        ) from None
-    except (AttributeError, ValueError) as error:
-        raise damaged(path, error) from None
+    with reading(path, ArtifactError):
+        args = arguments_from(values.get("arguments", values), changes)
     if (folder / METRICS_FILE).is_file():
         read_metrics(folder, DECIDING_FILES)
     return args

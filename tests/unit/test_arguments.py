@@ -20,7 +20,6 @@ from pgra.config import (
     read_yaml,
     rules,
 )
-from pgra.data.tasks import Task, check_slots
 from pgra.encoders.encoder import POOLINGS
 from pgra.errors import ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
@@ -173,13 +172,6 @@ def test_a_profile_and_an_experiment_give_their_values(name):
     given = {key: value for key, value in read_yaml(path).items() if key in values}
     assert {key: values[key] for key in given} == given
     assert (values == all_of()) == (name == "pgra")  # the profile of the defaults
-
-
-def test_the_official_template_fits_every_task_with_one_text():
-    template = read_yaml(CONFIGS["official"])["reader_template"]
-    for task in map(Task.load, Task.names()):
-        if len(task.inputs) == 1:
-            check_slots("template", template, task.inputs)
 
 
 def test_what_the_arguments_allow_is_what_there_is():

@@ -175,7 +175,7 @@ def test_verify_names_all_that_is_damaged_of_whatever_lies_in_a_folder(small, ca
         f"{folder}/vectors-00002.json is missing",
     ):
         assert line in out
-    with pytest.raises(ArtifactError, match="has no checksums: give an artifact, a run"):
+    with pytest.raises(ArtifactError, match="has no checksums: give artifacts, runs"):
         verify([str(small.encoder)])
 
 
