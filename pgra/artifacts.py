@@ -404,8 +404,8 @@ def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> It
             raise
         _warn_of_no_locks(str(error.strerror))
     try:
-        beside = f".{folder.name}.*.partial*"
-        for left in list(folder.parent.glob(beside) if is_new else folder.rglob(".*.partial*")):
+        beside = folder.parent.glob(f".{folder.name}.????????.partial*")  # as `write_aside` names
+        for left in list(beside if is_new else folder.rglob(".*.partial*")):
             _remove(left)
         yield
     finally:

@@ -31,15 +31,19 @@ def as_json(answer: "Answer") -> dict[str, Any]:
 
 def show(answer: "Answer", num_shown: int) -> str:
     """Lay out an answer for a person."""
-    scores = ", ".join(f"{name} {score:.3f}" for name, score in answer.scores.items())
-    lines = [f"query: {answer.text}", f"label: {answer.label}  (probabilities: {scores})"]
-    if answer.exemplars:
-        lines.append(f"exemplars, of {len(answer.exemplars)}, in the prompt's order:")
-        lines += [f"  {shown.label}: {shown.text}" for shown in answer.exemplars[:num_shown]]
-    if answer.evidence:
-        lines.append(f"evidence, of {len(answer.evidence)}, best first:")
+    best = sorted(answer.scores.items(), key=lambda item: -item[1])
+    scores = ", ".join(f"{name} {score:.3f}" for name, score in best)
+    lines = [f"query: {answer.text}", f"label: {answer.label}"]
+    lines[1] += f"  (probabilities: {scores})" if scores else ""
+    exemplars, evidence = answer.exemplars[:num_shown], answer.evidence[:num_shown]
+    if exemplars:
+        number = len(answer.exemplars)
+        lines.append(f"exemplars, {len(exemplars)} of {number}, in the prompt's order:")
+        lines += [f"  {shown.label}: {shown.text}" for shown in exemplars]
+    if evidence:
+        lines.append(f"evidence, {len(evidence)} of {len(answer.evidence)}, best first:")
         lines.append("  stage-1 rank    score  stage-2 score  passage")
-    for line in answer.evidence[:num_shown]:
+    for line in evidence:
         head = f"  {line.stage1_rank:>12}{line.stage1_score:>9.3f}{line.score:>15.3f}"
         lines.append(f"{head}  {line.text}")
     return "\n".join(lines)
