@@ -20,13 +20,8 @@ from pgra.config import (
     read_yaml,
     rules,
 )
-from pgra.encoders.encoder import POOLINGS
 from pgra.errors import ConfigError
-from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
-from pgra.rerank import RERANKERS
 from pgra.rerank.base import RerankArguments
-from pgra.retrieval import RETRIEVERS
-from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.faiss import empty_index
 
 
@@ -172,18 +167,6 @@ def test_a_profile_and_an_experiment_give_their_values(name):
     given = {key: value for key, value in read_yaml(path).items() if key in values}
     assert {key: values[key] for key in given} == given
     assert (values == all_of()) == (name == "pgra")  # the profile of the defaults
-
-
-def test_what_the_arguments_allow_is_what_there_is():
-    """Names are checked in config, before anything heavy is imported; the tables are later."""
-    for name in RETRIEVERS:
-        RetrieverArguments(retriever=name)
-    for name in RERANKERS:
-        RerankArguments(reranker=name)
-    for name in POOLINGS:
-        RetrieverArguments(pooling=name)
-    for name in [*SELECTORS, "my_module:Mine"]:
-        assert RerankArguments(exemplars=name).per_query == (name not in DRAWN_EXEMPLARS)
 
 
 @pytest.mark.parametrize("factory", ["IVF0,Flat", "HNSW0", "HNSW1", "IVF4_HNSW1,Flat", "PQ2x0"])
