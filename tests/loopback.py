@@ -110,7 +110,6 @@ class LoopbackHub(Loopback):
         self.repos = dict(repos or {})
         self.requests: list[str] = []
         self.made: list[dict[str, object]] = []
-        self.messages: list[str] = []
         self.is_broken = False  # commits are refused
 
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
@@ -201,9 +200,7 @@ class HubHandler(Handler):
         files = dict(revisions[revision])
         for item in map(json.loads, body.splitlines()):
             value = item["value"]
-            if item["key"] == "header":
-                self.owner.messages.append(value["summary"])
-            else:
+            if item["key"] != "header":
                 files[value["path"]] = base64.b64decode(value["content"])
         revisions[revision] = files
 

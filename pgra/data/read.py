@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgra.errors import DataError, cut, near_files, reading, show, unknown_name
+from pgra.errors import DataError, cut, reading, show, unknown_name
 
 _MOST_DIGITS = 18  # of what fits into 64 bits
 PACKED = (".gz", ".zst")
@@ -61,7 +61,7 @@ def file_kind(path: Path) -> str:
 def check_file(path: Path, kinds: Sequence[str]) -> str:
     """Return a file's kind; a DataError if it is no plain file, or its kind is not in `kinds`."""
     if not path.exists():
-        raise DataError(f"{path} does not exist.{near_files(path)}")
+        raise DataError(f"{path} does not exist")
     if not path.is_file():
         raise DataError(f"{path} is a folder, a device or a pipe: give a plain file")
     if file_kind(path) not in kinds:

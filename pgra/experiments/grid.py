@@ -43,7 +43,7 @@ from pgra.methods.arguments import RunArguments
 from pgra.methods.base import find_method, find_sections
 from pgra.reader import READER_FOLDER
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
-from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, check_writable, remove_checkpoints
+from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, remove_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -256,7 +256,7 @@ def make_runs(
             raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
         own_seeds = seeds or point.seeds or grid.seeds
         for seed in own_seeds if is_drawn else own_seeds[:1]:
-            mine = variant(args, folder / f"seed-{seed}", seed=seed)
+            mine = variant(args, folder / "seed-{seed}", seed)
             runs.append(GridRun(point, task, mine))
     return runs
 
@@ -298,7 +298,6 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
     Raises:
         ArtifactError: If the folder holds another grid or a run.
     """
-    check_writable(root)
     path = root / GRID_FILE
     is_other = path.is_file() and read_object(path).get("name") != grid.name
     if is_other or (root / IDENTITY_FILE).is_file():

@@ -137,13 +137,11 @@ class Method(Timed, ABC):
     Attributes:
         SECTIONS: Its own argument dataclasses by section, beside `runtime` and `data`. With one
             named `training` it trains weights, which a run keeps in its `reader/`.
-        SEEDS: What a seed changes, for `summary.json`.
         seconds: Wall-clock time by stage.
         fingerprints: Digests of each stage's input.
     """
 
     SECTIONS: ClassVar[Mapping[str, type]] = {}
-    SEEDS: ClassVar[str] = "of no effect here: nothing is drawn, nothing is trained"
 
     data: TaskData
 

@@ -179,7 +179,6 @@ class Kate(Method):
     """
 
     SECTIONS = METHODS["kate"].sections
-    SEEDS = "exemplar seeds: draws of the exemplars, and their order"
 
     data: PoolData
     selection: SelectionArguments
@@ -496,7 +495,6 @@ class Icl(Kate):
     """
 
     SECTIONS = METHODS["icl"].sections
-    SEEDS = "of no effect here: exemplars are those of exemplar_seed, alike for all"
 
     @classmethod
     def name(cls, args: RunArguments) -> str:

@@ -80,7 +80,7 @@ class NearestNeighbors(Method):
         notes = [
             f"{self.best} neighbors vote, {self._how}; ties go to the tied label with the nearest "
             "neighbor",
-            f"the seed is {self.SEEDS}",
+            "the seed is of no effect here: nothing is drawn, nothing is trained",
         ]
         return Decisions(predictions, notes=notes)
 

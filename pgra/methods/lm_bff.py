@@ -48,7 +48,6 @@ class LmBff(Pgra):
 
     SECTIONS = METHODS["lm-bff"].sections
     COMBINES_SCORES = True
-    SEEDS = "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)"
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)

@@ -36,7 +36,6 @@ from pgra.methods.base import (
 )
 from pgra.methods.stages import Stages, neighbor_model, reads_prompt
 from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
-from pgra.publish import write_card
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import ReaderArguments, TrainingArguments, default_learning_rate
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
@@ -55,6 +54,7 @@ from pgra.reader.train import check_trackers, fit
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
+from pgra.run_folder import write_card
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,6 @@ class Pgra(Method):
     """
 
     SECTIONS = METHODS["pgra"].sections
-    SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
     CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
     COMBINES_SCORES: ClassVar[bool] = False  # of several inputs an example
 

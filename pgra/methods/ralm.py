@@ -97,7 +97,6 @@ class Ralm(Pgra):
 
     SECTIONS = METHODS["ralm"].sections
     decode = "verbalizer"
-    SEEDS = "of no effect here: nothing is drawn, nothing is trained"
 
     @classmethod
     def name(cls, args: RunArguments) -> str:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pgra.artifacts import CHECKSUMS_FILE, find_changes, replace_folder, write_checksums, write_json
+from pgra.artifacts import CHECKSUMS_FILE, find_changes, write_aside, write_checksums, write_json
 from pgra.core import Worker, cpu_group, gather
 from pgra.errors import ArtifactError, DamageError, Stopped, reading
 from pgra.reader.module import ReaderModule, Trainable
@@ -193,13 +193,11 @@ def save_checkpoint(
     for rank, states in enumerate(everyones):
         tensors |= {f"{_RANDOM}/{rank}/{kind}": state for kind, state in states.items()}
 
-    def save(aside: Path) -> None:
+    with write_aside(checkpoint_folder(home, progress.step)) as aside:
         trainable.save(aside)
         save_file({n: t.contiguous() for n, t in tensors.items()}, aside / _TENSORS_FILE)
         write_json(aside / _STATE_FILE, {"progress": asdict(progress), "updates": values})
         write_checksums(aside)
-
-    replace_folder(checkpoint_folder(home, progress.step), save)
     for step, folder in _checkpoints(home):
         if step not in (progress.step, progress.best_step):
             shutil.rmtree(folder)

@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.json"
 PREDICTIONS_FILE = "predictions.jsonl"
 GRID_FILE = "grid.json"
-SUMMARY_FILE = "summary.json"
 _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
 # of a run: what was decided before its predictions

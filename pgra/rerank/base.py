@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.config import Arguments as _Arguments
-from pgra.config import arg, at_least
+from pgra.config import Rule, arg
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
 from pgra.errors import ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
@@ -82,7 +82,7 @@ class RerankArguments(StateArguments):
     def check(self) -> None:
         if not self.per_query:
             return
-        at_least(f"num_exemplars with exemplars '{self.exemplars}'", self.num_exemplars, 1)
+        Rule(least=1).check(f"num_exemplars with '{self.exemplars}'", self.num_exemplars)
         if self.similarity not in PAIR_SIMILARITIES:
             raise ConfigError(
                 f"exemplars '{self.exemplars}' differ by query: use --similarity dot or cosine"

@@ -267,7 +267,6 @@ class QueryFileArguments(_Arguments):
         None,
         "Write what is found for --queries as a TREC run file.",
         needs={"queries": True},
-        writes=True,
     )
     qrels: str | None = arg(
         None,

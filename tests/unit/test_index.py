@@ -12,7 +12,7 @@ from conftest import largest_file
 from small_index import World, flip_byte
 
 from pgra.commands.common import quiet_libraries
-from pgra.commands.finished import verify
+from pgra.commands.train import verify
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ModelError
 from pgra.retrieval.dense import Index
@@ -175,7 +175,7 @@ def test_verify_names_all_that_is_damaged_of_whatever_lies_in_a_folder(small, ca
         f"{folder}/vectors-00002.json is missing",
     ):
         assert line in out
-    with pytest.raises(ArtifactError, match="has no checksums: give an artifact, a run"):
+    with pytest.raises(ArtifactError, match="has no checksums: give artifacts, runs"):
         verify([str(small.encoder)])
 
 

@@ -91,7 +91,7 @@ def test_the_baseline_icl_reads_the_prompt_of_pgras_second_stage(args, kate):
 
 def test_seeds_draw_other_exemplars(kate):
     drawn = having(kate, exemplars="random", redraw=True)
-    first, second = (lines_of(one.folder) for one in run_seeds(drawn, [0, 1]).runs.values())
+    first, second = (lines_of(one.folder) for one in run_seeds(drawn, [0, 1]).values())
     assert first != second == lines_of(run(having(drawn, seed=1, name="single")).folder)
     with pytest.raises(ConfigError, match="exemplar_seed is 5, and --seeds names several"):
         run_seeds(having(drawn, exemplar_seed=5, name="both"), [0, 1])
@@ -121,8 +121,8 @@ def test_a_run_decides_new_texts_as_its_own(near, tmp_path):
     texts = [line["text"] for line in lines]
     alone = Run.load(near.folder, device="cpu").predict(texts)
     for line, answer in zip(lines, alone, strict=True):
-        assert answer.prediction.label == line["prediction"]
-        assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-5)
+        assert answer.label == line["prediction"]
+        assert dict(answer.scores) == pytest.approx(line["scores"], abs=1e-5)
         for mine, theirs in zip(answer.details["exemplars"], line["exemplars"], strict=True):
             assert mine == {**theirs, "similarity": pytest.approx(theirs["similarity"], abs=1e-5)}
     few = write_jsonl(tmp_path / "few.jsonl", review_rows(4, start=20))  # measured on another file
@@ -139,7 +139,7 @@ def test_new_texts_are_decided_alone_as_together(near):
     together = predictor.predict([NEAR, "A dull plot."])
     for one, alone in zip(together, (first, second), strict=True):
         assert one.details == alone.details
-        assert dict(one.prediction.scores) == pytest.approx(dict(alone.prediction.scores))
+        assert dict(one.scores) == pytest.approx(dict(alone.scores))
 
 
 def test_a_run_whose_pool_has_changed_decides_nothing(words, tmp_path):
