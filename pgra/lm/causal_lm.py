@@ -77,7 +77,7 @@ class CausalLM:
         """
         named = {f"lm_{option}": value for option, value in how.items()}
         self.with_head, self.busy = with_head, threading.RLock()
-        self._given = None if isinstance(lm, LMArguments | str | Path) else lm
+        self._given: Any = None if isinstance(lm, LMArguments | str | Path) else lm
         if self._given is None:
             given = lm if isinstance(lm, LMArguments) else LMArguments(lm=str(lm))
             self.how = replace(given, **named)
@@ -173,7 +173,7 @@ class CausalLM:
         Raises:
             ModelError: If there is no plain head, or the LM caps or scales its logits.
         """
-        layer = self.whole.get_output_embeddings()
+        layer: torch.nn.Linear = self.whole.get_output_embeddings()
         ids = self.tokenize(["The answer is"])[0]
         with torch.inference_mode():
             truth = self.whole(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]

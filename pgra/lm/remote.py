@@ -193,7 +193,7 @@ class RemoteLM:
         way = self.way
         how: dict[str, Json] = {} if way.endpoint == CHAT else {"stop": [stop]}
         how["max_tokens"] = max_new_tokens
-        questions = [[self._question(way, prompt, **how)] for prompt in prompts]
+        questions = [[self._question(way, prompt, None, **how)] for prompt in prompts]
         done = []
         for prompt, [answer] in zip(prompts, self._ask(questions, advance), strict=True):
             text = continuation(prompt, answer.text) if way.endpoint == CHAT else answer.text
@@ -326,7 +326,7 @@ class RemoteLM:
                     f"{self.name} gives the word '{question.word}' of an echoed prompt no "
                     "log-probability of its own: use --decide_by generation"
                 )
-            return Completion("", *counts, chance)
+            return Completion("", *counts, log_probability=chance)
         if choice is None or choice.finish_reason in _FILTERS:
             return Completion("", *counts)
         text = choice.message.content if "messages" in question.body else choice.text
