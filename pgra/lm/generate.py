@@ -10,7 +10,6 @@ are padded on the right, where no token sees the padding. For writing they are a
 edge, so that distances in the cache are those in the text, whatever an LM's attention does.
 """
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ from pgra.lm.base import Advance, Completion
 from pgra.lm.batching import PrefixGroup, send, token_budget_batches
 from pgra.lm.causal_lm import SHOWN, CausalLM, head_logits
 from pgra.lm.load import batch_budget
-
-logger = logging.getLogger(__name__)
 
 Tokens = Sequence[int]
 
@@ -162,8 +159,7 @@ class PromptReader:
         """The head, which reads states in float32; None where the LM does more to its logits."""
         try:
             return self.lm.head
-        except ModelError as error:
-            logger.info("logits are the LM's own, in %s: %s", self.lm.dtype, error)
+        except ModelError:
             return None
 
     def check(self) -> None:

@@ -104,11 +104,8 @@ def _warn(kernel: str, reason: str) -> None:
     logger.warning("%s does not work here (%s): the stock way is slower", kernel, reason)
 
 
-Attention = Callable[..., tuple[Tensor, None]]
-
-
 @contextmanager
-def attending(model: Any, name: str, attention: Attention) -> Iterator[None]:
+def attending(model: Any, name: str, attention: Callable[..., Any]) -> Iterator[None]:
     """Replace a model's attention inside the block, under a name; its masks are those of sdpa."""
     from transformers import AttentionInterface, AttentionMaskInterface
 

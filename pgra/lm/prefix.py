@@ -154,7 +154,8 @@ class PromptedEncoder:
     num_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._found: list[str] = []  # the way, by this encoder or one `under` it
+        # the way, by this encoder or one `under` it
+        self._found = [] if self.sharing == "auto" else [self.sharing]
         self._back_off = self.lm.back_off(batch_budget(self.batch_tokens, self.lm.device))
         self._check_room()
 
@@ -226,8 +227,7 @@ class PromptedEncoder:
         return [self.lm.lead_ids + ids for ids in self.lm.tokenize(texts)]
 
     def _check_room(self) -> None:
-        (ids,) = self._tokenize([self.prompt.template.passage_fields("")])
-        empty = len(ids)
+        empty = len(self._tokenize([self.prompt.template.passage_fields("")])[0])
         if empty + _LEAST_TEXT_TOKENS > self.limit:
             raise ConfigError(
                 f"the prompt has {empty} tokens before any text, and '{self.lm.source.name}' may "
@@ -276,7 +276,7 @@ class PromptedEncoder:
         A GPU is still busy until then: more can be started before these are waited for.
         """
         ids, skip = prompts.ids, len(self.shared_ids)
-        are_alike = [self.sharing != "none" and i[:skip] == self.shared_ids for i in ids]
+        are_alike = [own[:skip] == self.shared_ids for own in ids]
         num_own = sum(len(i) - skip * alike for i, alike in zip(ids, are_alike, strict=True))
         rows: list[int] = []
         held: list[Tensor] = []
@@ -344,10 +344,10 @@ class PromptedEncoder:
     @cached_property
     def way(self) -> str:
         """How the prefix is shared, found when the LM first reads: not where the bank has all."""
-        if not self.shared_ids or self.sharing == "none":
+        if not self.shared_ids:
             return "none"
         if not self._found:
-            self._found.append(self._find_way() if self.sharing == "auto" else self.sharing)
+            self._found.append(self._find_way())
         self.num_tokens += len(self.shared_ids) if self._found[0] != "none" else 0
         return self._found[0]
 

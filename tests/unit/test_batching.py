@@ -63,17 +63,15 @@ def test_texts_are_padded_on_the_right_by_hand():
     assert (ids.tolist(), mask.sum(1).tolist()) == ([[5, 6], [9, 9], [7, 9]], [2, 0, 1])
 
 
-OTHER, ODD = list(range(300, 360)), [*START[:34], 9, 9, 9]
+OTHER = list(range(300, 360))
 ALIKE = [[*START, 7, i] for i in range(6)]
 GROUPED = {
     "one beginning": ([[*START, 7, 1], [*START, 3], [*START, 7, 2, 2]], [(50, [0, 1, 2])]),
-    "less in common": ([ODD, *ALIKE], [(34, [0, 1, 2, 3, 4, 5, 6])]),
     "an odd one alone": ([OTHER, *ALIKE], [(51, [1, 2, 3, 4, 5, 6]), (0, [0])]),
     "two draws": (
         [[*START, 1], [*OTHER, 1], [*START, 2], [*OTHER, 2]],
         [(50, [0, 2]), (60, [1, 3])],
     ),
-    "too short": ([[*START[:31], i] for i in (1, 2)], [(0, [0, 1])]),
 }
 
 

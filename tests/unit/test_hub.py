@@ -26,7 +26,6 @@ OPEN_REQUEST = {1: {"author": BOT, "status": "open"}}
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
 TAGS = {name: {**CONVERTED, name: b""} for name in ("v1.0", "b")}
 NO_WEIGHTS = {  # a pull request, and its files
-    "none": (None, CONVERTED),
     "not-the-bots": ({"author": "anyone", "status": "open"}, CONVERTED),
     "weights-elsewhere": (OPEN_REQUEST[1], {**OLD, "onnx/model.safetensors": b""}),
 }
@@ -36,7 +35,7 @@ MODELS = {
     "tagged": Repo({"main": {**CONVERTED, "README.md": b""}, **TAGS}),
     "gated": Repo({"main": CONVERTED}, is_gated=True),
     **{
-        name: Repo({"main": OLD, "refs/pr/1": files}, {1: pull} if pull else {})
+        name: Repo({"main": OLD, "refs/pr/1": files}, {1: pull})
         for name, (pull, files) in NO_WEIGHTS.items()
     },
 }
@@ -225,7 +224,7 @@ def ask_task(name):
 
 @pytest.mark.slow
 def test_a_hub_model_is_the_model_of_its_folder_and_loads_without_the_hub(
-    whole_hub, client, lm_dirs, encoder_dirs, caplog
+    whole_hub, client, lm_dirs, encoder_dirs
 ):
     def ask():
         names = ("some/bert", "some/plain-bert")
@@ -244,7 +243,6 @@ def test_a_hub_model_is_the_model_of_its_folder_and_loads_without_the_hub(
     for is_offline in (False, True):
         client(NOWHERE, is_offline=is_offline)
         assert ask() == online
-    assert "--pooling" not in caplog.text  # that a model has no pooling of its own is known
 
 
 @pytest.mark.slow

@@ -161,36 +161,25 @@ def test_a_reasoning_block_is_left_out_wherever_it_stands(server, open_at, openi
 # Which way it is asked.
 
 
-CHOICES = [
-    ({}, None, "completions score"),
-    ({"echoes": False}, None, "completions generation"),
-    ({"endpoints": ["chat"]}, None, "chat generation"),
-]
-
-
-@pytest.mark.parametrize(("offers", "asked", "chosen"), CHOICES)
-def test_the_best_way_that_a_server_offers_is_chosen_and_said(
-    server, open_at, caplog, offers, asked, chosen
-):
-    caplog.set_level("INFO")
-    for name, value in offers.items():
-        setattr(server, name, value)
+@pytest.mark.parametrize(
+    ("offers", "chosen"),
+    [
+        ({}, "completions score"),
+        ({"echoes": False}, "completions generation"),
+        ({"endpoints": ["chat"]}, "chat generation"),
+    ],
+)
+def test_the_best_way_that_a_server_offers_is_chosen(server, open_at, offers, chosen):
+    vars(server).update(offers)
     with server.serve() as url:
-        lm = open_at(url, endpoint="auto").settle(asked)
+        lm = open_at(url, endpoint="auto").settle(None)
     assert " ".join(vars(lm.way).values()) == chosen
-    endpoint, decide_by = chosen.split()
-    assert f"openai:toy at {url} is asked by {endpoint}, labels by {decide_by}" in caplog.text
 
 
 def test_a_way_that_is_named_is_taken_as_it_is_or_refused(server, open_at):
-    server.echoes = False
-    with server.serve() as url:
-        lm = open_at(url)
-        assert lm.settle("generation").way.endpoint == "completions"
-        assert lm.settle("score").way.decide_by == "score"
-        assert server.bodies == []
-        with pytest.raises(ConfigError):
-            open_at(url, endpoint="chat").settle("score")
+    assert open_at(URL).settle("score").way.decide_by == "score"  # nothing is asked
+    with pytest.raises(ConfigError):
+        open_at(URL, endpoint="chat").settle("score")
 
 
 # Chances.
@@ -211,36 +200,29 @@ def test_words_are_scored_from_the_echoed_prompt(server, open_at):
         assert lm.score(["It was so"], [" good"]) == [[-1.25]]
 
 
-PROMPT, WORD = "It was", " great fun"
 TOKENS = ("It", " was", " great", " fun", ".")  # the last one is written
 CHANCES = (None, -1.0, -0.5, -0.25, -4.0)
-BYTES = ("bytes:\\xe6", "\ufffd", *TOKENS[2:])  # a prompt in another script
-
-
-def chance(tokens=TOKENS, chances=CHANCES, *, prompt=PROMPT, word=WORD, text="It was great fun."):
-    scored = SimpleNamespace(tokens=tokens, token_logprobs=chances)
-    return word_chance(SimpleNamespace(text=text, logprobs=scored), prompt, word, 1)
-
-
-APART = {"tokens": ("It", " was", " ", "great", "."), "text": "It was great.", "word": " great"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("tokens", "chances", "word", "expected"),
     [
-        ({}, -0.75),
-        ({"prompt": "It was great", "word": " fun"}, -0.25),  # the control
-        ({"tokens": ("<s>", *TOKENS), "chances": (None, -9.0, *CHANCES[1:])}, -0.75),
-        (APART, -0.75),
-        ({"tokens": BYTES, "prompt": "海", "text": "海 great fun."}, -0.75),
-        ({"text": " ."}, None),
-        ({"chances": CHANCES[1:]}, None),
-        ({"chances": (None, -1.0, float("inf"), -0.25, -4.0)}, None),
-        ({"tokens": ("It", " was great", " fun", "."), "chances": CHANCES[1:]}, None),
+        (TOKENS, CHANCES, " great fun", -0.75),
+        (TOKENS, CHANCES, " fun", -0.25),  # the control
+        (("<s>", *TOKENS), (None, -9.0, *CHANCES[1:]), " great fun", -0.75),
+        (("It", " was", " great", " ", "fun", "."), (*CHANCES, -2.0), " fun", -4.25),
+        (("bytes:\\xe6", "\ufffd", *TOKENS[2:]), CHANCES, " great fun", -0.75),
+        (TOKENS, CHANCES, " dull", None),
+        (TOKENS, CHANCES[1:], " fun", None),
+        (TOKENS, (None, -1.0, float("inf"), -0.25, -4.0), " great fun", None),
+        (("It", " was great", " fun", "."), CHANCES[1:], " great fun", None),
     ],
 )
-def test_only_the_words_tokens_count_however_a_server_spells_them(changes, expected):
-    assert chance(**changes) == expected
+def test_only_the_words_tokens_count_however_a_server_spells_them(tokens, chances, word, expected):
+    scored = SimpleNamespace(tokens=tokens, token_logprobs=chances)
+    prompt = "It was great fun".removesuffix(word)
+    choice = SimpleNamespace(text="It was great fun.", logprobs=scored)
+    assert word_chance(choice, prompt, word, 1) == expected
 
 
 def test_what_cannot_be_scored_is_refused_with_the_way_out(server, open_at):
@@ -255,7 +237,6 @@ def test_what_cannot_be_scored_is_refused_with_the_way_out(server, open_at):
         ("Q: Italy?\nA:", " A: Rome", " Rome"),
         ("a dull film It was", "It was terrible", " terrible"),
         ("a dull film It was", "\nwaste of time", "waste of time"),  # no whole word of the end
-        ("Q: red", "red", "red"),  # nothing else is written
         ("Q: Italy?\nA:", "Rome", "Rome"),
     ],
 )
@@ -282,10 +263,7 @@ def test_what_may_pass_is_tried_again_under_status_200_too(server, open_at):
     ("fault", "message"),
     [
         (Fault(200, "<html>Hi</html>", {"Content-Type": "text/html"}), "what is no completion"),
-        (
-            Fault(200, error_of("no such voice", 404)),
-            "answered 404 .*no such voice.*--base_url",
-        ),
+        (Fault(200, error_of("no such voice", 404)), "answered 404 .*no such voice.*--base_url"),
         (Fault(307, "", {"Location": "http://elsewhere/v1"}), "answered 307"),
     ],
 )
