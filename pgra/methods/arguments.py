@@ -144,7 +144,7 @@ class RalmArguments(Arguments):
     reader_lm: str = arg(
         "HuggingFaceTB/SmolLM2-135M",
         "Reader, any causal LM, which stays as it is: hub id, folder or bundled:NAME. --lm_dtype, "
-        "--lm_quantization, --lm_device_map and --lm_batch_tokens go for it too.",
+        "--lm_device_map and --lm_batch_tokens go for it too.",
         decides=False,
         is_common=True,
     )

@@ -117,7 +117,6 @@ class Ralm(Pgra):
         asked = CompleterArguments(
             lm=self.source.name,
             lm_dtype=rerank.lm_dtype,
-            lm_quantization=rerank.lm_quantization,
             lm_device_map=rerank.lm_device_map,
             lm_batch_tokens=rerank.lm_batch_tokens,
         )

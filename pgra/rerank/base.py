@@ -74,7 +74,7 @@ class RerankArguments(StateArguments):
     exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
     bank_shard_rows: int = arg(
         512,
-        "Texts in one shard of states, which a stopped job does not repeat; 16 times on a GPU.",
+        "Texts in one shard of states, which a stopped job does not repeat; 64 times on a GPU.",
         least=1,
         decides=False,
     )

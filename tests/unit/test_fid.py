@@ -1,13 +1,10 @@
-import copy
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import T5_KINDS, one_quick
 from small_training import lively
-from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -100,39 +97,6 @@ def test_loss_and_gradients_are_those_of_the_padded_reader(reader, examples, lab
     assert grads[0]["model.encoder.block.0.layer.0.SelfAttention.q.weight"].abs().sum() > 0
     other = read(reader, [examples[0][:3], *examples[1:]], labels, cost=cost)
     assert (other.loss - outputs[0].loss).abs() > 1e-5
-
-
-def test_every_norm_is_torchs_and_gives_transformers_bits(reader, fast_kernels):
-    """One kernel on a GPU; in half precision transformers rounds between its products."""
-    norms = [part for part in reader.modules() if type(part).__name__.endswith("T5LayerNorm")]
-    t5 = reader.model
-    assert len(norms) == 2 + 2 * len(t5.encoder.block) + 3 * len(t5.decoder.block)
-    hidden = torch.randn(5, 7, 32) * 3
-    for dtype, is_torchs in ((torch.float32, fast_kernels == "auto"), (torch.bfloat16, False)):
-        for norm in (copy.deepcopy(norm).to(dtype) for norm in norms):
-            found = []
-            for is_stock in (False, True):
-                norm.zero_grad()
-                given = hidden.to(dtype, copy=True).requires_grad_()
-                with Called() as called:
-                    out = type(norm).forward(norm, given) if is_stock else norm(given)
-                (out * torch.arange(32)).sum().backward()
-                found.append([out.detach(), given.grad, norm.weight.grad.clone()])
-                assert (F.rms_norm in called.functions) == (is_torchs and not is_stock)
-            assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-            assert not torch.equal(F.layer_norm(given, (32,), norm.weight), found[0][0])
-
-
-class Called(TorchFunctionMode):
-    """Which of torch's functions are called."""
-
-    def __init__(self):
-        super().__init__()
-        self.functions = set()
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.functions.add(function)
-        return function(*args, **(kwargs or {}))
 
 
 def test_a_saved_reader_is_a_plain_t5_and_reads_one_segment_alike(
