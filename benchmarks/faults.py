@@ -4,13 +4,12 @@
              must refuse it by name, or say and write what it does with whole files
     kills    a command is killed before a change of a file, or at a random moment; given again it
              must leave what an unbroken one leaves, and nothing half-written
-    pairs    one of two processes of a job is killed; given again to two, the same
     twins    a command runs twice at once: the second waits or is refused; the same
 
 A stopped call continues where it was, if --json names the same file. Exit code 1 where one failed;
 the figures name it, and `--only KIND --part PART --first N --cases 1` runs it again.
 
-python benchmarks/faults.py --only damage kills pairs twins --minutes 20 --json faults.json
+python benchmarks/faults.py --only damage kills twins --minutes 20 --json faults.json
 """
 
 import atexit
@@ -94,7 +93,6 @@ def _break(how: kills.Broken) -> Callable[[str, int], str | None]:
 KINDS = {
     "damage": Kind(damage.KINDS, _damage),
     "kills": Kind(JOBS, _break(kills.kill)),
-    "pairs": Kind(kills.SHARED, _break(kills.kill_one_of_two)),
     "twins": Kind(JOBS, _break(kills.two_at_once)),
 }
 

@@ -35,7 +35,7 @@ from pgra.core import Example
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import dtype_name
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.retrieval.shards import plan_shards, vector_source
 
 TOKENIZERS = {"lm": TOKENIZER, "encoder": BERT_TOKENIZER, "t5": T5_TOKENIZER}

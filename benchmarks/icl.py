@@ -188,17 +188,12 @@ def measure(
     for title, way in ways.items():  # first kernels; what pgra lays out once, and keeps
         with measured(completer.device) as way.first:
             way.write(prompts if title == "pgra" else prompts[:2])
-    before = completer.reader.num_tokens
     for _ in range(args.repeats):
         for way in ways.values():
             with measured(completer.device) as cost:
                 way.answers = way.write(prompts)
             way.costs.append(cost)
-    figures = figures_of(ways, completer, prompts, peak_rate)
-    figures["read_tokens_per_prompt"] = (
-        (completer.reader.num_tokens - before) / args.repeats / len(prompts)
-    )
-    return figures
+    return figures_of(ways, completer, prompts, peak_rate)
 
 
 def write(completer: LocalLM, prompts: Sequence[str], max_new_tokens: int) -> list[str]:

@@ -44,8 +44,9 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.lm.base import DTYPES
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
-from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts import FewShotPrompt
 from pgra.retrieval import open_retriever
 from pgra.retrieval.base import RetrieverArguments
 
@@ -242,7 +243,7 @@ def read_bare(encoder: PromptedEncoder, shard: int, skip: int, texts: Sequence[s
     lm = encoder.lm
     for start in range(0, len(texts), shard):
         own = [ids[skip:] for ids in _prompts(encoder, texts[start : start + shard])]
-        budget = lm.batch_budget(encoder.batch_tokens)
+        budget = batch_budget(encoder.batch_tokens, lm.device)
         batches = token_budget_batches([len(ids) for ids in own], budget)
         torch.cat([lm.states_of([own[i] for i in batch]) for batch in batches]).cpu()
 

@@ -21,12 +21,11 @@ from pgra.lm.load import (
     choose_device,
     choose_dtype,
     find_model,
-    lay_out,
     load_config,
     load_pretrained,
     load_tokenizer,
 )
-from pgra.prompts.fewshot import FewShotPrompt, prompt_template
+from pgra.prompts import FewShotPrompt, prompt_template
 from pgra.reader.fid import FusionReader
 
 RANDOM = "random:"
@@ -176,7 +175,8 @@ def count_operations(
         behind: Tokens before them that were read already; each text's tokens look at them.
         is_causal: Whether a token looks at those before it only.
     """
-    model = lay_out(config)
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(config)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     inner = [p for p in model.parameters() if p.dim() > 1 and id(p) not in tables]
     heads = getattr(config, "num_attention_heads", None) or 0  # none in a state-space LM

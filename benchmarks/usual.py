@@ -21,7 +21,7 @@ from subjects import open_plain, open_reader
 from transformers.modeling_outputs import BaseModelOutput
 
 from pgra.core import Example
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer
 
 PADDED = 128  # the released text_maxlength
 

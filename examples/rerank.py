@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     documents = DOCUMENTS
     if args.documents:
         check_file(args.documents, ["txt"])
-        documents = [line.text.strip() for line in read_lines(args.documents)]
+        documents = [line.strip() for line in read_lines(args.documents)]
 
     # Four examples stand in the prompt. "whitened" puts all directions of the LM's states on one
     # scale, which it learns from the documents and the other examples; "dot" is the paper's.

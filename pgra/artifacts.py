@@ -38,13 +38,12 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 CHECKSUMS_FILE = "checksums.json"
-FORMAT = 2
+FORMAT = 3
 _COMPARED = 1 << 30  # bytes of an artifact that each opening compares; `pgra verify` compares all
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _PACKAGES = ("pgra", "torch", "transformers", "accelerate", "faiss-cpu", "bm25s", "numpy")
 
 IN_MEMORY = Path(":memory:")  # SQLite's name of a database that is no file
-_SERIALIZED = 3  # of `sqlite3.threadsafety`
 # "Error" alone is that of a table that is not there.
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
 _SECONDS_LOCKED = 30.0  # to wait for another process that writes
@@ -154,56 +153,29 @@ class TemporaryFolder:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-# Files, written aside and renamed.
-
-
-def check_replaceable(path: Path, flag: str = "") -> None:
-    """Raise an ArtifactError if `path` is there and no plain file; `flag` is what named it."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        what = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "no plain file"
-        raise ArtifactError(f"{flag} {path} is {what}: name a plain file or a new one".lstrip())
+# Files and folders, written aside and renamed.
 
 
 @contextlib.contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success rename it there, else remove it.
+    """Yield a hidden path beside `path`; the file or folder made there then takes its place.
 
-    An ArtifactError if `path` is no plain file.
+    On an error it is removed; what a killed process left goes when the folder is locked again.
+    An ArtifactError if `path` is a link, a device or the like.
     """
-    check_replaceable(path)
-    aside = name_aside(path)
-    try:
-        yield aside
-        aside.replace(path)
-    except OSError as error:
-        if error.filename in (None, str(aside)):  # a failed write does not name its file
-            error.filename = str(path)
-        raise
-    finally:
-        with contextlib.suppress(OSError):  # on a read-only disk it would hide the cause
-            aside.unlink(missing_ok=True)
-
-
-def name_aside(path: Path) -> Path:
-    """Return a hidden name beside `path`, in a folder that is made.
-
-    What a killed process left there goes when the folder is locked again.
-    """
+    if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
+        raise ArtifactError(f"{path} is no plain file: name a plain file or a new one")
     path.parent.mkdir(parents=True, exist_ok=True)
     # numpy and others append a suffix they miss, so the real one stays at the end.
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial{path.suffix}")
-
-
-def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
-    """Write a folder aside, then put it in the place of an older one."""
-    aside = name_aside(folder)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial{path.suffix}")
     try:
-        save(aside)
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
+        yield aside
+        if aside.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        aside.replace(path)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        with contextlib.suppress(OSError):  # on a read-only disk it would hide the cause
+            _remove(aside)
 
 
 def _remove(path: Path) -> None:
@@ -225,10 +197,8 @@ def write_json(path: Path, value: Json) -> None:
 
 def write_lines(path: Path, values: Sequence[Json]) -> None:
     """Write one JSON value a line."""
-    with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
-        file.writelines(
-            json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values
-        )
+    lines = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
@@ -345,9 +315,7 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
         DamageError: If it cannot be read.
     """
     if not is_finished(folder):
-        why = "is not finished" if folder.is_dir() else "does not exist"
-        way = "" if stage is None else f": run the '{stage}' stage"
-        raise ArtifactError(f"{folder} {why}: it has no {MANIFEST}{way}")
+        raise ArtifactError(f"{folder} is not finished, or not there: it has no {MANIFEST}")
     with reading(folder / MANIFEST, DamageError):
         values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if values["format"] != FORMAT:
@@ -387,8 +355,11 @@ def check_fingerprint(
     now: str = "this run asks for",
     way_out: str = "use another folder or build it again",
 ) -> None:
-    """Raise an ArtifactError that names the first field in which two fingerprints differ."""
-    for name in sorted({*made, *asked}):
+    """Raise an ArtifactError that names the first field in which two fingerprints differ.
+
+    Fields with a "/" are digests of what follows from others, which are compared first.
+    """
+    for name in sorted({*made, *asked}, key=lambda name: ("/" in name, name)):
         one, other = (canonical_json(fields.get(name)) for fields in (made, asked))
         if one != other:
             raise ArtifactError(
@@ -408,47 +379,41 @@ def set_aside(path: Path, why: object) -> None:
 def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> Iterator[None]:
     """Hold a folder for one job, in its main process, until it ends, however it ends.
 
-    With `wait`, another job's end is waited for. With `is_new` the folder
-    must not exist before it is whole, so the lock lies beside it. On a disk without locks there is
-    a warning, and no lock.
+    With `wait`, another job's end is waited for. With `is_new` the folder must not exist before it
+    is whole, so the lock lies beside it. On a disk without locks there is a warning, and no lock.
 
     Raises:
         ArtifactError: If another job holds it.
     """
-    path = folder.with_name(f".{folder.name}.lock") if is_new else folder / ".lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = _lock(path, folder, wait=wait)
-    try:
-        for left in () if is_new else list(folder.rglob(".*.partial*")):
-            _remove(left)
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # who waits for it sees that it has gone, and begins again
-        if lock is not None:
-            lock.release()
-        with contextlib.suppress(OSError):
-            if not is_new:
-                folder.rmdir()  # nothing was written
-
-
-def _lock(path: Path, folder: Path, *, wait: bool) -> Any:
     from filelock import FileLock, Timeout
 
+    path = folder.with_name(f".{folder.name}.lock") if is_new else folder / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, fallback_to_soft=False)
     try:
-        return lock.acquire(timeout=0).lock
+        lock.acquire(timeout=0)
     except Timeout:
         if not wait:
             raise ArtifactError(
                 f"{folder} is in use by another pgra job: wait for it, or choose another folder"
             ) from None
+        logger.info("waiting for another job that is making %s", folder)
+        lock.acquire()
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
         _warn_of_no_locks(str(error.strerror))
-        return None
-    logger.info("waiting for another job that is making %s", folder)
-    return lock.acquire().lock
+    try:
+        beside = folder.parent.glob(f".{folder.name}.????????.partial*")  # as `write_aside` names
+        for left in list(beside if is_new else folder.rglob(".*.partial*")):
+            _remove(left)
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # who waits for it sees that it has gone, and begins again
+        lock.release()
+        with contextlib.suppress(OSError):
+            if not is_new:
+                folder.rmdir()  # nothing was written
 
 
 @functools.cache
@@ -487,15 +452,23 @@ def build_once(
         ArtifactError: If the folder is foreign, or an input changed.
     """
     is_there = is_finished(folder)
+    made_as: Any = {"stage": stage, "fingerprint": fingerprint}
     context.barrier()  # all have looked before the main process writes
-    if context.is_main and find_fault(folder, stage=stage, fingerprint=fingerprint) is not None:
+    if context.is_main and find_fault(folder, **made_as) is not None:
         with lock_folder(folder, wait=True, is_new=True):
-            fault = find_fault(folder, stage=stage, fingerprint=fingerprint)
+            fault = find_fault(folder, **made_as)
             if fault is not None:  # no other job built it meanwhile
                 is_there = False
                 if is_finished(folder):
                     set_aside(folder, fault)
-                _build_aside(folder, build, inputs, stage=stage, fingerprint=fingerprint)
+                started = time.monotonic()
+                with write_aside(folder) as aside:
+                    aside.mkdir()
+                    counts = build(aside)
+                    for one in inputs:
+                        one.check()
+                    seconds = time.monotonic() - started
+                    write_manifest(aside, counts=counts, seconds=seconds, **made_as)
     context.barrier()
     return Artifact(folder, load_manifest(folder, stage=stage), is_there)
 
@@ -513,23 +486,6 @@ def find_fault(folder: Path, *, stage: str, fingerprint: Mapping[str, Json]) -> 
     except DamageError as error:
         return error.what
     return None
-
-
-def _build_aside(folder: Path, build: Build, inputs: Sequence[Inputs], **made_as: Any) -> None:
-    aside = folder.parent / f".{folder.name}.partial"
-    started = time.monotonic()
-    try:
-        shutil.rmtree(aside, ignore_errors=True)  # of a killed process: the lock is ours now
-        aside.mkdir()
-        counts = build(aside)
-        for one in inputs:
-            one.check()
-        seconds = time.monotonic() - started
-        write_manifest(aside, counts=counts, seconds=seconds, **made_as)
-        shutil.rmtree(folder, ignore_errors=True)  # it has no manifest, so nobody uses it
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 # SQLite files of ours, in autocommit mode, with a write-ahead log where the disk allows one.
@@ -567,10 +523,8 @@ class DatabaseKind:
             yield
         except UnicodeDecodeError as error:  # in a message of SQLite's, such as a table's name
             raise self.damaged(path, error) from None
-        except (sqlite3.Error, OSError) as error:
+        except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
-            if isinstance(error, sqlite3.Error) and not name:
-                raise  # a mistake of ours, such as the use of a closed connection
             if name.startswith(_DAMAGED):
                 raise self.damaged(path, error) from None
             raise ArtifactError(
@@ -579,45 +533,37 @@ class DatabaseKind:
             ) from None
 
 
-def open_database(
-    path: Path, kind: DatabaseKind, *, writable: bool = True, create: bool = True
-) -> sqlite3.Connection:
+def open_database(path: Path, kind: DatabaseKind, *, create: bool = True) -> sqlite3.Connection:
     """Open a SQLite file of ours in autocommit mode: the caller begins and ends transactions.
 
-    With `writable` and `create`, a missing file is made, with its folder. One that is not
-    `writable` may lie in a read-only folder. `IN_MEMORY` is always made.
+    With `create`, a missing file is made, with its folder. `IN_MEMORY` is always made.
 
     Raises:
         ArtifactError: If it is missing, foreign, damaged, locked for too long or not writable.
     """
     is_file = path != IN_MEMORY
-    if is_file and not (writable and create) and not path.is_file():
+    if is_file and not create and not path.is_file():
         raise ArtifactError(f"there is no {kind.name} {path}: name another file")
-    wal = path.with_name(f"{path.name}-wal")
-    is_fixed = not os.access(path.parent, os.W_OK) and not wal.exists()
-    reads = "immutable=1" if is_fixed else "mode=ro"
-    mode = ("mode=rwc" if create else "mode=rw") if writable else reads
+    mode = "mode=rwc" if create else "mode=rw"
     with kind.errors_of(path), contextlib.ExitStack() as stack:
-        if writable and create:
+        if create:
             path.parent.mkdir(parents=True, exist_ok=True)
         db = sqlite3.connect(
             f"{path.absolute().as_uri()}?{mode}" if is_file else str(path),
             uri=True,
             isolation_level=None,
             timeout=_SECONDS_LOCKED,
-            # SQLite takes calls of several threads in turn; who shares one keeps changes apart.
-            check_same_thread=sqlite3.threadsafety < _SERIALIZED,
+            check_same_thread=False,  # SQLite takes calls of several threads in turn
         )
         stack.callback(db.close)
         # What is no UTF-8 any more must be readable: checksums find the damage.
         db.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
-        if not is_file or (writable and create and not path.stat().st_size):
+        if not is_file or (create and not path.stat().st_size):
             _make_tables(db, kind)
         _check_kind(path, kind, db)
-        if writable:
-            with contextlib.suppress(sqlite3.OperationalError):  # held now: the next who opens it
-                db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
+        with contextlib.suppress(sqlite3.OperationalError):  # held now: the next who opens it
+            db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
         stack.pop_all()
         return db
 

@@ -1,11 +1,8 @@
 """The `pgra` command, and what all scripts share: one line and exit code 2 for a user's error."""
 
 import ctypes
-import errno
-import io
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "icl": ("train:icl", "decide by a frozen LM after labelled examples (KATE)"),
     "evaluate": ("train:evaluate", "measure a trained run again"),
     "predict": ("predict", "decide new texts with a trained run"),
-    "push": ("finished:push", "put a trained reader on the hub, with its model card"),
+    "push": ("train:push", "put a trained reader on the hub, with its model card"),
     "memory": ("memory", "keep what users corrected, and use it on the next like question"),
     "plan": ("plan", "count what the LM has yet to read, and time it"),
     "consistency": ("report:consistency", "measure how often evidence has the label of its query"),
@@ -49,7 +46,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("demo", "see it at work on real models and real text, in three minutes"),
     "models": ("lists:models", "list the models that come inside packages"),
     "task": ("lists:task", "check a task's YAML, and see rows as models see them"),
-    "verify": ("finished:verify", "compare artifacts and runs with their checksums"),
+    "verify": ("train:verify", "compare artifacts and runs with their checksums"),
     "data": ("lists:data", "list tasks and bundled data; make claims of a corpus"),
 }
 # Commands that several processes share; of `index`, only building.
@@ -63,7 +60,6 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
         What `main` returns; 2 for a user's error, 130 when interrupted, 141 for a broken pipe; for
         a stopped training 128 + the signal's number, or 124 when its time was up.
     """
-    _escape_unwritable()
     _bound_kernels()
     _keep_freed_memory()
     try:
@@ -73,13 +69,6 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return code
-
-
-def _escape_unwritable() -> None:
-    """Let stdout escape characters that it lacks (its errors in the C locale: surrogateescape)."""
-    stream = sys.stdout
-    if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-        stream.reconfigure(errors="backslashreplace")
 
 
 def _call(main: Main, argv: Sequence[str]) -> int:
@@ -101,27 +90,17 @@ def _call(main: Main, argv: Sequence[str]) -> int:
     except Exception as error:
         if fault := device_fault(error):
             return _fail(fault)
-        if (code := _os_error_code(error)) is None:
+        if not isinstance(error, OSError) or error.errno is None:
             raise
-        place = getattr(error, "filename", None) or "a file"
-        reason = f"{os.strerror(code)} ({errno.errorcode.get(code, code)})"
-        return _fail(f"cannot use {place}: {reason}")
+        return _fail(f"cannot use {error.filename or 'a file'}: {os.strerror(error.errno)}")
 
 
 def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
-    """Take -q, -v and --log_level off; return the other words, and the last level or "info"."""
+    """Take -q and -v off; return the other words, and the level of the last, or "info"."""
     parser = HelpParser()
     add_general(parser)
     given, words = parser.parse_known_args(same_spelling(argv))
-    return words, given.log_level or "info"
-
-
-def _os_error_code(error: Exception) -> int | None:
-    """Find the system's error number, in errors of safetensors and tokenizers too."""
-    if isinstance(error, OSError):
-        return error.errno
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found.group(1)) if found else None
+    return words, str(given.log_level)
 
 
 def _fail(message: str, *, code: int = 2) -> int:

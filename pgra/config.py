@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import re
-import shutil
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import msgspec
 import yaml
 
-from pgra.errors import ConfigError, cut, near_files, reading, show, unknown_name
+from pgra.errors import ConfigError, cut, reading, show, unknown_name
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +58,6 @@ def choose(kind: str, name: str, known: Collection[str]) -> None:
         raise ConfigError(unknown_name(kind, name, known))
 
 
-def at_least(name: str, value: int | None, least: int) -> None:
-    """Raise a ConfigError if a number is too small; None passes."""
-    if value is not None and value < least:
-        raise ConfigError(f"{name} is {value}: it must be at least {least}")
-
-
 _MOST_YAML_BYTES = 1 << 20
 
 
@@ -84,7 +77,7 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; a ConfigError if it is missing, too large or has a duplicate key."""
     if not os.path.exists(path):  # noqa: PTH110 (Path's own raises for too long a name)
-        raise ConfigError(f"{cut(str(path))} does not exist.{near_files(path)}")
+        raise ConfigError(f"{cut(str(path))} does not exist")
     with reading(path, ConfigError):
         if path.stat().st_size > _MOST_YAML_BYTES:
             raise ConfigError(f"{path} is larger than a YAML may be ({_MOST_YAML_BYTES:,} bytes)")
@@ -115,7 +108,6 @@ class Rule:
         is_common: Whether the short help shows it; flags of one command are always shown.
         group: Its group in the help, if not its class's.
         off: What `--no_NAME` does, for a switch that is on by default.
-        writes: Whether it names a file to write, which no other argument may name.
     """
 
     choices: Collection[str] | None = None
@@ -130,7 +122,6 @@ class Rule:
     is_common: bool = False
     group: str = ""
     off: str = ""
-    writes: bool = False
     help: str = ""
 
     def check(self, name: str, value: Any) -> None:
@@ -195,13 +186,9 @@ def _installed(kind: str) -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group=f"pgra.{plural}")}
 
 
-def arg(
-    default: Any,
-    help: str,
-    **rule: Any,
-) -> Any:
+def arg(default: Any, help: str, **rule: Any) -> Any:
     """Declare a field of an `Arguments` class; `rule` holds the fields of its `Rule`."""
-    metadata = {"help": help, "rule": Rule(help=help, **rule)}
+    metadata = {"rule": Rule(help=help, **rule)}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -220,13 +207,14 @@ class Arguments:
     def __post_init__(self) -> None:
         """Check types, rules, `needs` and contradictions; a `Path` becomes text."""
         kinds = typing.get_type_hints(type(self))
-        for name, rule in rules(type(self)).items():
-            value = getattr(self, name)
+        for f in dataclasses.fields(self):
+            rule, value = f.metadata.get("rule", Rule()), getattr(self, f.name)
             value = str(value) if isinstance(value, Path) else value
-            value = typed_value(name, value, kinds[name], is_exact=True)
-            setattr(self, name, value)
-            rule.check(name, value)
-            self._check_needs(name, rule)
+            value = typed_value(f.name, value, kinds[f.name], is_exact=True)
+            setattr(self, f.name, value)
+            rule.check(f.name, value)
+            if value is not None and value != f.default:
+                self._check_needs(f.name, rule)
         self.check()
 
     def check(self) -> None:
@@ -238,10 +226,6 @@ class Arguments:
         return {name: values[name] for name, rule in rules(type(self)).items() if rule.decides}
 
     def _check_needs(self, name: str, rule: Rule) -> None:
-        field_ = next(f for f in dataclasses.fields(self) if f.name == name)
-        value = getattr(self, name)
-        if not rule.needs or value is None or value == field_.default:
-            return
         for other, wanted in rule.needs.items():
             given = getattr(self, other)
             enough = wanted if isinstance(wanted, tuple) else (wanted,)
@@ -249,7 +233,8 @@ class Arguments:
             if not (is_set if wanted is True else given in enough):
                 way = f"--{other}" if wanted is True else f"--{other} {enough[0]}"
                 raise ConfigError(
-                    f"{name} is {value}, and {other} is {given}: add {way}, or leave {name} out"
+                    f"{name} is {getattr(self, name)}, and {other} is {given}: add {way}, or leave "
+                    f"{name} out"
                 )
 
 
@@ -262,9 +247,6 @@ GROUPS = (
     *("Memory", "Training", "Output", "General"),
 )
 HELP = ("-h", "--help", "--help-all", "--help_all")
-_FEW = 12  # a command of so many flags shows them all
-_MOST_COLUMNS = 100
-LEVELS = ("debug", "info", "warning", "error")
 
 
 def same_spelling(words: Sequence[str]) -> list[str]:
@@ -286,34 +268,25 @@ def wants_all(words: Sequence[str]) -> bool:
 
 def add_general(parser: "argparse._ActionsContainer") -> None:
     """Add the flags of every command, which are taken off before it reads its own."""
-    level: Any = {"dest": "log_level", "action": "store_const"}
-    parser.add_argument(
-        "-q", "--quiet", **level, const="error", help="Say errors and results only."
-    )
-    about = "Say more: also what the libraries beneath say."
-    parser.add_argument("-v", "--verbose", **level, const="debug", help=about)
-    about = f"{', '.join(LEVELS)}; default: info."
-    parser.add_argument("--log_level", metavar="NAME", choices=LEVELS, help=about)
+    for flags, level, about in (
+        (("-q", "--quiet"), "error", "Print errors and results only."),
+        (("-v", "--verbose"), "debug", "Print more: also what libraries report."),
+    ):
+        parser.add_argument(
+            *flags, dest="log_level", action="store_const", const=level, default="info", help=about
+        )
 
 
 def with_default(text: str, value: object) -> str:
     """Return a flag's help with its default, unless it has none or the help mentions it."""
-    value = getattr(value, "value", value)
     if value in (None, "", (), []) or re.search(r"\bdefault\b", text):
         return text
-    shown = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
-    return (
-        f"{text} (default: {shown:g})" if isinstance(shown, float) else f"{text} (default: {shown})"
-    )
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    columns = min(shutil.get_terminal_size((80, 24)).columns, _MOST_COLUMNS)
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=columns)
+    shown = " ".join(map(str, value)) if isinstance(value, list) else value
+    return f"{text} (default: {shown})"
 
 
 class HelpParser(argparse.ArgumentParser):
-    """A parser with flags in `GROUPS`, whose help shows the usual ones first."""
+    """A parser with flags in `GROUPS`."""
 
     def __init__(
         self,
@@ -328,7 +301,7 @@ class HelpParser(argparse.ArgumentParser):
             f"{prog}{' COMMAND' if words else ''} [FLAGS]",
             description,
             epilog,
-            formatter_class=_formatter,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
             add_help=False,
             allow_abbrev=False,
         )
@@ -337,25 +310,15 @@ class HelpParser(argparse.ArgumentParser):
             for word, about in words.items():
                 below.add_parser(word, help=about)
         self._groups = {title: self.add_argument_group(title) for title in GROUPS}
-        self._unusual: list[argparse.Action] = []
-        self._count = 0
 
     def error(self, message: str) -> NoReturn:
         """Raise a one-line error, without the usage of two hundred arguments."""
         raise ConfigError(f"{message}. See --help.")
 
-    def flag_adder(self, title: str, *, is_shown: bool) -> Callable[..., None]:
-        """Return a function that adds flags to a group; one without a help text is never shown."""
-
-        def add(flag: str, text: str, **how: Any) -> None:
-            about = text.replace("%", "%%") or argparse.SUPPRESS
-            action = self._groups[title].add_argument(
-                flag, default=argparse.SUPPRESS, help=about, **how
-            )
-            self._count += bool(text)
-            self._unusual += [action] if text and not is_shown else []
-
-        return add
+    def add_flag(self, title: str, flag: str, text: str, **how: Any) -> None:
+        """Add a flag to a group; one without a help text is not shown."""
+        about = text.replace("%", "%%") or argparse.SUPPRESS
+        self._groups[title].add_argument(flag, default=argparse.SUPPRESS, help=about, **how)
 
     def show(self) -> None:
         """Write the help."""
@@ -363,11 +326,6 @@ class HelpParser(argparse.ArgumentParser):
         add_general(general)
         general.add_argument("-h", "--help", action="store_true", help="Show the usual flags.")
         general.add_argument("--help-all", action="store_true", help="Show all flags.")
-        if self._unusual and self._count > _FEW:
-            for action in self._unusual:
-                action.help = argparse.SUPPRESS
-            more = f"{len(self._unusual)} more: {self.prog.partition(' [')[0]} --help-all"
-            self.epilog = "\n\n".join(filter(None, [more, self.epilog]))
         sys.stdout.write(self.format_help())
 
 
@@ -381,7 +339,7 @@ class HelpParser(argparse.ArgumentParser):
 _T = TypeVar("_T")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Defaults:
     """Values beneath the command line's; `origin` says in messages where they were written."""
 
@@ -434,7 +392,10 @@ def parse_arguments(
         values |= check_defaults(layer, kinds, list(layer.values) if is_help else others)
     parser = HelpParser(prog, description, epilog)
     _add_flags(parser, classes, values, unused, is_help=is_help, is_whole=wants_all(words))
-    _add_file_flags(parser, has_profile="retriever" in kinds or "reranker" in kinds)
+    names = ", ".join(list_yamls("profiles"))
+    about = "YAML of defaults, or the name of one in configs/experiments; the command line wins."
+    parser.add_flag("General", "--config", about, metavar="NAME")
+    parser.add_flag("General", "--profile", f"Defaults under --config: {names}.", metavar="NAME")
     if is_help:
         parser.show()
         raise SystemExit(0)
@@ -443,15 +404,12 @@ def parse_arguments(
         parser.add_argument(f"--{name}", nargs="*", default=argparse.SUPPRESS)
     given, rest = parser.parse_known_args(words)
     if rest:
-        name = rest[0].lstrip("-").partition("=")[0]
-        raise ConfigError(
-            _unknown("argument", f"--{name}", [f"--{n}" for n in kinds if n not in unused])
-        )
+        known = [f"--{name}" for name in kinds if name not in unused]
+        raise ConfigError(_unknown("argument", rest[0].partition("=")[0], known))
     for name in () if is_shared else sorted(strange & {*vars(given)}):
         logger.warning("--%s is of another method: it is not used", name)
     values |= _typed(vars(given), kinds)
     parsed: list[Any] = [_make(cls, values) for cls in classes]
-    _check_written(parsed, files)
     from pgra.core import check_device
 
     for group in parsed:
@@ -476,35 +434,6 @@ def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]
 def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     return cls(**{f.name: values[f.name] for f in fields if f.init and f.name in values})
-
-
-def _check_written(groups: Sequence[Any], configs: Sequence[Path]) -> None:
-    """Refuse to write to a folder, link or device, or to what another argument names."""
-    from pgra.artifacts import check_replaceable  # numpy: a help does without
-
-    named = [("config", str(path)) for path in configs]
-    for group in groups:
-        for name, value in vars(group).items():
-            values = value if isinstance(value, list) else [value]
-            named += [(name, each) for each in values if isinstance(each, str)]
-    for group in groups:
-        for flag in (name for name, rule in rules(type(group)).items() if rule.writes):
-            if getattr(group, flag) is None:
-                continue
-            target = Path(getattr(group, flag))
-            check_replaceable(target, f"--{flag}")
-            for name, other in named:
-                if name != flag and _is_one_file(target, other):
-                    raise ConfigError(f"--{flag} {target} is the file of --{name}: name another")
-
-
-def _is_one_file(one: str | Path, other: str) -> bool:
-    from pgra.artifacts import at_home
-
-    try:
-        return Path(one).samefile(at_home(other))
-    except (OSError, ValueError):  # one is not there, or no name of a file
-        return False
 
 
 CHOOSING = ("method", "reranker", "retriever")  # they choose which other arguments there are
@@ -533,44 +462,32 @@ def _add_flags(
         for f in dataclasses.fields(cls):
             if not f.init or f.name in unused:
                 continue
-            rule, value = declared[f.name], values.get(f.name, _default(f))
+            rule = declared[f.name]
+            made = f.default_factory
+            default = f.default if made is dataclasses.MISSING else made()
+            value = values.get(f.name, default)
             title = rule.group or _group(cls, f.name)
             is_common = rule.is_common or rule.must_be_given or title == "Options"
-            add = parser.flag_adder(title, is_shown=is_whole or is_common)
             parts = {kinds[f.name], *typing.get_args(kinds[f.name])}
-            text = str(f.metadata.get("help", "")).replace("%%", "%")
+            text = rule.help if is_whole or is_common else ""
             if bool in parts:
-                is_on, off = value is True, rule.off or f"Turn this off: {text}"
+                is_on, off = value is True, rule.off or f"Turn this off: {rule.help}"
                 how = {"action": "store_true"} if is_help else {"nargs": "?", "const": True}
-                add(f"--{f.name}", "" if is_on else text, **how)  # shown is what changes something
-                add(f"--no_{f.name}", off if is_on else "", dest=f.name, action="store_false")
+                parser.add_flag(title, f"--{f.name}", "" if is_on else text, **how)
+                off = off if text and is_on else ""  # shown is what changes something
+                parser.add_flag(title, f"--no_{f.name}", off, dest=f.name, action="store_false")
             else:
                 word = "N" if int in parts else "X" if float in parts else "TEXT"
                 is_list = any(typing.get_origin(part) is list for part in parts)
                 how = {"nargs": "+"} if is_list else {}
-                add(f"--{f.name}", with_default(text, value), metavar=word, **how)
-
-
-def _default(f: Any) -> Any:
-    is_made = f.default_factory is not dataclasses.MISSING
-    value = f.default_factory() if is_made else f.default
-    return None if value is dataclasses.MISSING else value
+                text = text and with_default(text, value)
+                parser.add_flag(title, f"--{f.name}", text, metavar=word, **how)
 
 
 def _group(cls: type, name: str) -> str:
     """Return the group of the class that first declared an argument."""
     first = [base for base in cls.__mro__ if name in vars(base).get("__annotations__", {})][-1]
     return str(vars(first).get("GROUP", Arguments.GROUP))
-
-
-def _add_file_flags(parser: HelpParser, *, has_profile: bool) -> None:
-    """Add the flags of `parse_arguments` itself."""
-    add = parser.flag_adder("General", is_shown=has_profile)
-    about = "YAML of defaults, or the name of one in configs/experiments; the command line wins."
-    add("--config", about, metavar="NAME")
-    if has_profile:
-        names = ", ".join(list_yamls("profiles"))
-        add("--profile", f"Named defaults under --config: {names}.", metavar="NAME")
 
 
 def _field_kinds(classes: Iterable[type]) -> dict[str, Any]:

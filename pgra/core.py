@@ -78,8 +78,6 @@ class Candidates:
             ValueError: If the score of a row is NaN.
         """
         rows, scores = np.asarray(rows, dtype=np.int64), np.asarray(scores, dtype=np.float32)
-        if rows.shape[1] >= k and _are_best_first(rows, scores):
-            return cls(rows[:, :k], scores[:, :k])
         scores = np.where(rows == MISSING_ROW, np.float32(-np.inf), scores)
         if np.isnan(scores).any():
             raise ValueError("a score is NaN")
@@ -102,12 +100,6 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-def _are_best_first(rows: Rows, scores: Scores) -> bool:
-    """Return whether all lines are complete and strictly falling."""
-    falls = (scores[:, :-1] > scores[:, 1:]).all()
-    return bool(falls and (rows != MISSING_ROW).all() and np.isfinite(scores).all())
 
 
 def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -214,10 +206,6 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}: give a whole number from 1 on")
 
 
-def no_wait() -> None:
-    """No-op barrier for a single process."""
-
-
 @dataclass(frozen=True)
 class Context:
     """Where a job runs, with whom, and how loudly; results do not depend on it.
@@ -230,7 +218,7 @@ class Context:
     """
 
     worker: Worker = Worker()
-    barrier: Callable[[], None] = no_wait
+    barrier: Callable[[], None] = lambda: None
     artifacts: Path = Path("artifacts")
     device: str = "auto"
     progress: bool = True
@@ -326,9 +314,6 @@ def run_overlapped(
     """
     ahead: Future[T] | None = None
     kept: Future[object] | None = None
-    if len(units) == 1:  # needs no threads
-        keep(units[0], compute(prepare(units[0])))
-        return
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
         for number, unit in enumerate(units):
             ready = prepare(unit) if ahead is None else ahead.result()

@@ -11,13 +11,11 @@ import reprlib
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 # Characters of an error about what a user gave: a file may hold a text of any length.
 LONGEST_MESSAGE = 1000
 _LONGEST_NAME = 80
-LONGEST_REASON = 160
-_LONGEST_LIST = 160
+_LONGEST_PART = 160
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = _LONGEST_NAME
 _values.maxlevel, _values.maxlist, _values.maxdict = 3, 4, 4
@@ -25,7 +23,7 @@ _values.maxlevel, _values.maxlist, _values.maxdict = 3, 4, 4
 
 def show(value: object) -> str:
     """Return the repr of a value from outside for a message, cut where it is long or deep."""
-    return cut(_values.repr(value), 2 * _LONGEST_NAME)
+    return cut(_values.repr(value), _LONGEST_PART)
 
 
 def cut(text: str, most: int = _LONGEST_NAME) -> str:
@@ -37,26 +35,22 @@ def cut(text: str, most: int = _LONGEST_NAME) -> str:
 
 
 _UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
-_JOINERS = "\u200c\u200d"  # Hindi and Punjabi are written with them
+_KEPT = "\n\t\u200c\u200d"  # Hindi and Punjabi are written with joiners
 
 
 def visible(text: str) -> str:
-    """Replace each character that cannot be seen by its number; line breaks and tabs stay."""
-
-    def show(char: str) -> str:
-        if char in "\n\t" or char in _JOINERS or unicodedata.category(char) not in _UNSEEN:
-            return char
-        code = ord(char)
-        return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-    return "".join(map(show, text))
+    """Escape each character that cannot be seen; line breaks and tabs stay."""
+    return "".join(
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) in _UNSEEN and char not in _KEPT
+        else char
+        for char in text
+    )
 
 
-def like_names(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.5) -> list[str]:
-    """Return the most similar names of the first 1,000; none for a long one: it would take long."""
-    if len(name) > _LONGEST_NAME:
-        return []
-    return difflib.get_close_matches(name, [*known][:1000], n=count, cutoff=cutoff)
+def like_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the most similar of the first 1,000 names, if any, compared by the first letters."""
+    return difflib.get_close_matches(name[:_LONGEST_NAME], [*known][:1000], n=1)
 
 
 class PgraError(Exception):
@@ -94,22 +88,16 @@ def device_fault(error: Exception) -> str | None:
     """Describe a failed GPU or a lack of memory; None for other errors."""
     said = str(error).strip().partition("\n")[0].rstrip(".")
     kinds = {kind.__name__ for kind in type(error).__mro__}  # torch may not be loaded here
-    kept = "what was finished is kept, and the same command continues"
+    smaller = "use smaller batches, or a smaller model"
     if "OutOfMemoryError" in kinds:
-        return f"the GPU's memory is full ({said}): use smaller batches, or a smaller model; {kept}"
-    if "MemoryError" in kinds or ("RuntimeError" in kinds and _NO_MEMORY.search(said)):
-        said = said.rpartition("DefaultCPUAllocator: ")[2]
-        return (
-            f"this machine's memory is full ({said}): end other programs, or use smaller batches, "
-            f"or a smaller model; {kept}"
-        )
-    is_gpus = type(error) is RuntimeError and _OF_A_GPU.search(said)
-    if "AcceleratorError" in kinds or is_gpus:
-        return (
-            f"the GPU failed ({said}): {kept}; if it fails again look at nvidia-smi, or use "
-            "--device cpu"
-        )
-    return None
+        what, way = "the GPU's memory is full", smaller
+    elif "MemoryError" in kinds or ("RuntimeError" in kinds and _NO_MEMORY.search(said)):
+        what, way = "this machine's memory is full", smaller
+    elif "AcceleratorError" in kinds or (type(error) is RuntimeError and _OF_A_GPU.search(said)):
+        what, way = "the GPU failed", "look at nvidia-smi, or use --device cpu"
+    else:
+        return None
+    return f"{what} ({said}): {way}; what was finished is kept, and the same command continues"
 
 
 _NO_MEMORY = re.compile(  # as PyTorch, oneDNN and Python say it
@@ -132,7 +120,7 @@ def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
         if is_ours or device_fault(error):
             raise
         reason = " ".join(str(error).split())
-        what = f"{path} cannot be read ({type(error).__name__}: {cut(reason, LONGEST_REASON)})"
+        what = f"{path} cannot be read ({type(error).__name__}: {cut(reason, _LONGEST_PART)})"
         raise kind(what) from error
 
 
@@ -144,22 +132,12 @@ class Stopped(Exception):
         self.code = code
 
 
-def near_files(path: Path) -> str:
-    """Describe what is near a missing file; "" if nothing is."""
-    if not path.parent.is_dir():
-        return f" Neither does the folder {path.parent}."
-    names = [p.name for p in path.parent.iterdir() if p.is_file()]
-    near = like_names(path.name, names, count=3)
-    return f" Near it: {', '.join(near)}." if near else ""
-
-
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name of a kind ("retriever"), with the nearest known."""
     names = sorted(known)
-    bare = {each.lstrip("-"): each for each in names}  # dashes are alike in all flags
-    near = like_names(name.lower().lstrip("-"), bare, cutoff=0.6)
-    hint = f" Did you mean '{bare[near[0]]}'?" if near else ""
-    listed = cut(", ".join(names) or "none", _LONGEST_LIST)
+    near = like_names(name.lower(), names)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    listed = cut(", ".join(names) or "none", _LONGEST_PART)
     return f"unknown {kind} '{cut(name)}'.{hint} Known: {listed}."
 
 
@@ -168,6 +146,5 @@ def check_alone(command: str) -> None:
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count > 1:
         raise ConfigError(
-            f"{command} runs in one process, and WORLD_SIZE says that there are {count}: start it "
-            "without accelerate launch or torchrun"
+            f"{command} runs in one process, and there are {count}: start it without accelerate"
         )

@@ -5,14 +5,13 @@ The level ERROR of the logger `pgra`, which `-q` sets, hides them.
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
 
 _LINE = "{desc}: {n_fmt}/{total_fmt} in {elapsed}, {rate_fmt}{postfix}"
-_LINE_WITHOUT_END = "{desc}: {n_fmt} in {elapsed}, {rate_fmt}{postfix}"
 
 
 class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
@@ -27,14 +26,8 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
         kwargs["disable"] = bool(kwargs.get("disable")) or _is_quiet()
         kwargs.setdefault("delay", type(self).delay)
         if self.is_log:
-            has_end = kwargs.get("total") is not None or (args and hasattr(args[0], "__len__"))
-            kwargs.setdefault("bar_format", _LINE if has_end else _LINE_WITHOUT_END)
-            kwargs |= {
-                "mininterval": self.seconds,
-                "delay": self.seconds,
-                "miniters": 1,
-                "leave": False,
-            }
+            kwargs.setdefault("bar_format", _LINE)
+            kwargs |= {"mininterval": self.seconds, "delay": self.seconds, "leave": True}
         super().__init__(*args, **kwargs)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
@@ -53,15 +46,6 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
         elif not self.disable:
             self.write(line, file=self.fp)
 
-    def close(self) -> None:
-        """Close it; a log that had lines gets a last one, unless it stands there."""
-        if "last_print_t" not in vars(self):  # it is disabled, or Ctrl-C came while it was made
-            self.disable = True
-        had_lines = self.is_log and not self.disable and self.start_t < self.last_print_t
-        if had_lines and self.last_print_n < self.n:
-            self.display()
-        super().close()
-
 
 def _is_quiet() -> bool:
     return logging.getLogger("pgra").getEffectiveLevel() >= logging.ERROR
@@ -70,33 +54,27 @@ def _is_quiet() -> bool:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Hide transformers' bars and warnings in the block; see `hide_transformers`."""
-    show = hide_transformers()
-    try:
-        yield
-    finally:
-        show()
-
-
-def hide_transformers() -> Callable[[], None]:
-    """Hide transformers' bars and warnings, not downloads'; return what shows them again.
-
-    Does nothing if the logger `pgra` is at DEBUG.
-    """
-    if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
-        return lambda: None
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as library
 
     level, had_bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    hide_transformers()
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if had_bars:
+            library.enable_progress_bar()
+
+
+def hide_transformers() -> None:
+    """Hide transformers' bars and warnings, not downloads', unless `pgra` logs at DEBUG."""
+    if logging.getLogger("pgra").isEnabledFor(logging.DEBUG):
+        return
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging as library
+
     shows_downloads = not are_progress_bars_disabled()
     library.set_verbosity_error()
     library.disable_progress_bar()  # which hides those of the hub too
     if shows_downloads:
         enable_progress_bars()
-
-    def show() -> None:
-        library.set_verbosity(level)
-        if had_bars:
-            library.enable_progress_bar()
-
-    return show

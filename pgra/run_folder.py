@@ -1,15 +1,28 @@
-"""What a run's folder holds, and whose it is; `pgra.runs` says what each file is."""
+"""A run's folder: its records and checks, its reader's model card, and the reader's way to the hub.
 
-import errno
-import os
+`pgra.runs` says what each file is. The card (`README.md`, by the template in `configs/cards/`) is
+written from the run's files alone, and names no folder of this machine.
+"""
+
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
-from pgra.artifacts import check_fingerprint, digest, find_damage
+from pgra import __version__
+from pgra.artifacts import (
+    TemporaryFolder,
+    check_fingerprint,
+    digest,
+    find_damage,
+    write_json,
+    write_text,
+)
+from pgra.config import config_root
 from pgra.core import Json
-from pgra.errors import DamageError, reading
+from pgra.data.read import hub_errors, hub_reason
+from pgra.errors import ConfigError, DamageError, reading
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.report.results import METRICS_FILE, read_metrics, read_object
 
@@ -19,19 +32,6 @@ TRAINING_FILE = "training.json"
 PROMPT_FILE = "prompt.txt"
 CARD_FILE = "README.md"
 WEIGHTS_FILE = "model.safetensors"
-# Others follow from these, so a difference in these is reported first.
-_LEADING = ("task", "method", "num_evidence", "max_steps")
-
-
-def check_writable(folder: Path) -> None:
-    """Raise an OSError if a folder could not be made or written, without making it."""
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
 
 def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = True) -> None:
@@ -39,14 +39,13 @@ def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = 
 
     A run without a checkpoint may be replaced. Unless `is_whole`, only known fields are compared.
     """
-    path = folder / IDENTITY_FILE
     begun = [folder / READER_FOLDER, folder / METRICS_FILE, *folder.glob("checkpoint-*")]
-    if not any(item.exists() for item in begun):
-        return
-    made = read_object(path)
-    if not is_whole:
-        made = {name: value for name, value in made.items() if name in asked}
-    _compare(folder, made, asked, "choose another --output_dir")
+    if any(item.exists() for item in begun):
+        made = read_object(folder / IDENTITY_FILE)
+        if not is_whole:
+            made = {name: value for name, value in made.items() if name in asked}
+        way_out = "choose another --output_dir"
+        check_fingerprint(folder, made=made, asked=asked, way_out=way_out)
 
 
 def check_same_inputs(
@@ -57,30 +56,13 @@ def check_same_inputs(
     Fields in `free` may differ, and how many processes trained it.
     """
     made = read_object(folder / IDENTITY_FILE)
-    free = {*free, "num_processes"}
-    both = [name for name in asked if name in made and name not in free]
-    _compare(
+    both = {*asked} & {*made} - {*free, "num_processes"}
+    check_fingerprint(
         folder,
-        {name: made[name] for name in both},
-        {name: asked[name] for name in both},
-        "its data, task or models changed since; restore them, or run it again",
+        made={name: made[name] for name in both},
+        asked={name: asked[name] for name in both},
+        way_out="its data, task or models changed since; restore them, or run it again",
     )
-
-
-def _compare(
-    folder: Path, made: Mapping[str, Json], asked: Mapping[str, Json], way_out: str
-) -> None:
-    """Compare two identities: what a person chose first, then digests of what follows from it."""
-
-    def rank(name: str) -> int:
-        return 0 if name in _LEADING else 2 if "/" in name else 1
-
-    for kind in range(3):
-        parts = [
-            {name: value for name, value in values.items() if rank(name) == kind}
-            for values in (made, asked)
-        ]
-        check_fingerprint(folder, made=parts[0], asked=parts[1], way_out=way_out)
 
 
 def remove_checkpoints(folder: Path) -> None:
@@ -94,8 +76,7 @@ def reader_checksum(folder: Path) -> str:
     path = folder / READER_FOLDER / RECORD_FILE
     with reading(path, DamageError):
         files = read_object(path)["files"]
-        weights = {name: files[name]["xxh3"] for name in files if name.endswith(".safetensors")}
-    return digest(weights)
+        return digest({n: files[n]["xxh3"] for n in files if n.endswith(".safetensors")})
 
 
 def read_training(folder: Path) -> dict[str, Any] | None:
@@ -114,3 +95,97 @@ def check_reader(folder: Path) -> None:
             raise DamageError(f"{home / name} {what}", "train again in another folder")
     if (folder / METRICS_FILE).is_file():
         read_metrics(folder, [f"{READER_FOLDER}/{RECORD_FILE}"])
+
+
+# For others: the model card and the hub.
+
+
+def write_card(run: Path) -> None:
+    """Write a finished run's model card into its reader's folder.
+
+    Raises:
+        ArtifactError: If the run is not finished, or damaged.
+    """
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    from pgra.reader.record import OWN_INPUTS
+
+    check_reader(run)
+    identity, metrics = read_object(run / IDENTITY_FILE), read_object(run / METRICS_FILE)
+    arguments = _without_folders(read_object(run / ARGUMENTS_FILE))
+    method, task, metric = identity["method"], metrics["task"], metrics["metric"]
+    repo, at, _ = str(identity["reader_weights"]).partition("@")
+    result = EvalResult(
+        task_type="text-classification",
+        dataset_type=arguments["data"]["dataset_name"] or task,
+        dataset_name=task,
+        dataset_split=metrics["split"],
+        metric_type=metric,
+        metric_value=round(float(metrics["value"]), 6),
+    )
+    data = ModelCardData(  # the licence is left to the base model's
+        base_model=repo if at else None,  # of the hub
+        library_name="transformers",
+        pipeline_tag="text-classification",
+        tags=["pgra", method],
+        metrics=[metric],
+        model_name=f"{task}-{method}",
+        eval_results=[result],
+    )
+    fields = Formatter().parse(str(identity["reader_template"]))
+    card = ModelCard.from_template(
+        data,
+        template_path=str(config_root() / "cards" / "reader.md"),
+        method=method,
+        base=repo if at else arguments["reader"]["model_name_or_path"],
+        has_own_inputs=method in OWN_INPUTS,
+        identity=identity,
+        result=metrics,
+        arguments=arguments,
+        fields=", ".join(f"{name}=..." for _, name, _, _ in fields if name),
+        versions={"pgra": __version__, **metrics["versions"]},
+    )
+    write_text(run / READER_FOLDER / CARD_FILE, f"{card.content.rstrip()}\n")
+
+
+def _without_folders(value: Any) -> Any:
+    """Drop the folders of absolute paths, wherever they are in a record; a hub id stays."""
+    if isinstance(value, Mapping):
+        return {name: _without_folders(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(part) for part in value]
+    is_path = isinstance(value, str) and value.startswith(("/", "~"))
+    return Path(value).name if is_path else value
+
+
+def push_run(run: Path, repo: str, *, private: bool | None = None) -> str:
+    """Upload a finished run's reader with its model card; return the address of the commit.
+
+    The card is written again. The record that is uploaded names no folder of this machine.
+
+    Raises:
+        ConfigError: If there is no token, or the hub refuses it, the id or the upload.
+    """
+    from huggingface_hub import HfApi
+
+    write_card(run)
+    reader, copy, api = run / READER_FOLDER, TemporaryFolder(), HfApi()
+    for path in reader.glob("[!.]*"):
+        if path.name != RECORD_FILE:
+            (copy.path / path.name).symlink_to(path.resolve())
+    record = read_object(reader / RECORD_FILE)
+    for name in ("arguments", "fingerprints"):
+        record[name] = _without_folders(record[name])
+    write_json(copy.path / RECORD_FILE, record)
+    metrics = read_object(run / METRICS_FILE)
+    message = f"{metrics['task']}: {metrics['split']} {metrics['metric']} {metrics['value']:.4f}"
+    try:
+        repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
+        commit = api.upload_folder(repo_id=repo, folder_path=copy.path, commit_message=message)
+    except hub_errors(ValueError) as error:
+        raise ConfigError(
+            f"cannot push {run} to '{repo}': the hub says: {hub_reason(error)} Check that the id "
+            "is OWNER/NAME and that you are logged in (hf auth login, or HF_TOKEN) and may write "
+            "there"
+        ) from None
+    return str(commit.commit_url)

@@ -9,32 +9,33 @@ training.json         what was decided on the dev set
 reader/               the best reader: a plain model folder with pgra.json and its model card
 predictions.jsonl, metrics.json
 
-Several seeds: seed-N/ is a run each, unless the folder's name holds {seed}; and summary.json.
+Several seeds: seed-N/ is a run each, unless the folder's name holds {seed}. What is given from
+Python in memory becomes files of ARTIFACTS/given, since a run reads them again later.
 """
 
 import logging
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
 
 from pgra.artifacts import (
     at_home,
+    canonical_json,
     digest,
     lock_folder,
     user_cache,
     write_json,
     write_text,
 )
-from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Prediction
-from pgra.data.corpus import write_passages
+from pgra.core import ALONE, UNDECIDED, Context, Example, Json
+from pgra.data.corpus import Corpus, CorpusArguments, write_passages
+from pgra.data.examples import Rows, open_rows, read_split
 from pgra.data.tasks import GenerationTask, Task, load_any_task
-from pgra.errors import ArtifactError, ConfigError, PgraError
-from pgra.given import Given, GivenCorpus, GivenRows, corpus_arguments
-from pgra.methods.arguments import RunArguments, decided_by
+from pgra.errors import ArtifactError, ConfigError, reading
+from pgra.methods.arguments import RunArguments
 from pgra.methods.base import (
     Decisions,
     Method,
@@ -44,7 +45,6 @@ from pgra.methods.base import (
     open_method,
 )
 from pgra.progress import quiet_transformers
-from pgra.publish import push_run
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.inputs import Query, read_queries
 from pgra.reader.record import Reader, fetch_reader, find_reader, is_on_hub
@@ -53,15 +53,14 @@ from pgra.report.results import (
     DECIDING_FILES,
     METRICS_FILE,
     PREDICTIONS_FILE,
-    SUMMARY_FILE,
     EvidenceLine,
-    damaged,
     read_lines,
     read_metrics,
     read_object,
     write_results,
 )
 from pgra.rerank import BaseReranker
+from pgra.retrieval.dense import Index
 from pgra.run_folder import (
     ARGUMENTS_FILE,
     CARD_FILE,
@@ -72,7 +71,7 @@ from pgra.run_folder import (
     check_reader,
     check_same_inputs,
     check_same_run,
-    check_writable,
+    push_run,
     read_training,
     reader_checksum,
     remove_checkpoints,
@@ -88,27 +87,19 @@ class Answer:
     """What a run says of a new query.
 
     Attributes:
-        prediction: The label or the text that was written, and the probability of each label.
+        label: Its label, or the text that was written.
+        scores: The probability of each label.
         evidence: What was read beside it, best first.
         exemplars: The examples before it in a prompt, in the prompt's order.
         details: What else the method says of it, as in `predictions.jsonl`.
     """
 
     query: Example
-    prediction: Prediction
+    label: str
+    scores: Mapping[str, float]
     evidence: Sequence[EvidenceLine] = ()
     exemplars: Sequence[Example] = ()
     details: Mapping[str, Json] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """The label, or the text that was written."""
-        return self.prediction.label
-
-    @property
-    def scores(self) -> Mapping[str, float]:
-        """The probability of each label."""
-        return self.prediction.scores
 
     @property
     def text(self) -> str:
@@ -125,14 +116,12 @@ class Run:
         args: All of its arguments, by section.
         context: Its device, and where its index and bank are.
         reused: Whether it was there already.
-        hub_id: Of a reader that was fetched from the hub.
     """
 
     folder: Path
     args: RunArguments
     context: Context = ALONE
     reused: bool = False
-    hub_id: str | None = None
 
     @classmethod
     def load(
@@ -156,11 +145,9 @@ class Run:
             ArtifactError: If there is no finished run, or it is damaged.
             ModelError: If the device is not there.
         """
-        context = Context(device=device)
-        changes = {"device": device}
-        hub_id = str(folder) if is_on_hub(folder) else None
+        context, changes = Context(device=device), {"device": device}
         home = fetch_reader(folder)
-        if hub_id:
+        if is_on_hub(folder):
             artifacts_dir = artifacts_dir or user_cache()
             Path(artifacts_dir).mkdir(parents=True, exist_ok=True)
         if artifacts_dir is not None:
@@ -170,7 +157,7 @@ class Run:
             raise ArtifactError(
                 f"{home} holds no finished run (no {METRICS_FILE}): run its command again"
             )
-        return cls(home, args, _context_of(args, context, reranker), True, hub_id)
+        return cls(home, args, _context_of(args, context, reranker), True)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -199,34 +186,19 @@ class Run:
         Raises:
             PgraError: If what the run was made with is gone.
         """
-        try:
-            method = find_method(self.args.runtime.method)(self.args, self.context)
-            if method.restore(self.folder):
-                return method
-            method.open()
-            # Queries are other ones now.
-            free = ("answers", "method", "test")
-            check_same_inputs(self.folder, identity(method), free=free)
-            method.prepare(())
-            method.load(self.folder)
-        except PgraError as error:
-            if self.hub_id is None:
-                raise
-            raise type(error)(
-                f"{error} [the reader '{self.hub_id}' came from the hub without its corpus and LM: "
-                "put them here under their names; with evidence of your own: "
-                f"pgra.Reader.load('{self.hub_id}')]"
-            ) from None
+        method = find_method(self.args.runtime.method)(self.args, self.context)
+        if method.restore(self.folder):
+            return method
+        method.open()
+        free = ("answers", "method", "test")  # queries are other ones now
+        check_same_inputs(self.folder, identity(method), free=free)
+        method.prepare(())
+        method.load(self.folder)
         return method
 
     @property
     def reader(self) -> Reader:
-        """The trained reader alone, which is given its evidence.
-
-        Raises:
-            ConfigError: If the method trains none.
-        """
-        self._check_trained("reader")
+        """The trained reader alone, which is given its evidence; an ArtifactError without one."""
         with quiet_transformers():
             return Reader.load(self.folder, device=self.context.device)
 
@@ -262,7 +234,8 @@ class Run:
         return [
             Answer(
                 example,
-                prediction,
+                prediction.label,
+                prediction.scores,
                 decided.evidence[i] if decided.evidence else (),
                 decided.exemplars[i] if decided.exemplars else (),
                 decided.details[i] if decided.details else {},
@@ -272,36 +245,20 @@ class Run:
             )
         ]
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        token: str | None = None,
-        private: bool | None = None,
-        revision: str | None = None,
-    ) -> str:
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:
         """Upload the trained reader with its model card; return the address of the commit.
 
-        `Reader.load` loads it.
+        `Reader.load` loads it. The token is HF_TOKEN, or the login's.
 
         Args:
             repo_id: OWNER/NAME; a name alone is your own.
-            token: None: HF_TOKEN, or the login's.
             private: Of a new repository; None: as the hub does.
-            revision: A branch; None: main.
 
         Raises:
-            ConfigError: If the method trains no reader, or the hub refuses token, id or upload.
-            ArtifactError: If the run is damaged.
+            ConfigError: If the hub refuses token, id or upload.
+            ArtifactError: If the method trains no reader, or the run is damaged.
         """
-        self._check_trained("push_to_hub")
-        return push_run(self.folder, repo_id, token=token, private=private, revision=revision)
-
-    def _check_trained(self, what: str) -> None:
-        if not self.args.trains:
-            raise ConfigError(
-                f"{what} is for trained readers, and method '{self.args.method}' trains none"
-            )
+        return push_run(self.folder, repo_id, private=private)
 
     def __repr__(self) -> str:
         own = self.metrics
@@ -311,11 +268,11 @@ class Run:
 
 def train(
     task: str | Path | Task | GenerationTask,
-    train: GivenRows | None = None,
+    train: Rows | str | Path | None = None,
     *,
-    validation: GivenRows | None = None,
-    test: GivenRows | None = None,
-    corpus: GivenCorpus | None = None,
+    validation: Rows | str | Path | None = None,
+    test: Rows | str | Path | None = None,
+    corpus: str | Path | Iterable[str] | Corpus | Index | None = None,
     reranker: str | type[BaseReranker] | BaseReranker | None = None,
     artifacts_dir: str | Path | None = None,
     **arguments: Any,
@@ -343,18 +300,15 @@ def train(
             `output_dir=...`. `config="FILE.yaml"` and `profile="NAME"` are defaults below them.
 
     Raises:
-        PgraError: If arguments, data or models cannot be used; if possible before any long work
-            and before anything is written.
+        PgraError: If arguments, data or models cannot be used; if possible before any long work.
     """
     artifacts = (at_home(artifacts_dir) if artifacts_dir else user_cache()).absolute()
     known = task if isinstance(task, Task | GenerationTask) else load_any_task(str(task))
-    given = Given(artifacts / "given")
-    rows = {"train": train, "validation": validation, "test": test}
-    values: dict[str, Any] = {
-        **{f"{n}_file": given.name_rows(known, r, n) for n, r in rows.items() if r is not None},
-        "task": given.name_task(task),
-        "artifacts_dir": artifacts,
-    }
+    home = artifacts / "given"
+    values: dict[str, Any] = {"task": _task_file(task, home), "artifacts_dir": artifacts}
+    for split, rows in (("train", train), ("validation", validation), ("test", test)):
+        if rows is not None:
+            values[f"{split}_file"] = _rows_file(known, rows, split, home)
     if isinstance(reranker, BaseReranker):
         values |= reranker.arguments()
     elif isinstance(reranker, type):
@@ -364,9 +318,8 @@ def train(
     if twice := sorted({*values} & {*arguments}):
         raise ConfigError(f"{twice[0]} is given twice, once by rows or an object: leave one out")
     if corpus is not None:
-        decided = decided_by(str(arguments.get("method"))).get("retriever", "dense")
-        is_dense = arguments.get("retriever", decided) == "dense"
-        values = {**corpus_arguments(corpus, given.home, is_dense=is_dense), **values}
+        field_ = str(arguments.get("corpus_field", CorpusArguments.corpus_field))
+        values = {**_corpus_arguments(corpus, artifacts, field_), **values}
     values = {**values, **arguments}
     layers = [
         word
@@ -375,15 +328,67 @@ def train(
         for word in (f"--{name}", str(value))
     ]
     args = arguments_of(values, layers, caller="pgra.train")
-    for name, part in (("corpus", corpus), ("rerank", reranker)):
-        if part is not None and name not in args.sections:
-            raise ConfigError(f"method '{args.runtime.method}' has no {name}: leave it out")
-    if corpus is not None and "corpus" not in values:
-        file = write_passages(corpus, artifacts / "passages", args["corpus"].corpus_field)
-        args = args.change("corpus", corpus=str(file))
-    given.write()
     with quiet_transformers():
         return run(args, reranker=reranker if isinstance(reranker, BaseReranker) else None)
+
+
+def _task_file(task: str | Path | Task | GenerationTask, home: Path) -> str:
+    """Return the name of a task, or the path of its YAML."""
+    if isinstance(task, str | Path):
+        return str(task)
+    text = task.to_yaml()
+    return _write_once(home / f"{task.name}-{digest(text)[:12]}" / f"{task.name}.yaml", text)
+
+
+def _rows_file(task: Task | GenerationTask, rows: Rows | str | Path, split: str, home: Path) -> str:
+    """Return the file of a split's rows, which are checked, and written as the task's files are."""
+    if isinstance(rows, str | Path):
+        return str(rows)
+    raw = open_rows(task, rows, split)
+    read_split(task, raw, split)
+    names = {column: task.local.columns.get(name, name) for name, column in raw.columns.items()}
+    target = task.local.columns.get(task.target, task.target)
+    lines = []
+    for row in raw.rows:
+        kept = names if isinstance(task, Task) else row.fields
+        values = {names.get(column, column): row.fields[column] for column in kept}
+        label = values[target]
+        if raw.classes and isinstance(label, int) and 0 <= label < len(raw.classes):
+            values[target] = raw.classes[label]
+        lines.append(f"{canonical_json(values)}\n")
+    text = "".join(lines)
+    return _write_once(home / task.name / f"{split}-{digest(text)[:12]}.jsonl", text)
+
+
+def _write_once(path: Path, text: str) -> str:
+    if not path.is_file():
+        write_text(path, text)
+    return str(path)
+
+
+def _corpus_arguments(corpus: Any, artifacts: Path, field_: str) -> dict[str, Any]:
+    """Return the arguments that name a corpus; an index gives its own too."""
+    values: dict[str, Any] = {}
+    if isinstance(corpus, Index):
+        index = corpus
+        if index.is_temporary:
+            kept = artifacts / "given" / f"index-{digest(dict(index.fingerprint))[:12]}"
+            if not kept.is_dir():
+                index.save(kept)
+            index = Index.load(kept, encoder=index.encoder)
+        corpus, values = index.corpus, _not_default(index.args)
+    if isinstance(corpus, Corpus):
+        if corpus.made_by is None:
+            raise ConfigError("this corpus was opened by its folder: give its file, or its texts")
+        return {**values, **_not_default(corpus.made_by), "corpus": corpus.made_by.sources}
+    if isinstance(corpus, str | Path):
+        return {"corpus": str(corpus)}
+    return {"corpus": str(write_passages(corpus, artifacts / "passages", field_))}
+
+
+def _not_default(part: Any) -> dict[str, Any]:
+    values = {f.name: (getattr(part, f.name), f.default) for f in fields(part)}
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def run(
@@ -394,7 +399,7 @@ def run(
     Raises:
         ArtifactError: If the folder holds another run.
     """
-    args = variant(args, series_folder(str(args.folder), [args.seed]))
+    args = variant(args, args.folder, args.seed)
     return run_all({args.seed: args}, _context_of(args, context, reranker))[args.seed]
 
 
@@ -408,13 +413,11 @@ def run_all(
     """
     first = next(iter(runs.values()))
     context = _context_of(first, context)
-    for args in runs.values():
-        check_writable(args.folder)
     shared = open_method(first, context)
     for args in runs.values():  # what would fail later is refused now
         method = shared.with_seed(args)
         method.check()
-        _check_run(method, is_whole=False)
+        check_same_run(args.folder, identity(method), is_whole=False)
     shared.prepare()
     made: dict[int, Run] = {}
     for seed, args in runs.items():
@@ -429,7 +432,7 @@ def _make(method: Method, *, may_lack_reader: bool) -> Run:
     """Make a run, or return what is there; see `run_all`."""
     args, context, folder = method.args, method.context, method.args.folder
     named = identity(method)
-    _check_run(method)
+    check_same_run(folder, named)
     is_done = is_finished(folder, trains=args.trains)
     context.barrier()  # all have looked before the main process writes
     has_reader = args.trains
@@ -493,14 +496,9 @@ def identity(method: Method) -> dict[str, Json]:
     }
 
 
-def _check_run(method: Method, *, is_whole: bool = True) -> None:
-    check_same_run(method.args.folder, identity(method), is_whole=is_whole)
-
-
 @contextmanager
 def lock_run(folder: Path, context: Context) -> Iterator[None]:
     """Hold the folder of a run, or of several, in the main process; an ArtifactError if in use."""
-    check_writable(folder)
     if not context.is_main:
         yield
         return
@@ -596,12 +594,6 @@ def evaluate_run(
     """
     folder = Path(folder)
     target = Path(output_dir or folder)
-    check_writable(target)
-    if folder.is_dir() and not (folder / ARGUMENTS_FILE).is_file():
-        raise ArtifactError(
-            f"{folder / ARGUMENTS_FILE} is missing, and a run is measured by it: give the folder "
-            "of a whole run, or run its command again"
-        )
     args = read_arguments(folder, changes or {})
     if args.trains:
         find_reader(folder)  # refuses a run that was stopped before its end
@@ -616,16 +608,13 @@ def evaluate_run(
     method.prepare((split,))
     check_same_inputs(folder, identity(method), free=free)
     method.load(folder)
-    made = read_object(folder / IDENTITY_FILE)
-    method.fingerprints["run"] = digest(made)
+    method.fingerprints["run"] = digest(dict(read_object(folder / IDENTITY_FILE)))
     if args.trains:
         method.fingerprints["reader"] = reader_checksum(folder)
-    if target == folder:  # its metrics say all that it was made from, and what it cost
-        before: Mapping[str, Any] = {name: value for name, value in made.items() if "/" in name}
-        if (folder / METRICS_FILE).is_file():
-            metrics = read_object(folder / METRICS_FILE)
-            before, method.seconds = metrics["fingerprints"], method.seconds | metrics["seconds"]
-        method.fingerprints = {**before, **method.fingerprints}
+    if target == folder and (folder / METRICS_FILE).is_file():
+        before = read_object(folder / METRICS_FILE)  # all that it was made from, and what it cost
+        method.fingerprints = {**before["fingerprints"], **method.fingerprints}
+        method.seconds |= before["seconds"]
     with lock_run(target, method.context):
         measure_run(method, target, split, read_training(folder))
     return Run(target, args, method.context)
@@ -655,16 +644,8 @@ def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
     if path is None:
         raise ArtifactError(f"{folder} is no run: give the folder of a finished run")
     values = read_object(path)
-    values = values.get("arguments", values)
-    try:
-        args = arguments_from(values, changes)
-    except (KeyError, TypeError) as error:
-        raise ArtifactError(
-            f"{path} holds arguments that this version of pgra does not know ({error}): use the "
-            "version that made it, or run it again"
-        ) from None
-    except (AttributeError, ValueError) as error:
-        raise damaged(path, error) from None
+    with reading(path, ArtifactError):
+        args = arguments_from(values.get("arguments", values), changes)
     if (folder / METRICS_FILE).is_file():
         read_metrics(folder, DECIDING_FILES)
     return args
@@ -673,81 +654,25 @@ def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
 # Several seeds.
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Runs that differ in their seed only; `values` is the content of `summary.json`."""
+def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE) -> dict[int, Run]:
+    """Run once with each of different seeds, and return the runs; finished ones are reused.
 
-    folder: Path
-    runs: Mapping[int, Run]
-    values: Mapping[str, Any]
-
-
-def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE) -> Summary:
-    """Run once with each of different seeds; finished runs are reused.
-
-    The folder's name may hold `{seed}`, else each seed has a folder inside it. The main process
-    writes `summary.json`.
+    The folder's name may hold `{seed}`, else each seed has a folder inside it.
 
     Raises:
         ArtifactError: If a folder holds another run, or that of them all is a run itself.
     """
-    pattern = str(args.folder)
-    root = series_folder(pattern, seeds)
-    if (root / IDENTITY_FILE).is_file():
-        raise ArtifactError(
-            f"{root} is a run itself, and several runs are asked for: choose another --output_dir"
-        )
-    each = pattern if SEED_FIELD in pattern else f"{pattern}/seed-{SEED_FIELD}"
-    own = {seed: variant(args, series_folder(each, [seed]), seed=seed) for seed in seeds}
-    is_run = root in (one.folder for one in own.values())  # of one seed: it holds itself
-    with nullcontext() if is_run else lock_run(root, context):
-        runs = run_all(own, context)
-        values = _sum_up(runs, find_method(args.runtime.method).SEEDS)
-        if context.is_main:
-            root.mkdir(parents=True, exist_ok=True)
-            write_json(root / SUMMARY_FILE, values)
-        context.barrier()
-    return Summary(root, runs, values)
+    folder = str(args.folder)
+    if SEED_FIELD not in folder:
+        if (args.folder / IDENTITY_FILE).is_file():
+            raise ArtifactError(
+                f"{folder} is a run itself, and several are asked for: choose another --output_dir"
+            )
+        folder = f"{folder}/seed-{SEED_FIELD}"
+    return run_all({seed: variant(args, folder, seed) for seed in seeds}, context)
 
 
-def variant(args: RunArguments, folder: Path, **changes: float | None) -> RunArguments:
-    """Return the arguments of one of several runs; `changes` are of the section with its folder."""
-    return args.change(args.home, output_dir=str(folder), **changes)
-
-
-def series_folder(pattern: str, seeds: Sequence[int]) -> Path:
-    """Return the folder that several seeds share: the pattern with all of them, 0+1+2."""
-    return Path(pattern.replace(SEED_FIELD, "+".join(str(seed) for seed in seeds)))
-
-
-def _sum_up(runs: Mapping[int, Run], seeds_are: str) -> dict[str, Json]:
-    first = next(iter(runs.values())).metrics
-    rows: list[dict[str, Any]] = [
-        {
-            "seed": seed,
-            "folder": run.folder.name,
-            "value": float(run.metrics["value"]),
-            "dev_value": run.training.get("value"),
-        }
-        for seed, run in runs.items()
-    ]
-    dev = [row["dev_value"] for row in rows]
-    return {
-        **{name: first[name] for name in ("task", "split", "metric")},
-        "num_examples": first["n"],
-        "seeds_are": seeds_are,
-        "runs": rows,
-        **spread([row["value"] for row in rows]),
-        "dev": None if None in dev else spread(dev),
-    }
-
-
-def spread(values: Sequence[float]) -> dict[str, Json]:
-    """Return mean, sample standard deviation (None for one value), count, minimum and maximum."""
-    return {
-        "mean": statistics.fmean(values),
-        "sd": statistics.stdev(values) if len(values) > 1 else None,
-        "n": len(values),
-        "min": min(values),
-        "max": max(values),
-    }
+def variant(args: RunArguments, folder: str | Path, seed: int) -> RunArguments:
+    """Return the arguments of the run with a seed; the folder's name may hold `{seed}`."""
+    name = str(folder).replace(SEED_FIELD, str(seed))
+    return args.change(args.home, output_dir=name, seed=seed)

@@ -32,13 +32,9 @@ class Loopback:
         try:
             yield f"http://127.0.0.1:{server.server_port}{self.path}"
         finally:
-            self.stop()
             server.shutdown()
             thread.join()
             server.server_close()
-
-    def stop(self) -> None:
-        """Let go of what waits."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -110,7 +106,6 @@ class LoopbackHub(Loopback):
         self.repos = dict(repos or {})
         self.requests: list[str] = []
         self.made: list[dict[str, object]] = []
-        self.messages: list[str] = []
         self.is_broken = False  # commits are refused
 
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
@@ -201,9 +196,7 @@ class HubHandler(Handler):
         files = dict(revisions[revision])
         for item in map(json.loads, body.splitlines()):
             value = item["value"]
-            if item["key"] == "header":
-                self.owner.messages.append(value["summary"])
-            else:
+            if item["key"] != "header":
                 files[value["path"]] = base64.b64decode(value["content"])
         revisions[revision] = files
 
@@ -265,17 +258,14 @@ class Written(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """How one request fails, after so many seconds; status 0 drops the connection."""
+    """How one request fails; status 0 drops the connection."""
 
     status: int = 0
-    body: str | bytes = ""
-    headers: Mapping[str, str] = {}
-    seconds: float = 0.0
+    body: str = ""
+    headers: Mapping[str, str] = {"Content-Type": "application/json"}
 
 
-def busy(wish: str | None = "0.05") -> Fault:
-    headers = {} if wish is None else {"Retry-After": wish}
-    return Fault(429, '{"error": {"message": "slow down", "code": "rate_limit"}}', headers)
+BUSY = Fault(429, '{"error": {"message": "slow down"}}', {"Retry-After": "0.05"})
 
 
 def toy_writer(prompt: str, max_tokens: int, stop: str | None) -> Written:
@@ -296,7 +286,6 @@ class LoopbackEndpoint(Loopback):
         dies_after: Answers, after which every connection is dropped.
         bodies: What was asked, in order, the failed ones too.
         headers: Of the requests.
-        num_answered: Requests that were answered well.
         endpoints: What it offers, of "completions" and "chat".
         echoes: Whether prompts are echoed with their chances.
         unsupported: Parameters of a chat that are refused by name.
@@ -305,45 +294,30 @@ class LoopbackEndpoint(Loopback):
     path = "/v1"
 
     def __init__(self, writer: Callable[[str, int, str | None], Written] = toy_writer) -> None:
-        self.writer = writer
+        self.writer, self.lock = writer, threading.Lock()
         self.faults: list[Fault] = []
         self.dies_after: int | None = None
         self.bodies: list[dict[str, object]] = []
         self.headers: list[dict[str, str]] = []
-        self.num_answered = 0
         self.endpoints, self.echoes = ["completions", "chat"], True
         self.unsupported: set[str] = set()
-        self.lock, self.over = threading.Lock(), threading.Event()
-
-    def stop(self) -> None:
-        self.over.set()
 
     def take(self, body: dict[str, object], headers: Mapping[str, str]) -> Fault:
-        """Note a request, and answer it or say how it fails."""
+        """Note a request, and answer it or say how it fails, in OpenAI's words."""
         with self.lock:
             self.bodies.append(body)
             self.headers.append({name.lower(): value for name, value in headers.items()})
-            if self.dies_after is not None and self.num_answered >= self.dies_after:
+            if self.dies_after is not None and len(self.bodies) > self.dies_after:
                 return Fault()
             if self.faults:
                 return self.faults.pop(0)
-            refusal = self.refuse(body)
-            if refusal is not None:
-                return refusal
-            self.num_answered += 1
-        return Fault(200, self.answer(body), {"Content-Type": "application/json"})
-
-    def refuse(self, body: dict[str, object]) -> Fault | None:
-        """Refuse what it does not offer, in OpenAI's words; None where it answers."""
         is_chat = body["path"] == "/v1/chat/completions"
         if ("chat" if is_chat else "completions") not in self.endpoints:
-            message = "This model is not supported in this endpoint."
-            return Fault(404, json.dumps({"error": {"message": message, "code": None}}))
-        refused = sorted(self.unsupported & {*body}) if is_chat else []
-        if refused:
-            told = {"message": f"Unsupported parameter: '{refused[0]}'", "param": refused[0]}
-            return Fault(400, json.dumps({"error": {**told, "code": "unsupported_parameter"}}))
-        return None
+            return Fault(404, '{"error": {"message": "not supported in this endpoint."}}')
+        for name in sorted(self.unsupported & {*body}):
+            told = {"message": f"Unsupported parameter: '{name}'", "param": name}
+            return Fault(400, json.dumps({"error": told}))
+        return Fault(200, self.answer(body))
 
     def answer(self, body: dict[str, object]) -> str:
         is_chat = "messages" in body
@@ -351,22 +325,18 @@ class LoopbackEndpoint(Loopback):
         (stop,) = body.get("stop", [None])
         most = body.get("max_tokens", body.get("max_completion_tokens"))
         written = self.writer(prompt, most, stop)
+        shown = {"text": written.text}
         if is_chat:
-            message = {"role": "assistant", "content": written.text.strip()}
-            shown = {"message": message}
+            shown = {"message": {"role": "assistant", "content": written.text.strip()}}
         elif body.get("echo") and self.echoes:
             logprobs = {"tokens": written.tokens, "token_logprobs": written.chances}
             shown = {"text": prompt + written.text, "logprobs": logprobs}
-        else:
-            shown = {"text": written.text}
         usage = {
             "prompt_tokens": written.num_prompt_tokens,
             "completion_tokens": written.num_new_tokens,
         }
-        kind = "chat.completion" if is_chat else "text_completion"
-        about = {"id": "1", "object": kind, "created": 0, "model": body["model"]}
         choices = [{"index": 0, "finish_reason": "stop", **shown}]
-        return json.dumps({**about, "choices": choices, "usage": usage})
+        return json.dumps({"choices": choices, "usage": usage})
 
 
 class EndpointHandler(Handler):
@@ -374,15 +344,9 @@ class EndpointHandler(Handler):
 
     def do_POST(self) -> None:
         fault = self.owner.take({"path": self.path, **json.loads(self.read())}, self.headers)
-        self.owner.over.wait(fault.seconds)
         self.close_connection = not fault.status
-        try:
-            if fault.status:
-                headers = {"Content-Type": "text/html", **fault.headers}
-                body = fault.body.encode() if isinstance(fault.body, str) else fault.body
-                self.send(fault.status, body, headers)
-        except OSError:  # the client is gone: it was killed, or had waited long enough
-            self.close_connection = True
+        if fault.status:
+            self.send(fault.status, fault.body.encode(), fault.headers)
 
 
 LoopbackEndpoint.handler = EndpointHandler

@@ -72,9 +72,10 @@ def plant(
     return folder
 
 
-def plant_grid(root, points, *, axis="retriever.num_candidates", tasks=("sst2",), **grid):
+def plant_grid(
+    root, points, *, axis="num_candidates", section="retriever", tasks=("sst2",), **grid
+):
     """Write grid.json: points are {name: {"value":, "seeds": {seed: wrong or None}}}."""
-    section, _, key = axis.partition(".")
     written = []
     for task in tasks:
         for name, point in points.items():
@@ -83,7 +84,7 @@ def plant_grid(root, points, *, axis="retriever.num_candidates", tasks=("sst2",)
                 place = f"{task}/{name}/seed-{seed}"
                 seeds[str(seed)] = place
                 if wrong is not None:
-                    arguments = {section: {key: point["value"]}}
+                    arguments = {section: {axis: point["value"]}}
                     plant(root / place, task=task, seed=seed, wrong=wrong, arguments=arguments)
             values = {axis: point["value"]}
             written.append({"name": name, "task": task, "values": values, "seeds": seeds})
@@ -91,8 +92,6 @@ def plant_grid(root, points, *, axis="retriever.num_candidates", tasks=("sst2",)
         "name": "k",
         "title": "Candidates",
         "axes": [axis],
-        "labels": {axis: "k"},
-        "seeds": [0, 1],
         "reference": None,
         "baseline": None,
         "points": written,

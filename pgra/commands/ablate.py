@@ -1,13 +1,13 @@
 """Runs a grid of runs from a YAML: `pgra ablate NAME`, and the files in `ablations/`."""
 
-import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import (
+    SeriesArguments,
     about,
     given_names,
     join_run,
@@ -15,9 +15,8 @@ from pgra.commands.common import (
     quiet_libraries,
     say,
 )
-from pgra.config import Arguments, Defaults, arg, list_yamls, parse_first, wants_all, wants_help
+from pgra.config import Defaults, arg, list_yamls, parse_first, wants_all, wants_help
 from pgra.errors import ConfigError, PgraError
-from pgra.experiments import SeriesArguments
 
 if TYPE_CHECKING:
     from pgra.experiments.grid import Grid, GridRun, Point
@@ -25,23 +24,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class GridArguments(Arguments):
+class GridArguments(SeriesArguments):
     """How a grid is run."""
 
+    GROUP = "Options"
+
     demo: bool = arg(False, "Bundled models and small sizes, as the YAML says.")
-    dry_run: bool = arg(False, "List the points and their runs, and run nothing.")
-    seeds: list[int] | None = arg(
-        None, "Seeds of the reader or the exemplars, a run each; default: the YAML's, else 0 1 2."
-    )
+    dry_run: bool = arg(False, "List the runs, and run nothing.")
     tasks: list[str] | None = arg(None, "Tasks, each with all points; default: the YAML's.")
-    axis: list[str] | None = arg(
-        None, "Values of an axis in place of the YAML's: num_candidates=150,50."
-    )
     drop_readers: bool = arg(
         False,
-        "Delete the reader and the checkpoints of each run once it is measured; its predictions "
-        "and metrics stay, and the grid continues.",
+        "Delete the reader and the checkpoints of each run once it is measured, but for plain "
+        "ones; its predictions and metrics stay, and the grid continues.",
     )
+    output_dir: str | None = arg(None, "The grid's folder; default: runs/ablate-NAME.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra ablate k --demo
       pgra ablate k --demo --dry-run
       pgra ablate d --tasks sst2 trec --seeds 0 1 2 3 4
-      pgra ablate k --axis num_candidates=200,100 --task mr --output_dir runs/k-mr
+      pgra ablate k --task mr --output_dir runs/k-mr
       pgra ablate my_grid.yaml --corpus my_corpus.txt
       pgra ablate kate_t6 --tasks webquestions --seeds 0 1 2 3 4
 
@@ -62,48 +58,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     command resumes where it was stopped.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if wants_help(words):
+        asked = ["--help-all" if wants_all(words) else "--help"]
+        parse_run(asked, [GridArguments], prog="pgra ablate NAME|FILE.yaml", **_texts())
     if not words or words[0].startswith("-"):
-        return _explain(words)
+        known = ", ".join(list_yamls("ablations"))
+        raise ConfigError(f"name a grid first, such as pgra ablate k --demo; there are: {known}")
     how, rest = parse_first(GridArguments, words[1:])
-    grid = _read(words[0], how, rest)
-    if wants_help(rest):
-        return _explain(rest, grid)
-    from pgra.experiments.grid import make_runs, run_grid, write_grid
+    from pgra.experiments.grid import make_runs, read_grid, run_grid, write_grid
     from pgra.runs import lock_run
 
-    context, root = join_run(rest), _root(grid, how, rest)
-    seeds = SeriesArguments(seeds=how.seeds).seeds or []
+    grid = read_grid(words[0], demo=how.demo)
+    if both := given_names(rest) & {"seed", *grid.axes}:
+        raise ConfigError(
+            f"the grid '{grid.name}' varies {both.pop()}: give --seeds, or a YAML that extends it"
+        )
+    context = join_run(rest)
+    root = Path(how.output_dir or f"runs/ablate-{grid.name}{'-demo' if how.demo else ''}")
+    tasks = [] if "task" in given_names(rest) else how.tasks
     runs = make_runs(
-        grid, seeds, root, lambda task, point: resolve_point(grid, task, point, rest, root)
+        grid,
+        how.seeds or [],
+        root,
+        lambda task, point: resolve_point(grid, task, point, rest, root),
+        tasks,
     )
     quiet_libraries()
     if how.dry_run:
-        say(describe_runs(grid, runs))
+        finished = sum(run.is_finished for run in runs)
+        names = [run.name + (", finished" if run.is_finished else "") for run in runs]
+        say("\n".join([*names, f"{len(runs)} runs, {finished} of them finished"]))
         return 0
     with lock_run(root, context):
         if context.is_main:
             write_grid(grid, runs, root)
         context.barrier()
-        failures = run_grid(
-            runs,
-            context,
-            drop_readers=how.drop_readers,
-            keep_plain=grid.show == "consistency",
-        )
+        failures = run_grid(runs, context, drop_readers=how.drop_readers)
     if not context.is_main:
         return 1 if failures else 0
-    return show_results(grid, runs, failures, root)
+    return _show_results(grid, [run for run in runs if run.is_finished], failures, root)
 
 
-def show_results(
-    grid: "Grid", runs: "Sequence[GridRun]", failures: Mapping[str, str], root: Path
+def _texts() -> dict[str, Any]:
+    names = ", ".join(list_yamls("ablations"))
+    return {name: text.format(names=names) for name, text in about(main).items()}
+
+
+def _show_results(
+    grid: "Grid", done: "Sequence[GridRun]", failures: dict[str, str], root: Path
 ) -> int:
     """Show results and failures (reasons by run); return 1 if a run or the table failed."""
     from pgra.commands.report import consistency
     from pgra.commands.report import main as report
 
     code = 1 if failures else 0
-    done = [run for run in runs if run.is_finished]
     tables = [(report, [str(root)])] if done else []
     if done and grid.show == "consistency":
         folder = str(root / "consistency")
@@ -114,108 +122,45 @@ def show_results(
         except PgraError as error:  # runs that it cannot put into one table stay where they are
             say(f"no table: {error}")
             code = 1
-    if grid.show == "seconds":
-        say(_describe_seconds(done))
-    if grid.show == "dev":
-        say(_describe_best(done))
+    if grid.show in ("seconds", "dev"):
+        say(_describe_seconds(done) if grid.show == "seconds" else _describe_best(done))
     for name, reason in failures.items():
         say(f"failed: {name}: {reason}")
     if failures:
-        say(f"{len(failures)} of {len(runs)} runs failed; the same command tries them again")
+        say(f"{len(failures)} runs failed; the same command tries them again")
     return code
 
 
 def _describe_seconds(runs: "Sequence[GridRun]") -> str:
     from pgra.report.results import METRICS_FILE, read_object
-    from pgra.report.tables import Cell, Table
+    from pgra.report.tables import Table
 
-    took = [read_object(run.folder / METRICS_FILE)["seconds"] for run in runs]
-    stages = list(dict.fromkeys(stage for seconds in took for stage in seconds))
-    rows = [
-        [Cell(run.name), *(Cell.of(own.get(stage, "-"), ".1f") for stage in (*stages, "all"))]
-        for run, seconds in zip(runs, took, strict=True)
-        for own in ({**seconds, "all": sum(seconds.values())},)
-    ]
-    return Table("Wall-clock seconds of each stage", ["run", *stages, "all"], rows).to_text()
+    took = [(run.name, read_object(run.args.folder / METRICS_FILE)["seconds"]) for run in runs]
+    forms = {"run": "", **{stage: ".1f" for _, seconds in took for stage in seconds}}
+    rows = [{"run": name, **seconds} for name, seconds in took]
+    return Table.of("Wall-clock seconds of each stage", rows, forms).to_text()
 
 
 def _describe_best(runs: "Sequence[GridRun]") -> str:
     """List each task's best point on the dev set, beside what the paper chose (table 7)."""
     from pgra.report.compare import load_reference
     from pgra.report.results import read_object
-    from pgra.report.tables import Cell, Table
+    from pgra.report.tables import Table
     from pgra.run_folder import TRAINING_FILE
 
     paper = load_reference("T7").rows
-    values = {run.folder: float(read_object(run.folder / TRAINING_FILE)["value"]) for run in runs}
-    rows = []
+    rows: list[dict[str, float | str | None]] = []
     for task in dict.fromkeys(str(run.args.data.task) for run in runs):
-        own = [run for run in runs if run.args.data.task == task]
-        best = max(own, key=lambda run: values[run.folder])  # the first of equals
-        chosen = [best.point.name, f"{values[best.folder]:.4f}"]
-        printed = [f"{row[task]:g}" if task in row else "" for row in paper.values()]
-        rows.append([Cell(text) for text in (task, *chosen, *printed)])
-    columns = ["task", "best point", "dev", *(f"{name} (paper)" for name in paper)]
-    return Table("Best on the dev set", columns, rows).to_text()
-
-
-def describe_runs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
-    from pgra.experiments.grid import in_order
-    from pgra.report.tables import Cell, Table
-
-    points: dict[tuple[str | None, str], list[GridRun]] = {}
-    for run in in_order(runs):
-        points.setdefault((run.task, run.point.name), []).append(run)
-    rows = []
-    for own in points.values():
-        training = own[0].args.sections.get("training")
-        steps = "-" if training is None else str(training.max_steps)
-        finished = str(sum(run.is_finished for run in own))
-        cells = [own[0].point.name, own[0].args.data.task or "", str(len(own)), finished, steps]
-        rows.append([Cell(text) for text in cells])
-    note = f"{len(runs)} runs, {sum(run.is_finished for run in runs)} of them finished"
-    return Table(grid.title, ["point", "task", "runs", "finished", "steps"], rows, [note]).to_text()
-
-
-def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:
-    """Show the help, or report that the grid is missing."""
-    names = ", ".join(list_yamls("ablations"))
-    if not wants_help(words):
-        raise ConfigError(f"name a grid first, such as pgra ablate k --demo; there are: {names}")
-    parse_run(
-        ["--help-all" if wants_all(words) else "--help"],
-        [GridArguments],
-        prog="pgra ablate NAME|FILE.yaml",
-        **{name: text.format(names=names) for name, text in about(main).items()},
-        under=() if grid is None else grid.under(None, grid.cells[0]),
-    )
-    return 0
-
-
-def _read(name: str, how: GridArguments, rest: Sequence[str]) -> "Grid":
-    """Read the grid; refuse axes that are also given as arguments."""
-    from pgra.experiments.grid import read_axes, read_grid
-
-    grid = read_grid(name, demo=how.demo, axes=read_axes(how.axis or ()))
-    given = given_names(rest)
-    for axis in given.intersection(grid.axes):
-        raise ConfigError(
-            f"{axis} is an axis of the grid '{grid.name}': give its values as "
-            f"--axis {axis}=VALUE,VALUE"
-        )
-    if "seed" in given:
-        raise ConfigError("a grid runs several seeds: give --seeds 0 1 2, or --seeds 0 for one")
-    if how.tasks and "task" in given:
-        raise ConfigError("--task and --tasks both name what to run: give one of them")
-    return replace(grid, asked=tuple(how.tasks or ())) if how.tasks or "task" in given else grid
-
-
-def _root(grid: "Grid", how: GridArguments, rest: Sequence[str]) -> Path:
-    """Return the grid's folder: the last one on the command line, in either spelling."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    default = f"runs/ablate-{grid.name}{'-demo' if how.demo else ''}"
-    parser.add_argument("--output_dir", "--output-dir", default=default)
-    return Path(parser.parse_known_args(list(rest))[0].output_dir)
+        own = {
+            run.point.name: float(read_object(run.args.folder / TRAINING_FILE)["value"])
+            for run in runs
+            if run.args.data.task == task
+        }
+        best = max(own, key=lambda name: own[name])  # the first of equals
+        printed = {f"{name} (paper)": values.get(task) for name, values in paper.items()}
+        rows.append({"task": task, "best point": best, "dev": own[best], **printed})
+    forms = {"task": "", "best point": "", "dev": ".4f", **{f"{n} (paper)": "g" for n in paper}}
+    return Table.of("Best on the dev set", rows, forms).to_text()
 
 
 def resolve_point(
@@ -235,8 +180,8 @@ def resolve_point(
     args, _ = parse_run(
         words,
         prog="pgra ablate",
-        **about(main),
-        under=[*grid.under(task, point), Defaults(grid.origin, {"output_dir": str(root)})],
+        **_texts(),
+        under=grid.under(task, point),
         over=over,
         others=argument_names(grid),
     )

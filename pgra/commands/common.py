@@ -5,24 +5,40 @@ import io
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import HelpParser, parse_arguments, same_spelling
+from pgra.config import Arguments, HelpParser, arg, parse_arguments, same_spelling
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
-from pgra.experiments import SeriesArguments
 from pgra.methods.arguments import METHODS, STAGES, RunArguments, RuntimeArguments
 from pgra.reader.arguments import TrainingArguments
 
 if TYPE_CHECKING:
     from pgra.core import Context
-    from pgra.runs import Run, Summary
+    from pgra.runs import Run
 
 # The argument classes of PGRA's stages and readers, by their names in `RunArguments`.
 SECTIONS: dict[str, Any] = {"runtime": RuntimeArguments, "data": DataArguments, **STAGES}
+
+
+@dataclass(kw_only=True)
+class SeriesArguments(Arguments):
+    """Several runs in one command."""
+
+    GROUP = "Training"
+
+    seeds: list[int] | None = arg(
+        None,
+        "Run once with each of these seeds, such as 0 1 2: of the reader (example order, "
+        "dropout), or of the exemplars. Mean and spread are shown; over --seed.",
+        decides=False,
+        is_common=True,
+        least=0,
+        most=(1 << 32) - 1,
+    )
 
 
 def all_arguments() -> frozenset[str]:
@@ -119,15 +135,12 @@ def given_names(words: Sequence[str]) -> set[str]:
     return {w[2:].partition("=")[0] for w in same_spelling(words) if w.startswith("--")}
 
 
-def is_on_cpu(words: Sequence[str]) -> bool:
-    return "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
-
-
 def join_run(words: Sequence[str]) -> "Context":
     """Join the other processes of `accelerate launch`."""
     from pgra.core import join_context
 
-    return join_context("cpu" if is_on_cpu(words) else "auto")
+    is_on_cpu = "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
+    return join_context("cpu" if is_on_cpu else "auto")
 
 
 def say(text: str) -> None:
@@ -141,13 +154,9 @@ def typed_lines() -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
         return
-    with contextlib.suppress(ImportError):  # not on every system; then lines have no history
-        import readline  # noqa: F401 (input() uses it once it is there)
     with contextlib.suppress(EOFError):
         while True:
-            yield input("> " if sys.stdout.isatty() else "")
-    if sys.stdout.isatty():
-        say("")
+            yield input("> ")
 
 
 def quiet_libraries() -> None:
@@ -173,23 +182,17 @@ def show_metrics(run: "Run") -> str:
         f"{values['value']:.4f} ({interval}n = {values['n']}, "
         f"seed {values['seed']})" + (" (reused)" if run.reused else "")
     ]
-    lines += [f"note: {note}" for note in values["notes"]]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"note: {note}" for note in values["notes"])])
 
 
-def show_summary(summary: "Summary") -> str:
-    values = summary.values
-    lines = [show_metrics(run) for run in summary.runs.values()]
-    notes = dict.fromkeys(line for text in lines for line in text.splitlines()[1:])
-    seeds = " ".join(str(seed) for seed in summary.runs)
-    sd = "" if values["sd"] is None else f" ± {values['sd']:.4f}"
-    of_reader = " of the reader" if "of the reader" in values["seeds_are"] else ""
-    return "\n".join(
-        [
-            *(text.splitlines()[0] for text in lines),
-            f"{summary.folder}: {values['task']} {values['split']} {values['metric']} "
-            f"{values['mean']:.4f}{sd} (mean ± sample sd of {values['n']} seeds{of_reader}: "
-            f"{seeds}; {values['min']:.4f} to {values['max']:.4f})",
-            *notes,
-        ]
-    )
+def show_seeds(runs: "Mapping[int, Run]") -> str:
+    """Show each run, their mean and spread, and the notes of all."""
+    from pgra.report.metrics import mean_sd_interval
+
+    shown = [show_metrics(run).splitlines() for run in runs.values()]
+    notes = dict.fromkeys(note for _, *notes in shown for note in notes)
+    found = mean_sd_interval([float(run.metrics["value"]) for run in runs.values()])
+    spread = "" if found.sd is None else f" ± {found.sd:.4f}"
+    seeds = " ".join(map(str, runs))
+    mean = f"{found.mean:.4f}{spread} (mean ± sample sd of {found.n} seeds: {seeds})"
+    return "\n".join([*(first for first, *_ in shown), mean, *notes])

@@ -1,13 +1,11 @@
 """The demo (`make demo`, `pgra demo`): the main job on real models, and what the LM picks."""
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
 from pgra.config import config_root, wants_help
-from pgra.progress import Bar
 
 if TYPE_CHECKING:
     from pgra.core import Context
@@ -20,7 +18,6 @@ READERS = {  # by name: the folder, and the arguments that differ
     "T5 + LM's evidence (PGRA)": ("pgra", []),
 }
 _LEVEL = 0.01
-_SILENCE = 5.0  # seconds between two lines where there is no terminal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,8 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml.
     Stopped, it resumes where it was.
     """
-    start = time.perf_counter()
-    Bar.seconds = _SILENCE
     words = [*(argv or [])]
     if wants_help(words):
         _parse(words)
@@ -49,12 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.runs import run
 
     quiet_libraries()
-    say(_introduce(args))
-    runs, is_new, count = [], False, len(READERS) + 1
+    runs, count = [], len(READERS) + 1
     for number, (name, (folder, own)) in enumerate(READERS.items(), 1):
         say(f"\n[{number}/{count}] {name}")
         outcome = run(_parse([*words, *own, "--output_dir", str(base / folder)]), context)
-        is_new = is_new or not outcome.reused
         runs.append(load_run(outcome.folder, name=name))
     say(f"\n[{count}/{count}] what each stage picks, labelled by the T5 alone")
     alone, pgra = runs
@@ -62,33 +55,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     labeler = consistency.open_labeler(alone.folder)
     texts = consistency.distinct_evidence(list(sides.values()))
     kept = base / "evidence" / "pseudo_labels"
-    labels, _ = consistency.label_texts(labeler, texts, kept, device=args.runtime.device)
+    labels = consistency.label_texts(labeler, texts, kept, device=args.runtime.device)
     first, second = (
         consistency.measure_consistency(
-            name, alone.task, [lines], labels, labels=labeler.record.labels
+            name, alone.task, lines, labels, labels=labeler.record.labels
         )
         for name, lines in sides.items()
     )
     gap = compare_means(second.shares, first.shares, seed=0)
     effect = (
         f"By the T5 alone, {100 * second.score:.1f} % of the evidence that the LM picks has its "
-        f"review's own label, of the encoder's {100 * first.score:.1f} %: "
-        f"{_verdict(gap, len(second.shares))}."
+        f"review's own label, of the encoder's {100 * first.score:.1f} %: {_verdict(gap)}."
     )
     trained = compare_methods([pgra.outcomes], [alone.outcomes], seed=0)
     decided = (
         f"{pgra.name} is right on {100 * pgra.value:.1f} %, {alone.name} on "
-        f"{100 * alone.value:.1f} %: {_verdict(trained, len(pgra.predictions))}."
+        f"{100 * alone.value:.1f} %: {_verdict(trained)}."
     )
-    gains = dict(zip(second.ids, second.shares - first.shares, strict=True))
-    case = _case(sides, labels, gains)
-    study = compare_runs(Group("The demo's readers", runs))
-    page, lead = base / "report.html", "\n\n".join([effect, decided, case])
-    write_page(page, [study], title="Prompt-guided retrieval: the demo", lead=lead)
-    seconds = f"{time.perf_counter() - start:.0f} s" + ("" if is_new else ", all of it reused")
+    study, page = compare_runs(Group("The demo's readers", runs)), base / "report.html"
+    title = "Prompt-guided retrieval: the demo"
+    write_page(page, [study], title=title, lead=f"{effect}\n\n{decided}")
     say(f"\nDoes the LM pick other evidence than the encoder?\n  {effect}")
-    say(f"\nDoes the T5 decide better with it?\n  {decided}\n\n{case}")
-    say(f"\nIt took {seconds}. To look through examples: open {page}")
+    say(f"\nDoes the T5 decide better with it?\n  {decided}")
+    say(f"\nTo look through examples: open {page}")
     return 0
 
 
@@ -97,22 +86,6 @@ def _parse(words: Sequence[str]) -> "RunArguments":
     config = [] if "--config" in words else ["--config", own]
     args, _ = parse_run([*config, *words], prog="pgra demo", **about(main))
     return args
-
-
-def _introduce(args: "RunArguments") -> str:
-    """Describe what will be done."""
-    count = f"{args.corpus.max_passages:,}" if args.corpus.max_passages else "all"
-    return "\n".join(
-        [
-            f"Task: is a sentence of a film review positive? ({args.data.dataset_name})",
-            f"  1. {args.retriever.encoder} finds {args.retriever.num_candidates} candidates for "
-            f"each review among {count} sentences of Wikipedia.",
-            f"  2. {args.rerank.lm} reads each once, under a prompt of "
-            f"{args.rerank.num_exemplars} examples, and picks {args.rerank.num_evidence}.",
-            f"  3. {args.reader.model_name_or_path} is trained, {len(READERS)} times: "
-            + "; ".join(READERS),
-        ]
-    )
 
 
 def _first_stage(args: "RunArguments", context: "Context") -> "Lines":
@@ -129,30 +102,11 @@ def _first_stage(args: "RunArguments", context: "Context") -> "Lines":
     ]
 
 
-def _verdict(gap: "Difference", n: int) -> str:
+def _verdict(gap: "Difference") -> str:
     """Describe a difference, in points, and whether it is beyond noise."""
-    told = (
-        f"{100 * gap.difference:+.1f} points (95 % interval {100 * gap.low:+.1f} to "
-        f"{100 * gap.high:+.1f}, p {gap.p:.3f}, {n} reviews)"
+    low, high = (100 * bound for bound in gap.interval)
+    noise = "beyond noise" if gap.p < _LEVEL else "which may be noise"
+    return (
+        f"{100 * gap.difference:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}, p "
+        f"{gap.p:.3f}), {noise}"
     )
-    return f"{told}, beyond noise" if gap.p < _LEVEL else f"{told}, which may be noise"
-
-
-def _case(
-    sides: "Mapping[str, Lines]", labels: Mapping[str, str], gains: Mapping[str, float]
-) -> str:
-    """Show a review on which the stages differ most in the LM's favour, the LM's surest one."""
-
-    def gain(line: Mapping[str, Any]) -> tuple[float, float]:
-        return gains[line["id"]], sum(seen["score"] for seen in line["evidence"])
-
-    query = max(sides["the LM"], key=gain)
-    lines = [
-        "An example, of the reviews on which they differ most the one of which the LM is surest:",
-        f'  "{query["text"]}" ({query["label"]})',
-    ]
-    for name, found in sides.items():
-        (line,) = (line for line in found if line["id"] == query["id"])
-        lines.append(f"  {name} picks:")
-        lines += [f"    {labels[seen['text']]}: {seen['text']}" for seen in line["evidence"]]
-    return "\n".join(lines)

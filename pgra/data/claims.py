@@ -8,12 +8,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
-from pgra.artifacts import Artifact, build_once, is_finished, write_aside, write_lines
+from pgra.artifacts import Artifact, build_once, is_finished, write_lines
 from pgra.config import Arguments, arg
 from pgra.core import Json
 from pgra.data.corpus import Corpus
@@ -27,7 +27,6 @@ TRUE, FALSE = "true", "false"
 _STAGE = "claims"
 _WORDS = range(10, 25)  # of a source
 _YEARS_OFF = range(3, 18)
-_BATCH = 1 << 14
 
 
 @dataclass(kw_only=True)
@@ -36,10 +35,8 @@ class ClaimsArguments(Arguments):
 
     kind: str = arg(
         "year",
-        "What is kept or changed, the one of its kind in a sentence: year (1000 to 2029), number "
-        "(any other), or entity (capitalised words, but not the sentence's first). It is changed "
-        "for another of the corpus: a year by 3 to 17, a number with as many digits, an entity of "
-        "as many words.",
+        "What is kept, or changed for another of the corpus: year (by 3 to 17), number (with as "
+        "many digits), or entity (of as many capitalised words).",
         choices=KINDS,
     )
     output_dir: str = arg(
@@ -70,8 +67,10 @@ class ClaimsArguments(Arguments):
         return {"test": self.num_test, "validation": self.num_dev, "train": self.num_train}
 
 
-@dataclass(frozen=True)
-class Fact:
+# Facts: words of a kind that occur once in a sentence.
+
+
+class Fact(NamedTuple):
     """The one fact of a sentence, at `words[start:stop]`, with the marks before and after it."""
 
     start: int
@@ -79,31 +78,6 @@ class Fact:
     before: str
     text: str
     after: str
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim as its file has it.
-
-    Attributes:
-        id: "SPLIT-ROW", as of examples.
-        label: "true" or "false".
-        source: Row of its source, in the corpus before any source was taken out.
-        sentence: The source.
-        fact: What the source says.
-        written: What the claim says; the fact, if it is true.
-    """
-
-    id: str
-    text: str
-    label: str
-    source: int
-    sentence: str
-    fact: str
-    written: str
-
-
-# Facts: words of a kind that occur once in a sentence.
 
 
 _YEAR = "(?:1[0-9]{3}|20[0-2][0-9])"
@@ -157,48 +131,9 @@ def _is_marked(word: str, kind: str) -> bool:
     return _parts(word)[1][:1].isupper() if kind == "entity" else bool(_MARKED[kind].match(word))
 
 
-@dataclass(frozen=True)
-class _Found:
-    """All facts of a corpus: row and text of each, in the corpus' order."""
-
-    kind: str
-    rows: Sequence[int]
-    texts: Sequence[str]
-
-    @cached_property
-    def _alike(self) -> Mapping[str, Counter[str]]:
-        """Count the facts of each shape."""
-        alike = defaultdict[str, Counter[str]](Counter)
-        for text in self.texts:
-            alike[self._shape(text)][text] += 1
-        return alike
-
-    def _shape(self, text: str) -> str:
-        """Return what two facts must have in common for one to replace the other."""
-        return re.sub("[0-9]", "0", text) if self.kind != "entity" else str(len(text.split()))
-
-    def draw_other(self, text: str, draw: Random) -> str | None:
-        """Draw another fact of the same shape, by how often the corpus has it, or None."""
-        others = {
-            other: count
-            for other, count in self._alike[self._shape(text)].items()
-            if other != text and (self.kind != "year" or abs(int(other) - int(text)) in _YEARS_OFF)
-        }
-        return draw.choices([*others], [*others.values()])[0] if others else None
-
-
-def _find_all(corpus: Corpus, kind: str) -> _Found:
-    rows, texts = [], []
-    for row, passage in enumerate(_passages(corpus)):
-        fact = find_fact(passage.split(), kind)
-        if fact is not None:
-            rows.append(row)
-            texts.append(fact.text)
-    return _Found(kind, rows, texts)
-
-
-def _passages(corpus: Corpus) -> Iterator[str]:
-    return (passage for batch in corpus.batched(_BATCH) for passage in batch)
+def _shape(text: str, kind: str) -> str:
+    """Return what two facts must have in common for one to replace the other."""
+    return str(len(text.split())) if kind == "entity" else re.sub("[0-9]", "0", text)
 
 
 class _Copies:
@@ -229,16 +164,17 @@ def _words(text: str) -> frozenset[str]:
 def make_claims(corpus: Corpus, args: ClaimsArguments) -> Artifact:
     """Make claims and the corpus to search for their sources, unless the same are there.
 
-    The artifact's counts are "found" (sentences with one fact), the claims of each split,
-    "passages" that are left, and how many were taken out: "sources_out", "copies_out".
+    A claim has an id, its text and label, the row of its source in the corpus as it was, the
+    sentence there, the fact in it, and what is written in its place. The artifact's counts are
+    "found" (sentences with one fact), the claims of each split, "passages" that are left, and how
+    many were taken out: "sources_out", "copies_out".
 
     Raises:
         DataError: If the corpus has too few sentences with one fact of the kind.
         ArtifactError: If the folder holds anything else.
     """
     folder = Path(args.output_dir)
-    is_bare = folder.is_dir() and not any(folder.iterdir())
-    if folder.exists() and not is_finished(folder) and not is_bare:
+    if not is_finished(folder) and folder.exists() and any(folder.iterdir()):
         raise ArtifactError(f"{folder} holds something else: give a new folder as --output_dir")
     return build_once(
         folder,
@@ -249,79 +185,74 @@ def make_claims(corpus: Corpus, args: ClaimsArguments) -> Artifact:
 
 
 def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Mapping[str, Json]:
-    found = _find_all(corpus, args.kind)
-    splits, gone = _draw_claims(corpus, args, found), _Copies()
-    counts = {"found": len(found.rows), "sources_out": 0, "passages": 0}
-    for split, claims in splits.items():
-        write_lines(folder / f"{split}.jsonl", [vars(claim) for claim in claims])
+    found = ((row, find_fact(text.split(), args.kind)) for row, text in enumerate(corpus))
+    facts = {row: fact for row, fact in found if fact}
+    claims, gone = _draw_claims(corpus, args, facts), _Copies()
+    counts = {"found": len(facts), "sources_out": 0, "passages": 0}
+    for split, size in args.sizes.items():
+        own = list(islice(claims, size))
+        if len(own) < size:
+            raise DataError(
+                f"the corpus has too few sentences with one {args.kind} ({len(facts):,}) for "
+                f"{sum(args.sizes.values()):,} claims: give a larger --corpus, or ask for fewer"
+            )
+        write_lines(folder / f"{split}.jsonl", own)
         # Of one order the first so many stay: what stays with a smaller share, stays with a larger.
-        order = Random(f"{args.seed} {split} sources").sample(claims, len(claims))
-        without = order[round(args.source_share * len(order)) :]
+        order = Random(f"{args.seed} {split} sources").sample(own, size)
+        without = order[round(args.source_share * size) :]
         for claim in without:
-            gone.add(claim.sentence, claim.fact)
-        counts["sources_out"] += len(without)
-        counts[split] = len(claims)
-    with write_aside(folder / CORPUS_FILE) as aside, aside.open("w", encoding="utf-8") as file:
-        for passage in _passages(corpus):
+            gone.add(str(claim["sentence"]), str(claim["fact"]))
+        counts |= {split: size, "sources_out": counts["sources_out"] + len(without)}
+    with (folder / CORPUS_FILE).open("w", encoding="utf-8") as file:
+        for passage in corpus:
             if passage not in gone:
                 file.write(f"{passage}\n")
                 counts["passages"] += 1
-    if not counts["passages"]:
-        raise DataError(
-            f"source_share {args.source_share} leaves no passage of the corpus' {len(corpus)}: "
-            "give a larger --corpus, or take out fewer"
-        )
-    counts["copies_out"] = len(corpus) - counts["passages"] - counts["sources_out"]
-    return dict(counts)
+    return {**counts, "copies_out": len(corpus) - counts["passages"] - counts["sources_out"]}
 
 
 def _draw_claims(
-    corpus: Corpus, args: ClaimsArguments, found: _Found
-) -> Mapping[str, Sequence[Claim]]:
-    """Draw sources, and make a claim of each; no two of a source, its copies, or of one text."""
-    claims = _claims(corpus, args, found)
-    splits = {split: list(islice(claims, size)) for split, size in args.sizes.items()}
-    count, wanted = sum(map(len, splits.values())), sum(args.sizes.values())
-    if count < wanted:
-        raise DataError(
-            f"{wanted:,} claims are asked for, and the corpus gives {count:,}: of its "
-            f"{len(corpus):,} passages {len(found.rows):,} are sentences of {_WORDS[0]} to "
-            f"{_WORDS[-1]} words with one {args.kind}. Give a larger --corpus, another --kind, or "
-            "fewer --num_train, --num_dev and --num_test"
-        )
-    return splits
+    corpus: Corpus, args: ClaimsArguments, facts: Mapping[int, Fact]
+) -> Iterator[dict[str, Json]]:
+    """Yield claims of facts by row, in the order of `args.sizes`, until there are no more.
 
-
-def _claims(corpus: Corpus, args: ClaimsArguments, found: _Found) -> Iterator[Claim]:
-    """Yield claims in the order of `args.sizes`, as many as the corpus gives."""
-    draw, copies, told = Random(args.seed), _Copies(), set[str]()
-    wanted = [
-        (f"{split}-{number}", label)
+    No two are of one source, of near copies of it, or of one text.
+    """
+    alike = defaultdict[str, Counter[str]](Counter)
+    for fact in facts.values():
+        alike[_shape(fact.text, args.kind)][fact.text] += 1
+    names = [f"{split}-{number}" for split, size in args.sizes.items() for number in range(size)]
+    labels = [
+        label
         for split, size in args.sizes.items()
-        for number, label in enumerate(
-            Random(f"{args.seed} {split} {LABEL}").sample(
-                [TRUE] * (size - size // 2) + [FALSE] * (size // 2), size
-            )
+        for label in Random(f"{args.seed} {split} {LABEL}").sample(
+            [TRUE] * (size - size // 2) + [FALSE] * (size // 2), size
         )
     ]
-    for index in draw.sample(range(len(found.rows)), len(found.rows)):
-        if len(told) == len(wanted):
-            return
-        row = found.rows[index]
-        sentence, (name, label) = corpus[row], wanted[len(told)]
+    draw, copies, texts, rows = Random(args.seed), _Copies(), set[str](), [*facts]
+    for index in draw.sample(range(len(rows)), len(rows)):
+        sentence, fact = corpus[rows[index]], facts[rows[index]]
         words = sentence.split()
-        fact = find_fact(words, args.kind)
-        assert fact is not None
-        other = found.draw_other(fact.text, draw)
+        others = {  # drawn by how often the corpus has them
+            other: count
+            for other, count in alike[_shape(fact.text, args.kind)].items()
+            if other != fact.text
+            and (args.kind != "year" or abs(int(other) - int(fact.text)) in _YEARS_OFF)
+        }
+        other = draw.choices([*others], [*others.values()])[0] if others else None
         places = [place for place in range(len(words)) if not fact.start <= place < fact.stop]
         kept = draw.sample(places, round(args.keep_words * len(places)))
         if other is None or _count(other, words) or sentence in copies:
             continue
+        label = labels[len(texts)]
         written = fact.text if label == TRUE else other
         before = [words[place] for place in sorted(kept) if place < fact.start]
         after = [words[place] for place in sorted(kept) if place >= fact.stop]
         text = " ".join([*before, f"{fact.before}{written}{fact.after}", *after])
-        if text not in told:
-            told.add(text)
-            copies.add(sentence, fact.text)
-            yield Claim(name, text, label, row, sentence, fact.text, written)
+        if text in texts:
+            continue
+        claim: dict[str, Json] = {"id": names[len(texts)], "text": text, "label": label}
+        claim |= {"source": rows[index], "sentence": sentence}
+        yield {**claim, "fact": fact.text, "written": written}
+        texts.add(text)
+        copies.add(sentence, fact.text)

@@ -8,7 +8,7 @@ It is never the test set, which may be held out of train too.
 
 import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from pgra.artifacts import at_home
 from pgra.config import Arguments, arg
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
-from pgra.data.read import Record, load_data_set, read_label, read_table
-from pgra.data.references import read_answers
-from pgra.data.tasks import LABEL, SPLITS, GenerationTask, HubSource, Task, load_any_task
-from pgra.errors import ConfigError, DataError
+from pgra.data.read import Record, clean_text, file_kind, load_data_set, read_label, read_table
+from pgra.data.tasks import ANSWERS, LABEL, SPLITS, GenerationTask, HubSource, Task
+from pgra.errors import ConfigError, DataError, reading
+
+logger = logging.getLogger(__name__)
 
 TEST_FRACTION = 0.2  # of train, where nothing is named to report on
+_ANY_SPLITS = {split: split for split in SPLITS}
 
 
 @dataclass(kw_only=True)
@@ -86,11 +88,6 @@ class DataArguments(Arguments):
             self.test_fraction = TEST_FRACTION
 
 
-logger = logging.getLogger(__name__)
-
-_ANY_SPLITS = {split: split for split in SPLITS}
-
-
 @dataclass(frozen=True)
 class RawSplit:
     """One split of a source, to be read.
@@ -123,29 +120,23 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
     path = at_home(source)
     if path.is_dir():
         file = _find_split_file(path, split, task)
-        if file is None:
-            return None
-        return replace(open_file(task, file), is_standard=task.local.splits is not None)
-    if path.is_file() or {s.lower().lstrip(".") for s in path.suffixes} & {*task.file_kinds}:
+        is_standard = task.local.splits is not None
+        return replace(open_file(task, file), is_standard=is_standard) if file else None
+    if path.is_file() or file_kind(path) in task.file_kinds:
         return open_file(task, path)
     is_own = task.hub is not None and task.hub.id == source
     hub = task.hub if task.hub and is_own else HubSource(id=source, splits=_ANY_SPLITS)
     if split not in hub.splits:
         return None
     _, tables = load_data_set(hub.id, hub.config, hub.revision)
-    name = hub.splits[split]
-    if name not in tables:
-        if split == "validation":
-            return None
-        raise DataError(
-            f"data set '{source}' has no split '{name}' (it has {', '.join(tables)}): "
-            f"give the {split} split with --{split}_file"
-        )
-    table, where = tables[name], f"data set '{source}', split '{name}'"
+    table = tables.get(hub.splits[split])
+    if table is None and split == "validation":
+        return None
+    where = f"data set '{source}', split '{hub.splits[split]}'"
+    if table is None:
+        raise DataError(f"{where}: there are {', '.join(tables)}; give --{split}_file")
     columns = _columns(task, hub.columns)
-    classes = None
-    if isinstance(task, Task):
-        classes = find_classes(task, table, columns[LABEL], is_own=is_own)
+    classes = find_classes(task, table, columns[task.target], hub.labels)
     rows = (Record(i, row, f"{where}, row {i}") for i, row in enumerate(table))
     return RawSplit(rows, columns, where, classes, is_own)
 
@@ -164,10 +155,9 @@ def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) 
     """
     if isinstance(rows, str | Path):
         return open_file(task, at_home(rows))
+    kinds = "a datasets.Dataset, a list of dicts, or of pairs (text, label) for a task of one input"
     if isinstance(rows, bytes | Mapping) or not isinstance(rows, Iterable):
-        splits = f" of {', '.join(map(str, rows))}" if isinstance(rows, Mapping) else ""
-        hint = ": give one of its splits" if splits else ""
-        raise DataError(f"{where} is a {type(rows).__name__}{splits}{hint or _KINDS_OF_ROWS}")
+        raise DataError(f"{where} is a {type(rows).__name__}: give {kinds}")
     found = []
     for number, row in enumerate(rows):
         place = f"{where}, row {number}"
@@ -176,38 +166,23 @@ def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) 
         elif isinstance(row, tuple | list) and len(row) == 2 and len(task.inputs) == 1:
             row = dict(zip((task.inputs[0], task.target), row, strict=True))
         if not isinstance(row, Mapping):
-            raise DataError(f"{place} is a {type(row).__name__} ({row!r:.60}){_KINDS_OF_ROWS}")
-        values = {
-            name: value.item() if isinstance(value, np.generic) else value
-            for name, value in row.items()
-        }
+            raise DataError(f"{place} is a {type(row).__name__} ({row!r:.60}): give {kinds}")
+        values = {n: v.item() if isinstance(v, np.generic) else v for n, v in row.items()}
         found.append(Record(number, values, place))
     if not found:
         raise DataError(f"{where} is empty: give at least one row")
-    hub, files = task.hub, task.local.columns
-    fitting = [  # the hub's first: a file may have its columns and others
-        named
-        for named in (hub.columns if hub else {}, files)
-        if {*_columns(task, named).values()} <= {*found[0].fields}
-    ]
-    named = fitting[0] if fitting else {}
-    columns, classes = _columns(task, named), None
-    if isinstance(task, Task):
-        classes = find_classes(task, rows, columns[LABEL])
-    return RawSplit(found, columns, where, classes)
-
-
-_KINDS_OF_ROWS = (
-    ": give a datasets.Dataset, a list of dicts, or of (text, label) pairs where the task has one "
-    "input, or the name of a file"
-)
+    # The hub's names first: a file may have its columns and others.
+    for named in (task.hub.columns if task.hub else {}, task.local.columns, {}):
+        columns = _columns(task, named)
+        if {*columns.values()} <= {*found[0].fields}:
+            break
+    return RawSplit(found, columns, where, find_classes(task, rows, columns[task.target]))
 
 
 def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
-    """Open a file of a task's rows; a DataError if it is missing, empty or of another kind."""
-    columns = _columns(task, task.local.columns)
-    rows = read_table(path, task.file_kinds, columns.values())
-    return RawSplit(rows, columns, str(path))
+    """Open a file of a task's rows; a DataError if it is missing or of another kind."""
+    rows = read_table(path, task.file_kinds)
+    return RawSplit(rows, _columns(task, task.local.columns), str(path))
 
 
 def _columns(task: Task | GenerationTask, named: Mapping[str, str]) -> dict[str, str]:
@@ -215,24 +190,22 @@ def _columns(task: Task | GenerationTask, named: Mapping[str, str]) -> dict[str,
 
 
 def find_classes(
-    task: Task, table: object, column: str, *, is_own: bool | None = None
+    task: Task | GenerationTask, table: object, column: str, stated: Sequence[str] | None = None
 ) -> Sequence[str] | None:
     """Return the labels that a column's numbers stand for; None where it holds names.
 
-    The names of a ClassLabel must be the task's labels, or `hub.labels` in the task's YAML must
-    name them for its own data set. `is_own` None: its name decides whether it is that.
+    They are the names of a ClassLabel, where these are the task's labels; else `stated`.
 
     Raises:
-        DataError: If the classes are not the task's labels, and nothing is said of them.
+        DataError: If the classes are not the task's labels, and nothing is stated.
     """
-    names, hub = class_names(table, column), task.hub
-    if names is not None and {*task.labels} <= {*names} <= {*task.labels, *task.ignored_labels}:
-        return names
-    if is_own is None:
-        name = str(getattr(getattr(table, "info", None), "dataset_name", None))
-        is_own = hub is not None and hub.id.lower().rpartition("/")[2] == name.lower()
-    stated = hub.labels if hub and is_own and column == hub.columns.get(LABEL, LABEL) else None
-    if names is not None and stated is None:
+    features = getattr(table, "features", None)
+    names = getattr(features.get(column), "names", None) if isinstance(features, Mapping) else None
+    if names is None or not isinstance(task, Task):
+        return stated or names
+    if {*task.labels} <= {*names} <= {*task.labels, *task.ignored_labels}:
+        return list(names)
+    if stated is None:
         raise DataError(
             f"column '{column}' has the classes {', '.join(names)}, the task has "
             f"{', '.join(task.labels)}: rename the classes, or give labels by name"
@@ -240,42 +213,27 @@ def find_classes(
     return stated
 
 
-def class_names(table: object, column: str | None) -> Sequence[str] | None:
-    """Return the names of a ClassLabel column of a data set; None for any other."""
-    features = getattr(table, "features", None)
-    return getattr(features.get(column), "names", None) if isinstance(features, Mapping) else None
-
-
 def _find_split_file(folder: Path, split: str, task: Task | GenerationTask) -> Path | None:
     """Find FOLDER/SPLIT.* or FOLDER/TASK/SPLIT.*; None where there is no validation file."""
     stem = (task.local.splits or _ANY_SPLITS).get(split)
-    if stem is None:
-        return None
     names = [f"{stem}.{kind}{end}" for kind in task.file_kinds for end in ("", ".gz")]
-    homes = (folder, folder / task.name)
-    present = [p for home in homes for n in names if (p := home / n).is_file()]
-    if len(present) > 1:
+    present = [
+        p for home in (folder, folder / task.name) for n in names if (p := home / n).is_file()
+    ]
+    if len(present) > 1 or (not present and split != "validation"):
+        found = ", ".join(str(path) for path in present) or "none"
         raise DataError(
-            f"{folder} holds {len(present)} files for the {split} split "
-            f"({', '.join(str(p.relative_to(folder)) for p in present)}): keep one, or name it "
-            f"with --{split}_file"
-        )
-    if not present and split != "validation":
-        raise DataError(
-            f"{folder} has no {' or '.join(f'{stem}.{kind}' for kind in task.file_kinds)}, nor has "
-            f"{folder / task.name}: it is the {split} split of task '{task.name}'; name another "
-            f"with --{split}_file"
+            f"{folder} must hold one file of the {split} split of '{task.name}', {names[0]} or the "
+            f"like, and holds {found}: name one with --{split}_file"
         )
     return present[0] if present else None
 
 
-def read_split(
-    task: Task | GenerationTask, raw: RawSplit, split: str, *, is_quiet: bool = False
-) -> list[Example]:
+def read_split(task: Task | GenerationTask, raw: RawSplit, split: str) -> list[Example]:
     """Read a split's examples in order. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
-    Of a task with labels, rows without text or with an ignored label are dropped, with a note
-    unless `is_quiet`. Of one whose answers are written each is an `AnsweredExample`.
+    Of a task with labels, rows without text or with an ignored label are dropped, with a note. Of
+    one whose answers are written each is an `AnsweredExample`.
 
     Raises:
         DataError: If it is unreadable or empty, or lacks a column, a known label or an answer.
@@ -285,7 +243,7 @@ def read_split(
     for number, row in enumerate(raw.rows):
         name = f"{split}-{number}"
         if isinstance(task, GenerationTask):
-            examples.append(read_answers(task, row, raw.columns, name))
+            examples.append(_read_answers(task, row, raw.columns, name))
             continue
         fields = {name: row.text(raw.columns[name]) for name in task.inputs}
         if not any(fields.values()):
@@ -298,16 +256,12 @@ def read_split(
         else:
             examples.append(Example(name, fields, label))
     if not examples:
-        more = f", {ignored} with a label that the task does without" if ignored else ""
-        raise DataError(f"{raw.where} holds no example ({blank} blank rows{more})")
-    if is_quiet:
-        return examples
-    if blank:
-        logger.warning("%s: %d rows without text were dropped", raw.where, blank)
-    if ignored:
-        logger.info("%s: %d rows with a label that is left out", raw.where, ignored)
-    num_rows, expected = len(examples) + blank + ignored, task.sizes.get(split)
-    if raw.is_standard and expected is not None and num_rows != expected:
+        raise DataError(f"{raw.where} holds no example ({blank} blank rows, {ignored} ignored)")
+    if blank or ignored:
+        message = "%s: dropped are %d rows without text, %d with a label that is left out"
+        logger.warning(message, raw.where, blank, ignored)
+    num_rows, expected = len(examples) + blank + ignored, task.sizes.get(split, None)
+    if raw.is_standard and expected not in (None, num_rows):
         logger.warning(
             "%s has %d rows, the papers' %s split of %s has %d: numbers are not comparable",
             *(raw.where, num_rows, split, task.name, expected),
@@ -334,8 +288,8 @@ class Splits:
 
 
 def load_splits(
-    task: Task | GenerationTask | str | Path,
-    data: DataArguments | Mapping[str, Rows | str | Path],
+    task: Task | GenerationTask,
+    args: DataArguments,
     *,
     is_trained: bool = True,
     query_dataset_name: str | None = None,
@@ -344,8 +298,7 @@ def load_splits(
 
     Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
     a test set, where `test_fraction` asks for one, then a dev set of at most `max_dev_samples`.
-    Sub-samples are drawn with the seed too and keep the source's order. `data` may also be the rows
-    by split, such as a `datasets.DatasetDict`.
+    Sub-samples are drawn with the seed too and keep the source's order.
 
     If nothing `is_trained`, train is a pool of exemplars, all of it, and dev is empty. The test
     split of `query_dataset_name`, if it is named, holds the queries.
@@ -354,83 +307,44 @@ def load_splits(
         ConfigError: If a validation file is named for nothing, or queries are named twice.
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
     """
-    task = task if isinstance(task, Task | GenerationTask) else load_any_task(str(task))
-    if isinstance(data, DataArguments):
-        args = data
-        _check_sources(args, query_dataset_name, is_trained=is_trained)
-        sources = {"test": query_dataset_name}
-        names = SPLITS if is_trained else ("train", "test")
-        found = {split: open_named(task, args, split, sources.get(split)) for split in names}
-    elif isinstance(data, Mapping):
-        if "train" not in data:
-            raise DataError(f"there is no split 'train' (there are: {', '.join(map(str, data))})")
-        args = DataArguments(test_fraction=None if "test" in data else TEST_FRACTION)
-        found = {s: open_rows(task, data[s], s) if s in data else None for s in SPLITS}
-    else:
-        raise ValueError(
-            f"data is a {type(data).__name__}: give the rows by split, such as {{'train': rows, "
-            "'test': rows}, or DataArguments(train_file=..., test_file=...)"
+    seed, validation, test = args.split_seed, args.validation_file, args.test_file
+    if validation is not None and (validation == test or not is_trained):
+        raise ConfigError(
+            "validation_file chooses a checkpoint, never on the test_file, and not where nothing "
+            "is trained: leave it out"
         )
+    if query_dataset_name is not None and test is not None:
+        raise ConfigError("query_dataset_name and test_file both name queries: leave one out")
+    sources = {"test": query_dataset_name}
+    names = SPLITS if is_trained else ("train", "test")
+    found = {split: open_named(task, args, split, sources.get(split)) for split in names}
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
-    is_of_another = "test" in read and args.test_file is None  # queries of another data set
-    test, rest = read.get("test"), read["train"]
-    rules = []
-    if test is None or (args.test_fraction is not None and not is_of_another):
-        held, rest = _hold_out(task, rest, "test", args.test_fraction or 0, args.split_seed)
-        if test is None:
-            test = held
-            rules.append(
+    rest, rule = read["train"], None
+    if args.test_fraction is not None and query_dataset_name is None:
+        held, rest = _hold_out(task, rest, "test", args.test_fraction, seed)
+        if "test" not in read:  # else the run is measured on another file
+            read["test"] = held
+            rule = (
                 f"test: {args.test_fraction:g} of the training rows, held out since no test file "
-                f"is given (split_seed {args.split_seed})"
+                f"is given (split_seed {seed})"
             )
     learned, dev = rest, list[Example]()
     if "validation" in read:
-        dev = sample(read["validation"], args.max_dev_samples, args.split_seed)
-        rules.append(f"dev: {len(dev)} of {len(read['validation'])} rows of the validation set")
+        dev = sample(read["validation"], args.max_dev_samples, seed)
     elif is_trained:
-        share, most = args.dev_fraction, args.max_dev_samples
-        dev, rest = _hold_out(task, learned, "validation", share, args.split_seed, most=most)
-        rules.append(
-            f"dev: {len(dev)} of {len(learned)} training rows, the same share of each label, "
-            f"seed {args.split_seed}"
-        )
-    train = sample(rest, args.max_train_samples, args.split_seed)
-    tested = sample(test, args.max_test_samples, args.split_seed)
+        most = args.max_dev_samples
+        dev, rest = _hold_out(task, learned, "validation", args.dev_fraction, seed, most=most)
+    train = sample(rest, args.max_train_samples, seed)
+    tested = sample(read["test"], args.max_test_samples, seed)
     labels = {example.label for example in train}
     if isinstance(task, Task) and not labels.issuperset(task.labels):
         missing = ", ".join(label for label in task.labels if label not in labels)
         logger.warning("%s: no training example has the label %s", task.name, missing)
     counts = (task.name, len(train), len(dev), len(tested))
-    if is_trained:
-        logger.info(
-            "%s: %d training, %d dev and %d test examples (%s)", *counts, "; ".join(rules[::-1])
-        )
-    else:
-        logger.info("%s: a pool of %d examples, %d queries", task.name, len(train), len(tested))
+    logger.info("%s: %d training, %d dev and %d test examples", *counts)
     texts = {example.text for example in learned}
-    notes = {
-        "test_rule": next((rule for rule in rules if rule.startswith("test")), None),
-        "test_rows_in_train": sum(example.text in texts for example in tested),
-    }
-    return Splits(train, dev, tested, notes)
-
-
-def _check_sources(args: DataArguments, queries: str | None, *, is_trained: bool) -> None:
-    if args.validation_file is not None and not is_trained:
-        raise ConfigError(
-            "validation_file chooses a checkpoint, and nothing is trained here: leave it out (to "
-            "take queries from it, name it with --test_file)"
-        )
-    if args.validation_file is not None and args.validation_file == args.test_file:
-        raise DataError(
-            f"--validation_file and --test_file are both {args.test_file}: a checkpoint is never "
-            "chosen on the test set; leave --validation_file out to hold out a part of train"
-        )
-    if queries is not None and args.test_file is not None:
-        raise ConfigError(
-            f"queries are named twice, by --query_dataset_name {queries} and by "
-            f"--test_file {args.test_file}: leave one out"
-        )
+    shared = sum(example.text in texts for example in tested)
+    return Splits(train, dev, tested, {"test_rule": rule, "test_rows_in_train": shared})
 
 
 def open_named(
@@ -443,26 +357,19 @@ def open_named(
     Raises:
         DataError: If there is none, or it cannot be opened.
     """
-    files = dict(zip(SPLITS, (args.train_file, args.validation_file, args.test_file), strict=True))
-    file, raw = files[split], None
+    raw, file = None, getattr(args, f"{split}_file")
     if file is not None:
         return open_file(task, at_home(file))
     if split == "test" and args.test_fraction is not None and source is None:
         return None
     source = source or args.dataset_name
-    # With files given and no data set, nothing is fetched.
-    if source is None and not any(files.values()):
-        if task.hub is None:
-            raise DataError(
-                f"task '{task.name}' names no data set of its own: give --dataset_name, or "
-                "--train_file and --test_file"
-            )
+    has_files = args.train_file or args.validation_file or args.test_file
+    if source is None and task.hub is not None and not has_files:
         source = task.hub.id
     if source is not None:
         raw = open_split(task, source, split)
     if raw is None and split != "validation":
-        hint = "; or hold out a part of train (--test_fraction 0.2)" if split == "test" else ""
-        raise DataError(f"there is no {split} set: give --{split}_file{hint}")
+        raise DataError(f"there is no {split} set: give --{split}_file, or --dataset_name")
     return raw
 
 
@@ -533,8 +440,8 @@ def draw_shots(
     for label, group in groups.items():
         if len(group) < 2 * num_shots:
             raise DataError(
-                f"label '{label}' has {len(group)} training examples, and num_shots ({num_shots}) "
-                f"asks for {2 * num_shots}, half of them to choose a checkpoint on: lower it"
+                f"label '{label}' has {len(group)} training examples, num_shots needs twice its "
+                f"{num_shots} (half to choose a checkpoint on): lower it"
             )
     return Splits(
         [example for group in groups.values() for example in group[:num_shots]],
@@ -545,9 +452,125 @@ def draw_shots(
 
 def whole_train(train: Sequence[Example], dev: Sequence[Example]) -> list[Example]:
     """Return train in its file's order, with the dev examples that were held out of it."""
-    rows = {
-        int(example.id.rpartition("-")[2]): example
-        for example in [*dev, *train]
-        if example.id.startswith("train-")
-    }
-    return [rows[row] for row in sorted(rows)]
+    rows = [example for example in (*dev, *train) if example.id.startswith("train-")]
+    return sorted(rows, key=lambda example: int(example.id.removeprefix("train-")))
+
+
+# Examples whose answers are written: their files are jsonl. A row's answers are a text, a list of
+# texts, or TriviaQA's value with its aliases; a table's are sentences that describe it.
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, and the cells of it that a sentence must describe.
+
+    It is written in one line, as Parikh et al. 2020 (ToTTo), section 7, do: the titles of page and
+    section, then the highlighted cells with the headers that are found for them. KATE (Liu et al.
+    2022, section 3.1 and Table 11) deletes the closing tags, so that more exemplars fit.
+
+    Attributes:
+        line: Titles and highlighted cells with their headers, in opening tags only.
+        values: All values and titles: what a sentence may say (PARENT's table for precision).
+        chosen_values: Highlighted values and titles: what it must say (PARENT's table for recall).
+        is_overlap: In ToTTo's dev set, whether train has tables with the same header; else None.
+    """
+
+    line: str
+    values: list[str]
+    chosen_values: list[str]
+    is_overlap: bool | None = None
+
+
+@dataclass(frozen=True)
+class AnsweredExample(Example):
+    """An example of a generation task; its label is the first answer, which an exemplar shows.
+
+    Attributes:
+        answers: All that are right, at least one.
+        table: What they describe; None where a question is answered.
+    """
+
+    answers: tuple[str, ...] = ()
+    table: Table | None = None
+
+
+def _read_answers(
+    task: GenerationTask, row: Record, columns: Mapping[str, str], name: str
+) -> AnsweredExample:
+    """Read one row; a DataError with its place if something is missing or no text."""
+    with reading(row.place):
+        parsed, given, table = _parse(task.kind, row.fields, columns)
+    fields = {field: clean_text(row.place, field, parsed.get(field)) for field in task.inputs}
+    answers = [clean_text(row.place, ANSWERS, answer) for answer in given]
+    right = tuple(dict.fromkeys(answer for answer in answers if answer))
+    if not right or not all(fields.values()):
+        raise DataError(f"{row.place}: an input is blank, or there is no answer")
+    return AnsweredExample(name, fields, right[0], right, table)
+
+
+def _parse(
+    kind: str, values: Mapping[str, Any], columns: Mapping[str, str]
+) -> tuple[Mapping[str, object], Sequence[object], Table | None]:
+    """Return a row's fields, answers and table."""
+    if kind == "question":
+        fields = {name: values[column] for name, column in columns.items()}
+        given = fields.pop(ANSWERS)
+        if isinstance(given, Mapping):  # TriviaQA: the answer, and other names of it
+            given = [given["value"], *given.get("aliases", ())]
+        return fields, given if isinstance(given, list) else [given], None
+    if kind == "totto":
+        given, cells = values["sentence_annotations"], values["table"]
+        if isinstance(given, Mapping):  # on the hub a mapping of lists
+            sentences = list(given["final_sentence"])
+        else:
+            sentences = [each["final_sentence"] for each in given]
+        table = _read_table(values, cells, values["highlighted_cells"])
+        return {"table": table.line}, sentences, table
+    cells = [  # FeTaQA's tables have one line of headers
+        [{"value": value, "is_header": number == 0, "column_span": 1} for value in line]
+        for number, line in enumerate(values["table_array"])
+    ]
+    table = _read_table(values, cells, values["highlighted_cell_ids"])
+    return {"table": table.line, "question": values["question"]}, [values["answer"]], table
+
+
+def _read_table(
+    values: Mapping[str, Any], rows: Sequence[Sequence[Mapping[str, Any]]], chosen: Any
+) -> Table:
+    """Read a table of cells as ToTTo has them; `chosen` are row and index of the highlighted."""
+    titles = [_text(values["table_page_title"]), _text(values["table_section_title"])]
+    parts, said = [("page_title", titles[0]), ("section_title", titles[1])], []
+    for row, index in chosen:
+        if min(row, index) < 0:
+            raise ValueError(f"the highlighted cell [{row}, {index}] is not in the table")
+        _, start, end = [*_spans(rows[row])][index]
+        said.append(_text(rows[row][index]["value"]))
+        parts.append(("cell", said[-1]))
+        parts += [  # headers above share a column with it; rowspans are ignored
+            ("col_header", _text(cell["value"]))
+            for above in rows[:row]
+            for cell, first, last in _spans(above)
+            if cell["is_header"] is True and first < end and last > start
+        ]
+        left = [cell for cell in rows[row][:index] if cell["is_header"] is True]
+        parts += [("row_header", _text(cell["value"])) for cell in left]
+    written = (f"<{tag}>{' '.join(text.split())}" for tag, text in parts if text.strip())
+    inside = [_text(cell["value"]) for row in rows for cell in row]
+    more = _text(values.get("table_section_text") or "")
+    every = [text for text in (*inside, *titles, more) if text.strip()]
+    must = [text for text in (*said, *titles) if text.strip()]
+    return Table(" ".join(written), every, must, values.get("overlap_subset"))
+
+
+def _spans(row: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int, int]]:
+    """Yield each cell with its first column, and the one after its last."""
+    start = 0
+    for cell in row:
+        yield cell, start, start + int(cell["column_span"])
+        start += int(cell["column_span"])
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, Self
 import yaml
 
 from pgra.config import (
-    at_least,
     check_parts,
     choose,
     find_class,
@@ -92,13 +91,9 @@ class _Sourced:
 
     def __post_init__(self) -> None:
         self._check_types()
-        if not self.name or {*"/\\\0"} & {*self.name}:
-            raise ConfigError(f"name is '{self.name}', and files are named by it: no '/' in it")
         check_distinct("inputs", self.inputs)
         if self.target in self.inputs:
             raise ConfigError(f"an input cannot be named '{self.target}'")
-        for split in self.sizes:
-            choose("key of sizes", split, SPLITS)
         for name, source in (("hub", self.hub), ("local", self.local)):
             if source is None:
                 continue
@@ -108,11 +103,7 @@ class _Sourced:
                 continue
             for split in source.splits:
                 choose(f"key of {name}.splits", split, SPLITS)
-            for split in ("train", "test"):
-                if split not in source.splits:
-                    raise ConfigError(f"{name}.splits does not say which is the {split} split")
-            if len(set(source.splits.values())) < len(source.splits):
-                raise ConfigError(f"{name}.splits uses one split twice: {dict(source.splits)}")
+            check_distinct(f"{name}.splits", [*source.splits.values()])
 
     def _check_types(self) -> None:
         """Refuse what a YAML could not say; lists become tuples."""
@@ -183,51 +174,39 @@ class Task(_Sourced):
     def __post_init__(self) -> None:
         super().__post_init__()
         find_class("metric", self.metric, METRICS)  # refused before anything long
-        check_distinct("labels", self.labels)
+        check_distinct("labels, with ignored_labels,", [*self.labels, *self.ignored_labels])
         if len(self.labels) < 2:
             raise ConfigError(f"labels are {list(self.labels)}: a task has at least two")
         if self.reader_template:
             check_slots("reader_template", self.reader_template, self.inputs)
         if self.inputs[0] not in check_slots("prompt", self.prompt, self.inputs):
             raise ConfigError(
-                f"prompt does not hold {{{self.inputs[0]}}}, the first input, which a passage "
-                "fills: all passages would look alike to the LM; put it in, or list another first"
+                f"prompt does not hold {{{self.inputs[0]}}}, the first input, which a passage fills"
             )
         words = self.prompt_words or {label: label for label in self.labels}
         object.__setattr__(self, "prompt_words", self._words("prompt_words", words))
         if self.verbalizer:
             object.__setattr__(self, "verbalizer", self._words("verbalizer", self.verbalizer))
-        for name in self.ignored_labels:
-            if name in self.labels:
-                raise ConfigError(f"'{name}' is in labels and in ignored_labels too")
-        by_id = None if self.hub is None else self.hub.labels
-        if by_id is not None and sorted(by_id) != sorted(self.labels):
-            raise ConfigError(
-                f"hub.labels are {', '.join(by_id)}, labels are {', '.join(self.labels)}: they "
-                "must be the same names, in the order of the hub's integers"
-            )
+        if self.hub and self.hub.labels and {*self.hub.labels} != {*self.labels}:
+            raise ConfigError("hub.labels are other names than labels")
 
     @property
     def reader_words(self) -> Mapping[str, str]:
         """The verbalizer for a reader; a ConfigError if the task has none."""
-        if not self.verbalizer:
-            shown = ", ".join(f"{label}: {label}" for label in self.labels)
-            raise self._lacks("verbalizer", f"{{{shown}}}")
+        self._check_has("verbalizer")
         return self.verbalizer
 
     @property
     def reader_text(self) -> str:
         """The template for a reader; a ConfigError if the task has none."""
-        if not self.reader_template:
-            slots = " ".join(f"{{{name}}}" for name in self.inputs)
-            raise self._lacks("reader_template", f"'{slots} It is <extra_id_0>'")
+        self._check_has("reader_template")
         return self.reader_template
 
-    def _lacks(self, key: str, shown: str) -> ConfigError:
-        return ConfigError(
-            f"task '{self.name}' has no {key}, which a trained reader needs (pgra icl does "
-            f"without): add it to the task's YAML, such as {key}: {shown}"
-        )
+    def _check_has(self, key: str) -> None:
+        if not getattr(self, key):
+            raise ConfigError(
+                f"task '{self.name}' has no {key}, which a trained reader needs: add it to its YAML"
+            )
 
     def _words(self, key: str, given: Mapping[str, str]) -> Mapping[str, str]:
         """Return the words in the order of labels."""
@@ -273,12 +252,6 @@ class GenerationTask(_Sourced):
                 raise ConfigError(f"frame does not show the input {{{name}}}")
         if self.frame != self.frame.rstrip():
             raise ConfigError("frame ends in a space: the answer brings its own")
-        if "parent" in self.metrics and self.kind == "question":
-            raise ConfigError("parent compares with a table, and there is none")
-        for key in ("num_exemplars", "max_new_tokens"):
-            at_least(key, getattr(self, key), 1)
-        if self.hub is not None and self.hub.labels is not None:
-            raise ConfigError("hub.labels are for tasks with labels, and answers are written here")
 
 
 def load_any_task(name: str) -> Task | GenerationTask:
@@ -300,9 +273,8 @@ def check_words(key: str, words: Mapping[str, str]) -> None:
         other = owner.setdefault(word_key(word), label)
         if other != label:
             raise ConfigError(
-                f"{key} has '{words[other]}' for '{other}' and '{word}' for '{label}', which are "
-                "one word but for case and marks around it: choose another in prompt_words or "
-                "verbalizer"
+                f"{key} has '{words[other]}' for '{other}' and '{word}' for '{label}', one word "
+                "but for case and marks around it: choose another"
             )
 
 
@@ -318,14 +290,10 @@ def check_slots(key: str, template: str, inputs: Sequence[str]) -> list[str]:
     try:
         found = [slot for slot in string.Formatter().parse(template) if slot[1] is not None]
     except ValueError as error:
-        raise ConfigError(
-            f"{key} has a stray brace ({error}); write {{{{ for a plain one"
-        ) from None
+        raise ConfigError(f"{key}: {error}; write {{{{ for a plain brace") from None
     names = [str(name) for _, name, _, _ in found]
-    for _, name, form, conversion in found:
-        choose(f"field in {key}", str(name), inputs)
-        if form or conversion:
-            raise ConfigError(f"{key}: write {{{name}}} alone, without ':' or '!' after the name")
-    if not names:
-        raise ConfigError(f"{key} holds no field; put {{{inputs[0]}}} into it")
+    for name in names:
+        choose(f"field in {key}", name, inputs)
+    if not names or any(form or conversion for _, _, form, conversion in found):
+        raise ConfigError(f"{key} must hold {{{inputs[0]}}} or the like, without ':' or '!' in it")
     return names

@@ -1,6 +1,6 @@
 """Which labelled examples go into a prompt: one `Selector` for KATE, PGRA's prompt and MemPrompt.
 
-    pool = ExemplarPool(examples, jaccard=args.leak_jaccard, root=folder, context=context)
+    pool = ExemplarPool(examples, args.leak_jaccard)
     similarity = open_similarity(args, examples, ...) if args.compares else None
     chosen = args.selector(args, pool, similarity).choose(queries)      # rows of the pool, (B, m)
     rows = arrange(chosen.of(0), args.order, query=queries[0].text, seed=args.exemplar_seed)
@@ -21,18 +21,11 @@ DRAWN_EXEMPLARS = ("balanced", "fixed", "official", "random")
 
 
 SELECTORS = {
-    "balanced": "pgra.exemplars.selection:Balanced",
-    "fixed": "pgra.exemplars.selection:Fixed",
+    "balanced": "pgra.exemplars.selection:Drawn",
+    "fixed": "pgra.exemplars.selection:Selector",
     "knn": "pgra.exemplars.selection:Nearest",
-    "official": "pgra.exemplars.selection:Official",
-    "random": "pgra.exemplars.selection:Random",
-}
-# By shared words, or by vectors under a metric.
-SIMILARITIES = {
-    "bm25": "pgra.exemplars.similarity:WordSimilarity",
-    "cosine": "pgra.exemplars.similarity:CosineSimilarity",
-    "dot": "pgra.exemplars.similarity:DotSimilarity",
-    "euclidean": "pgra.exemplars.similarity:EuclideanSimilarity",
+    "official": "pgra.exemplars.selection:Drawn",
+    "random": "pgra.exemplars.selection:Drawn",
 }
 BM25 = "bm25"
 METRICS = ("cosine", "dot", "euclidean")

@@ -4,31 +4,38 @@ KATE (section 2.3): the k nearest training examples of each query. Its baseline 
 for each query; drawn once for all, the prompts share one prefix. In all selectors the leak guard
 (`pgra.retrieval.neighbors`) keeps a query's own text, and near duplicates of it, out of its prompt,
 and of examples equal in text and label only the first is shown.
+
+Section 3.1 compares by negative Euclidean distance where the encoder is plain RoBERTa, and by
+cosine where it is trained on sentence pairs.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from pgra.artifacts import digest
-from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
+from pgra.core import MISSING_ROW, Candidates, Example, Json, Rows, Scores
 from pgra.data.text import text_key
+from pgra.encoders import EncoderArguments, PassageEncoderArguments
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
-from pgra.exemplars import SelectionArguments
-from pgra.exemplars.similarity import PoolSimilarity
-from pgra.retrieval.base import examples_digest, store_candidates
-from pgra.retrieval.neighbors import Counts, LeakGuard
+from pgra.exemplars import BM25, SelectionArguments
+from pgra.retrieval.bm25 import BM25Retriever
+from pgra.retrieval.faiss import Vectors, nearest
+from pgra.retrieval.neighbors import Counts, ExampleEncoder, LeakGuard, Neighbors
 
-_STORED = 128  # fewest neighbors stored, so that other numbers of exemplars need no new search
 _ORDER_SEED = 0x0DE5
 Groups = Mapping[str | None, list[int]]  # rows of a pool by label
+# Returns the part of examples to compare, of pool and queries alike.
+Key = Callable[[Sequence[Example]], list[Example]]
 
 
 @dataclass(frozen=True)
@@ -57,16 +64,10 @@ class ExemplarPool:
     Attributes:
         examples: The pool, in the order of its rows.
         jaccard: Share of common words from which on the guard drops an example; None drops none.
-        root: Folder where neighbors are stored; None: they are not.
-        context: The processes that wait while the main one searches.
-        keeps: Whether the neighbors of some queries are stored; None: those of all.
     """
 
     examples: Sequence[Example]
     jaccard: float | None
-    root: Path | None = None
-    context: Context = ALONE
-    keeps: Callable[[Sequence[Example]], bool] | None = None
 
     @cached_property
     def guard(self) -> LeakGuard:
@@ -75,8 +76,134 @@ class ExemplarPool:
         return LeakGuard([example.text for example in self.examples], labels, jaccard=self.jaccard)
 
 
+class PoolSimilarity(ABC):
+    """Compares queries with a pool of labelled examples; higher is more similar.
+
+    `neighbors` has the pool, under `key`, and an encoder without unit length, or all metrics are
+    one. `key` returns the part of queries to compare; None: all.
+    """
+
+    def __init__(self, neighbors: Neighbors, metric: str, *, key: Key | None = None) -> None:
+        self.neighbors, self.metric, self.key = neighbors, metric, key
+
+    def renewed(self) -> Self:
+        """Return the same comparison with a pool that has grown; its vectors are reused."""
+        return type(self)(self.neighbors, self.metric, key=self.key)
+
+    def load(self) -> None:
+        """Load the encoder now; one that cannot be found or loaded is a ModelError."""
+        _ = self.neighbors.encoder
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Everything that decides how similar two examples are: encoder, pool, metric and key."""
+        key = {} if self.key is None else {"key": self.key.__name__}
+        return {**self._made_of(), "metric": self.metric, **key}
+
+    def _made_of(self) -> Mapping[str, Json]:
+        return self.neighbors.fingerprint
+
+    def nearest(
+        self, queries: Sequence[Example], rows: Rows, depth: int, *, sign: int = 1
+    ) -> Candidates:
+        """Return each query's most similar of some rows of the pool, (B, depth), ties by row.
+
+        With sign -1 the least similar, the least first; scores are negative similarities. BM25
+        refuses that with a ConfigError.
+        """
+        compared = queries if self.key is None else self.key(queries)
+        return self._search(compared, rows, depth, sign)
+
+    @abstractmethod
+    def _search(
+        self, queries: Sequence[Example], rows: Rows, depth: int, sign: int
+    ) -> Candidates: ...
+
+
+class VectorSimilarity(PoolSimilarity):
+    """Compares vectors, made once and stored: by "dot", "cosine" or "euclidean" (its negative)."""
+
+    @cached_property
+    def _pool(self) -> Vectors:
+        return self._shape(self.neighbors.vectors())
+
+    def _shape(self, vectors: Vectors) -> Vectors:
+        """Change vectors so that the metric is simple on them, (n, D)."""
+        if self.metric == "cosine":
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny), np.float32)
+        if self.metric == "euclidean":
+            # Distances do not change when all points move; float32 is finest near 0. The states of
+            # a plain BERT share one huge component.
+            mean = self.neighbors.vectors().mean(axis=0, dtype=np.float64)
+            return vectors - np.asarray(mean, np.float32)
+        return vectors
+
+    def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
+        vectors = self._shape(self.neighbors.encoder.encode_examples(queries))
+        pool = self._pool[rows]
+        if self.metric != "euclidean":
+            return nearest(sign * vectors, [(rows, pool)], depth)
+        # -|q - x|^2 / 2 = qx - |x|^2 / 2 - |q|^2 / 2, where the last part is the query's alone.
+        halves = -0.5 * np.square(pool).sum(axis=1, keepdims=True)
+        wide = np.hstack([vectors, np.ones((len(vectors), 1), np.float32)])
+        found = nearest(sign * wide, [(rows, np.hstack([pool, halves]))], depth).rows
+        # The distances themselves: their squares lose digits in the product.
+        distances = np.empty(found.shape, np.float32)
+        for line, vector in enumerate(vectors):
+            distances[line] = np.sqrt(np.square(self._pool[found[line]] - vector).sum(axis=1))
+        return Candidates.best(found, -sign * distances, depth)
+
+
+class WordSimilarity(PoolSimilarity):
+    """Compares by shared words, with Okapi BM25; a query misses examples without any."""
+
+    @cached_property
+    def _index(self) -> BM25Retriever:
+        return BM25Retriever.of_texts([example.text for example in self.neighbors.examples])
+
+    def load(self) -> None:
+        """Load nothing: words need no model."""
+
+    def _made_of(self) -> Mapping[str, Json]:
+        return self._index.fingerprint
+
+    def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
+        if sign < 0:  # most of a pool shares no word with a query, so the least alike all tie
+            raise ConfigError("encoder 'bm25' has no farthest examples: use another --encoder")
+        self._index.removed = np.setdiff1d(np.arange(len(self.neighbors.examples)), rows)
+        return self._index.retrieve([query.text for query in queries], depth)
+
+
+def open_similarity(
+    args: SelectionArguments,
+    examples: Sequence[Example],
+    root: Path | None = None,
+    *,
+    device: str,
+    key: Key | None = None,
+    encoder: ExampleEncoder | None = None,
+) -> PoolSimilarity | None:
+    """Open what `--encoder` and `--vector_metric` name; None if nothing is compared.
+
+    The encoder is loaded when it is first needed.
+
+    `root` is the folder of the pool's vectors; None: in memory alone. `key` returns the part of
+    examples to compare, such as questions without their subject. `encoder` replaces `--encoder`.
+    """
+    if not args.compares:
+        return None
+    asked = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
+    plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
+    pool = examples if key is None else key(examples)
+    neighbors = Neighbors(lambda: encoder or Encoder.load(plain, device=device), pool, root)
+    if args.encoder == BM25:
+        return WordSimilarity(neighbors, BM25, key=key)
+    return VectorSimilarity(neighbors, args.vector_metric, key=key)
+
+
 class Selector:
-    """Chooses exemplars. A class from outside writes `rank` alone.
+    """Chooses exemplars; by itself the pool's first. A class from outside writes `rank` alone.
 
     Attributes:
         uses: Arguments that decide its choice, besides `exemplars` and `num_exemplars`.
@@ -86,32 +213,21 @@ class Selector:
 
     uses: ClassVar[tuple[str, ...]] = ()
     compares: ClassVar[bool] = False
+    similarity: PoolSimilarity
 
     def __init__(
         self, args: SelectionArguments, pool: ExemplarPool, similarity: PoolSimilarity | None = None
     ) -> None:
-        """Check that the pool has what is asked for.
-
-        Raises:
-            ConfigError: If it has fewer examples, copies aside.
-            ValueError: If the selector compares, and there is no similarity.
-        """
+        """Take what it chooses from; a ConfigError if the pool has fewer examples, copies aside."""
         self.args, self.pool, self.count = args, pool, args.count
         if similarity is not None:
             self.similarity = similarity
-        elif self.compares and self.count:
-            raise ValueError(f"exemplars '{args.exemplars}' need a similarity")
         size, copies = len(pool.guard.distinct), pool.guard.num_copies
         if size < self.count:
-            more = f" and {copies} copies of them" if copies else ""
             raise ConfigError(
-                f"num_exemplars is {self.count}, but the pool holds only {size} examples{more}: "
-                "ask for fewer, or give more training examples"
+                f"num_exemplars is {self.count}, but the pool holds only {size} examples and "
+                f"{copies} copies of them: ask for fewer, or give more training examples"
             )
-        self.check()
-
-    def check(self) -> None:
-        """Refuse arguments that do not fit the pool; for subclasses."""
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -128,36 +244,18 @@ class Selector:
         return Candidates.best(rows, -rows.astype(np.float32), depth)
 
     def choose(self, queries: Sequence[Example]) -> Chosen:
-        """Choose each query's exemplars; a query's do not depend on those beside it.
+        """Choose each query's exemplars: the first of its ranking that may be shown with it.
 
-        Raises:
-            ArtifactError: If stored neighbors are damaged.
-            ConfigError: If a class from outside ranks copies, or rows that are not there.
+        A query's do not depend on those beside it.
         """
-        if self.count == 0:
-            none = np.zeros((len(queries), 0))
-            dropped = np.zeros(len(queries), np.int64)
-            return Chosen(none.astype(np.int64), none.astype(np.float32), dropped)
-        return self._choose(queries, self.count)
-
-    def _choose(self, queries: Sequence[Example], count: int) -> Chosen:
-        """Return the first `count` of each query's ranking that may be shown with it."""
-        guard, first = self.pool.guard, _STORED
-        while first < count + 8:  # some to spare for the leak guard
-            first *= 2
-
-        def search(depth: int) -> Candidates:
-            found = self.rank(queries, depth)
-            if not np.isin(found.rows, [MISSING_ROW, *guard.distinct]).all():
-                raise ConfigError(
-                    f"exemplars '{self.args.exemplars}' ranks rows that are not among the pool's "
-                    "distinct ones (pool.guard.distinct): no example is shown twice"
-                )
-            return found
-
-        texts = [query.text for query in queries]
-        found, num_dropped = guard.nearest(search, texts, count, depth=first)
-        return Chosen(found.rows, found.scores, num_dropped)
+        found, dropped = Candidates.missing(len(queries), 0), np.zeros(len(queries), np.int64)
+        if self.count:
+            texts = [query.text for query in queries]
+            rank = partial(self.rank, queries)
+            depth = self.count + 8  # some to spare for the leak guard
+            found, dropped = self.pool.guard.nearest(rank, texts, self.count, depth=depth)
+        scores = found.scores if self.compares else np.full_like(found.scores, np.nan)
+        return Chosen(found.rows, scores, dropped)
 
 
 class Nearest(Selector):
@@ -167,77 +265,108 @@ class Nearest(Selector):
     compares: ClassVar[bool] = True
 
     def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
-        rows, farthest = self.pool.guard.distinct, self.args.farthest
-        sign = -1 if farthest else 1
-        find = partial(self.similarity.nearest, queries, rows, depth, sign=sign)
-        root, keeps = self.pool.root, self.pool.keeps
-        if root is None or not (keeps is None or keeps(queries)):
-            return find()
-        fields = {
-            **self.similarity.fingerprint,
-            "pool": examples_digest(self.pool.examples),
-            "queries": examples_digest(queries),
-            "farthest": farthest,
-            "depth": depth,
-            "rows": digest(rows.tolist()),
-        }
-        context = self.pool.context
-        stored = store_candidates(
-            root, "exemplars", fields, find, stage="neighbors", context=context
-        )
-        return stored.candidates
+        sign = -1 if self.args.farthest else 1
+        return self.similarity.nearest(queries, self.pool.guard.distinct, depth, sign=sign)
 
-    def _choose(self, queries: Sequence[Example], count: int) -> Chosen:
-        chosen = super()._choose(queries, count)
+    def choose(self, queries: Sequence[Example]) -> Chosen:
+        chosen = super().choose(queries)
         # The farthest are ranked by negative similarities.
         return replace(chosen, similarity=-chosen.similarity) if self.args.farthest else chosen
 
 
-class Random(Selector):
-    """By chance: one draw for all queries, or a draw for each (KATE's baseline).
+def draw_random(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
+    """Draw `count` of the rows, which are in the pool's order; `groups` has them by label."""
+    del groups
+    return rng.sample(rows, count)
 
-    `refills`: whether one that the leak guard drops is replaced, by one of its label if possible.
+
+def draw_balanced(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
+    """Draw the labels in turn: their numbers differ by at most one while they last."""
+    del rows
+    left = {label: list(group) for label, group in groups.items()}
+    for group in left.values():
+        rng.shuffle(group)
+    # Which label is one ahead must not depend on the order of labels.
+    order = rng.sample(list(left), len(left))
+    chosen: list[int] = []
+    while len(chosen) < count:
+        for label in order:
+            if left[label] and len(chosen) < count:
+                chosen.append(left[label].pop())
+    rng.shuffle(chosen)
+    return chosen
+
+
+def draw_official(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
+    """Take rows in file order under a cap a label, until all labels are there: PGRA's code.
+
+    It takes its own number, 8 to 11 of 8. The released code shuffles unseeded, differently for each
+    split; here one seeded order serves all.
+    """
+    cap = count // len(groups) + 1
+    label_of = {row: label for label, group in groups.items() for row in group}
+    taken: dict[str | None, list[int]] = {label: [] for label in groups}
+    for row in rows:
+        if len(taken[label_of[row]]) < cap:
+            taken[label_of[row]].append(row)
+        if sum(map(len, taken.values())) >= count and all(taken.values()):
+            break
+    chosen = [row for group in taken.values() for row in group]
+    rng.shuffle(chosen)
+    return chosen
+
+
+def draw_fixed(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
+    """Take the first."""
+    del groups, rng
+    return list(rows[:count])
+
+
+DRAWS = {
+    "balanced": draw_balanced,
+    "fixed": draw_fixed,
+    "official": draw_official,
+    "random": draw_random,
+}
+
+
+class Drawn(Selector):
+    """By chance: one draw of `DRAWS` for all queries, or one for each (KATE's baseline).
+
+    One that the leak guard drops is replaced, by one of its label if possible.
     """
 
     uses: ClassVar[tuple[str, ...]] = ("redraw", "exemplar_seed")
-    refills: ClassVar[bool] = True
 
-    @staticmethod
-    def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:  # noqa: ARG004
-        """Draw `count` of the rows, which are in the pool's order; `groups` has them by label."""
-        return rng.sample(rows, count)
-
-    def draw_for(self, queries: Sequence[Example], count: int) -> list[list[int]]:
-        """Draw each query's exemplars, before the leak guard."""
-        rows, seed = self.pool.guard.distinct.tolist(), self.args.exemplar_seed or 0
-        labels = [self.pool.examples[row].label for row in rows]
-        groups = group_rows(rows, labels, sorted({label for label in labels if label is not None}))
-        if not self.args.redraw:
-            return [self.draw(rows, groups, count, random.Random(seed))] * len(queries)
-        rngs = (random.Random(f"{seed} {_text_number(query.text)}") for query in queries)
-        return [self.draw(rows, groups, count, rng) for rng in rngs]
-
-    def _choose(self, queries: Sequence[Example], count: int) -> Chosen:
-        drawn, labels = self.draw_for(queries, count), [e.label for e in self.pool.examples]
-        width = max(map(len, drawn), default=count)
+    def choose(self, queries: Sequence[Example]) -> Chosen:
+        labels = [example.label for example in self.pool.examples]
+        drawn = self._draw(queries, labels)
+        width = max(map(len, drawn), default=self.count)
         rows: Rows = np.full((len(queries), width), MISSING_ROW, dtype=np.int64)
         dropped = np.zeros(len(queries), dtype=np.int64)
         for line, (query, first) in enumerate(zip(queries, drawn, strict=True)):
             is_leak = self.pool.guard.leaks(query.text)
             kept = [row for row in first if not is_leak(row)]
             dropped[line] = len(first) - len(kept)
-            if self.refills and dropped[line]:
-                taken = set(first)
-                others = [row for row in self._others(query) if row not in taken]
-                for gone in filter(is_leak, first):
-                    label = labels[gone]
-                    same = (row for row in others if labels[row] == label)
-                    row = next((row for row in chain(same, others) if not is_leak(row)), None)
-                    if row is not None:
-                        kept.append(row)
-                        others.remove(row)
+            for gone in filter(is_leak, first):
+                others = [row for row in self._others(query) if row not in {*first, *kept}]
+                others.sort(key=lambda row: labels[row] != labels[gone])
+                kept += islice((row for row in others if not is_leak(row)), 1)
             rows[line, : len(kept)] = kept
         return Chosen(rows, np.full(rows.shape, np.nan, np.float32), dropped)
+
+    def _draw(self, queries: Sequence[Example], labels: Sequence[str | None]) -> list[list[int]]:
+        """Draw each query's exemplars, before the leak guard."""
+        if not self.count:
+            return [[] for _ in queries]
+        rows, draw = self.pool.guard.distinct.tolist(), DRAWS[self.args.exemplars]
+        names = sorted({label for label in labels if label is not None})
+        groups = group_rows(rows, [labels[row] for row in rows], names)
+        seed = self.args.exemplar_seed or 0
+        if not self.args.redraw:
+            return [draw(rows, groups, self.count, random.Random(seed))] * len(queries)
+        rngs = (random.Random(f"{seed} {_text_number(query.text)}") for query in queries)
+        return [draw(rows, groups, self.count, rng) for rng in rngs]
 
     @cached_property
     def _shuffled(self) -> list[int]:
@@ -250,69 +379,6 @@ class Random(Selector):
         rows = self._shuffled
         start = _text_number(query.text) % len(rows) if self.args.redraw else 0
         return [*rows[start:], *rows[:start]]
-
-
-class Balanced(Random):
-    """By chance, the labels in turn: their numbers differ by at most one while they last."""
-
-    def check(self) -> None:
-        if any(example.label is None for example in self.pool.examples):
-            raise ConfigError(
-                f"exemplars '{self.args.exemplars}' counts labels, and this task has none: use "
-                "--exemplars random"
-            )
-
-    @staticmethod
-    def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:  # noqa: ARG004
-        left = {label: list(group) for label, group in groups.items()}
-        for group in left.values():
-            rng.shuffle(group)
-        # Which label is one ahead must not depend on the order of labels.
-        order = rng.sample(list(left), len(left))
-        chosen: list[int] = []
-        while len(chosen) < count:
-            for label in order:
-                if left[label] and len(chosen) < count:
-                    chosen.append(left[label].pop())
-        rng.shuffle(chosen)
-        return chosen
-
-
-class Official(Balanced):
-    """As PGRA's released code: in file order under a cap a label, until all labels are there.
-
-    It takes its own number, 8 to 11 of 8. The released code shuffles unseeded, differently for each
-    split; here one seeded order serves all.
-    """
-
-    @staticmethod
-    def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
-        cap = count // len(groups) + 1
-        label_of = {row: label for label, group in groups.items() for row in group}
-        taken: dict[str | None, list[int]] = {label: [] for label in groups}
-        for row in rows:
-            if len(taken[label_of[row]]) < cap:
-                taken[label_of[row]].append(row)
-            if sum(map(len, taken.values())) >= count and all(taken.values()):
-                break
-        chosen = [row for group in taken.values() for row in group]
-        rng.shuffle(chosen)
-        return chosen
-
-
-class Fixed(Random):
-    """The same for all queries, the pool's first; none is replaced."""
-
-    uses: ClassVar[tuple[str, ...]] = ()
-    refills: ClassVar[bool] = False
-
-    @staticmethod
-    def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:  # noqa: ARG004
-        return list(rows[:count])
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return {**super().fingerprint, "fixed": self.pool.guard.distinct.tolist()[: self.count]}
 
 
 def group_rows(rows: Sequence[int], labels: Sequence[str | None], names: Sequence[str]) -> Groups:

@@ -5,28 +5,33 @@ selector.select("a query", k=8)             # the pool's own items, nearest firs
 selector.prompt("a query", k=8)             # them and the query, as an LM reads them
 """
 
-import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Self
 
-from pgra.config import find_class, from_values
+from pgra.config import from_values
 from pgra.core import ALONE, Context, Example, Hit, Json, as_list, check_count, check_device
-from pgra.data.examples import class_names, open_rows
+from pgra.data.examples import open_rows
 from pgra.data.read import Record, read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError, DataError, show
-from pgra.exemplars import SELECTORS, SelectionArguments
-from pgra.exemplars.selection import ExemplarPool, Selector, arrange, group_rows
-from pgra.exemplars.similarity import DotSimilarity, PoolSimilarity, open_similarity
+from pgra.exemplars import SelectionArguments
+from pgra.exemplars.selection import (
+    DRAWS,
+    ExemplarPool,
+    PoolSimilarity,
+    Selector,
+    VectorSimilarity,
+    arrange,
+    group_rows,
+    open_similarity,
+)
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt, PromptFormat, PromptTemplate, task_format
+from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.retrieval.neighbors import LEAK_RULE, ExampleEncoder, Neighbors
-
-logger = logging.getLogger(__name__)
 
 # a text, or columns by name; the label of an item is ignored
 Query = str | Mapping[str, Any] | Example
@@ -91,7 +96,7 @@ class ExemplarSelector:
         """
         check_device(device, is_used=False)
         if not isinstance(leak_guard, bool):
-            raise ConfigError(f"leak_guard is {leak_guard!r}: give True or False, and leak_jaccard")
+            raise ConfigError("leak_guard is True or False; leak_jaccard is a share")
         if template is not None and task is not None:
             raise ConfigError("template and task both say how a prompt is written: give one")
         if task is None:
@@ -135,12 +140,6 @@ class ExemplarSelector:
         by = f" by {self.args.encoder}" if self.similarity is not None else ""
         return f"ExemplarSelector({len(self)} items, {self.args.exemplars}{by})"
 
-    @overload
-    def select(self, query: Query, k: int = ...) -> list[Any]: ...
-
-    @overload
-    def select(self, query: list[Query], k: int = ...) -> list[list[Any]]: ...
-
     def select(self, query: Query | list[Query], k: int = 8) -> list[Any]:
         """Return the pool's items for a query, nearest first; of a list of queries a list of each.
 
@@ -173,14 +172,9 @@ class ExemplarSelector:
         Raises:
             DataError: As `select`.
         """
-        asked = self._query(query)
+        asked, seed = self._query(query), self.args.exemplar_seed or 0
         (hits,) = self._choose([asked], k)
-        rows = arrange(
-            [hit.index for hit in hits],
-            self.args.order,
-            query=asked.text,
-            seed=self.args.exemplar_seed or 0,
-        )
+        rows = arrange([hit.index for hit in hits], self.args.order, query=asked.text, seed=seed)
         exemplars = [self.pool.examples[row] for row in rows]
         return task_format(self.task).write(exemplars, asked.fields)
 
@@ -204,7 +198,6 @@ class ExemplarSelector:
         raw = open_rows(self.task, pool if hasattr(pool, "features") else items, "pool")
         self._columns = {name: raw.columns[name] for name in self.task.inputs}
         column, first = raw.columns[self.task.target], len(self.items)
-        classes = raw.classes or class_names(pool, column)
         labels = self.task.labels if isinstance(self.task, Task) else ()
         read = []
         for at, row in enumerate(raw.rows):
@@ -212,7 +205,7 @@ class ExemplarSelector:
             value = row.fields.get(column)
             if isinstance(value, list | tuple) and value:  # of several answers the first
                 row = replace(row, fields={column: value[0]})
-            label = read_label(row, column, labels=labels, classes=classes)
+            label = read_label(row, column, labels=labels, classes=raw.classes)
             read.append(Example(f"pool-{first + at}", fields, label))
         self.items += items
         self._examples += read
@@ -310,10 +303,9 @@ def build_prompt(
             f"num_exemplars is {num_exemplars}, but there are only {len(examples)} training "
             "examples: ask for fewer"
         )
-    draw = find_class("selector", method, SELECTORS).draw
     rows = range(len(examples))
     groups = group_rows(rows, [e.label for e in examples], list(words))
-    drawn = draw(rows, groups, num_exemplars, random.Random(seed))
+    drawn = DRAWS[method](rows, groups, num_exemplars, random.Random(seed))
     return PromptFormat(template, words).prompt([examples[row] for row in drawn])
 
 
@@ -327,12 +319,10 @@ class NearestExemplars:
             ConfigError: If there are fewer training examples than a prompt has, or the selector is
                 unknown.
         """
-        self.neighbors, self.count = neighbors, args.count
-        self._args, self._format = args, style
+        self.neighbors, self._args, self._format = neighbors, args, style
         pool = ExemplarPool(neighbors.examples, args.leak_jaccard)
-        self._selector = ExemplarSelector.of(args, pool, DotSimilarity(neighbors)).under(args)
+        self._selector: Selector = args.selector(args, pool, VectorSimilarity(neighbors, "dot"))
         self._chosen: dict[str, tuple[Example, ...]] = {}
-        self._shortened: set[str] = set()
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -346,16 +336,6 @@ class NearestExemplars:
             **{f"exemplar {name}": value for name, value in near.items()},
         }
 
-    def warn_shortened(self) -> None:
-        """Warn of queries with shortened prompts, and reset their count."""
-        if self._shortened:
-            logger.warning(
-                "%d queries got fewer than %d exemplars, so that they fit the LM's window",
-                len(self._shortened),
-                self.count,
-            )
-        self._shortened.clear()
-
     def look_up(self, queries: Sequence[Example], context: Context = ALONE) -> None:
         """Choose the exemplars of queries that are not known yet; one search for all of them."""
         new = {query.text: query for query in queries if query.text not in self._chosen}
@@ -367,13 +347,6 @@ class NearestExemplars:
         for index, text in enumerate(new):
             rows = chosen.of(index)
             self._chosen[text] = tuple(self.neighbors.examples[row] for row in rows)
-        logger.info(
-            "neighbors: %d of %d queries have a copy of their text, or nearly one, among the %d "
-            "training examples, which was left out",
-            int((chosen.num_dropped > 0).sum()),
-            len(new),
-            len(self.neighbors.examples),
-        )
 
     def of(self, query: Example) -> tuple[Example, ...]:
         """Return a query's exemplars in the order of choice; `look_up` has seen it."""
@@ -401,7 +374,5 @@ class NearestExemplars:
             encoder.tokenize([query.fields])
             if not encoder.num_cut or not count:
                 break
-        if count < len(chosen):
-            self._shortened.add(query.text)
         encoder.num_cut = 0
         return encoder

@@ -16,8 +16,7 @@ demo: {...}             all of these again, for bundled models and small sizes
 NAME/grid.json              the points and where their runs are, written before anything runs
 NAME/POINT/seed-N/          a run each; NAME/TASK/POINT/seed-N/ with several tasks
 
-All points share one artifacts folder, so one LM with one prompt has one bank. The points with the
-most candidates run first: their LM states serve those with fewer.
+All points share one artifacts folder, so one LM with one prompt has one bank.
 """
 
 import logging
@@ -36,30 +35,20 @@ from pgra.config import (
     config_root,
     find_yaml,
     from_values,
-    parse_yaml,
     read_yaml,
 )
 from pgra.core import ALONE, Context, Json
-from pgra.errors import (
-    ArtifactError,
-    ConfigError,
-    DataError,
-    PgraError,
-    cut,
-    reading,
-)
-from pgra.experiments import SeriesArguments
-from pgra.methods.arguments import METHODS, RunArguments
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
+from pgra.methods.arguments import RunArguments
 from pgra.methods.base import find_method, find_sections
 from pgra.reader import READER_FOLDER
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
-from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, check_writable, remove_checkpoints
+from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, remove_checkpoints
 
 logger = logging.getLogger(__name__)
 
 PROFILE = "profile"
 _OF_POINTS = ("by_task", "name", "seeds")
-_NO_AXES = ("artifacts_dir", "output_dir", "seed", "task")
 
 
 @dataclass(frozen=True)
@@ -90,7 +79,6 @@ class Grid:
         share: Whether points reuse each other's products.
         show: Below the table: "seconds" of each stage, "dev" (the best point on the dev set), or
             the "consistency" of the evidence, labelled by the task's plain run.
-        asked: The command line's tasks, which replace the file's; None without any.
     """
 
     name: str = ""
@@ -110,7 +98,6 @@ class Grid:
     share: bool = True
     show: str | None = None
     demo: "Grid | None" = None
-    asked: tuple[str, ...] | None = None
 
     @cached_property
     def cells(self) -> list[Point]:
@@ -155,27 +142,24 @@ class Grid:
         return Defaults(f"{self.origin}: {point.name}", values)
 
 
-def read_grid(
-    name: str, *, demo: bool = False, axes: Mapping[str, Sequence[Any]] | None = None
-) -> Grid:
-    """Read a shipped grid by name, or a YAML; `axes` replace some of its own, or are added.
+def read_grid(name: str, *, demo: bool = False) -> Grid:
+    """Read a shipped grid by name, or a YAML.
 
     Raises:
-        ConfigError: On an unknown grid, key, axis or profile, a value of the wrong kind, or points
-            with the same folder.
+        ConfigError: On an unknown grid, key or profile, or a value of the wrong kind.
     """
     path = find_yaml("grid", "ablations", name)
     values = _read_layers(path)
     small = values.pop("demo", None) or {}
     if demo:
         values = _merge({**values, "by_task": {}}, small)
-    values["grid"] = {**values.get("grid", {}), **(axes or {})}
     values.setdefault("title", path.stem)
     try:
         grid = from_values(Grid, values, name=path.stem, origin=str(path))
-        _check(grid)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    if {"seed", "task"} & {*grid.axes}:
+        raise ConfigError(f"{path}: seed and task are no axes: give --seeds or --tasks")
     return grid
 
 
@@ -200,60 +184,17 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
-    """Read axes of a command line, such as num_candidates=150,50; a ConfigError if they are not."""
-    axes = {}
-    for word in words:
-        name, sign, text = word.partition("=")
-        wanted = "write NAME=VALUE,VALUE such as num_evidence=4,8"
-        with reading(f"axis '{cut(word)}' ({wanted})", ConfigError):
-            values = parse_yaml(f"[{text}]") if sign else None
-        if not isinstance(values, list) or not values:
-            raise ConfigError(f"axis '{cut(word)}': {wanted}")
-        axes[name.replace("-", "_")] = values
-    return axes
-
-
 def argument_names(grid: Grid) -> set[str]:
-    """Return the names of all arguments of our methods and of the classes that a grid names."""
-    sections = [entry.sections for entry in METHODS.values()]
-    for point in grid.cells:
-        for own in ({}, *point.by_task.values()):
-            layer = {**grid.base, **point.values, **own}
-            sections.append(find_sections({n: layer[n] for n in CHOOSING if n in layer}))
-    classes = {cls for own in sections for cls in own.values()}
-    return {f.name for cls in classes for f in fields(cls)}
+    """Return the names of all arguments of the classes that a grid names."""
+    named = [{**grid.base, **point.values} for point in grid.cells]
+    chosen = [find_sections({n: own[n] for n in CHOOSING if n in own}) for own in named]
+    return {f.name for sections in chosen for cls in sections.values() for f in fields(cls)}
 
 
 def short(value: Json) -> str:
     """Shorten a value for a point's name: a path or model to its last part."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, str):
-        return value.removeprefix("bundled:").rstrip("/").rpartition("/")[2] or value
-    return "none" if value is None else str(value)
-
-
-def _check(grid: Grid) -> None:
-    for seeds in (grid.seeds, *(point.seeds for point in grid.cells)):
-        SeriesArguments(seeds=list(seeds))
-    for name in grid.axes:
-        if name in _NO_AXES:
-            raise ConfigError(
-                f"'{name}' cannot be an axis: give --seeds or --tasks, and one --output_dir and "
-                "--artifacts_dir for all"
-            )
-    folders: dict[str, str] = {}
-    for point in grid.cells:
-        other = folders.get(point.folder.lower())
-        if other is not None:
-            raise ConfigError(
-                f"points '{other}' and '{point.name}' would share the folder '{point.folder}': "
-                "give each a name of its own"
-            )
-        folders[point.folder.lower()] = point.name
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text.removeprefix("bundled:").rstrip("/").rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -265,44 +206,18 @@ class GridRun:
     args: RunArguments
 
     @property
-    def folder(self) -> Path:
-        return self.args.folder
-
-    @property
-    def seed(self) -> int:
-        return self.args.seed
-
-    @property
     def name(self) -> str:
         task = "" if self.task is None else f"{self.task}, "
-        return f"{task}{self.point.name}, seed {self.seed}"
+        return f"{task}{self.point.name}, seed {self.args.seed}"
 
     @property
     def is_finished(self) -> bool:
-        return (self.folder / METRICS_FILE).is_file()
-
-    @property
-    def width(self) -> float:
-        """How many candidates a query has; infinite with a full bank."""
-        if "rerank" not in self.args.sections:
-            return 0.0
-        is_full = self.args.rerank.bank == "full"
-        return float("inf") if is_full else self.args.retriever.num_candidates
-
-    def value(self, name: str) -> Json:
-        """Return an argument's value by its name, as JSON; None where the method has none."""
-        if name == PROFILE:
-            return self.point.values.get(name)
-        section = section_of(name, self.args)
-        return None if section is None else self.args.as_json()[section].get(name)
+        return (self.args.folder / METRICS_FILE).is_file()
 
 
-def section_of(name: str, args: RunArguments) -> str | None:
-    """Return the section that has an argument; None if none has."""
-    for section, part in args.sections.items():
-        if part is not None and name in {f.name for f in fields(part)}:
-            return section
-    return None
+def task_name(task: str) -> str:
+    """Return a task's name; it may be given by its YAML's path."""
+    return task.rpartition("/")[2].removesuffix(".yaml")
 
 
 def make_runs(
@@ -310,6 +225,7 @@ def make_runs(
     seeds: Sequence[int],
     root: Path,
     resolve: Callable[[str | None, Point], RunArguments],
+    asked: Sequence[str] | None = None,
 ) -> list[GridRun]:
     """Return a grid's runs in the order of its table: by task, point and seed.
 
@@ -321,6 +237,7 @@ def make_runs(
         seeds: One run each; empty for those of each point, else the grid's.
         root: Folder of all of them.
         resolve: Returns the arguments of a task and point.
+        asked: Tasks that replace the file's; empty where the arguments name one.
 
     Raises:
         ConfigError: If a point contradicts itself; it is named.
@@ -328,11 +245,10 @@ def make_runs(
     from pgra.runs import variant  # and torch, which a help does without
 
     runs = []
-    tasks = grid.tasks if grid.asked is None else grid.asked
+    tasks = grid.tasks if asked is None else asked
     is_apart = max(len(grid.tasks), len(tasks)) > 1
     for task, point in product(tasks or (None,), grid.cells):
-        own = (task or "").rpartition("/")[2].removesuffix(".yaml")  # it may be a YAML's path
-        folder = root / (own if is_apart else "") / point.folder
+        folder = root / (task_name(task or "") if is_apart else "") / point.folder
         try:
             args = resolve(task, point)
             is_drawn = find_method(args.runtime.method).uses_seed(args)
@@ -340,93 +256,71 @@ def make_runs(
             raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
         own_seeds = seeds or point.seeds or grid.seeds
         for seed in own_seeds if is_drawn else own_seeds[:1]:
-            mine = variant(args, folder / f"seed-{seed}", seed=seed)
+            mine = variant(args, folder / "seed-{seed}", seed)
             runs.append(GridRun(point, task, mine))
     return runs
 
 
-def in_order(runs: Sequence[GridRun]) -> list[GridRun]:
-    """Order runs by seed, then by candidates, most first: later ones reuse what those computed."""
-    seeds = list(dict.fromkeys(run.seed for run in runs))
-    return sorted(runs, key=lambda run: (seeds.index(run.seed), -run.width))
-
-
 def run_grid(
-    runs: Sequence[GridRun],
-    context: Context = ALONE,
-    *,
-    drop_readers: bool = False,
-    keep_plain: bool = False,
+    runs: Sequence[GridRun], context: Context = ALONE, *, drop_readers: bool = False
 ) -> dict[str, str]:
     """Make all runs; one that fails does not stop the others. Return why, by the failed run's name.
 
     With several processes only errors in arguments and data are skipped: others may occur in one
-    process alone, for which the rest would wait. `keep_plain` excepts plain readers, which label
-    evidence, from `drop_readers`.
+    process alone, for which the rest would wait. `drop_readers` leaves plain readers, which label
+    evidence.
     """
     from pgra.runs import run_all
 
     failures = {}
-    for number, run in enumerate(in_order(runs), 1):
+    # By seed, so that a stopped grid can be reported.
+    for number, run in enumerate(sorted(runs, key=lambda run: run.args.seed), 1):
         logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))
         try:
-            run_all({run.seed: run.args}, context, may_lack_reader=True)
+            run_all({run.args.seed: run.args}, context, may_lack_reader=True)
         except PgraError as error:
             if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
                 raise
             logger.error("ablate: %s failed: %s", run.name, error)
             failures[run.name] = " ".join(str(error).split())
             continue
-        is_kept = keep_plain and run.args.runtime.method == "plain"
-        if drop_readers and not is_kept and context.is_main and run.is_finished:
-            remove_checkpoints(run.folder)
-            (run.folder / READER_FOLDER / WEIGHTS_FILE).unlink(missing_ok=True)
+        is_dropped = drop_readers and run.args.method != "plain"
+        if is_dropped and context.is_main and run.is_finished:
+            remove_checkpoints(run.args.folder)
+            (run.args.folder / READER_FOLDER / WEIGHTS_FILE).unlink(missing_ok=True)
         context.barrier()
     return failures
 
 
 def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
-    """Write `grid.json`, before anything runs.
+    """Write `grid.json`, before anything runs; points of several tasks have an entry a task.
 
     Raises:
         ArtifactError: If the folder holds another grid or a run.
     """
-    check_writable(root)
     path = root / GRID_FILE
-    if (root / IDENTITY_FILE).is_file():
-        raise ArtifactError(f"{root} is a run itself: choose another --output_dir for the grid")
-    if path.is_file() and read_object(path).get("name") != grid.name:
-        raise ArtifactError(
-            f"{root} holds the grid '{read_object(path).get('name')}', this one is '{grid.name}': "
-            "choose another --output_dir"
-        )
-    root.mkdir(parents=True, exist_ok=True)
-    write_json(path, grid_record(grid, runs, root))
-
-
-def grid_record(grid: Grid, runs: Sequence[GridRun], root: Path) -> dict[str, Json]:
-    """Return the content of `grid.json`; points of several tasks have an entry a task."""
-    long = {name: name for name in (*grid.axes, *(grid.baseline or {}))}
-    for name, run in product(long, reversed(runs)):
-        section = section_of(name, run.args)
-        long[name] = long[name] if section is None else f"{section}.{name}"
+    is_other = path.is_file() and read_object(path).get("name") != grid.name
+    if is_other or (root / IDENTITY_FILE).is_file():
+        raise ArtifactError(f"{root} holds another grid or a run: choose another --output_dir")
     points: dict[tuple[str | None, str], dict[str, Any]] = {}
     for run in runs:
+        values = {n: v for section in run.args.as_json().values() for n, v in section.items()}
+        values[PROFILE] = run.point.values.get(PROFILE)
         fresh = {
             "name": run.point.name,
-            "task": run.args.data.task,
-            "values": {long[name]: run.value(name) for name in grid.axes},
+            "task": task_name(str(run.args.data.task)),
+            "values": {name: values.get(name) for name in grid.axes},
             "seeds": {},
         }
         entry = points.setdefault((run.task, run.point.name), fresh)
-        entry["seeds"][str(run.seed)] = str(run.folder.relative_to(root))
-    return {
+        entry["seeds"][str(run.args.seed)] = str(run.args.folder.relative_to(root))
+    record = {
         "name": grid.name,
         "title": grid.title,
-        "axes": [long[name] for name in grid.axes],
-        "labels": {long[name]: grid.labels.get(name) or name for name in grid.axes},
-        "seeds": list(dict.fromkeys(run.seed for run in runs)),
+        "axes": grid.axes,
         "reference": grid.reference,
-        "baseline": grid.baseline and {long[name]: v for name, v in grid.baseline.items()},
+        "baseline": grid.baseline,
         "points": list(points.values()),
     }
+    root.mkdir(parents=True, exist_ok=True)
+    write_json(path, record)

@@ -1,6 +1,6 @@
 """LangChain: a reranker of retrieved documents, and KATE's choice of few-shot examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pgra.exemplars.selector import ExemplarSelector
@@ -56,25 +56,14 @@ class KateSelector(BaseExampleSelector):
 
     Args:
         selector: Of a pool of dicts, whose text columns are variables of the prompt.
-        k: How many examples.
-        nearest_last: Whether the nearest stands next to the query; the paper has it first.
-
-    Raises:
-        ValueError: If `selector` is of another type, or an item of its pool is no dict.
+        k: How many examples, the nearest first.
     """
 
-    def __init__(
-        self, selector: ExemplarSelector, k: int = 8, *, nearest_last: bool = False
-    ) -> None:
-        if not isinstance(selector, ExemplarSelector):
-            raise ValueError(f"selector is {selector!r:.80}: give a pgra.ExemplarSelector")
-        self.selector, self.k, self.nearest_last = selector, k, nearest_last
-        for item in selector.items:
-            _check_example(item)
+    def __init__(self, selector: ExemplarSelector, k: int = 8) -> None:
+        self.selector, self.k = selector, k
 
     def add_example(self, example: dict[str, str]) -> None:
         """Add an example to the pool; a DataError if it lacks a column."""
-        _check_example(example)
         self.selector.add(example)
 
     def select_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
@@ -82,10 +71,4 @@ class KateSelector(BaseExampleSelector):
 
         A DataError if a column is not among them.
         """
-        chosen = self.selector.select(input_variables, self.k)
-        return chosen[::-1] if self.nearest_last else chosen
-
-
-def _check_example(example: object) -> None:
-    if not isinstance(example, Mapping):
-        raise ValueError(f"an example of LangChain is a dict, and this is {example!r:.80}")
+        return self.selector.select(input_variables, self.k)

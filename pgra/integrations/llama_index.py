@@ -6,7 +6,6 @@ from pgra.rerank.reranker import Reranker
 
 try:
     from llama_index.core.bridge.pydantic import Field, PrivateAttr
-    from llama_index.core.callbacks import CBEventType, EventPayload
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 except ImportError:
@@ -25,10 +24,8 @@ class PgraRerank(BaseNodePostprocessor):
         """Take a `pgra.Reranker`; `rest` is for the base class (`callback_manager`).
 
         Raises:
-            ValueError: If `reranker` is of another type, or `top_n` is below 1.
+            ValueError: If `top_n` is below 1.
         """
-        if not isinstance(reranker, Reranker):
-            raise ValueError(f"reranker is {reranker!r:.80}: give a pgra.Reranker")
         super().__init__(top_n=top_n, **rest)
         self._reranker = reranker
 
@@ -44,15 +41,6 @@ class PgraRerank(BaseNodePostprocessor):
             raise ValueError("there is no query to order nodes by: give query_str or query_bundle")
         if not nodes:
             return []
-        asked = {
-            EventPayload.NODES: nodes,
-            EventPayload.MODEL_NAME: repr(self._reranker),
-            EventPayload.QUERY_STR: query_bundle.query_str,
-            EventPayload.TOP_K: self.top_n,
-        }
-        with self.callback_manager.event(CBEventType.RERANKING, payload=asked) as event:
-            texts = [node.node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes]
-            hits = self._reranker.rank(query_bundle.query_str, texts, k=self.top_n)
-            best = [NodeWithScore(node=nodes[hit.index].node, score=hit.score) for hit in hits]
-            event.on_end(payload={EventPayload.NODES: best})
-        return best
+        texts = [node.node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes]
+        hits = self._reranker.rank(query_bundle.query_str, texts, k=self.top_n)
+        return [NodeWithScore(node=nodes[hit.index].node, score=hit.score) for hit in hits]

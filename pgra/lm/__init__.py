@@ -26,18 +26,12 @@ def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
         from pgra.lm.generate import LocalLM
 
         lm = LocalLM(args, device=context.device)
-        if args.lm_window is not None and args.lm_window > lm.window:
-            raise ConfigError(
-                f"lm_window is {args.lm_window}, and '{args.lm}' reads {lm.window} tokens: give "
-                "less, or leave it out"
-            )
-        lm.window = args.lm_window or lm.window
+        lm.window = min(args.lm_window or lm.window, lm.window)
         return CachedLM(lm, answers, context)
     if context.worker.world > 1:
         raise ConfigError(
-            f"--lm {args.lm} is at an endpoint, which one process asks, and there are "
-            f"{context.worker.world}: start it alone; --max_parallel_calls says how many calls "
-            "are under way"
+            f"--lm {args.lm} is at an endpoint, which one process asks: start it alone, with "
+            "--max_parallel_calls"
         )
     from pgra.lm.remote import RemoteLM
 

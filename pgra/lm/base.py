@@ -1,6 +1,5 @@
 """The contract of a language model, local or remote, and its arguments. Light: no torch."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +9,6 @@ from pgra.core import Json
 from pgra.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-QUANTIZATIONS = ("8bit", "none")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
 
 
@@ -23,15 +21,9 @@ class LMArguments(Arguments):
     lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.", is_common=True)
     lm_dtype: str = arg(
         "auto",
-        "auto (on a GPU float16 for an LM that is kept in it, as OPT is, and bfloat16 for others; "
-        "else float32), float32, bfloat16 or float16.",
+        "auto (on a GPU float16 for weights that are float16, as OPT's, else bfloat16; on a CPU "
+        "float32), float32, bfloat16 or float16.",
         choices=DTYPES,
-    )
-    lm_quantization: str = arg(
-        "none",
-        "none, or 8bit weights (torchao: not for GPT-2, not in float16), which need pip install "
-        "'pgra[int8]'.",
-        choices=QUANTIZATIONS,
     )
     lm_device_map: str = arg(
         "none",
@@ -40,8 +32,9 @@ class LMArguments(Arguments):
         decides=False,
     )
     lm_batch_tokens: int = arg(
-        2048,
-        "Tokens in one LM batch on a CPU; a GPU takes 16 times as many.",
+        512,
+        "Own tokens in one LM batch on a CPU; four times as many where answers are written or "
+        "scored, and 64 times as many on a GPU.",
         least=1,
         decides=False,
     )
@@ -53,13 +46,6 @@ class StateArguments(LMArguments):
 
     GROUP = "Reranker"
 
-    lm_batch_tokens: int = arg(
-        512,
-        "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many for 13 billion weights, "
-        "and more for a smaller LM, up to 16 times that.",
-        least=1,
-        decides=False,
-    )
     max_prompt_tokens: int | None = arg(
         None,
         "Longest prompt; default: the LM's window. Longer texts are cut, never the tail.",
@@ -140,7 +126,7 @@ class CompleterArguments(LMArguments):
     base_url: str | None = arg(
         None,
         "An OpenAI-compatible endpoint, up to /v1 (default: OPENAI_BASE_URL, or OpenAI's). Its key "
-        "is read from OPENAI_API_KEY alone, and written nowhere.",
+        "is read from OPENAI_API_KEY alone.",
         decides=False,
         is_common=True,
     )
@@ -161,28 +147,20 @@ class CompleterArguments(LMArguments):
         least=1,
         decides=False,
     )
-    request_timeout: float = arg(
-        60.0,
-        "Seconds without a byte from an endpoint after which a call has failed.",
-        above=0,
-        below=math.inf,
-        decides=False,
-    )
 
     def check(self) -> None:
         """Refuse arguments of an endpoint for a local LM."""
-        for name, default in (("base_url", None), ("endpoint", AUTO), ("tokenizer", None)):
-            if getattr(self, name) != default and not self.is_remote:
-                raise ConfigError(
-                    f"{name} is for an endpoint, and --lm {self.lm} is none: write --lm "
-                    f"{REMOTE}MODEL, or leave --{name} out"
-                )
+        given = (self.base_url, self.tokenizer, self.endpoint)
+        if given != (None, None, AUTO) and not self.is_remote:
+            raise ConfigError(
+                "base_url, endpoint and tokenizer are for an endpoint, and "
+                f"--lm {self.lm} is none: write --lm {REMOTE}MODEL, or leave them out"
+            )
 
     def check_named(self) -> None:
         if not self.lm:
             raise ConfigError(
-                "--lm is missing: name a hub id (facebook/opt-13b is of the paper's size), a "
-                f"folder, a small one that comes along (bundled:smollm2-135m), or {REMOTE}MODEL"
+                f"--lm is missing: name a hub id, a folder, bundled:smollm2-135m, or {REMOTE}MODEL"
             )
 
     @property

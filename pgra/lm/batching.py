@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -50,7 +50,6 @@ class BackOff:
 
     budget: int
     advice: str
-    most_run: int = field(default=0, init=False)
 
     def run(
         self,
@@ -66,19 +65,14 @@ class BackOff:
         tokens = size(batch)
         if len(batch) == 1 or tokens <= self.budget:  # else an earlier one like it did not fit
             try:
-                done = run(batch)
-                self.most_run = max(self.most_run, tokens)
-                return [done]
+                return [run(batch)]
             except torch.OutOfMemoryError as error:
                 if len(batch) == 1:
                     raise self.no_room(tokens) from error
             # Outside the handler, or the failed attempt's tensors would live on.
             torch.cuda.empty_cache()
-            if tokens <= self.most_run:  # short for a moment or for good: the next failure tells
-                self.most_run = 0
-            else:
-                self.budget = max(1, tokens // 2)
-                logger.warning("out of memory: batches now take %d tokens at a time", self.budget)
+            self.budget = max(1, tokens // 2)
+            logger.warning("out of memory: batches now take %d tokens at a time", self.budget)
         half = len(batch) // 2
         return [done for part in (batch[:half], batch[half:]) for done in self.run(part, size, run)]
 

@@ -5,12 +5,12 @@ Several processes and threads may share it. An endpoint's answer is committed at
 checksum and is asked again.
 """
 
-import contextlib
 import json
 import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -82,13 +82,10 @@ class AnswersCache:
             db.execute("BEGIN IMMEDIATE")
             db.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", rows)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         # Writable even to look something up: what a power cut left half written is rolled back.
-        with (
-            ANSWERS.errors_of(self.path),
-            contextlib.closing(open_database(self.path, ANSWERS)) as db,
-        ):
+        with ANSWERS.errors_of(self.path), closing(open_database(self.path, ANSWERS)) as db:
             yield db
 
 
@@ -105,10 +102,7 @@ class CachedLM:
     """A local LM that reuses its answers on disk; `pgra.lm.remote` keeps an endpoint's itself."""
 
     def __init__(
-        self,
-        inner: LanguageModel,
-        answers: AnswersCache,
-        context: Context = ALONE,
+        self, inner: LanguageModel, answers: AnswersCache, context: Context = ALONE
     ) -> None:
         """Wrap an LM.
 
@@ -154,7 +148,7 @@ class CachedLM:
         advance: Advance,
     ) -> list[list[Completion]]:
         """Return each prompt's answers to the questions; equal prompts are asked once."""
-        lm, worker = dict(self.fingerprint), self._context.worker
+        lm = dict(self.fingerprint)
         keys = {
             prompt: [
                 digest({"base_url": "local:", "body": {"lm": lm, "prompt": prompt, **question}})
@@ -167,27 +161,23 @@ class CachedLM:
         logger.debug("the LM is asked %d prompts of %d, not answered before", len(new), len(keys))
         advance(len(keys) - len(new))
         self._context.barrier()  # all have looked: they share the same prompts out
-        mine = worker.share(new)
+        mine = self._context.worker.share(new)
         for start in range(0, len(mine), PORTION):
             part = mine[start : start + PORTION]
-            answered = {
-                key: answer
-                # The others are shown as if they were as far as this process.
-                for prompt, line in zip(
-                    part, ask(part, lambda n: advance(n * worker.world)), strict=True
-                )
-                for key, answer in zip(keys[prompt], line, strict=True)
-            }
-            self._answers.keep(answered, model=str(lm.get("model", "")))
-            known.update(answered)
+            answered = [answer for line in ask(part, advance) for answer in line]
+            asked = dict(
+                zip((key for prompt in part for key in keys[prompt]), answered, strict=True)
+            )
+            self._answers.keep(asked, model=str(lm.get("model", "")))
+            known |= asked
         self._context.barrier()
         if len(mine) < len(new):
-            advance(len(new) - worker.world * len(mine))
+            advance(len(new) - len(mine))
             wanted = [key for prompt in new for key in keys[prompt]]
-            known.update(self._answers.find(wanted))
-            if missing := sum(key not in known for key in wanted):
+            known |= self._answers.find(wanted)
+            if not known.keys() >= {*wanted}:
                 raise ArtifactError(
-                    f"{self._answers.path} lacks {missing} answers that other processes were "
-                    "given: all of them must see one --artifacts_dir"
+                    f"{self._answers.path} lacks answers of other processes: all of them must see "
+                    "one --artifacts_dir"
                 )
         return [[known[key] for key in keys[prompt]] for prompt in prompts]

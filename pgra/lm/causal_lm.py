@@ -5,7 +5,7 @@ import gc
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgra.config import choose
-from pgra.core import Json, check_device
+from pgra.core import Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.base import LMArguments
@@ -24,7 +23,6 @@ from pgra.lm.kernels import tolerance
 logger = logging.getLogger(__name__)
 
 _NO_LIMIT = 1 << 20
-_OPTIONS = [f.name for f in fields(LMArguments) if f.name.startswith("lm_")]
 SHOWN = 60  # characters of a prompt in a message
 
 
@@ -38,9 +36,9 @@ class CausalLM:
         source: Where it came from.
         config: The base model's configuration.
         device: With a device map, where token ids go and states come out.
-        dtype: Of weights and states; quantized weights become this for each product.
+        dtype: Of weights and states.
         with_head: Whether the head is loaded too; without it there are only states.
-        how: Its arguments: quantization, device map, batch size.
+        how: Its arguments: device map, batch size.
         layer: The layer that states are of, where the LM ends; None is the last.
         window: Most tokens of prompt and answer together.
         busy: Held by the thread that uses the LM.
@@ -72,46 +70,28 @@ class CausalLM:
             **how: Fields of `LMArguments` without their `lm_`, such as `dtype="bfloat16"`.
 
         Raises:
-            ConfigError: If an option is unknown, contradicts another or would change a loaded
-                model, there is no such layer, or words are wanted from an earlier one.
-            ModelError: If it cannot be found, is of another kind, or a library is missing.
+            ConfigError: If an option would change a loaded model, there is no such layer, or words
+                are wanted from an earlier one.
+            ModelError: If it cannot be found.
             ValueError: If `lm` is none of these, or a loaded model has no tokenizer.
         """
-        self._given: Any = None
-        check_device(device, is_used=False)
-        for option in how:
-            choose("option of an LM", f"lm_{option}", _OPTIONS)
         named = {f"lm_{option}": value for option, value in how.items()}
-        if isinstance(lm, LMArguments):
-            self.how = replace(lm, **named)
-        elif isinstance(lm, str | Path):
-            self.how = LMArguments(lm=str(lm), **named)
+        self.with_head, self.busy = with_head, threading.RLock()
+        self._given: Any = None if isinstance(lm, LMArguments | str | Path) else lm
+        if self._given is None:
+            given = lm if isinstance(lm, LMArguments) else LMArguments(lm=str(lm))
+            self.how = replace(given, **named)
+            self.device, self.source = load.choose_device(device), load.find_model(self.how.lm)
+            self.config = load.load_config(self.source)
+            self.dtype = load.choose_dtype(self.how.lm_dtype, self.device, self.config)
         else:
             load.check_loaded(lm, tokenizer, "an LM")
-            self._given = lm
             self.how = LMArguments(lm=lm.name_or_path or type(lm).__name__, **named)
-        self.with_head = with_head
-        self.busy = threading.RLock()
-        if self._given is None:
-            self.device = load.first_device(device, self.how.lm_device_map)
-            self.source = load.find_model(self.how.lm)
-            self.config = load.load_config(self.source)
-            self._choose_dtype()
-            load.check_quantization(self.how.lm_quantization, self.dtype)
-        else:
             self.device, self.dtype = lm.device, lm.dtype
-            self._check_options(device)
             self.source = load.loaded_source(lm, self.how.lm)
             self.config = copy.deepcopy(lm.config)
-        if with_head and layer != "last":
-            raise ConfigError(
-                f"lm_layer is '{layer}', and an LM has words for its last layer alone, which "
-                "--similarity label_words needs: use --lm_layer last, or another --similarity"
-            )
+            self._check_loaded(device, layer)
         self.layer = load.cut_layers(self.config, layer, self.how.lm)
-        if self._given is not None and self.layer is not None:
-            raise ConfigError("lm_layer ends an LM that is named, not a loaded one: give its name")
-        self._check_kind()
         if tokenizer is None:
             tokenizer = load.load_tokenizer(self.source, self.config)
         else:
@@ -120,19 +100,21 @@ class CausalLM:
         limit = getattr(self.config, "max_position_embeddings", None)
         self.window = int(limit or min(tokenizer.model_max_length, _NO_LIMIT))
 
-    def _choose_dtype(self) -> None:
-        asked = self.how.lm_dtype
-        self.dtype = load.choose_dtype(asked, self.device, self.config)
-        if (asked, self.dtype, self.quantization) == ("auto", torch.float16, "8bit"):
-            self.dtype = torch.bfloat16  # in 8 bits float16 overflows with most LMs
+    def _check_loaded(self, device: str, layer: str) -> None:
+        """Refuse what would change a loaded LM, and its dropout."""
+        place = self.device if device == "auto" else load.choose_device(device)
+        is_same = self.how.lm_dtype in ("auto", load.dtype_name(self.dtype))
+        is_same = is_same and self.how.lm_device_map == "none" and layer == "last"
+        if self._given.training or not is_same or place.type != self.device.type:
+            raise ConfigError(
+                f"a loaded LM is used as it is ({self.dtype}, on {self.device}, in evaluation "
+                "mode): load it so (and call its eval()), or give its name"
+            )
 
     def not_finite(self, where: str, what: str = "state") -> ModelError:
         """Return the error for NaN or infinite numbers; `where` is such as "for a prompt"."""
-        ways = {
-            torch.float16: "use --lm_dtype bfloat16",
-            torch.bfloat16: "use --lm_dtype float32",
-        }
-        way_out = ways.get(self.dtype, "its weights are damaged")
+        larger = {torch.float16: "bfloat16", torch.bfloat16: "float32"}.get(self.dtype)
+        way_out = f"use --lm_dtype {larger}" if larger else "its weights are damaged"
         name, dtype = self.source.name, self.dtype
         return ModelError(f"'{name}' gives no finite {what} in {dtype} {where}: {way_out}")
 
@@ -144,50 +126,17 @@ class CausalLM:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    @cached_property
-    def num_weights(self) -> int:
-        return sum(weight.numel() for weight in load.lay_out(self.config).parameters())
-
-    def batch_budget(self, tokens: int) -> int:
-        """Scale a CPU's tokens in a batch to the LM's device and size."""
-        is_cpu = self.device.type == "cpu"
-        weights = None if is_cpu else self.num_weights
-        return load.batch_budget(tokens, self.device, weights=weights)
-
     def back_off(self, most_tokens: int) -> BackOff:
         """Return what halves batches of up to so many tokens where memory runs out."""
         advice = f"{self.device} with '{self.source.name}': use a smaller LM or --lm_dtype"
         return BackOff(most_tokens, advice)
-
-    def _check_kind(self) -> None:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-        kind, is_pair = self.config.model_type, getattr(self.config, "is_encoder_decoder", False)
-        if is_pair or kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            what = "an encoder-decoder" if is_pair else f"a {kind}"
-            raise ModelError(
-                f"'{self.how.lm}' is {what}, not a causal LM: give a GPT, OPT, Llama, ..."
-            )
-
-    def _check_options(self, device: str) -> None:
-        if self._given.training:
-            raise ConfigError("the loaded LM is in training mode, with dropout: call its eval()")
-        place = self.device if device == "auto" else load.choose_device(device)
-        if place.type != self.device.type:
-            raise ConfigError(f"the loaded LM is on {self.device}, not on {place}: move it first")
-        asked = (self.how.lm_dtype, self.how.lm_quantization, self.how.lm_device_map)
-        if asked[0] not in ("auto", load.dtype_name(self.dtype)) or asked[1:] != ("none", "none"):
-            raise ConfigError(
-                f"another dtype, quantization or device map is asked for, and the LM is loaded "
-                f"already ({self.dtype}): load it so, or give its name"
-            )
 
     @cached_property
     def model(self) -> Any:
         """The base model, loaded on first use, in evaluation mode.
 
         Raises:
-            ModelError: If it cannot be loaded, does not fit, cannot be quantized, or is not causal.
+            ModelError: If it cannot be loaded, does not fit, or is not causal.
         """
         model = self.whole.base_model if self.with_head else self.whole
         self._check_causal(model)
@@ -203,34 +152,19 @@ class CausalLM:
                     "it by AutoModelForCausalLM"
                 )
             return self._given if self.with_head else self._given.base_model
-        model = self._load()
-        if self.quantization == "8bit":
-            load.check_8bit(model, self.source)
+        from transformers import AutoModel, AutoModelForCausalLM
+
+        kind, spread = AutoModelForCausalLM if self.with_head else AutoModel, self.how.lm_device_map
+        model = load.load_pretrained(
+            kind.from_pretrained,
+            self.source,
+            config=self.config,
+            dtype=self.dtype,
+            device_map={"": self.device} if spread == "none" else spread,
+        )
         # Or a GPT-2 without a mask looks for padding in each batch, and waits for a GPU's answer.
         model.base_model.config.pad_token_id = None
         return model.eval().requires_grad_(False)
-
-    def _load(self) -> Any:
-        from transformers import AutoModel, AutoModelForCausalLM
-
-        kind = AutoModelForCausalLM if self.with_head else AutoModel
-        if self.how.lm_device_map == "none":
-            each = self.dtype.itemsize if self.quantization == "none" else 1
-            load.check_room(self.source, self.num_weights * each, self.dtype, self.device)
-        try:
-            return load.load_pretrained(
-                kind.from_pretrained,
-                self.source,
-                config=self.config,
-                dtype=self.dtype,
-                device_map=load.placement(self.device, self.how.lm_device_map),
-                **load.quantization_kwargs(self.quantization),
-            )
-        except torch.OutOfMemoryError as error:
-            raise ModelError(
-                f"the weights of '{self.source.name}' in {self.dtype} do not fit {self.device}: "
-                "use --lm_device_map auto (all GPUs), --lm_quantization 8bit, or a smaller LM"
-            ) from error
 
     @cached_property
     def head(self) -> torch.nn.Linear:
@@ -239,12 +173,7 @@ class CausalLM:
         Raises:
             ModelError: If there is no plain head, or the LM caps or scales its logits.
         """
-        layer = self.whole.get_output_embeddings()
-        if not isinstance(layer, torch.nn.Linear):
-            raise ModelError(
-                f"'{self.source.name}' has no plain head ({type(layer).__name__}): its words "
-                "cannot be scored"
-            )
+        layer: torch.nn.Linear = self.whole.get_output_embeddings()
         ids = self.tokenize(["The answer is"])[0]
         with torch.inference_mode():
             truth = self.whole(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]
@@ -253,24 +182,13 @@ class CausalLM:
             raise self.not_finite("even for plain English")
         slack = tolerance(self.dtype) * float(truth.float().abs().max())
         if not torch.allclose(found, truth.float(), rtol=0, atol=slack):
-            raise ModelError(
-                f"'{self.source.name}' does more to its logits than its head does: its words "
-                "cannot be scored. Give a GPT-2, OPT, Llama, Qwen, ..."
-            )
+            raise ModelError(f"'{self.source.name}' does more to its logits than its head does")
         return layer
-
-    @property
-    def quantization(self) -> str:
-        return self.how.lm_quantization
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that states and answers depend on, besides the prompt."""
-        more: dict[str, Json] = {}
-        if self.quantization != "none":
-            more["quantization"] = self.quantization
-        if self.layer is not None:
-            more["lm_layer"] = self.layer
+        more = {} if self.layer is None else {"lm_layer": self.layer}
         return {**load.model_fields(self.source, self.dtype), **more}
 
     @cached_property
@@ -317,8 +235,6 @@ class CausalLM:
 
     def _check_causal(self, model: Any) -> None:
         ids = torch.tensor([self.tokenize(["The answer is a question of time"])[0]])
-        if ids.shape[1] < 2:
-            raise ModelError(f"the tokenizer of '{self.source.name}' does not split English text")
         with torch.inference_mode():
             followed = model(input_ids=ids.to(self.device)).last_hidden_state[0, -2]
             alone = model(input_ids=ids[:, :-1].to(self.device)).last_hidden_state[0, -1]
@@ -341,8 +257,7 @@ class CausalLM:
             if both[: len(ids)] != ids or len(both) == len(ids):
                 raise ModelError(
                     f"the tokenizer of '{self.source.name}' joins {word!r} to the prompt before it "
-                    f"({prompt[-SHOWN:]!r}): it cannot be scored or trained on apart. Begin the "
-                    "word with a space, end the prompt without one, or use another LM"
+                    f"({prompt[-SHOWN:]!r}): begin the word with a space"
                 )
         return ids, [both[len(ids) :] for both in joint]
 

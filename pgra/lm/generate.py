@@ -2,44 +2,38 @@
 
 Reading is bound by arithmetic, so small batches without padding are best; writing a token is bound
 by reading the weights, so many prompts cost little more than one. Hence prompts are read in batches
-by a token budget, a common beginning once, and wait until there are as many as the memory for keys
-and values holds. Finished prompts leave, and others follow.
+by a token budget, a common beginning once, and are continued together, as many as the memory for
+keys and values holds.
 
 A prompt's keys and values are rows of a stock cache of transformers. While prompts are read they
 are padded on the right, where no token sees the padding. For writing they are aligned at the right
 edge, so that distances in the cache are those in the text, whatever an LM's attention does.
 """
 
-import logging
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance, Completion
-from pgra.lm.batching import PrefixGroup, send
+from pgra.lm.batching import PrefixGroup, send, token_budget_batches
 from pgra.lm.causal_lm import SHOWN, CausalLM, head_logits
 from pgra.lm.load import batch_budget
 
-logger = logging.getLogger(__name__)
-
 Tokens = Sequence[int]
-# given the tokens written so far, returns whether they are enough
-IsDone = Callable[[Tokens], bool]
 
 _PROBES = ("The answer is", "Question: who wrote it? The answer is not")
 KEPT_BYTES = 1 << 29  # keys and values on a CPU
-_KEPT_SHARE = 0.25  # of what is free on a GPU; they are copied when others join them
+_KEPT_SHARE = 0.25  # of what is free on a GPU; they are copied when they are joined
+_TIMES_STATES = 4  # tokens of a batch, times those of a batch of states
 _HEADROOM = 64  # tokens that may follow a prompt, where a batch of prompts is cut
-_DONE_SHARE = 4  # one in so many must be done before the others are moved together
 
 
 @dataclass(frozen=True)
@@ -47,84 +41,56 @@ class KVCache:
     """Keys and values of R prompts that were read.
 
     Attributes:
-        layers: Each layer's keys and values, (R, heads, S + room, width) each.
+        layers: Each layer's keys and values, (R, heads, S, width) each. A prompt's tokens are the
+            first of its row; after `join` the last.
         lengths: Tokens of each prompt, (R,) int64, on the CPU.
         logits: Of the next token, (R, V) float32.
-        is_right: Whether a prompt's tokens are the last of its row's S, not the first.
-        room: Free columns after the tokens, for new ones, so that nothing is copied.
     """
 
     layers: list[tuple[Tensor, Tensor]]
     lengths: Tensor
     logits: Tensor
-    is_right: bool = False
-    room: int = 0
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
     def longest(self) -> int:
-        return int(self.layers[0][0].shape[2]) - self.room
+        return int(self.layers[0][0].shape[2])
 
     def take(self, rows: Sequence[int]) -> "KVCache":
         """Return some of the prompts, in this order, perhaps repeated."""
         if list(rows) == list(range(len(self))):
             return self
         chosen = torch.tensor(rows, dtype=torch.long)
-        places = {part.device for layer in self.layers for part in layer}
-        sent = {device: send(chosen, device) for device in places}
-        layers = [(k[sent[k.device]], v[sent[v.device]]) for k, v in self.layers]
-        logits = self.logits[send(chosen, self.logits.device)]
-        return replace(self, layers=layers, lengths=self.lengths[chosen], logits=logits)
+        layers = [(keys[chosen], values[chosen]) for keys, values in self.layers]
+        return KVCache(layers, self.lengths[chosen], self.logits[chosen])
 
 
 @torch.inference_mode()
-def join(caches: Sequence[KVCache], *, room: int = 0) -> KVCache:
-    """Join prompts of several caches in one, aligned at the right edge.
-
-    A single cache is not copied, if possible. `room` columns are kept free after them, for new
-    tokens.
-    """
-    first = caches[0]
-    if len(caches) == 1 and first.is_right:
-        return first
-    if len(caches) == 1 and not room and bool((first.lengths == first.longest).all()):
-        return replace(first, is_right=True)
-    longest = max(int(cache.lengths.max()) for cache in caches)
-
-    def lay(number: int, which: int) -> Tensor:
-        parts = [cache.layers[number][which] for cache in caches]
-        _, heads, _, width = parts[0].shape
-        shape = (sum(map(len, caches)), heads, longest + room, width)
-        joined, row = parts[0].new_empty(shape), 0
-        for part, cache in zip(parts, caches, strict=True):
-            for own, length in zip(part, cache.lengths.tolist(), strict=True):
-                end = cache.longest if cache.is_right else length
-                joined[row, :, : longest - length] = 0  # hidden, but it must be finite
-                joined[row, :, longest - length : longest] = own[:, end - length : end]
-                row += 1
-        return joined
-
-    layers = [(lay(number, 0), lay(number, 1)) for number in range(len(first.layers))]
+def join(caches: Sequence[KVCache]) -> KVCache:
+    """Join prompts of several caches in one, aligned at the right edge."""
     lengths = torch.cat([cache.lengths for cache in caches])
     logits = torch.cat([cache.logits for cache in caches])
-    return KVCache(layers, lengths, logits, is_right=True, room=room)
+    if len(caches) == 1 and bool((lengths == lengths.max()).all()):
+        return caches[0]
+
+    def lay(number: int, which: int) -> Tensor:
+        rows = [row for cache in caches for row in cache.layers[number][which]]
+        own = [row[:, :n].transpose(0, 1) for row, n in zip(rows, lengths.tolist(), strict=True)]
+        return pad_sequence(own, batch_first=True, padding_side="left").transpose(1, 2)
+
+    layers = [(lay(number, 0), lay(number, 1)) for number in range(len(caches[0].layers))]
+    return KVCache(layers, lengths, logits)
 
 
 class PromptReader:
-    """Reads prompts with a causal LM that has its head, and continues them.
-
-    `num_tokens` counts the tokens read so far, without padding.
-    """
+    """Reads prompts with a causal LM that has its head, and continues them."""
 
     def __init__(self, lm: CausalLM, batch_tokens: int = 2048) -> None:
-        """Take an LM, and the tokens of one batch on a CPU; a GPU takes 16 times as many."""
-        self.lm, self.num_tokens, self._is_checked = lm, 0, False
-        most = batch_budget(batch_tokens, lm.device)
-        self._cost = replace(batching.GroupCost.on(lm.device), max_tokens=most)
-        self._back_off = lm.back_off(most)
-        self._shared: tuple[Tokens, KVCache | None] = ((), None)  # the last shared beginning
+        """Take an LM, and the tokens of one batch on a CPU; a GPU takes more."""
+        self.lm, self._is_checked = lm, False
+        self._back_off = lm.back_off(batch_budget(batch_tokens, lm.device))
 
     @torch.inference_mode()
     def read_batch(self, prompts: Sequence[Tokens], *, start: KVCache | None = None) -> KVCache:
@@ -149,21 +115,17 @@ class PromptReader:
         Logits are (R, T, V) float32, T the longest list; invalid past the end of a shorter one.
         """
         ids, _ = batching.pad(tokens)
-        width = ids.shape[1]
-        columns = torch.arange(width).expand_as(ids)
-        mask = torch.arange(cache.longest + width) >= (cache.longest - cache.lengths)[:, None]
-        stock = stock_cache(cache.layers, len(cache), room=cache.room, new=width)
+        columns, longest = torch.arange(ids.shape[1]).expand_as(ids), cache.longest
+        mask = torch.arange(longest + ids.shape[1]) >= (longest - cache.lengths)[:, None]
+        stock = stock_cache(cache.layers, len(cache))
         positions = cache.lengths[:, None] + columns
         return self._run(ids, positions, stock, columns, mask=mask.long()), stock
 
-    @torch.inference_mode()
     def step(self, cache: KVCache, tokens: Tokens) -> KVCache:
-        """Append one token to each of R joined prompts; uses up one column of their room."""
+        """Append one token to each of R joined prompts."""
         logits, stock = self.extend(cache, [[token] for token in tokens])
-        layers, room = kept_layers(stock, cache.longest + 1), 0
-        if cache.room:
-            layers, room = cache.layers, cache.room - 1
-        return KVCache(layers, cache.lengths + 1, logits[:, 0], is_right=True, room=room)
+        layers = kept_layers(stock, cache.longest + 1)
+        return KVCache(layers, cache.lengths + 1, logits[:, 0])
 
     def _run(
         self,
@@ -197,8 +159,7 @@ class PromptReader:
         """The head, which reads states in float32; None where the LM does more to its logits."""
         try:
             return self.lm.head
-        except ModelError as error:
-            logger.info("logits are the LM's own, in %s: %s", self.lm.dtype, error)
+        except ModelError:
             return None
 
     def check(self) -> None:
@@ -219,7 +180,7 @@ class PromptReader:
         def side_by_side() -> Tensor:
             begun = self.read_batch([start[:-1]])
             blocks = [self.read_batch([start, longer], start=begun), self.read_batch([other])]
-            cache = join(blocks, room=1)
+            cache = join(blocks)
             found = torch.cat([cache.logits, self.step(cache, [token] * 3).logits])
             return found.to(truth.device)
 
@@ -233,66 +194,57 @@ class PromptReader:
         self._is_checked = True
 
     @cached_property
-    def token_bytes(self) -> int:
-        read = self.read_batch([self.lm.lead_ids + self.lm.tokenize(_PROBES)[0]])
-        return max(1, sum(part[0, :, :1].nbytes for layer in read.layers for part in layer))
-
-    @property
     def room(self) -> int:
         """Tokens whose keys and values may be kept at a time."""
         most = KEPT_BYTES
         if self.lm.device.type == "cuda":
             most = int(_KEPT_SHARE * torch.cuda.mem_get_info(self.lm.device)[0])
-        return most // self.token_bytes
+        read = self.read_batch([self.lm.lead_ids + self.lm.tokenize(_PROBES)[0]])
+        return most // sum(part[0, :, :1].nbytes for layer in read.layers for part in layer)
 
-    def batches(self, prompts: Sequence[Tokens]) -> list[PrefixGroup]:
-        """Cut prompts into batches with the least padding and calls; common beginnings together."""
-        found, room = [], self.room if len(prompts) > 1 else 0
-        for group in batching.group_by_prefix(prompts):
-            own = np.array([len(prompts[row]) - len(group.shared) for row in group.rows])
-            most = max(1, room // (len(group.shared) + int(own.max()) + _HEADROOM))
-            batches = batching.group_by_length(own, self._cost)
-            for places in sorted(batches, key=lambda places: -own[places].max()):
-                rows = [group.rows[place] for place in reversed(places)]
-                parts = [rows[i : i + most] for i in range(0, len(rows), most)]
-                found += [replace(group, rows=part) for part in parts]
-        return found
-
-    def read(
-        self, prompts: Sequence[Tokens], batch: PrefixGroup
-    ) -> list[tuple[list[int], KVCache]]:
-        """Read a batch; return rows and their caches, in parts where memory is short, in order.
+    def read(self, prompts: Sequence[Tokens]) -> Iterator[tuple[list[int], KVCache]]:
+        """Read prompts with the least padding and calls; yield rows of them and their caches.
 
         Raises:
-            ModelError: If one prompt alone does not fit.
+            ModelError: If one prompt alone does not fit the memory.
         """
-        skip = len(batch.shared)
+        for group in batching.group_by_prefix(prompts):
+            yield from self._read_group(prompts, group)
+
+    def _read_group(
+        self, prompts: Sequence[Tokens], group: PrefixGroup
+    ) -> Iterator[tuple[list[int], KVCache]]:
+        skip = len(group.shared)
+        start = self.read_batch([group.shared]) if skip else None
+        own = [len(prompts[row]) - skip for row in group.rows]
+        most = max(1, self.room // (skip + max(own) + _HEADROOM))
 
         def size(rows: Sequence[int]) -> int:
             return len(rows) * max(len(prompts[row]) - skip for row in rows)
 
         def run(rows: Sequence[int]) -> tuple[list[int], KVCache]:
-            start = self._read_shared(batch.shared)
-            cache = self.read_batch([prompts[row] for row in rows], start=start)
-            self.num_tokens += sum(len(prompts[row]) - skip for row in rows)
-            return list(rows), cache
+            return list(rows), self.read_batch([prompts[row] for row in rows], start=start)
 
-        return self._back_off.run(batch.rows, size, run)
+        for places in token_budget_batches(own, self._back_off.budget, max_rows=most):
+            yield from self._back_off.run([group.rows[place] for place in places], size, run)
 
-    def _read_shared(self, shared: tuple[int, ...]) -> KVCache | None:
-        if shared and shared != self._shared[0]:
-            self._shared = ((), None)  # gone before the next is read
-            self._shared = (shared, self.read_batch([shared]))
-            self.num_tokens += len(shared)
-        return self._shared[1] if shared else None
+    def read_joined(
+        self, prompts: Sequence[Tokens], num_new: int
+    ) -> Iterator[tuple[list[int], KVCache]]:
+        """Read and join as many prompts as may be kept with so many new tokens each."""
+        rows, held = list[int](), list[KVCache]()
+        for more, cache in self.read(prompts):
+            rows, held = rows + more, [*held, cache]
+            longest = max(len(prompts[row]) for row in rows) + num_new
+            if (len(rows) + len(more)) * longest > self.room:
+                yield rows, join(held)
+                rows, held = [], []
+        if rows:
+            yield rows, join(held)
 
 
-def stock_cache(
-    layers: Sequence[tuple[Tensor, Tensor]], rows: int, *, room: int = 0, new: int = 0
-) -> Any:
+def stock_cache(layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> Any:
     """Return a cache of transformers with so many rows; a single row is expanded to all of them.
-
-    `room` columns at the layers' end are free; `new` tokens are written there, if they fit.
 
     Made without the LM's configuration, so that layers with a sliding window keep all tokens too:
     rows of different lengths would lose different ones, and the LM's mask hides them.
@@ -304,10 +256,7 @@ def stock_cache(
         keys, values = (part.expand(rows, -1, -1, -1) for part in pair)
         # Set, where `update` would copy them: they are copied once, when new ones are added.
         cache.update(keys[:, :, :0], values[:, :, :0], number)
-        layer, used = cache.layers[number], keys.shape[2] - room
-        layer.keys, layer.values = keys[:, :, :used], values[:, :, :used]
-        if 0 < new <= room:
-            kernels.update_in_place(layer, keys, values)
+        cache.layers[number].keys, cache.layers[number].values = keys, values
     return cache
 
 
@@ -317,131 +266,6 @@ def kept_layers(cache: Any, length: int) -> list[tuple[Tensor, Tensor]]:
     if not layers or any(part.dim() != 4 or part.shape[2] != length for p in layers for part in p):
         raise ValueError("a layer keeps something else than a key and a value for each token")
     return layers
-
-
-def write(
-    reader: PromptReader,
-    prompts: Sequence[Tokens],
-    *,
-    max_new_tokens: int,
-    is_done: IsDone,
-    advance: Advance = int,
-) -> list[list[int]]:
-    """Continue each prompt greedily; return the tokens written, in the order given.
-
-    A GPU is synchronized once a step: which tokens were written decides who is done.
-
-    Args:
-        reader: Reads the prompts.
-        prompts: Token ids, none empty; all fit the LM's window with the new tokens.
-        max_new_tokens: Most new tokens of each.
-        is_done: Called after each token; the token that ends a text is returned too.
-        advance: Called with how many more prompts are done.
-
-    Raises:
-        ModelError: If a prompt does not fit the memory, or gives NaN or infinity.
-    """
-    written: list[list[int]] = [[] for _ in prompts]
-    is_whole = [False] * len(prompts)
-
-    def add(rows: Sequence[int], cache: KVCache) -> None:
-        before = sum(is_whole)
-        for row, token in zip(rows, _likeliest(cache.logits, reader.lm), strict=True):
-            if not is_whole[row]:
-                written[row].append(token)
-                is_whole[row] = len(written[row]) >= max_new_tokens or is_done(written[row])
-        advance(sum(is_whole) - before)
-
-    def drop_done(rows: list[int], cache: KVCache, share: int) -> tuple[list[int], KVCache]:
-        """Remove finished prompts if they are at least one in `share`: the rest must move."""
-        left = [place for place, row in enumerate(rows) if not is_whole[row]]
-        if left and (len(rows) - len(left)) * share < len(rows):
-            return rows, cache
-        return [rows[place] for place in left], cache.take(left)
-
-    def fits(begun: Sequence[tuple[list[int], KVCache]], batch: PrefixGroup) -> bool:
-        longest = max([len(prompts[row]) for row in batch.rows] + [c.longest for _, c in begun])
-        count = len(batch.rows) + sum(len(rows) for rows, _ in begun)
-        return not begun or count * (longest + max_new_tokens) <= room
-
-    room, queue = reader.room, deque(reader.batches(prompts))
-    free = max_new_tokens if kernels.are_allowed() else 0
-    writing: list[tuple[list[int], KVCache]] = []
-    while queue or writing:
-        while queue and fits(writing, queue[0]):
-            for rows, cache in reader.read(prompts, queue.popleft()):
-                add(rows, cache)
-                rows, cache = drop_done(rows, cache, share=len(rows))
-                writing += [(rows, cache)] if rows else []
-        if not writing:
-            continue
-        rows = [row for part, _ in writing for row in part]
-        cache = join([part for _, part in writing], room=free)
-        writing.clear()
-        least = len(rows) // 2 if queue else 0
-        while len(rows) > least:
-            cache = reader.step(cache, [written[row][-1] for row in rows])
-            add(rows, cache)
-            rows, cache = drop_done(rows, cache, share=_DONE_SHARE)
-        writing += [(rows, cache)] if rows else []
-    return written
-
-
-def _likeliest(logits: Tensor, lm: CausalLM) -> list[int]:
-    best, tokens = logits.max(dim=1)
-    found: list[int] = torch.where(torch.isfinite(best), tokens, -1).tolist()  # waited for once
-    if -1 in found:
-        raise lm.not_finite("for a prompt", "number")
-    return found
-
-
-def word_chances(
-    reader: PromptReader,
-    prompts: Sequence[Tokens],
-    words: Sequence[Sequence[Tokens]],
-    advance: Advance = int,
-) -> list[list[float]]:
-    """Return log P(word | prompt) over all of a word's tokens, a list for each prompt.
-
-    `words` are for each prompt the token ids of its words. Prompts and words are not empty.
-
-    Raises:
-        ModelError: If a prompt does not fit the memory.
-    """
-    owners: list[tuple[int, int]] = []  # prompt and word of each token whose chance is held
-    held: list[Tensor] = []
-
-    def hold(chances: Tensor, places: Sequence[tuple[int, ...]]) -> None:
-        if places:
-            chosen = send(torch.tensor(places).T, chances.device)
-            held.append(chances[tuple(chosen)])
-
-    for batch in reader.batches(prompts):
-        for rows, cache in reader.read(prompts, batch):
-            pairs = [(place, i) for place, row in enumerate(rows) for i in range(len(words[row]))]
-            own = [words[rows[place]][i] for place, i in pairs]
-            firsts = [(place, word[0]) for (place, _), word in zip(pairs, own, strict=True)]
-            hold(cache.logits.log_softmax(dim=1), firsts)
-            owners += [(rows[place], i) for place, i in pairs]
-            longer = [(pair, word) for pair, word in zip(pairs, own, strict=True) if len(word) > 1]
-            joined = join([cache]) if longer else cache
-            for start in range(0, len(longer), len(cache)):  # each copies what is kept of a prompt
-                lines = longer[start : start + len(cache)]
-                logits, _ = reader.extend(
-                    joined.take([place for (place, _), _ in lines]), [w[:-1] for _, w in lines]
-                )
-                rest = [
-                    (line, column, token)
-                    for line, (_, word) in enumerate(lines)
-                    for column, token in enumerate(word[1:])
-                ]
-                hold(logits.log_softmax(dim=2), rest)
-                owners += [(rows[place], i) for (place, i), word in lines for _ in word[1:]]
-            advance(len(rows))
-    found: list[list[list[float]]] = [[[] for _ in own] for own in words]
-    for (row, i), chance in zip(owners, torch.cat(held).tolist() if held else [], strict=True):
-        found[row][i].append(chance)
-    return [[first + sum(rest) for first, *rest in own] for own in found]
 
 
 @torch.inference_mode()
@@ -480,21 +304,36 @@ class LocalLM(CausalLM):
             ConfigError: If a prompt is empty, or does not fit the window with what is written.
             ModelError: If the LM cannot be loaded, does not fit, or gives NaN or infinity.
         """
+        ids = self._tokenize(prompts)
+        self._check_prompts(prompts, ids, max_new_tokens)
+        written: list[list[int]] = [[] for _ in ids]
 
         def is_done(tokens: Tokens) -> bool:
-            return tokens[-1] in self.ends or stop in self._text(tokens)
+            is_ended = tokens[-1] in self.ends or stop in self._text(tokens)
+            return is_ended or len(tokens) >= max_new_tokens
 
-        ids = self._tokenize(prompts)
-        self._check_room(prompts, ids, max_new_tokens)
-        self.reader.check()
         with kernels.packed_for(self.whole, sum(map(len, ids))):
-            written = write(
-                self.reader, ids, max_new_tokens=max_new_tokens, is_done=is_done, advance=advance
-            )
+            for rows, cache in self.reader.read_joined(ids, max_new_tokens):
+                while rows:
+                    for row, token in zip(rows, self._likeliest(cache.logits), strict=True):
+                        written[row].append(token)
+                    left = [at for at, row in enumerate(rows) if not is_done(written[row])]
+                    advance(len(rows) - len(left))
+                    rows = [rows[at] for at in left]
+                    if rows:
+                        newest = [written[row][-1] for row in rows]
+                        cache = self.reader.step(cache.take(left), newest)
         return [
             Completion(self._text(tokens).split(stop)[0], len(prompt), len(tokens))
             for prompt, tokens in zip(ids, written, strict=True)
         ]
+
+    def _likeliest(self, logits: Tensor) -> list[int]:
+        best, tokens = logits.max(dim=1)
+        found: list[int] = torch.where(torch.isfinite(best), tokens, -1).tolist()
+        if -1 in found:
+            raise self.not_finite("for a prompt", "number")
+        return found
 
     def score(
         self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
@@ -506,16 +345,41 @@ class LocalLM(CausalLM):
         if the tokenizer joins a word to the prompt before it.
         """
         pairs = [self.read_words(prompt, words) for prompt in prompts]
-        ids, own = [prompt for prompt, _ in pairs], [after for _, after in pairs]
-        self._check_room(prompts, ids, max((len(w) for line in own for w in line), default=0))
-        self.reader.check()
+        ids = [prompt for prompt, _ in pairs]
+        longest = max((len(word) for _, own in pairs for word in own), default=0)
+        self._check_prompts(prompts, ids, longest)
+        found: list[list[float]] = [[] for _ in ids]
         with kernels.packed_for(self.whole, sum(map(len, ids))):
-            scores = word_chances(self.reader, ids, own, advance)
-        if not all(math.isfinite(value) for values in scores for value in values):
+            for rows, cache in self.reader.read(ids):
+                places = [place for place in range(len(rows)) for _ in words]
+                own = [word for row in rows for word in pairs[row][1]]
+                chances = self._chances(cache, places, own)
+                for place, chance in zip(places, chances, strict=True):
+                    found[rows[place]].append(chance)
+                advance(len(rows))
+        if not all(math.isfinite(value) for values in found for value in values):
             raise self.not_finite("for a prompt", "number")
-        return scores
+        return found
 
-    def _check_room(
+    def _chances(
+        self, cache: KVCache, places: Sequence[int], words: Sequence[Tokens]
+    ) -> list[float]:
+        """Return the log-probabilities of words, each after the prompt at its place."""
+        firsts = cache.logits.log_softmax(dim=1)[places, [word[0] for word in words]]
+        chances: list[float] = firsts.tolist()
+        longer = [number for number, word in enumerate(words) if len(word) > 1]
+        joined = join([cache]) if longer else cache
+        for start in range(0, len(longer), len(cache)):  # each copies what is kept of a prompt
+            part = longer[start : start + len(cache)]
+            lines = joined.take([places[number] for number in part])
+            logits, _ = self.reader.extend(lines, [words[number][:-1] for number in part])
+            later = logits.log_softmax(dim=2)  # (n, T, V)
+            for line, number in enumerate(part):
+                rest = words[number][1:]
+                chances[number] += sum(later[line, range(len(rest)), rest].tolist())
+        return chances
+
+    def _check_prompts(
         self, prompts: Sequence[str], ids: Sequence[Tokens], max_new_tokens: int
     ) -> None:
         for number, (text, line) in enumerate(zip(prompts, ids, strict=True), 1):
@@ -525,8 +389,9 @@ class LocalLM(CausalLM):
                 raise ConfigError(
                     f"prompt {number} has {len(line)} tokens ({text[-SHOWN:]!r} at its end), and "
                     f"'{self.source.name}' holds {self.window} with the {max_new_tokens} that may "
-                    "follow: use fewer exemplars (--num_exemplars), or an LM with a longer window"
+                    "follow: use fewer exemplars (--num_exemplars)"
                 )
+        self.reader.check()
 
     def _text(self, tokens: Tokens) -> str:
         text: str = self.tokenizer.decode(
@@ -536,7 +401,7 @@ class LocalLM(CausalLM):
 
     @cached_property
     def reader(self) -> PromptReader:
-        return PromptReader(self, self.how.lm_batch_tokens)
+        return PromptReader(self, _TIMES_STATES * self.how.lm_batch_tokens)
 
     @cached_property
     def ends(self) -> frozenset[int]:

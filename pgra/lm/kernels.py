@@ -3,13 +3,12 @@
     cascade          attention to a shared prefix that is stored once, and to a text's own tokens
     packed weights   laid out once for oneDNN, for float32 inference on a CPU
     encoded tokens   a T5 decoder's cross-attention without keys and values of them
-    norms            a T5's by torch's own function, on a GPU one operation each
 
 All that depends on internals of torch and transformers is here, with one switch: the environment
 variable `PGRA_FAST_KERNELS=off` gives stock calls only. Else a kernel is compared with the stock
 way when a model first uses it, on real input, and dropped with one warning where it differs, is
 missing or raises. `pgra.lm.prefix` compares cascade on whole prompts by `find_fault`; the others
-compare themselves, layer by layer (`_is_trusted`), except norms, which are a function of torch's.
+compare themselves, layer by layer (`_is_trusted`).
 """
 
 import logging
@@ -19,13 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import MethodType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import GELUActivation
 
 from pgra.core import machine_memory
 from pgra.lm.batching import send
@@ -79,17 +76,10 @@ def find_fault(fast: "Way", truth: Tensor, *, dtype: torch.dtype, noise: float =
 Way = Callable[[], Tensor]
 
 
-class Kernel(NamedTuple):
-    """A kernel's name, and what the stock way costs instead."""
-
-    name: str
-    cost: str
-
-
 _compared: "WeakKeyDictionary[nn.Module, dict[tuple[object, ...], bool]]" = WeakKeyDictionary()
 
 
-def _is_trusted(part: nn.Module, kernel: Kernel, fast: Way, stock: Way, at: Tensor) -> bool:
+def _is_trusted(part: nn.Module, kernel: str, fast: Way, stock: Way, at: Tensor) -> bool:
     """Return whether a part may use a kernel; at its first use on a device it is compared."""
     if not are_allowed():
         return False
@@ -110,15 +100,12 @@ def _is_trusted(part: nn.Module, kernel: Kernel, fast: Way, stock: Way, at: Tens
 
 
 @cache
-def _warn(kernel: Kernel, reason: str) -> None:
-    logger.warning("%s does not work here (%s): %s", kernel.name, reason, kernel.cost)
-
-
-Attention = Callable[..., tuple[Tensor, Tensor | None]]
+def _warn(kernel: str, reason: str) -> None:
+    logger.warning("%s does not work here (%s): the stock way is slower", kernel, reason)
 
 
 @contextmanager
-def attending(model: Any, name: str, attention: Attention) -> Iterator[None]:
+def attending(model: Any, name: str, attention: Callable[..., Any]) -> Iterator[None]:
     """Replace a model's attention inside the block, under a name; its masks are those of sdpa."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -130,13 +117,6 @@ def attending(model: Any, name: str, attention: Attention) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation(before)
-
-
-def stock_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    from transformers import AttentionInterface
-
-    out: tuple[Tensor, None] = AttentionInterface()["sdpa"](*args, **kwargs)
-    return out
 
 
 # Attention in two parts: to a shared prefix that is stored once, and to a text's own tokens.
@@ -205,29 +185,27 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    _mask: Tensor | None,
     *,
+    cascade: Cascade,
     scaling: float | None = None,
-    cascade: Cascade | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Attend to the prefix and to a text's own earlier tokens; without `cascade` as sdpa does.
+) -> tuple[Tensor, None]:
+    """Attend to the prefix and to a text's own earlier tokens.
 
     Args:
         module: The attention layer; its `layer_idx` selects the prefix's keys.
         query: (R, heads, T, width).
         key: (R, key heads, T, width) of the own tokens.
         value: As `key`.
-        attention_mask: Ignored with `cascade`: rows are padded on the right.
-        scaling: Of the scores; None is one over the root of the width.
+        _mask: Not looked at: rows are padded on the right.
         cascade: The shared prefix.
+        scaling: Of the scores; None is one over the root of the width.
         **kwargs: As the model gives them; ValueError for those that change the weights.
 
     Returns:
         (R, T, heads, width), and None for the weights.
     """
-    if cascade is None:
-        return stock_attention(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     for name in _UNKNOWN:
         if kwargs.get(name) is not None:
             raise ValueError(f"an attention with {name} cannot be taken in two parts")
@@ -300,15 +278,11 @@ def _merge(far: Tensor, far_lse: Tensor, near: Tensor, near_lse: Tensor) -> Tens
 # Linear layers with weights laid out once for oneDNN, while a float32 model only reads on a CPU.
 #
 # torch multiplies float32 by MKL, which lays a weight out anew in every call. oneDNN takes
-# weights laid out beforehand, and writes a BERT's GELU with the result. On two cores MiniLM reads
-# 10 to 14 % faster. Inductor does the same when it freezes a model, after minutes of compiling.
+# weights laid out beforehand. Inductor does the same when it freezes a model, after minutes of
+# compiling.
 
 
-Forward = Callable[..., Tensor]
 MANY_TOKENS = 4096  # packing takes as long as reading some hundred tokens
-_PACKED = Kernel(
-    "oneDNN's packed product", "its weights are laid out anew in every call, and reading is slower"
-)
 _SHARE = 0.25  # of the machine's memory, for the packed copies
 
 
@@ -321,51 +295,32 @@ def packed_for(module: nn.Module, num_tokens: int = MANY_TOKENS) -> Iterator[Non
     `nn.Linear`. Weights must not change, and there are no gradients. No copy is kept afterwards.
     """
     is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    is_useful = is_there and not torch.is_autocast_enabled("cpu") and are_allowed()
-    if num_tokens < MANY_TOKENS or not is_useful:
-        yield
-        return
-    layers: list[Any] = [part for part in module.modules() if _is_plain(part)]
-    needed = sum(layer.weight.nbytes for layer in layers)
-    found = _pack_all(module) if needed <= _SHARE * machine_memory() else []
-    for part, forward in found:
-        part.forward = forward
+    is_useful = is_there and num_tokens >= MANY_TOKENS and not torch.is_autocast_enabled("cpu")
+    layers: list[Any] = [part for part in module.modules() if is_useful and _is_plain(part)]
+    if sum(layer.weight.nbytes for layer in layers) > _SHARE * machine_memory():
+        layers = []
+    kinds = {(layer.weight.shape, layer.bias is None): layer for layer in layers}
+    trusted = {kind for kind, layer in kinds.items() if _is_packed_same(layer)}
+    packed = [layer for layer in layers if (layer.weight.shape, layer.bias is None) in trusted]
+    for layer in packed:
+        layer.forward = _pack(layer)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(bool(packed)):
             yield
     finally:
-        for part, _ in found:
-            del part.forward
+        for layer in packed:
+            del layer.forward
 
 
-def _pack_all(module: nn.Module) -> list[tuple[Any, Forward]]:
-    """Return the parts that can be packed, and their replacements; one of each kind is compared."""
-    found: list[tuple[Any, Forward]] = []
-    inside: set[nn.Module] = set()
-    verdicts: dict[object, bool] = {}
-    for part in module.modules():  # a block before its layers
-        layer = None if part in inside or "forward" in vars(part) else _layer_of(part)
-        if layer is None:
-            continue
-        kind = (type(part), layer.weight.shape, layer.bias is None)
-        if kind not in verdicts:
-            verdicts[kind] = _is_packed_same(part, layer)
-        if verdicts[kind]:
-            found.append((part, _packed(part, layer)))
-            inside.update(part.modules())
-    return found
-
-
-def _is_packed_same(part: nn.Module, layer: nn.Linear) -> bool:
+def _is_packed_same(layer: nn.Linear) -> bool:
     probe = torch.randn(2, layer.in_features, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        return _is_trusted(
-            part,
-            _PACKED,
-            fast=lambda: _packed(part, layer)(probe),
-            stock=lambda: part(probe),
-            at=probe,
-        )
+    return _is_trusted(
+        layer,
+        "oneDNN's packed product",
+        fast=lambda: _pack(layer)(probe),
+        stock=lambda: layer(probe),
+        at=probe,
+    )
 
 
 def _is_plain(part: Any) -> bool:
@@ -379,37 +334,11 @@ def _is_plain(part: Any) -> bool:
     )
 
 
-def _layer_of(part: Any) -> nn.Linear | None:
-    """Return the linear layer of a part that can be packed: itself, or a BERT's before its GELU."""
-    block: dict[str, Any] = dict(part.named_children())
-    if block.keys() == {"dense", "intermediate_act_fn"}:
-        part = block["dense"] if type(block["intermediate_act_fn"]) is GELUActivation else None
-    return part if _is_plain(part) else None
-
-
-def _packed(part: nn.Module, layer: nn.Linear) -> Forward:
-    """Return the packed `forward` of a layer or block, with the same argument names."""
+def _pack(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Return the packed `forward` of a layer, with the same argument name."""
     multiply = torch.ops.mkldnn._linear_pointwise
     weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
-    if part is layer:
-        return lambda input: multiply(input, weight, layer.bias, "none", [], "")
-    return lambda hidden_states: multiply(hidden_states, weight, layer.bias, "gelu", [], "none")
-
-
-def update_in_place(layer: Any, keys: Tensor, values: Tensor) -> None:
-    """Have a cache's layer write new tokens into free columns; the stock way copies everything.
-
-    `keys` and `values` are (R, heads, S + room, width); the layer's own are their first columns.
-    """
-
-    def update(new_keys: Tensor, new_values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        start = layer.keys.shape[2]
-        end = start + new_keys.shape[2]
-        keys[:, :, start:end], values[:, :, start:end] = new_keys, new_values
-        layer.keys, layer.values = keys[:, :, :end], values[:, :, :end]
-        return layer.keys, layer.values
-
-    layer.update = update
+    return lambda input: multiply(input, weight, layer.bias, "none", [], "")
 
 
 # The decoder's attention to an example's encoded tokens, without making keys and values of them.
@@ -420,12 +349,6 @@ def update_in_place(layer: Any, keys: Tensor, values: Tensor) -> None:
 # is q (E W_k')', and (p E) W_v' is p (E W_v'). Then the few queries are projected and all heads
 # read the encoded tokens themselves. DeepSeek-V2 (2024, section 2.1.2) absorbs its projections
 # likewise.
-
-
-_ACROSS = Kernel(
-    "cross-attention to encoded tokens",
-    "keys and values of all evidence are made in every layer, for every label",
-)
 
 
 def read_encoded_tokens(decoder: Any) -> None:
@@ -475,7 +398,7 @@ def _attend_across(
     is_plain = all(type(projection) is nn.Linear for projection in (self.k, self.v))
     is_same = is_plain and _is_trusted(
         self,
-        _ACROSS,
+        "cross-attention to encoded tokens",
         fast=lambda: run(_attend_encoded),
         stock=lambda: run(_attend_projected),
         at=hidden_states,
@@ -511,22 +434,3 @@ def _attend_encoded(self: Any, hidden_states: Tensor, mask: Tensor | None, encod
     output = torch.einsum("bhtd,hwd->bthw", read, self.v.weight.view(H, -1, D))
     weights = weights.view(B, H, C, T, S).transpose(1, 2).flatten(0, 1)
     return self.o(output.reshape(N, T, -1)), None, weights
-
-
-def fuse_norms(t5: nn.Module) -> None:
-    """Replace a T5's norms by torch's: on a GPU one operation each way, not six and some twelve.
-
-    They are the same products in the same order, bit for bit on a CPU, so they are not compared. In
-    half precision transformers rounds between the products, and its own way is taken.
-    """
-    for part in t5.modules():
-        if type(part).__name__ in ("T5LayerNorm", "MT5LayerNorm"):
-            part.forward = MethodType(_normalize, part)
-
-
-def _normalize(self: Any, hidden_states: Tensor) -> Tensor:
-    """Replace `T5LayerNorm.forward`: root mean square, without mean or bias."""
-    if not (are_allowed() and hidden_states.dtype == self.weight.dtype == torch.float32):
-        stock: Tensor = type(self).forward(self, hidden_states)
-        return stock
-    return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)

@@ -1,17 +1,14 @@
 """Models by name: a hub id (with an optional `@revision`), a folder, or `bundled:NAME`.
 
-Which commit of the hub, which devices, and how many bits. Weights are safetensors only and never
-bring code of their own. Fingerprints hold a model's content (the hub's commit, or the checksums of
-a folder's files), never just its name.
+Which commit of the hub, and which device. Weights are safetensors only and never bring code of
+their own. Fingerprints hold a model's content (the hub's commit, or the checksums of a folder's
+files), never just its name.
 """
 
 import contextlib
-import importlib.util
 import json
 import logging
 import math
-import os
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,10 +29,10 @@ from pgra.artifacts import (
     file_checksum,
     find_changes,
 )
-from pgra.core import Json, check_device, machine_memory
+from pgra.core import Json, check_device
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason, read_json
-from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, show
+from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading, show
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
@@ -50,8 +47,9 @@ _CONFIG = "config.json"
 MODULES = "modules.json"
 _ADAPTER = "adapter_config.json"
 _LONGEST_REASON = 200  # characters of what a library says of a file: it may list all it knows
-_LARGE = 13e9  # weights of an LM for which a batch is 16 times a CPU's
-_MOST_TIMES = 16  # that batch, for smaller ones
+# Tokens of a batch on a GPU, times those on a CPU: a small LM's batch of 16 times as many takes
+# Python longer to launch than the GPU to run (by arithmetic).
+_GPU_TIMES = 64
 
 
 @dataclass(frozen=True)
@@ -111,32 +109,17 @@ def find_model(name: str) -> ModelSource:
 
 
 def _find_transformer(name: str, folder: Path) -> str:
-    """Return a folder's subfolder with the transformer, "" for the top; refuse what is no model."""
+    """Return a folder's subfolder with the transformer, "" for the top; refuse adapters alone."""
     parts = read_parts(ModelSource(name, str(folder), None, ""))
-    first = parts[0] if parts else ModelPart("Transformer", "")
-    kind = first.kind.rpartition(".")[2]
-    subfolder = first.path if kind == "Transformer" else ""
-    home = folder / subfolder
-    if (home / _ADAPTER).is_file():
-        raise ModelError(_adapter_problem(str(home)))
-    if not (home / _CONFIG).is_file():
-        lacks = "it has no config.json"
-        if kind != "Transformer":
-            lacks = f"its first part is {show(kind)} (in {MODULES}), not a Transformer"
-        raise ModelError(f"{home} is not a model folder: {lacks}")
-    if not any(home.glob("*.safetensors")):
-        raise ModelError(
-            f"{home} has no .safetensors weights, the only kind that is loaded: "
-            "load it once with transformers and write it again with save_pretrained"
-        )
+    is_first = bool(parts) and parts[0].kind.rpartition(".")[2] == "Transformer"
+    subfolder = parts[0].path if is_first else ""
+    if (folder / subfolder / _ADAPTER).is_file():
+        raise ModelError(_adapter_problem(str(folder / subfolder)))
     return subfolder
 
 
 def _adapter_problem(name: str) -> str:
-    return (
-        f"'{name}' holds adapters of peft (LoRA), not a whole model: load it with peft, merge "
-        "them (merge_and_unload), and save that model and its tokenizer with save_pretrained"
-    )
+    return f"'{name}' holds adapters of peft: merge them (merge_and_unload), and save the model"
 
 
 @lru_cache(maxsize=32)
@@ -153,14 +136,12 @@ def _files_digest(folder: Path, inputs: Inputs) -> str:
 @lru_cache(maxsize=32)
 def _find_on_hub(name: str) -> ModelSource:
     """Find the commit to load, one with safetensors: from the hub, or else from the local cache."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
     repo, _, revision = name.partition("@")
     try:
         commit = _ask_hub(repo, revision)
         return ModelSource(name, repo, commit, f"{repo}@{commit}")
     except hub_errors() as error:
-        reason, is_offline = hub_reason(error), isinstance(error, OfflineModeIsEnabled)
+        reason = hub_reason(error)
     cached = _find_cached(repo, revision)
     if cached is None:
         raise ModelError(
@@ -168,43 +149,24 @@ def _find_on_hub(name: str) -> ModelSource:
             "Give a local folder, a hub id that you can reach, or a bundled: name "
             "(pgra models lists them)."
         )
-    level = logging.INFO if is_offline else logging.WARNING
-    why = "offline mode" if is_offline else reason.rstrip(".")
-    logger.log(level, "model %s: commit %s from the cache (%s)", name, cached, why)
+    logger.info("model %s: commit %s from the cache (%s)", name, cached, reason)
     return ModelSource(name, repo, cached, f"{repo}@{cached}", is_only_cached=True)
 
 
 def _ask_hub(repo: str, revision: str) -> str:
-    """Return the commit of a branch, tag, commit or refs/pr/N; "" is main, or else the bot's."""
-    from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
+    """Ask for the commit of a revision; "" is main, or the bot's pull request with safetensors."""
+    from huggingface_hub import HfApi, constants, hf_hub_download
 
-    first, timeout = revision or _MAIN, constants.HF_HUB_ETAG_TIMEOUT
-    for reference in chain([first], () if revision else _bot_requests(repo)):
-        info = HfApi().model_info(repo, revision=reference, timeout=timeout)
-        files = [file.rfilename for file in info.siblings or []]
-        if _has_weights(files):
-            break
-    else:
-        beside = "" if revision else f", nor has an open pull request of {_BOT}"
-        raise ModelError(
-            f"model '{repo}{revision and '@'}{revision}' has no safetensors, the only kind that is "
-            f"loaded{beside}: name a commit or pull request that has them "
-            f"({repo}@{_PULL_REQUESTS}N), or load it once with transformers and write it to a "
-            "folder with save_pretrained"
-        )
-    if reference != first:
-        logger.info(
-            "model %s: its main branch has no safetensors; those of the hub's bot are loaded (%s)",
-            repo,
-            reference,
-        )
-    commit = str(info.sha)
-    # The configuration is fetched by its branch: the cache then knows which commit that is.
-    known = try_to_load_from_cache(repo, _CONFIG, revision=reference)
-    if not isinstance(known, str) or Path(known).parent.name != commit:
-        logger.info("model %s: commit %s is new here; its weights come when needed", repo, commit)
-        hf_hub_download(repo, _CONFIG, revision=reference)
-    return commit
+    for reference in chain([revision or _MAIN], () if revision else _bot_requests(repo)):
+        info = HfApi().model_info(repo, revision=reference, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        if _has_weights(file.rfilename for file in info.siblings or []):
+            # The configuration is fetched by its branch: the cache then knows which commit that is.
+            return Path(hf_hub_download(repo, _CONFIG, revision=reference)).parent.name
+    raise ModelError(
+        f"model '{repo}{revision and '@'}{revision}' has no safetensors, the only kind that is "
+        f"loaded: name a commit or pull request that has them ({repo}@{_PULL_REQUESTS}N), or load "
+        "it once with transformers and write it to a folder with save_pretrained"
+    )
 
 
 def _bot_requests(repo: str) -> Iterator[str]:
@@ -218,27 +180,20 @@ def _bot_requests(repo: str) -> Iterator[str]:
 
 
 def _find_cached(repo: str, revision: str) -> str | None:
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
+    """Return a revision's commit in the local cache; "" is main, or a pull request."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.file_download import repo_folder_name
 
-    try:
-        cached = scan_cache_dir().repos
-    except CacheNotFound:
-        return None
-    commits = [
-        commit
-        for entry in cached
-        if entry.repo_type == "model" and entry.repo_id == repo
-        for commit in entry.revisions
-        if _has_weights(str(f.file_path.relative_to(commit.snapshot_path)) for f in commit.files)
-        and revision in ("", *commit.refs, commit.commit_hash[: max(len(revision), 7)])
-    ]
-
-    def preference(commit: Any) -> tuple[bool, bool, float]:
-        has_request = any(reference.startswith(_PULL_REQUESTS) for reference in commit.refs)
-        return _MAIN in commit.refs, has_request, commit.last_modified
-
-    return max(commits, key=preference).commit_hash if commits else None
+    folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
+    requests = [] if revision else sorted(folder.glob(f"refs/{_PULL_REQUESTS}*"))
+    names = [path.relative_to(folder / "refs").as_posix() for path in requests]
+    for reference in (revision or _MAIN, *names):
+        config = try_to_load_from_cache(repo, _CONFIG, revision=reference)
+        if isinstance(config, str) and _has_weights(
+            file.name for file in Path(config).parent.iterdir()
+        ):
+            return Path(config).parent.name
+    return None
 
 
 def _has_weights(files: Iterable[str]) -> bool:
@@ -251,25 +206,16 @@ def find_model_file(source: ModelSource, name: str) -> Path | None:
     if source.revision is None:
         path = Path(source.path) / name
         return path if path.is_file() else None
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    known = try_to_load_from_cache(source.path, name, revision=source.revision)
-    if known is None:
-        try:
-            known = hf_hub_download(source.path, name, **source.kwargs)
-        except hub_errors() as error:
-            if isinstance(error, LocalEntryNotFoundError) or not isinstance(
-                error, EntryNotFoundError
-            ):
-                logger.warning(
-                    "cannot see if '%s' has %s, its own pooling or prompts: give --pooling, "
-                    "--query_prompt and --passage_prompt to be sure (%s)",
-                    source.name,
-                    name,
-                    hub_reason(error),
-                )
-    return Path(known) if isinstance(known, str) else None  # or a mark that it has no such file
+    try:
+        return Path(hf_hub_download(source.path, name, **source.kwargs))
+    except hub_errors() as error:
+        is_sure = isinstance(error, EntryNotFoundError)
+        if not is_sure or isinstance(error, LocalEntryNotFoundError):
+            logger.warning("cannot see if '%s' has %s (%s)", source.name, name, hub_reason(error))
+        return None
 
 
 @dataclass(frozen=True)
@@ -282,30 +228,19 @@ class ModelPart:
 
 def read_parts(source: ModelSource) -> list[ModelPart]:
     """Return the parts in `modules.json`, none without that file; ModelError if it is damaged."""
-    parts = []
-    for module in read_model_json(source, MODULES, list) or []:
-        kind = module.get("type") if isinstance(module, dict) else None
-        if not isinstance(kind, str):
-            raise ModelError(f"{MODULES} of '{source.name}' cannot be read: a part without a type")
-        path = PurePosixPath(str(module.get("path") or ""))
-        if path.is_absolute() or ".." in path.parts:
-            raise ModelError(f"{MODULES} of '{source.name}' has a path outside it: {show(path)}")
-        parts.append(ModelPart(kind, "" if path == PurePosixPath() else str(path)))
-    return parts
+    with reading(f"{MODULES} of '{source.name}'", ModelError):
+        found = read_model_json(source, MODULES, list) or []
+        return [ModelPart(part["type"], part.get("path") or "") for part in found]
 
 
 def read_model_json(source: ModelSource, name: str, kind: type) -> Any:
     """Read a model's JSON file, None if there is none; ModelError if it does not hold a `kind`."""
     path = find_model_file(source, name)
-    if path is None:
-        return None
-    try:
-        value = read_json(path)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{name} of '{source.name}' cannot be read: {error}") from None
-    if not isinstance(value, kind):
-        raise ModelError(f"{name} of '{source.name}' cannot be read: it is no {kind.__name__}")
-    return value
+    with reading(f"{name} of '{source.name}'", ModelError):
+        value = None if path is None else read_json(path)
+        if not isinstance(value, kind | None):
+            raise TypeError(f"it is no {kind.__name__}")
+        return value
 
 
 def load_pretrained(
@@ -331,7 +266,7 @@ def load_pretrained(
         raise ModelError(
             f"'{source.name}' lacks {len(missing)} weights of a {type(model).__name__}, such as "
             f"{min(missing)}: they would be random. Save the whole model again with "
-            "save_pretrained (without torch.compile, DDP or peft around it), or choose another one"
+            "save_pretrained, or choose another one"
         )
     return model
 
@@ -364,24 +299,20 @@ def _load(
 
 def check_loaded(model: Any, tokenizer: Any, what: str) -> None:
     """Raise ValueError for what is no loaded model of transformers with its tokenizer."""
-    if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
+    if not hasattr(model, "save_pretrained") or not hasattr(tokenizer, "save_pretrained"):
         raise ValueError(
-            f"{what} is a hub id, a folder, bundled:NAME or a loaded model, and this is of type "
-            f"{type(model).__name__}"
+            f"{what} is a hub id, a folder, bundled:NAME, or a loaded model with its tokenizer, "
+            f"(model, tokenizer); this is of type {type(model).__name__}"
         )
-    if not hasattr(tokenizer, "save_pretrained"):
-        raise ValueError("a loaded model needs its tokenizer: give (model, tokenizer)")
 
 
 def save_loaded(model: Any, tokenizer: Any, what: str) -> TemporaryFolder:
     """Write a loaded model, or a `SentenceTransformer`, to a folder; raises as `check_loaded`."""
-    is_sentence_model = type(model).__module__.startswith("sentence_transformers")
-    if not is_sentence_model:
-        check_loaded(model, tokenizer, what)
     folder = TemporaryFolder()
-    model.save_pretrained(str(folder.path))
-    if not is_sentence_model:
+    if not type(model).__module__.startswith("sentence_transformers"):
+        check_loaded(model, tokenizer, what)
         tokenizer.save_pretrained(str(folder.path))
+    model.save_pretrained(str(folder.path))
     return folder
 
 
@@ -410,26 +341,18 @@ def cut_layers(config: Any, layer: str, name: str) -> int | None:
 
     Raises:
         ConfigError: If it is none of these, or there is no such layer.
-        ModelError: If the configuration does not give the number of layers.
     """
     if layer == "last":
         return None
-    if not re.fullmatch(r"[1-9]\d*|0?\.0*[1-9]\d*", layer):
+    depth = int(config.num_hidden_layers)
+    is_share, number = "." in layer, 0
+    with contextlib.suppress(ValueError, OverflowError):
+        number = math.floor(float(layer) * (depth if is_share else 1) + 0.5)
+    number = max(number, 1) if is_share and 0 < float(layer) < 1 else number
+    if not 1 <= number <= depth:
         raise ConfigError(
-            f"lm_layer is '{layer}': give last, the number of a layer (from 1 on), or a share of "
-            "the depth between 0 and 1, such as 0.6"
-        )
-    depth = getattr(config, "num_hidden_layers", None)
-    if not isinstance(depth, int):
-        raise ModelError(
-            f"the configuration of '{name}' does not say how many layers it has: use --lm_layer "
-            "last"
-        )
-    number = int(layer) if "." not in layer else max(1, math.floor(float(layer) * depth + 0.5))
-    if number > depth:
-        raise ConfigError(
-            f"lm_layer is {number}, and '{name}' has {depth} layers: give at most that, or a share "
-            "of the depth, such as 0.6"
+            f"lm_layer is '{layer}', and '{name}' has {depth} layers: give last, the number of a "
+            "layer (from 1 on), or a share of the depth between 0 and 1, such as 0.6"
         )
     if number == depth:
         return None
@@ -460,8 +383,7 @@ def check_tokens(tokenizer: Any, config: Any, name: str) -> None:
     if isinstance(rows, int) and vocabulary[last] >= rows:
         raise ModelError(
             f"'{name}': its tokenizer has {vocabulary[last] + 1} tokens, the model {rows}, so that "
-            f"{show(last)} has no embedding. Give the model its own tokenizer, or enlarge it "
-            "(resize_token_embeddings), train it and save it"
+            f"{show(last)} has no embedding: give the model its own tokenizer"
         )
 
 
@@ -475,16 +397,6 @@ def read_tokenizer(source: ModelSource, config: Any = None) -> Any:
             f"the tokenizer of '{source.name}' is empty: its folder lacks the vocabulary files"
         )
     return tokenizer
-
-
-def tokenizer_identity(tokenizer: Any) -> str:
-    """Return a digest of all that decides a tokenizer's tokens: a trained copy's is the same."""
-    state = (
-        tokenizer.backend_tokenizer.to_str()
-        if tokenizer.is_fast
-        else [tokenizer.get_vocab(), tokenizer.special_tokens_map]
-    )
-    return digest([type(tokenizer).__name__, state])
 
 
 def choose_device(name: str) -> torch.device:
@@ -538,128 +450,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def batch_budget(tokens: int, device: torch.device, *, weights: int | None = None) -> int:
-    """Scale a CPU's token budget to a device: 16 times on a GPU, or more for a small model.
-
-    A batch of less than about 100 ms takes a GPU no longer than Python takes to launch it. By
-    arithmetic (not measured) 8,192 tokens are that for 13 billion weights, and small matrices are
-    slower for each weight; so the factor grows as weights to the power of -0.7, up to 16 times
-    more. None ignores the weights.
-    """
-    if device.type != "cuda":
-        return tokens
-    more = 1.0 if weights is None else min(_MOST_TIMES, (_LARGE / weights) ** 0.7)
-    return max(1, int(tokens * 16 * more))
-
-
-def lay_out(config: Any) -> Any:
-    """Return a base model of a configuration on the meta device: its weights take no memory."""
-    from transformers import AutoModel
-
-    try:
-        with torch.device("meta"):
-            return AutoModel.from_config(config)
-    except (ValueError, KeyError, AttributeError, RuntimeError) as error:
-        kind = getattr(config, "model_type", "model")
-        raise ModelError(f"cannot lay out '{kind}' from its configuration: {error}") from error
-
-
-def check_room(source: ModelSource, needed: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ModelError if `needed` bytes exceed the GPU's free memory or the machine's whole."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        there, way_out = f"{device} has {free / 1e9:.3g} GB free", "--lm_device_map auto (all GPUs)"
-    else:
-        free = machine_memory()
-        there, way_out = f"this machine has {free / 1e9:.3g} GB", "--lm_dtype bfloat16"
-    if needed > free:
-        raise ModelError(
-            f"the weights of '{source.name}' take {needed / 1e9:.3g} GB in {dtype_name(dtype)}, "
-            f"and {there}: use {way_out}, --lm_quantization 8bit, or a smaller LM"
-        )
+def batch_budget(tokens: int, device: torch.device) -> int:
+    """Scale a CPU's token budget to a device: 64 times on a GPU."""
+    return tokens * (_GPU_TIMES if device.type == "cuda" else 1)
 
 
 def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:
     return {"model": source.identity, "dtype": dtype_name(dtype)}
-
-
-# Where an LM's weights go, one device or many, and in how many bits they are kept.
-
-
-def first_device(name: str, device_map: str) -> torch.device:
-    """Return the device that token ids go to: with a device map, the first of all GPUs.
-
-    Raises:
-        ConfigError: If a map is asked for together with one GPU, or in one of several processes.
-    """
-    device = choose_device(name)
-    if device_map == "none":
-        return device
-    count = os.environ.get("WORLD_SIZE", "1")
-    if int(count) > 1:
-        raise ConfigError(
-            f"lm_device_map is '{device_map}' and there are {count} processes: one process spreads "
-            "the LM over all GPUs. Start one process, or use --lm_device_map none"
-        )
-    if ":" in name:
-        raise ConfigError(
-            f"device '{name}' is one GPU and lm_device_map '{device_map}' takes all of them: use "
-            "--device auto, or --lm_device_map none"
-        )
-    return torch.device("cuda", 0) if device.type == "cuda" else device
-
-
-def placement(device: torch.device, device_map: str) -> Any:
-    """Return the `device_map` for `from_pretrained`; weights load in place, without a copy."""
-    # Asked for the CPU, accelerate would still take the GPUs that it sees.
-    spreads = device_map != "none" and (device.type == "cuda" or not torch.cuda.is_available())
-    return device_map if spreads else {"": device}
-
-
-def check_quantization(quantization: str, dtype: torch.dtype) -> None:
-    """Refuse 8-bit weights in float16 (ConfigError) or without torchao (ModelError)."""
-    if quantization == "none":
-        return
-    if dtype == torch.float16:
-        # torchao multiplies by the whole numbers up to 127 and scales after that: above 65504 is
-        # infinity, and SmolLM2-135M gets there in each sentence.
-        raise ConfigError(
-            "lm_quantization '8bit' overflows in float16: use --lm_dtype bfloat16 or float32"
-        )
-    if importlib.util.find_spec("torchao") is None:
-        raise ModelError(
-            "lm_quantization '8bit' needs torchao: pip install 'pgra[int8]', or use "
-            "--lm_quantization none"
-        )
-
-
-def quantization_kwargs(quantization: str) -> dict[str, Any]:
-    """Return `from_pretrained`'s arguments for 8-bit or ("none") plain weights.
-
-    Only weights are rounded, with a scale for each row, and become the LM's dtype for each product,
-    so a state depends on its own text alone. LLM.int8 (Dettmers et al. 2022) also rounds
-    activations, depending on the rest of the batch, and loses several times as much of the
-    evidence.
-    """
-    if quantization == "none":
-        return {}
-    from torchao.quantization import Int8WeightOnlyConfig
-    from transformers import TorchAoConfig
-
-    # Its compiler settings are for the whole process, and nothing is compiled here.
-    return {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig(set_inductor_config=False))}
-
-
-def check_8bit(model: Any, source: ModelSource) -> None:
-    """Raise ModelError if torchao silently skipped most of an LM's weights, such as GPT-2's."""
-    from torchao.quantization import Int8Tensor
-
-    layers = [part for part in model.modules() if not isinstance(part, torch.nn.Embedding)]
-    weights = [w for part in layers for w in part.parameters(recurse=False) if w.dim() >= 2]
-    done = sum(weight.numel() for weight in weights if isinstance(weight, Int8Tensor))
-    if 2 * done < sum(weight.numel() for weight in weights):
-        raise ModelError(
-            f"lm_quantization '8bit' leaves most weights of '{source.name}' as they are: torchao "
-            "does not know its layers. Use --lm_quantization none"
-        )

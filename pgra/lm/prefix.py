@@ -8,7 +8,7 @@ LM that a way does not support shows there, on a few texts, not in the results.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,8 +27,9 @@ from pgra.lm.base import Advance, StateArguments
 from pgra.lm.batching import begin_fetch
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import kept_layers, stock_cache
+from pgra.lm.load import batch_budget
 from pgra.progress import Bar
-from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts import FewShotPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +86,6 @@ class SharedPrefix:
     def find_fault(self, way: str, prompts: Sequence[list[int]]) -> str | None:
         """Return why a way cannot be used; None if it gives the states of a few whole prompts."""
         truth = self.lm.states_of(prompts)  # before any attempt: that it does not fit is no fault
-        if any(ids[: len(self.ids)] != self.ids for ids in prompts):
-            return "its prompts do not begin alike"
         texts = [ids[len(self.ids) :] for ids in prompts]
         noise = 0.0
         if self.lm.dtype != torch.float32:  # how far states lie apart that are read otherwise
@@ -137,7 +136,7 @@ class PromptedEncoder:
         prompt: Prefix and template.
         sharing: "auto": the first of `WAYS` whose states equal those of "none" (the whole prompt
             for each text); a way that is named is not compared.
-        batch_tokens: Own tokens in one batch on a CPU; a GPU takes 16 times as many, or more.
+        batch_tokens: Own tokens in one batch on a CPU; a GPU takes 64 times as many.
         max_prompt_tokens: Longest prompt; None is the LM's window.
         num_cut: Texts that were cut so far.
         num_tokens: Tokens that the LM read so far, without padding.
@@ -155,28 +154,22 @@ class PromptedEncoder:
     num_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._found: list[str] = []  # the way, by this encoder or one `under` it
-        self._back_off = self.lm.back_off(self.lm.batch_budget(self.batch_tokens))
+        # the way, by this encoder or one `under` it
+        self._found = [] if self.sharing == "auto" else [self.sharing]
+        self._back_off = self.lm.back_off(batch_budget(self.batch_tokens, self.lm.device))
         self._check_room()
 
     @classmethod
-    def open(
-        cls,
-        args: StateArguments,
-        prompt: FewShotPrompt,
-        device: str,
-        *,
-        with_head: bool = False,
-    ) -> Self:
+    def open(cls, args: StateArguments, prompt: FewShotPrompt, device: str) -> Self:
         """Open an LM under a prompt; its weights are loaded when they are first needed.
 
-        The layer must be a number, a share or "last"; `with_head` also lets the LM write words.
+        The layer must be a number, a share or "last".
 
         Raises:
             ConfigError: If the prompt leaves no room for a text.
             ModelError: If the LM cannot be used.
         """
-        lm = CausalLM(args, device=device, with_head=with_head, layer=args.lm_layer)
+        lm = CausalLM(args, device=device, layer=args.lm_layer)
         return cls(lm, prompt, "auto", args.lm_batch_tokens, args.max_prompt_tokens)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
@@ -196,12 +189,6 @@ class PromptedEncoder:
         vars(self).pop("_shared", None)
         self.lm.release()
 
-    def first_tokens(self, words: Iterable[str]) -> list[int]:
-        """Return the distinct first tokens of words after a prompt and a space, in order."""
-        suffix = self.prompt.suffix(self.prompt.template.passage_fields("The film"))
-        _, own = self.lm.read_words(suffix, [f" {word}" for word in words])
-        return list(dict.fromkeys(ids[0] for ids in own))
-
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that a state depends on, besides the text."""
@@ -217,40 +204,34 @@ class PromptedEncoder:
 
     @cached_property
     def _splits_cleanly(self) -> bool:
-        suffixes = [self.prompt.suffix(self.prompt.template.passage_fields(p)) for p in _PROBES]
-        joint = self.lm.tokenize([self.prompt.prefix + suffix for suffix in suffixes])
-        apart = self.lm.tokenize(suffixes)
-        prefix = self._prefix_ids[len(self.lm.lead_ids) :]
-        return all(prefix + own == whole for own, whole in zip(apart, joint, strict=True))
+        fields = [self.prompt.template.passage_fields(probe) for probe in _PROBES]
+        return self._tokenize_apart(fields) == self._tokenize_whole(fields)
 
     @cached_property
     def shared_ids(self) -> list[int]:
         """The tokens that the prompts of all ordinary texts begin with."""
-        first, *others = (self._prompt_ids(self.prompt.template.passage_fields(p)) for p in _PROBES)
+        fields = [self.prompt.template.passage_fields(probe) for probe in _PROBES]
+        first, *others = self._tokenize(fields)
         shared = min(batching.count_joint(first, ids) for ids in others)
         return first[: min(shared, *(len(ids) - 1 for ids in (first, *others)))]  # of its own: 1
 
-    def _prompt_ids(self, fields: Mapping[str, str]) -> list[int]:
-        return self._tokenize([self.prompt.suffix(fields)])[0]
+    def _tokenize(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
+        return (self._tokenize_apart if self._splits_cleanly else self._tokenize_whole)(fields)
 
-    def _tokenize(self, suffixes: Sequence[str]) -> list[list[int]]:
-        if self._splits_cleanly:
-            return [self._prefix_ids + own for own in self.lm.tokenize(suffixes)]
-        whole = self.lm.tokenize([self.prompt.prefix + suffix for suffix in suffixes])
-        return [self.lm.lead_ids + ids for ids in whole]
+    def _tokenize_apart(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
+        own = self.lm.tokenize([self.prompt.suffix(each) for each in fields])
+        return [self._prefix_ids + ids for ids in own]
+
+    def _tokenize_whole(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
+        texts = [self.prompt.prefix + self.prompt.suffix(each) for each in fields]
+        return [self.lm.lead_ids + ids for ids in self.lm.tokenize(texts)]
 
     def _check_room(self) -> None:
-        if self.max_prompt_tokens is not None and self.max_prompt_tokens > self.lm.window:
-            raise ConfigError(
-                f"max_prompt_tokens is {self.max_prompt_tokens}, but '{self.lm.source.name}' reads "
-                f"at most {self.lm.window} tokens"
-            )
-        empty = len(self._prompt_ids(self.prompt.template.passage_fields("")))
+        empty = len(self._tokenize([self.prompt.template.passage_fields("")])[0])
         if empty + _LEAST_TEXT_TOKENS > self.limit:
             raise ConfigError(
-                f"the prompt has {empty} tokens before any text ({len(self._prefix_ids)} of them "
-                f"the prefix), and '{self.lm.source.name}' may read {self.limit}: "
-                "use fewer or shorter exemplars (--num_exemplars), or an LM with a longer window"
+                f"the prompt has {empty} tokens before any text, and '{self.lm.source.name}' may "
+                f"read {self.limit}: use fewer or shorter exemplars (--num_exemplars)"
             )
 
     def encode(self, texts: Sequence[str], *, advance: Advance = int) -> Tensor:
@@ -279,10 +260,10 @@ class PromptedEncoder:
 
     def tokenize(self, fields: Sequence[Mapping[str, str]]) -> TokenizedPrompts:
         """Write and tokenise prompts; the LM is not used, so another thread may do it ahead."""
-        ids = self._tokenize([self.prompt.suffix(f) for f in fields])
+        ids = self._tokenize(fields)
         for i, prompt in enumerate(ids):
             if len(prompt) > self.limit:
-                ids[i] = self._prompt_ids(self._cut(fields[i]))
+                (ids[i],) = self._tokenize([self._cut(fields[i])])
                 self.num_cut += 1
         return TokenizedPrompts(fields, ids)
 
@@ -295,7 +276,7 @@ class PromptedEncoder:
         A GPU is still busy until then: more can be started before these are waited for.
         """
         ids, skip = prompts.ids, len(self.shared_ids)
-        are_alike = [self.sharing != "none" and i[:skip] == self.shared_ids for i in ids]
+        are_alike = [own[:skip] == self.shared_ids for own in ids]
         num_own = sum(len(i) - skip * alike for i, alike in zip(ids, are_alike, strict=True))
         rows: list[int] = []
         held: list[Tensor] = []
@@ -316,7 +297,11 @@ class PromptedEncoder:
             states = torch.empty(len(ids), width, dtype=self.lm.dtype)
             if fetched is not None:
                 states[rows] = fetched()
-            self._check_finite(states, prompts)
+            broken = torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist()
+            if broken:
+                text = " ".join(prompts.fields[broken[0]].values())
+                where = f"for {len(broken)} of {len(ids)} texts, such as {text[:80]!r}"
+                raise self.lm.not_finite(where)
             return states
 
         return finish
@@ -340,25 +325,16 @@ class PromptedEncoder:
             batch = [group[place] for place in places]
             yield batch, self._back_off.run(batch, size, run)
 
-    def _check_finite(self, states: Tensor, prompts: TokenizedPrompts) -> None:
-        broken = torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist()
-        if broken:
-            text = " ".join(prompts.fields[broken[0]].values())
-            raise self.lm.not_finite(
-                f"for {len(broken)} of {len(states)} texts, such as {text[:80]!r}"
-            )
-
     def _cut(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Shorten the longest field from its end until the prompt fits; the tail always stays."""
         name = max(fields, key=lambda n: len(fields[n]))
 
         def count_tokens(most: int) -> int:
-            return len(self._prompt_ids({**fields, name: fields[name][:most]}))
+            return len(self._tokenize([{**fields, name: fields[name][:most]}])[0])
 
         longest = bisect_right(range(1, len(fields[name]) + 1), self.limit, key=count_tokens)
         if longest == 0:
-            name_all = ", ".join(fields)
-            raise ConfigError(f"the inputs ({name_all}) do not fit {self.limit} tokens even cut")
+            raise ConfigError(f"{', '.join(fields)} do not fit {self.limit} tokens even cut")
         return {**fields, name: fields[name][:longest]}
 
     @cached_property
@@ -368,29 +344,27 @@ class PromptedEncoder:
     @cached_property
     def way(self) -> str:
         """How the prefix is shared, found when the LM first reads: not where the bank has all."""
-        if not self.shared_ids or self.sharing == "none":
+        if not self.shared_ids:
             return "none"
         if not self._found:
-            self._found.append(self._find_way() if self.sharing == "auto" else self.sharing)
+            self._found.append(self._find_way())
         self.num_tokens += len(self.shared_ids) if self._found[0] != "none" else 0
         return self._found[0]
 
     def _find_way(self) -> str:
         cut, fields = self.num_cut, [self.prompt.template.passage_fields(t) for t in CHECKED]
         prompts, self.num_cut = self.tokenize(fields).ids, cut
-        name, faults = self.lm.source.name, list[str]()
+        faults = list[str]()
         for way in WAYS if kernels.are_allowed() else WAYS[1:]:
-            try:
-                fault = self._shared.find_fault(way, prompts)
-            except torch.OutOfMemoryError as error:
-                raise self._back_off.no_room(max(map(len, prompts))) from error
+            fault = self._shared.find_fault(way, prompts)
             if fault is None:
-                logger.info("the %d tokens of the prefix run once: %s", len(self.shared_ids), way)
-                if faults:
-                    why = "; ".join(faults)
-                    logger.warning("'%s' costs a copy of the prefix's keys a text: %s", way, why)
-                return way
+                break
             faults.append(f"'{way}' does not work here ({fault})")
-        why = "; ".join(faults)
-        logger.warning("'%s' reads the whole prompt with every text: %s", name, why)
-        return "none"
+        else:
+            way = "none"
+        logger.log(
+            logging.WARNING if faults else logging.INFO,
+            "'%s': the %d tokens of the prefix are shared by '%s'; %s",
+            *(self.lm.source.name, len(self.shared_ids), way, "; ".join(faults)),
+        )
+        return way

@@ -1,40 +1,39 @@
 """A person in the simulated user's place: asks, sees what was understood, says what was meant.
 
 Prompts, look-up, gate and LM are those of the streams (`pgra.memory.stream`; Madaan et al. 2022,
-figure 1). The terminal (`Talk`) and the web page (`pgra.memory.web`) show the same conversation.
-Stored texts are shown in full, with invisible characters (such as bidirectional marks) escaped.
+figure 1). The terminal (`Talk`) and the web page (`page`) show the same conversation. Stored texts
+are shown in full, with invisible characters (such as bidirectional marks) escaped.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
 
-from pgra.config import arg, choose
+from pgra.config import choose
 from pgra.data.read import is_utf8, whole_number
 from pgra.errors import DataError, PgraError, visible
-from pgra.lm.base import CompleterArguments
-from pgra.memory.families import Family, load_few_shot
+from pgra.memory.families import Family
 from pgra.memory.log import MemoryEntry
 from pgra.memory.memory import Memory
-from pgra.memory.stream import (
-    BuiltPrompt,
-    MemPrompt,
-    PromptedArguments,
-    PromptedLM,
-    Step,
-    match_form,
-)
+from pgra.memory.stream import BuiltPrompt, MemPrompt, PromptedLM
 
-COMMANDS = """type a question, or
-  /add TEXT      {} the last question; it is noted, and the question asked again
-  /delete ID ... take entries out of the memory
-  /list          what is in the memory
-  /prompt        what the LM read last
-  /help          this
-  /quit          leave (or Ctrl-D)"""
-_SAYS = ("say what you meant by", "give the right answer of")
-_LEAVES = ("/quit", "/exit")
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
 _LEFT_OUT = "…"
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+_MOST_SHOWN = 200  # entries on a page
 
 
 def show_entry(entry: MemoryEntry) -> str:
@@ -43,16 +42,11 @@ def show_entry(entry: MemoryEntry) -> str:
     return visible(" -> ".join(texts))
 
 
-@dataclass(kw_only=True)
-class TalkingLMArguments(CompleterArguments):
-    """Which LM answers; there is no default, for few have room for one of the paper's size."""
-
-    lm: str = arg(
-        "",
-        "Causal LM: a hub id (facebook/opt-13b is the paper's size), a folder or "
-        "bundled:smollm2-135m; or openai:MODEL, at an endpoint.",
-        must_be_given=True,
-    )
+def entry_number(text: str) -> int:
+    """Read an entry's number; a DataError if it is none."""
+    if (number := whole_number(text)) is None:
+        raise DataError(f"'{text}' is no entry's number")
+    return number
 
 
 def read_understanding(family: Family, output: str) -> tuple[str, str]:
@@ -61,11 +55,12 @@ def read_understanding(family: Family, output: str) -> tuple[str, str]:
     An output of no form of the family's answers is all answer, with "" as understanding.
     """
     text = output.strip()
-    if (found := match_form(family, text)) is None:
-        return "", output
-    _, match = found
-    start, end = match.span(1)
-    return f"{text[:start]}{_LEFT_OUT}{text[end:]}", match.group(1)
+    for form in family.answers.values():
+        pattern = re.escape(form).replace(r"\{word\}", ".+?").replace(r"\{answer\}", "(.+)")
+        if match := re.fullmatch(pattern, text, flags=re.IGNORECASE | re.DOTALL):
+            start, end = match.span(1)
+            return f"{text[:start]}{_LEFT_OUT}{text[end:]}", match.group(1)
+    return "", output
 
 
 @dataclass(frozen=True)
@@ -94,12 +89,11 @@ class Conversation:
     """What a person talks to. It holds no turns: any number of people may share one."""
 
     lm: PromptedLM
-    system: MemPrompt
-    about: str = ""
+    memory: Memory
 
     @property
-    def memory(self) -> Memory:
-        return self.system.memory
+    def is_of_answers(self) -> bool:
+        return self.lm.family.is_of_answers
 
     def ask(self, question: str, saved: MemoryEntry | None = None) -> Turn:
         """Ask with what the memory has for the question; `saved` if it is asked after a feedback.
@@ -109,26 +103,12 @@ class Conversation:
         question = question.strip()
         if not question:
             raise DataError("the question is empty: type one")
-        prompt = self.system.ask(Step("", "", question, ""))
+        prompt = MemPrompt(self.lm, self.memory).ask(question)
         (completion,) = self.lm.complete([prompt.text])
         output = self.lm.few_shot.read_output(completion.text)
-        understanding, answer = read_understanding(self.system.family, output)
+        understanding, answer = read_understanding(self.lm.family, output)
         num_tokens = completion.num_prompt_tokens
         return Turn(question, output, understanding, answer, prompt, num_tokens, saved)
-
-
-def load_conversation(
-    memory: Memory, family: Family, chat: PromptedArguments, lm: CompleterArguments
-) -> Conversation:
-    """Load the LM that a person talks to, about questions of a family."""
-    few_shot = load_few_shot(chat.prompt or family.prompt)
-    gate = "" if memory.threshold is None else f", gate {memory.threshold:g}"
-    of = f"; user {memory.user}" if memory.user else ""
-    return Conversation(
-        lm=chat.open_lm(few_shot, lm),
-        system=MemPrompt(family, few_shot, memory),
-        about=f"LM {lm.lm}; {type(memory.lookup).__name__}{gate}{of}",
-    )
 
 
 @dataclass
@@ -146,7 +126,7 @@ class Talk:
     def run(self, lines: Iterable[str]) -> None:
         """Carry out each line, until one leaves; what was stored before an error stays."""
         for line in lines:
-            if line.strip().partition(" ")[0] in _LEAVES:
+            if line.strip() == "/quit":
                 return
             try:
                 self._do(line)
@@ -161,15 +141,12 @@ class Talk:
             "/delete": self._delete,
             "/list": self._list,
             "/prompt": lambda _: self.say(visible(self._asked.prompt.text)),
-            "/help": lambda _: self.say(
-                COMMANDS.format(_SAYS[self.conversation.system.family.is_of_answers])
-            ),
         }
         name, _, rest = line.partition(" ")
         if not is_utf8(line):
             raise DataError("that line is not UTF-8: give plain text")
         if line.startswith("/"):
-            choose("command", name, [*commands, *_LEAVES])
+            choose("command", name, [*commands, "/quit"])
             commands[name](rest)
         elif line.strip():
             self._show(self.conversation.ask(line))
@@ -182,15 +159,12 @@ class Talk:
 
     def _show(self, turn: Turn) -> None:
         self.last = turn
-        self.say(show_turn(turn, self.conversation.system))
+        self.say(show_turn(turn, self.conversation))
 
     def _delete(self, text: str) -> None:
-        numbers = [whole_number(word) for word in text.split()]
-        known = [number for number in numbers if number is not None]
-        if not known or len(known) < len(numbers):
-            raise DataError("name entries by their numbers, as /list shows them: /delete 7 9")
-        self.conversation.memory.delete(*known)
-        self.say(f"{len(known):,} deleted")
+        numbers = [entry_number(word) for word in text.split()]
+        self.conversation.memory.delete(*numbers)
+        self.say(f"{len(numbers):,} deleted")
 
     def _list(self, _: str) -> None:
         lines = [f"{entry.id:>6}  {show_entry(entry)}" for entry in self.conversation.memory]
@@ -203,17 +177,81 @@ class Talk:
         return self.last
 
 
-def show_turn(turn: Turn, system: MemPrompt) -> str:
+def show_turn(turn: Turn, conversation: Conversation) -> str:
     """Render an answer: understanding, answer, and the memory that was used."""
     understood = turn.understanding or "(the answer does not say)"
-    lines = [] if system.family.is_of_answers else [f"understood  {visible(understood)}"]
+    lines = [] if conversation.is_of_answers else [f"understood  {visible(understood)}"]
     lines.append(f"answer      {visible(turn.answer) or '(nothing)'}")
     if not turn.prompt.found:
         lines.append("memory      nothing found")
-    threshold = system.memory.threshold
+    threshold = conversation.memory.threshold
     gate = "" if threshold is None else f" (gate {threshold:g})"
     for place, match in enumerate(turn.prompt.found):
         use = "used" if place < turn.prompt.num_used else "not used: too far"
         lines.append(f"memory      entry {match.id}, score {match.score:.4f}{gate}, {use}")
         lines.append(f"            {show_entry(match)}")
     return "\n".join(lines)
+
+
+def page(conversation: Conversation, hosts: Sequence[str]) -> "Starlette":
+    """Return the application that shows a conversation as a page.
+
+    One Jinja2 template of plain forms, escaped and without a script. The server keeps no state but
+    the memory, which all visitors share, and answers one after the other. It refuses other host
+    names than `hosts`, against DNS rebinding, and other pages' forms.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import HTMLResponse, PlainTextResponse
+    from starlette.routing import Route
+
+    loader = FileSystemLoader(Path(__file__).parent / "assets")
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    pages.filters["visible"] = visible
+    template, lock = pages.get_template("memory.html"), threading.Lock()
+
+    def render(typed: Mapping[str, str]) -> "Response":
+        turn, error = None, ""
+        with lock:
+            try:
+                turn = _act(conversation, typed)
+            except PgraError as found:
+                error = str(found)
+            entries = list(conversation.memory)
+        text = template.render(
+            conversation=conversation,
+            turn=turn,
+            entries=entries[: -_MOST_SHOWN - 1 : -1],
+            num_entries=len(entries),
+            error=error,
+            typed=typed,
+        )
+        return HTMLResponse(text, 422 if error else 200, headers=_HEADERS)
+
+    async def show(request: "Request") -> "Response":
+        origin = request.headers.get("origin")  # as far as the browser reports it
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            return PlainTextResponse("this form is of another page", 403)
+        fields = parse_qsl((await request.body()).decode(), errors="strict")
+        typed = {name: value.replace("\r\n", "\n") for name, value in fields}
+        return await run_in_threadpool(render, typed)
+
+    named = Middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+    return Starlette(routes=[Route("/", show, methods=["GET", "POST"])], middleware=[named])
+
+
+def _act(conversation: Conversation, typed: Mapping[str, str]) -> Turn | None:
+    name, memory = typed.get("do"), conversation.memory
+    question, feedback = typed.get("question", ""), typed.get("feedback", "").strip()
+    if name == "ask":
+        return conversation.ask(question)
+    if name == "add":
+        return conversation.ask(question, memory.add(question, feedback))
+    if name == "update":
+        memory.update(entry_number(typed.get("entry", "")), feedback)
+    elif name == "delete":
+        memory.delete(entry_number(typed.get("entry", "")))
+    return None

@@ -1,4 +1,4 @@
-"""Families of questions with an intent that an LM can miss, and their few-shot prompts.
+"""Families of questions with an intent that an LM can miss, their streams, and few-shot prompts.
 
 A family (configs/memory/NAME.yaml) has the forms of its answers, and the words that show the
 understanding (Madaan et al. 2022, 3.3). Ethical situations (ERT, section 3.3.2) are read from a
@@ -9,18 +9,22 @@ The prompter P(p, C) writes few-shot prompt, question and clarification. What us
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from pgra.config import config_root, find_yaml, from_yaml
+from pgra.config import find_yaml, from_yaml
 from pgra.core import Example
+from pgra.data.read import Record, read_table
 from pgra.data.text import copy_key, strip_marks
-from pgra.errors import ConfigError
-from pgra.prompts.fewshot import PromptFormat, PromptTemplate
+from pgra.errors import ConfigError, DataError, show
+from pgra.prompts import PromptFormat, PromptTemplate
 
 SITUATION = "situation"  # the type of situations without categories
 QUESTION = "question"  # the type of a family of answers
+_MARK = "clarification:"  # what the released streams begin a feedback with
 _OUTPUT = re.compile(
     r"about\s*:?(?P<about>.*?)\.?\s*(?:\bthe answer is\b(?P<label>.*)|\Z)", re.I | re.S
 )
@@ -41,11 +45,6 @@ class SituationForm:
     feedback: str
     categories: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        for name, slot in (("output", "{about}"), ("output", "{label}"), ("feedback", "{about}")):
-            if slot not in getattr(self, name):
-                raise ConfigError(f"{name} of situations must have {slot}")
-
 
 @dataclass(frozen=True)
 class Family:
@@ -60,7 +59,8 @@ class Family:
         has_slots: Whether questions have their word in <...>.
         paper: Accuracy of the understanding that the paper prints, by system and type.
         num_remembered: How many wrongly answered questions replace examples in a prompt.
-        is_of_paper: Whether it is one of configs/memory, whose rules are the paper's.
+        lookup: The one used where none is named.
+        is_gated: Whether its threshold is the look-up's own where none is named; else all pass.
     """
 
     name: str
@@ -71,23 +71,13 @@ class Family:
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     num_remembered: int = 0
     situations: SituationForm | None = None
-    is_of_paper: bool = False
-
-    def __post_init__(self) -> None:
-        if sum(map(bool, (self.answers, self.situations, self.num_remembered))) != 1:
-            raise ConfigError("a family has one of answers, situations and num_remembered")
-        if set(self.understood_by) != set(self.answers):
-            raise ConfigError("understood_by and answers must name the same types")
+    lookup: str = "relative-edit"
+    is_gated: bool = True
 
     @property
     def is_of_answers(self) -> bool:
         """Whether feedback is the right answer."""
         return bool(self.num_remembered)
-
-    @property
-    def follows_release(self) -> bool:
-        """Whether edit distance compares its questions as the paper's release does."""
-        return self.is_of_paper or self.has_slots
 
     @property
     def kinds(self) -> list[str]:
@@ -107,8 +97,7 @@ class Family:
 def load_family(name: str) -> Family:
     """Read a family by name, or from a YAML; a ConfigError if there is none or it is invalid."""
     path = find_yaml("family of questions", "memory", name)
-    is_of_paper = path.resolve().parent == (config_root() / "memory").resolve()
-    return from_yaml(Family, path, name=path.stem, is_of_paper=is_of_paper)
+    return from_yaml(Family, path, name=path.stem)
 
 
 def read_verdict(output: str) -> tuple[str, str]:
@@ -123,15 +112,88 @@ def read_verdict(output: str) -> tuple[str, str]:
     return plain(found["about"]), plain("".join(label))
 
 
-def judge_situation(output: str, expected: str) -> tuple[bool, bool]:
-    """Return whether an output's subject is right, and its label (apart in figures 4 and 5)."""
-    (about, label), (right_about, right_label) = read_verdict(output), read_verdict(expected)
-    return about == right_about, label == right_label
-
-
 def plain(text: str) -> str:
     """Return a text in lower case, with single spaces and no punctuation at its ends."""
     return strip_marks(copy_key(text))
+
+
+# Their streams.
+
+
+@dataclass(frozen=True)
+class Step:
+    """One question of a stream.
+
+    Attributes:
+        kind: The type of task that is meant, such as "syn".
+        feedback: What a user says who was misunderstood.
+        expected: Right outputs, the first the one that GROW-PROMPT shows.
+    """
+
+    kind: str
+    question: str
+    feedback: str
+    expected: tuple[str, ...] = ()
+
+
+def read_texts(record: Record, *names: str) -> list[str]:
+    """Return fields of a line, which must be texts; `answers` may be a list of texts."""
+    texts: list[str] = []
+    for name in names:
+        value: Any = record.fields.get(name)
+        parts = value if name == "answers" and isinstance(value, list) and value else [value]
+        if not all(isinstance(part, str) and part.strip() for part in parts):
+            raise DataError(f"{record.place}: {name} is {show(value)}, and must be text")
+        texts += parts
+    return texts
+
+
+def read_stream(path: Path, family: Family) -> list[Step]:
+    """Read a stream, one JSON object a line, in the release's format.
+
+    A line has `type`, `question`, `feedback` and `expected_answer`; for a family of answers
+    `question` and `answers` (all right ones); for one of situations `situation`, `label` and the
+    field that its form names.
+
+    Raises:
+        DataError: If a line lacks a field, or its type is unknown to the family.
+    """
+    records = read_table(path, ("jsonl",))
+    if form := family.situations:
+        return [_read_situation(record, form) for record in records]
+    read = _read_fact if family.is_of_answers else partial(_read_step, kinds=family.kinds)
+    return [read(record) for record in records]
+
+
+def _read_step(record: Record, kinds: Sequence[str]) -> Step:
+    names = ("type", "question", "feedback", "expected_answer")
+    kind, question, feedback, expected = read_texts(record, *names)
+    _check_known(record, "type", kind, kinds)
+    return Step(kind, question, feedback.removeprefix(_MARK).strip(), (expected,))
+
+
+def _read_fact(record: Record) -> Step:
+    question, *answers = read_texts(record, "question", "answers")
+    return Step(QUESTION, question, answers[0], tuple(answers))
+
+
+def _read_situation(record: Record, form: SituationForm) -> Step:
+    texts = read_texts(record, "situation", form.about, "label")
+    text, about, label = (" ".join(part.split()) for part in texts)
+    labels = {known.lower(): known for known in form.labels}
+    _check_known(record, "label", label.lower(), labels)
+    about = about.lower() if form.categories else about.rstrip(".")
+    _check_known(record, form.about, about, form.categories or [about])
+    output, feedback = (
+        fill(frame, about=about, label=labels[label.lower()])
+        for frame in (form.output, form.feedback)
+    )
+    return Step(about if form.categories else SITUATION, text, feedback, (output,))
+
+
+def _check_known(record: Record, name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise DataError(f"{record.place}: {name} '{value}' is none of {', '.join(known)}")
 
 
 # Their prompts.
@@ -163,8 +225,8 @@ def as_data(
     if end := end.strip():
         other = end.lower() if end.lower() != end else _spelled_apart(end)
         before = r"(?<!\w)" if end[0].isalnum() else ""  # WEEKEND stays
-        behind = r"(?!\w)" if end[-1].isalnum() else ""
-        line = re.sub(f"{before}{re.escape(end)}{behind}", lambda _: other, line)
+        after = r"(?!\w)" if end[-1].isalnum() else ""
+        line = re.sub(f"{before}{re.escape(end)}{after}", lambda _: other, line)
     between = re.split(r"\{question\}|\{feedback\}", clarified)[1]
     mark = r"\s*".join(map(re.escape, between.split()))
     if mark:
@@ -215,8 +277,6 @@ class FewShot:
     nearest: Mapping[str, tuple[PromptExample, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if "\n" not in self.separator or not self.end.strip():
-            raise ConfigError("separator must have a line break, and end a word")
         if not {"{question}", "{feedback}"} <= set(re.findall(r"\{\w+\}", self.clarified)):
             raise ConfigError("clarified must have {question} and {feedback}")
 
@@ -243,10 +303,6 @@ class FewShot:
             Example("", self._ask(example.question, example.feedback), self.as_data(example.answer))
             for example in (*self.examples_of(question)[:num_own], *more)
         ]
-        return f"{self._format.write(shown, self._ask(question, feedback))}{self.separator}"
-
-    @property
-    def _format(self) -> PromptFormat:
         template = PromptTemplate(
             "{question}",
             answer="",
@@ -255,7 +311,8 @@ class FewShot:
             gap=self.separator,
             separator=f" {self.end}{self.separator}",
         )
-        return PromptFormat(template, {})
+        prompt = PromptFormat(template, {}).write(shown, self._ask(question, feedback))
+        return f"{prompt}{self.separator}"
 
     def _ask(self, question: str, feedback: str) -> dict[str, str]:
         question = self.as_data(question, is_question=True)

@@ -17,7 +17,6 @@ import datetime
 import json
 import logging
 import mmap
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +30,7 @@ import xxhash
 from pgra.artifacts import IN_MEMORY, DatabaseKind, canonical_json, open_database
 from pgra.config import from_values
 from pgra.data.read import check_file, is_utf8, read_table
-from pgra.errors import ArtifactError, DataError, PgraError
+from pgra.errors import ArtifactError, DataError, PgraError, cut
 
 MEMORY = DatabaseKind(
     name="memory",
@@ -96,14 +95,10 @@ class MemoryEntry:
             if len(text) > most:
                 raise DataError(f"the {name} has {len(text):,} characters, at most {most:,} fit")
             if _CONTROL.search(text) or not is_utf8(text):
-                raise DataError(
-                    f"the {name} has a control character or half a surrogate pair: give plain text"
-                )
-        if self.kind == "erase":
-            return
-        if not self.question.strip():
-            raise DataError("the question is empty: give the one that was misunderstood")
-        if self.kind != "delete" and not self.feedback.strip():
+                raise DataError(f"the {name} has a control character: give plain text")
+        if self.kind != "erase" and not self.question.strip():
+            raise DataError("the question is empty")
+        if self.kind in ("add", "update") and not self.feedback.strip():
             raise DataError("the feedback is empty: say what was meant, or use delete")
 
     @property
@@ -140,7 +135,7 @@ def replay(events: Iterable[MemoryEntry]) -> list[MemoryEntry]:
     return list(slots.values())
 
 
-class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
+class FeedbackLog:
     """The log and its entries in a file. Several processes may open and write one file.
 
     All methods raise an ArtifactError if the file is damaged or cannot be written.
@@ -149,29 +144,21 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
     def __init__(self, path: Path, *, create: bool = True) -> None:
         """Open a memory's file; a missing one is made, or an error without `create`.
 
-        On a read-only disk it is only read. `IN_MEMORY` is no file.
+        `IN_MEMORY` is no file.
         """
-        place = path.absolute()  # SQLite's, wherever the process goes
-        needed = [place, place.parent] if place.exists() else []
-        self.path, self._place = path, place
-        self._is_writable = all(os.access(each, os.W_OK) for each in needed)
-        self._db = open_database(path, MEMORY, writable=self._is_writable, create=create)
+        self.path, self._place = path, path.absolute()  # SQLite's, wherever the process goes
+        self._db = open_database(path, MEMORY, create=create)
         with contextlib.ExitStack() as stack:
             stack.callback(self._db.close)
             self._inode = self._find_inode()
-            if self._is_writable:
-                self._db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            self._db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             # SQLite reads on over much damage, and leaves out entries: 0.3 s for 100,000 of them.
             verdict = str(self._value("PRAGMA integrity_check(1)"))
             if verdict != "ok":
-                why = " ".join(verdict.split()).removeprefix("*** in database main *** ")
-                raise MEMORY.damaged(path, why)
+                raise MEMORY.damaged(path, " ".join(verdict.split()))
             # The last one's number is followed by the next one's.
             next(self.events(after=self.last_id - 1), None)
             stack.pop_all()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         with MEMORY.errors_of(self.path):
@@ -228,8 +215,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
             (is_held, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if is_held:
             raise ArtifactError(
-                f"{self.path}: erased, but another process reads it, and bytes of the texts stay "
-                "in its files until that is closed"
+                f"{self.path}: erased, but bytes of it stay until other processes close the file"
             )
 
     def events(self, *, after: int = 0) -> Iterator[MemoryEntry]:
@@ -269,9 +255,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         }
 
     def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
-        """Store vectors of entries that are still in force; does nothing in a read-only memory."""
-        if not self._is_writable:
-            return
+        """Store vectors of entries that are still in force."""
         sql = "INSERT OR REPLACE INTO vector SELECT event, ?, ? FROM entry WHERE event = ?"
         rows = [
             (encoder, _seal(encoder, event_id, vector.astype(np.float32).tobytes()), event_id)
@@ -294,8 +278,7 @@ class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
         """Make one change, whole or not at all; refuse a file that was moved or replaced."""
         if self._find_inode() != self._inode:
             raise ArtifactError(
-                f"{self.path} was moved, removed or replaced while it is open: nothing is written; "
-                "put it back with the -wal beside it, or open it again"
+                f"{self.path} was moved, removed or replaced while it is open: open it again"
             )
         with MEMORY.errors_of(self.path), self._db:  # which commits, or rolls back
             self._db.execute("BEGIN IMMEDIATE")
@@ -348,8 +331,7 @@ def read_events(path: Path) -> list[MemoryEntry]:
         if type(values.get("feedback")) is int:  # a label of digits
             values["feedback"] = str(values["feedback"])
         try:
-            event = from_values(MemoryEntry, values, id=0)
-            events.append(replace(event, source=str(record.fields.get("source", event.source))))
+            events.append(from_values(MemoryEntry, values, id=0))
         except PgraError as error:
             raise DataError(f"{path}, line {record.line}: {error}") from None
     return events
@@ -367,8 +349,7 @@ def _find_records(memory: Path) -> list[MemoryEntry]:
                     found.setdefault(event.id, event)
     if not found:
         raise DataError(f"nothing can be read from {memory}: no whole record is left in it")
-    ids = sorted(found)
-    if lost := sorted({*range(1, ids[-1])} - {*ids}):
-        shown = ", ".join(map(str, lost[:20])) + (", ..." if len(lost) > 20 else "")
+    if lost := sorted({*range(1, max(found))} - {*found}):
+        shown = cut(", ".join(map(str, lost)))
         logger.warning("%s: %d events are lost, or were erased: %s", memory, len(lost), shown)
-    return [found[number] for number in ids]
+    return [found[number] for number in sorted(found)]

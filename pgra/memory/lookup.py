@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
@@ -35,21 +34,17 @@ LOOKUPS: Mapping[str, str] = {
     "bm25": "pgra.memory.lookup:Bm25Lookup",
     "edit": "pgra.memory.lookup:EditLookup",
     "encoder": "pgra.memory.lookup:EncoderLookup",
-    "gud-ir": "pgra.memory.lookup:GeneratingLookup",
+    "gud-ir": "pgra.memory.gud_ir:GeneratingLookup",
     "paraphrase": "pgra.memory.lookup:ParaphraseLookup",
     "relative-edit": "pgra.memory.lookup:RelativeEditLookup",
 }
 _ALIKE = 0.7  # from here on an exchanged word makes another question of one
-BY_ENCODER = ("encoder", "paraphrase")
 _WHOLE = ("paraphrase", "relative-edit")  # what people ask, without slots
-MAX_QUESTION_TOKENS = 512  # read by GUD-IR's generator
-MAX_FEEDBACK_TOKENS = 64  # written by it
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
 _K1, _B = 1.5, 0.75  # as BM25 of the first stage has them
 _LEAST_LETTERS = 4  # of a word that may hold a slip
 _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
-_MOST_WRITTEN = 65_536  # generated feedback kept by question
 Floats = npt.NDArray[np.float64]
 
 
@@ -89,7 +84,7 @@ class LookupArguments(Arguments):
         "relative-edit (the same question, with a slip or a word more), paraphrase (an encoder: "
         "also in other words), encoder (its cosine alone), edit (the paper's: distance of "
         "normalised keys), bm25, or gud-ir (the stored feedback nearest to one that a model "
-        "writes); default: edit for families of configs/memory or with <...>, else relative-edit.",
+        "writes); default: the family's (edit for those of configs/memory), else relative-edit.",
         choices=LOOKUPS,
         is_open=True,
         is_common=True,
@@ -97,13 +92,12 @@ class LookupArguments(Arguments):
     threshold: float | None = arg(
         None,
         "Smallest score that passes; higher is nearer. Default: relative-edit 0.8, paraphrase "
-        "0.65, encoder and gud-ir 0.9, edit -5, bm25 1; none for label feedback of configs/memory.",
+        "0.65, encoder and gud-ir 0.9, edit -5, bm25 1; none for the family webquestions.",
         is_common=True,
     )
     encoder: str = arg(
         "sentence-transformers/all-MiniLM-L6-v2",
-        "Of paraphrase, encoder and gud-ir: hub id, folder (of pgra memory train-similarity, "
-        "perhaps) or bundled:NAME.",
+        "Of paraphrase, encoder and gud-ir: hub id, folder or bundled:NAME.",
         is_common=True,
     )
     key_form: str | None = arg(
@@ -121,42 +115,44 @@ class LookupArguments(Arguments):
     def check(self) -> None:
         if self.lookup in _WHOLE and self.key_form == "slotless":
             raise ConfigError(
-                f"lookup {self.lookup} compares whole questions: leave --key_form slotless out, or "
-                "use --lookup edit"
+                f"lookup {self.lookup} compares whole questions: use edit, or no --key_form"
             )
         if self.lookup == "gud-ir" and self.generator is None:
             raise ConfigError("lookup gud-ir needs --generator FOLDER, of pgra memory train-gud-ir")
-        if self.threshold is not None and self.lookup is not None:  # else `settle` fills it in
-            scores = self._scored_by.scores
-            if not scores.least <= self.threshold <= scores.most:
-                raise ConfigError(
-                    f"threshold is {self.threshold:g}: scores of {self.lookup} are from "
-                    f"{scores.least:g} to {scores.most:g}"
-                )
 
     def settle(self, family: Family | None = None) -> Self:
-        """Return a copy with look-up and key form chosen for a family; None: for any questions."""
-        release = family is not None and family.follows_release
-        edit = release or self.key_form == "slotless"
-        lookup = self.lookup or ("edit" if edit else "relative-edit")
+        """Return a copy with everything chosen for a family; None: for any questions.
+
+        Raises:
+            ConfigError: If no score of the look-up can reach the threshold, or all do.
+        """
+        lookup = self.lookup or (family.lookup if family else "relative-edit")
         has_slots = family is not None and family.has_slots and lookup not in _WHOLE
         form = self.key_form or ("slotless" if has_slots else "whole")
-        return replace(self, lookup=lookup, key_form=form)
+        scores: ScoreRange = find_class("lookup", lookup, LOOKUPS).scores
+        threshold = self.threshold
+        if threshold is None and (family is None or family.is_gated):
+            threshold = scores.gate
+        if threshold is not None and not scores.least <= threshold <= scores.most:
+            raise ConfigError(
+                f"threshold is {threshold:g}: scores of {lookup} are from {scores.least:g} to "
+                f"{scores.most:g}"
+            )
+        return replace(self, lookup=lookup, key_form=form, threshold=threshold)
 
-    @property
-    def _scored_by(self) -> "type[Lookup]":
-        cls: type[Lookup] = find_class("lookup", self.lookup or "relative-edit", LOOKUPS)
-        return cls
 
-    @property
-    def gate(self) -> float:
-        """The threshold: the one given, else the look-up's own."""
-        return self._scored_by.scores.gate if self.threshold is None else self.threshold
+@dataclass(kw_only=True)
+class GeneratorArguments(Arguments):
+    """How the generator of gud-ir is trained."""
 
-    def gate_of(self, family: Family | None) -> float | None:
-        """Return a family's threshold; the paper's label feedback has none by default."""
-        is_open = family is not None and family.is_of_paper and family.is_of_answers
-        return self.threshold if is_open else self.gate
+    model: str = arg("google-t5/t5-small", "Seq2seq model to start from: hub id, folder, bundled.")
+    num_train_epochs: int = arg(20, "How often each pair is seen.", least=1)
+    per_device_train_batch_size: int = arg(16, "Pairs a step.", least=1)
+    learning_rate: float = arg(1e-3, "Adafactor's, constant, as T5's authors fine-tune.", above=0)
+    save_steps: int = arg(
+        200, "Steps between checkpoints that a killed training resumes from.", least=1
+    )
+    seed: int = arg(0, "Of the order of the pairs, and of dropout.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +172,11 @@ class ScoreRange:
 
 
 class Lookup(Protocol):
-    """Finds a memory's entries by a question."""
+    """Finds a memory's entries by a question.
+
+    Attributes:
+        fingerprint: All that its scores depend on, besides the memory and the question.
+    """
 
     scores: ClassVar[ScoreRange]
 
@@ -190,9 +190,7 @@ class Lookup(Protocol):
         ...
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """All that its scores depend on, besides the memory and the question."""
-        ...
+    def fingerprint(self) -> Mapping[str, Json]: ...
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return at most k entries, the nearest first."""
@@ -205,16 +203,11 @@ OpenLookup = Callable[[FeedbackLog], Lookup]
 def load_lookup(
     args: LookupArguments, context: Context, user: str = "", *, encoder: Any = None
 ) -> OpenLookup:
-    """Load a look-up by its name (see `Lookup.load`); open arguments are settled for no family.
-
-    An `encoder` that is loaded already takes the place of the named one.
-    """
+    """Load a look-up by its name (see `Lookup.load`); a loaded `encoder` replaces the named one."""
     args = args.settle()
     cls: Any = find_class("lookup", str(args.lookup), LOOKUPS)
-    opened: OpenLookup = cls.load(
-        args, user, context, **({} if encoder is None else {"encoder": encoder})
-    )
-    return opened
+    given = {} if encoder is None else {"encoder": encoder}
+    return cast(OpenLookup, cls.load(args, user, context, **given))
 
 
 def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
@@ -425,17 +418,15 @@ class EncoderLookup(LogLookup):
         context: Context,
         *,
         encoder: Any = None,
-        of_feedback: bool = False,
+        form: str = "",
     ) -> OpenLookup:
-        form = "feedback" if of_feedback else str(args.key_form)
+        form = form or str(args.key_form)
         if encoder is None:
             from pgra.encoders.encoder import Encoder
 
             encoder = Encoder.load(args.encoder, device=context.device)
         elif abs(float(np.linalg.norm(encoder.encode(["a text"])[0])) - 1) > 1e-3:
-            raise ValueError(
-                "encoder makes vectors of other lengths than 1: open it with normalize"
-            )
+            raise ValueError("encoder makes vectors of other lengths: open it with normalize")
         return lambda log: cls(log, encoder, user, form=form)
 
     @property
@@ -479,66 +470,3 @@ class ParaphraseLookup(EncoderLookup):
         plain, keys = plain_key(key), [plain_key(text) for text in self._keys]
         alike = 1 - _compare(plain, keys, Indel.normalized_distance)
         return _drop_exchanged(super()._score(key), alike, plain, keys)
-
-
-class GeneratingLookup:
-    """GUD-IR: by the stored feedback nearest to one written for the question (App. A.3)."""
-
-    scores: ClassVar = EncoderLookup.scores
-
-    def __init__(self, write: Callable[[str], str], identity: Json, nearest: Lookup) -> None:
-        self._write, self._nearest = write, nearest
-        self.fingerprint: Mapping[str, Json] = {
-            "lookup": "gud-ir",
-            "generator": identity,
-            "max_new_tokens": MAX_FEEDBACK_TOKENS,
-            "nearest": dict(nearest.fingerprint),
-        }
-
-    @classmethod
-    def load(cls, args: LookupArguments, user: str, context: Context) -> OpenLookup:
-        written = load_generator(str(args.generator), device=context.device)
-        nearest = EncoderLookup.load(args, user, context, of_feedback=True)
-        return lambda log: cls(*written, nearest(log))
-
-    def find(self, question: str, k: int = 1) -> list[Match]:
-        rough = self._write(question)
-        return self._nearest.find(rough, k) if rough else []
-
-
-def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], str], str]:
-    """Load GUD-IR's generator (hub id, folder or bundled:NAME) in float32.
-
-    Returns a cached function that writes a question's feedback on one line, greedily ("" if the
-    model writes nothing), and the model's identity. A ModelError if it cannot be loaded.
-    """
-    import torch
-    from transformers import AutoModelForSeq2SeqLM
-
-    from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
-
-    source, load = find_model(name), AutoModelForSeq2SeqLM.from_pretrained
-    model = load_pretrained(load, source, dtype=torch.float32).to(choose_device(device)).eval()
-    tokenizer = load_tokenizer(source)
-
-    @lru_cache(_MOST_WRITTEN)
-    def write(question: str) -> str:
-        text = plain_input(question)
-        inputs = tokenizer(
-            text, truncation=True, max_length=MAX_QUESTION_TOKENS, return_tensors="pt"
-        )
-        (tokens,) = model.generate(  # which keeps no gradients
-            input_ids=inputs["input_ids"].to(model.device),
-            attention_mask=inputs["attention_mask"].to(model.device),
-            max_new_tokens=MAX_FEEDBACK_TOKENS,
-            do_sample=False,
-            num_beams=1,
-        )
-        return " ".join(tokenizer.decode(tokens, skip_special_tokens=True).split())
-
-    return write, source.identity
-
-
-def plain_input(question: str) -> str:
-    """Return a question as the generator reads it: one line, with () for <>, unknown to T5."""
-    return " ".join(question.replace("<", "(").replace(">", ")").split())

@@ -9,7 +9,7 @@
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,14 +20,7 @@ from pgra.core import Context
 from pgra.errors import DataError
 from pgra.memory.families import as_data, fill
 from pgra.memory.log import FeedbackLog, MemoryEntry, now, read_events
-from pgra.memory.lookup import (
-    BY_ENCODER,
-    LookupArguments,
-    Match,
-    OpenLookup,
-    load_lookup,
-    passing,
-)
+from pgra.memory.lookup import LookupArguments, Match, OpenLookup, load_lookup, passing
 
 BEFORE = "clarification: {feedback}\n{question}"  # of Memory.prompt
 _SEPARATOR, _END = "###", "END"  # of the prompts in configs/memory_prompts
@@ -84,7 +77,7 @@ class Memory(AbstractContextManager["Memory"]):
                 alone.
 
         Raises:
-            ValueError: If user is no text, or the look-up has no encoder.
+            ValueError: If user is no text.
             ConfigError: If the look-up is unknown, or the threshold outside its range.
             ArtifactError: If the file is missing and not created, damaged, or no memory.
             ModelError: If the encoder cannot be found or loaded.
@@ -96,14 +89,10 @@ class Memory(AbstractContextManager["Memory"]):
             open_lookup, self.threshold = lookup, threshold
         else:
             lookup = lookup or (None if encoder is None else "paraphrase")
-            if encoder is not None and lookup not in BY_ENCODER:
-                raise ValueError(
-                    f"encoder is given, and lookup is '{lookup}': use lookup='paraphrase'"
-                )
             is_loaded = not isinstance(encoder, str | Path | None)
             named = {} if encoder is None or is_loaded else {"encoder": str(encoder)}
-            args = LookupArguments(lookup=lookup, threshold=threshold, **named)
-            self.threshold = args.gate
+            args = LookupArguments(lookup=lookup, threshold=threshold, **named).settle()
+            self.threshold = args.threshold
             loaded = encoder if is_loaded else None
             open_lookup = load_lookup(args, Context(device=device), user, encoder=loaded)
         self._lock = threading.RLock()
@@ -227,10 +216,21 @@ class Memory(AbstractContextManager["Memory"]):
         Exports and copies are yours to delete.
 
         Raises:
-            DataError: If one is not in the log, or is another user's.
+            DataError: If one is not in the log, or is another user's; or none is named.
             ArtifactError: If another process has the file open: bytes stay until it is closed.
         """
-        return self._erase(entry_ids)
+        with self._lock:
+            with self.log.transaction():
+                own = {event.id: event for event in self.events() if event.kind != "erase"}
+                if missing := [entry_id for entry_id in entry_ids if entry_id not in own]:
+                    raise self._missing(missing[0], " --log")
+                if not entry_ids:
+                    raise DataError(f"there is nothing to erase in {self!r}")
+                slots = {own[entry_id].slot for entry_id in entry_ids}
+                erased = [event.id for event in own.values() if event.slot in slots]
+                self.log.erase(erased, self.source)
+            self.log.write_anew()
+        return len(erased)
 
     def erase_all(self) -> int:
         """Erase all that was ever written in this memory by its user; see `erase`.
@@ -240,7 +240,8 @@ class Memory(AbstractContextManager["Memory"]):
         """
         if not self.user:
             raise DataError("the memory is everyone's: name entries or a user, or delete the file")
-        return self._erase(None)
+        with self._lock:
+            return self.erase(*(event.id for event in self.events() if event.kind != "erase"))
 
     def export(self, path: str | Path) -> int:
         """Write the log (only the user's events, if any) as jsonl; return how many events.
@@ -249,8 +250,8 @@ class Memory(AbstractContextManager["Memory"]):
             DataError: If the file is the memory's own.
         """
         path = Path(path)
-        own = [Path(f"{self.path.resolve()}{end}") for end in ("", "-wal", "-shm")]
-        if path.resolve() in own or (path.exists() and own[0].exists() and path.samefile(own[0])):
+        own = [Path(f"{self.path}{end}") for end in ("", "-wal", "-shm")]
+        if any(path.exists() and one.exists() and path.samefile(one) for one in own):
             raise DataError(f"{path} is the memory itself: name another file")
         events = self.events()
         write_lines(path, [asdict(event) for event in events])
@@ -292,19 +293,3 @@ class Memory(AbstractContextManager["Memory"]):
     def _change(self, entry_id: int, **values: Any) -> MemoryEntry:
         entry = self.get(entry_id)
         return self.log.insert(replace(entry, **values, source=self.source, time=now()))
-
-    def _erase(self, entry_ids: Sequence[int] | None) -> int:
-        """Erase the slots of entries; None: all."""
-        with self._lock:
-            with self.log.transaction():
-                own = {event.id: event for event in self.events() if event.kind != "erase"}
-                named = own if entry_ids is None else entry_ids
-                if missing := [entry_id for entry_id in named if entry_id not in own]:
-                    raise self._missing(missing[0], " --log")
-                if not named:
-                    raise DataError(f"there is nothing to erase in {self!r}")
-                slots = {own[entry_id].slot for entry_id in named}
-                erased = [event.id for event in own.values() if event.slot in slots]
-                self.log.erase(erased, self.source)
-            self.log.write_anew()
-        return len(erased)

@@ -1,209 +1,82 @@
-"""The paper's streams (Madaan et al. 2022, section 4): questions, a simulated user, the systems.
+"""MemPrompt's experiment (Madaan et al. 2022, section 4): questions, a simulated user, the systems.
 
 If an answer shows a wrong understanding, the user says what was meant with the clarification
-probability. Only failures are written.
+probability. Only failures are written. A stream is played for each system, probability and seed:
+
+    RUN/run.json                    what decides every number here
+    RUN/mem-p0.5-seed0/steps.jsonl  what happened at each step
+    RUN/mem-p0.5-seed0/memory.sqlite
+    RUN/mem-p0.5-seed0/metrics.json written last: the stream is done
+    RUN/report.md, RUN/running.png  all of them beside each other: `pgra.memory.report`
+
+The LM's answers are kept among the artifacts, so that an interrupted stream is replayed from its
+start without asking the LM again.
 """
 
+import json
 import math
-import re
+import random
+import shutil
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from pgra.config import Arguments, arg
-from pgra.core import Context
-from pgra.data.read import Record, check_file, read_table
-from pgra.errors import DataError, show
+from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
+from pgra.config import arg
+from pgra.core import Context, Example, Json
+from pgra.data.read import read_table
+from pgra.data.text import LEAK_JACCARD
+from pgra.errors import ConfigError, DataError
+from pgra.exemplars import SelectionArguments
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel
 from pgra.memory.families import (
     QUESTION,
-    SITUATION,
     Family,
     FewShot,
     PromptExample,
-    fill,
-    judge_situation,
+    Step,
+    load_family,
+    load_few_shot,
     plain,
+    read_stream,
+    read_texts,
+    read_verdict,
 )
-from pgra.memory.log import MemoryEntry, read_events, replay
-from pgra.memory.lookup import Match, passing
+from pgra.memory.lookup import LookupArguments, Match, OpenLookup, in_form, passing
 from pgra.memory.memory import Memory
-from pgra.report.text_metrics import is_exact_match
+from pgra.progress import Bar
+from pgra.report.metrics import is_exact_match
+from pgra.report.results import read_lines, read_metrics, read_object, write_metrics
 
-_MARK = "clarification:"  # what the released streams begin a feedback with
+SYSTEMS = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
+_RUN_FILE, _STEPS_FILE, _METRICS_FILE = "run.json", "steps.jsonl", "metrics.json"
+_FORMAT = 2  # of a step's line
+_AHEAD = 16  # questions that an LM here is asked together
 _SHOWN_CHARS = 80
 
 
-@dataclass(frozen=True)
-class Step:
-    """One question of a stream.
-
-    Attributes:
-        kind: The type of task that is meant, such as "syn"; "" if unknown.
-        feedback: What a user says who was misunderstood.
-        word: What the question is about; of a situation its category or rule of thumb.
-        expected: Right outputs, the first the one that GROW-PROMPT shows.
-    """
-
-    id: str
-    kind: str
-    question: str
-    feedback: str
-    word: str = ""
-    expected: tuple[str, ...] = ()
-
-    @property
-    def meaning(self) -> str:
-        """What questions share that the same feedback suits."""
-        return self.feedback if self.kind == SITUATION else self.kind
-
-
-def judge_output(
-    family: Family, kind: str, output: str, expected: Sequence[str]
-) -> tuple[bool, bool]:
-    """Return whether the intent was understood, Acc(u), and whether the output is right, Acc(y).
-
-    `kind` is the type that was meant. For Acc(y) case, spaces and final punctuation do not count.
-    """
-    if family.is_of_answers:  # nobody tells the understanding
-        is_right = is_exact_match(output, expected)
-        return is_right, is_right
-    if family.situations is not None:
-        return judge_situation(output, expected[0])
-    understood = family.is_understood(kind, output)
-    return understood, plain(output) in map(plain, expected)
-
-
-def match_form(family: Family, text: str) -> tuple[str, re.Match[str]] | None:
-    """Match a text with the forms of a family's answers, ignoring case.
-
-    Returns the type that answers so and a match whose one group is the answer; None without a
-    match.
-    """
-    for kind, form in family.answers.items():
-        pattern = re.escape(form).replace(r"\{word\}", ".+?").replace(r"\{answer\}", "(.+)")
-        if found := re.fullmatch(pattern, text, flags=re.IGNORECASE | re.DOTALL):
-            return kind, found
-    return None
-
-
-def read_texts(record: Record, names: Sequence[str]) -> list[str]:
-    """Return fields of a line, which must be texts; `answers` may be a list of texts."""
-    texts: list[str] = []
-    for name in names:
-        value: Any = record.fields.get(name)
-        parts = value if name == "answers" and isinstance(value, list) and value else [value]
-        if not all(isinstance(part, str) and part.strip() for part in parts):
-            raise DataError(
-                f"{record.place}: {name} is {show(value)}, and must be text: a line has "
-                f"{', '.join(names)}"
-            )
-        texts += parts
-    return texts
-
-
-def read_stream(path: Path, family: Family) -> list[Step]:
-    """Read a stream, one JSON object a line, in the release's format.
-
-    A line has `type`, `word`, `question`, `feedback` and `expected_answer`; for a family of answers
-    `question` and `answers` (all right ones); for one of situations `situation`, `label` and the
-    field that its form names.
-
-    Raises:
-        DataError: If a line lacks a field, or its type is unknown to the family.
-    """
-    form = family.situations
-    if form is not None and not path.exists():
-        raise DataError(
-            f"{path} does not exist, and the paper's data of '{family.name}' was never released: "
-            f"give your own, lines with situation, {form.about}, label ({', '.join(form.labels)})"
-        )
-    read = _read_situation if form else _read_fact if family.is_of_answers else _read_step
-    steps = [read(record, family) for record in read_table(path, ("jsonl",))]
-    if not steps:
-        raise DataError(f"{path} holds no question")
-    return steps
-
-
-def _read_step(record: Record, family: Family) -> Step:
-    names = ("type", "word", "question", "feedback", "expected_answer")
-    kind, word, question, feedback, expected = read_texts(record, names)
-    _check_known(record, "type", kind, family.kinds)
-    feedback = feedback.removeprefix(_MARK).strip()
-    return Step(str(record.line), kind, question, feedback, word, (expected,))
-
-
-def _read_fact(record: Record, _: Family) -> Step:
-    question, *answers = read_texts(record, ("question", "answers"))
-    return Step(str(record.line), QUESTION, question, answers[0], expected=tuple(answers))
-
-
-def _read_situation(record: Record, family: Family) -> Step:
-    form = family.situations
-    assert form is not None  # read_stream
-    texts = read_texts(record, ("situation", form.about, "label"))
-    text, about, label = (" ".join(part.split()) for part in texts)
-    label = next((known for known in form.labels if known.lower() == label.lower()), label)
-    _check_known(record, "label", label, form.labels)
-    about = about.lower() if form.categories else about.rstrip(".")
-    if form.categories:
-        _check_known(record, form.about, about, form.categories)
-    output, feedback = (
-        fill(frame, about=about, label=label) for frame in (form.output, form.feedback)
-    )
-    kind = about if form.categories else SITUATION
-    return Step(str(record.line), kind, text, feedback, about, (output,))
-
-
-def _check_known(record: Record, name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise DataError(f"{record.place}: {name} '{value}' is none of {', '.join(known)}")
-
-
-def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
-    """Read questions with their feedback, to train look-ups.
-
-    From a memory (.sqlite), a log of `pgra memory export`, or jsonl with `question`, `feedback` and
-    optionally `type`; with a family, a stream of it.
-
-    Raises:
-        DataError: If there is no pair, or a line lacks question or feedback.
-    """
-    if family is not None:
-        return read_stream(path, family)
-    entries, records = list[MemoryEntry](), list[Record]()
-    if check_file(path, ("jsonl", "sqlite")) == "sqlite":
-        with Memory(path, create=False) as memory:
-            entries = list(memory)
-    else:
-        records = list(read_table(path, ("jsonl",)))
-        if records and {"kind", "source"} <= set(records[0].fields):
-            entries, records = replay(read_events(path)), []
-    pairs = [Step(str(entry.id), "", entry.question, entry.feedback) for entry in entries]
-    for record in records:
-        kind = str(record.fields.get("type") or "")
-        question, feedback = read_texts(record, ("question", "feedback"))
-        pairs.append(Step(str(record.line), kind, question, feedback.removeprefix(_MARK).strip()))
-    if not pairs:
-        raise DataError(f"{path} holds no question with a feedback: there is nothing to learn")
-    return pairs
-
-
 @dataclass(kw_only=True)
-class PromptedArguments(Arguments):
-    """What is asked, and in which prompt."""
+class PromptedArguments(CompleterArguments):
+    """Which LM is asked, what, and in which prompt."""
 
-    family: str = arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
+    family: str = arg(
+        "lexical",
+        "Name of a YAML in configs/memory, or the path of one.",
+    )
     prompt: str | None = arg(
-        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
+        None,
+        "Name of a YAML in configs/memory_prompts, or a path; default: the family's.",
     )
     max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
-    max_prompt_tokens: int = arg(2048, "Most tokens of a prompt, within the LM's window.", least=1)
+    max_prompt_tokens: int = arg(
+        2048, "Most tokens of a prompt, within the LM's window.", least=1, group="Options"
+    )
     artifacts_dir: str = arg("artifacts", "Where the LM's answers are kept.", decides=False)
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...", decides=False)
 
@@ -211,23 +84,31 @@ class PromptedArguments(Arguments):
     def context(self) -> Context:
         return Context(artifacts=Path(self.artifacts_dir), device=self.device)
 
-    def open_lm(self, few_shot: FewShot, lm: CompleterArguments) -> "PromptedLM":
+    def open_lm(self) -> "PromptedLM":
+        family = load_family(self.family)
         return PromptedLM(
-            few_shot=few_shot,
-            completer=open_lm(lm, self.context),
+            family=family,
+            few_shot=load_few_shot(self.prompt or family.prompt),
+            completer=open_lm(self, self.context),
             max_new_tokens=self.max_new_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
+            num_ahead=1 if self.is_remote else _AHEAD,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptedLM:
-    """An LM that completes the prompts of a few-shot prompt."""
+    """An LM that is asked a family's questions after a few-shot prompt.
 
+    At most `num_ahead` questions of a stream are asked together; 1 wastes no call of an endpoint.
+    """
+
+    family: Family
     few_shot: FewShot
     completer: LanguageModel
     max_new_tokens: int = 64
     max_prompt_tokens: int = 2048
+    num_ahead: int = _AHEAD
 
     @property
     def budget(self) -> int:
@@ -247,6 +128,9 @@ class PromptedLM:
         return self.completer.complete(prompts, max_new_tokens=self.max_new_tokens, stop=end)
 
 
+# The systems.
+
+
 @dataclass(frozen=True)
 class BuiltPrompt:
     """A prompt, and what the memory gave for it.
@@ -254,42 +138,35 @@ class BuiltPrompt:
     Attributes:
         found: The look-up's matches, the nearest first.
         num_used: How many of them, the first, stand in the prompt.
-        matched_kind: The type of the question that the first was given for.
     """
 
     text: str
     found: Sequence[Match] = ()
     num_used: int = 0
-    matched_kind: str | None = None
 
 
 @dataclass(frozen=True)
 class GrowPrompt:
     """GROW-PROMPT: the newest corrections as further examples, as many as fit (section 4).
 
-    The release counts 1,300 words; here the LM's tokens count, as in the paper.
-
-    Attributes:
-        max_added: Most corrections shown (the release: 20); None for no limit but the tokens; 0 is
-            NO-MEM, the few-shot prompt and the question.
-        added: The corrections, the newest last.
+    The release counts 1,300 words; here the LM's tokens count, as in the paper. With a user who
+    never clarifies it is NO-MEM.
     """
 
     lm: PromptedLM
-    max_added: int | None = None
-    added: list[PromptExample] = field(default_factory=list)
+    added: list[PromptExample] = field(default_factory=list)  # the newest last
 
-    def ask(self, step: Step) -> BuiltPrompt:
+    def ask(self, question: str) -> BuiltPrompt:
         """Build the prompt, with the newest correction nearest the question."""
 
         def write(used: int) -> str:
-            return self.lm.few_shot.write(step.question, more=self.added[len(self.added) - used :])
+            return self.lm.few_shot.write(question, more=self.added[len(self.added) - used :])
 
         def size(used: int) -> int:
             return self.lm.completer.count_tokens([write(used)])[0]
 
-        most = len(self.added) if self.max_added is None else min(self.max_added, len(self.added))
-        return BuiltPrompt(write(bisect_right(range(1, most + 1), self.lm.budget, key=size)))
+        counts = range(1, len(self.added) + 1)
+        return BuiltPrompt(write(bisect_right(counts, self.lm.budget, key=size)))
 
     def learn(self, step: Step) -> None:
         feedback = "" if step.kind == QUESTION else step.feedback  # there it is the answer itself
@@ -300,42 +177,32 @@ class GrowPrompt:
 class MemPrompt:
     """MEM-PROMPT: the feedback nearest a question stands in its prompt, if it passes the gate.
 
-    For most families it is the nearest clarification, beside the question. For label feedback (App.
-    D.3) the nearest wrongly answered questions, with their right answers, replace as many of the
-    prompt's own examples and stand after the rest, the nearest last.
-
-    Attributes:
-        memory: Its threshold is the gate; None lets all pass, as the paper does with label
-            feedback.
-        kinds: Each question's type, for the report.
+    The memory's threshold is the gate. For most families it is the nearest clarification, beside
+    the question. For label feedback (App. D.3) the nearest wrongly answered questions, with their
+    right answers, replace as many of the prompt's own examples and stand after the rest, the
+    nearest last.
     """
 
-    family: Family
-    few_shot: FewShot
+    lm: PromptedLM
     memory: Memory
-    kinds: dict[str, str] = field(default_factory=dict)
 
-    def ask(self, step: Step) -> BuiltPrompt:
-        question, is_of_answers = step.question, self.family.is_of_answers
-        num_found = self.family.num_remembered if is_of_answers else 1
-        found = self.memory.search(question, num_found, threshold=-math.inf)
+    def ask(self, question: str) -> BuiltPrompt:
+        family, few_shot = self.lm.family, self.lm.few_shot
+        found = self.memory.search(question, family.num_remembered or 1, threshold=-math.inf)
         near = passing(found, self.memory.threshold)
-        if is_of_answers:
+        if family.is_of_answers:
             more = [PromptExample(entry.question, entry.feedback) for entry in reversed(near)]
-            num_own = max(0, len(self.few_shot.examples_of(question)) - len(more))
-            text = self.few_shot.write(question, more=more, num_own=num_own)
+            num_own = max(0, len(few_shot.examples_of(question)) - len(more))
+            text = few_shot.write(question, more=more, num_own=num_own)
         else:
-            feedback = near[0].feedback if near else ""
-            text = self.few_shot.write(question, feedback=feedback)
-        kind = self.kinds.get(near[0].question) if near else None
-        return BuiltPrompt(text, found, len(near), kind)
+            text = few_shot.write(question, feedback=near[0].feedback if near else "")
+        return BuiltPrompt(text, found, len(near))
 
     def learn(self, step: Step) -> None:
         self.memory.add(step.question, step.feedback)
-        self.kinds[step.question] = step.kind
 
 
-System = GrowPrompt | MemPrompt
+# A stream.
 
 
 @dataclass(frozen=True)
@@ -348,15 +215,11 @@ class StepOutcome:
         understood: Acc(u) of this step.
         answered: Acc(y) of this step.
         clarified: Whether the user then said what was meant.
-        feedback: The stored clarification that was used; "" for none.
         neighbors: The questions whose feedback stood in the prompt, the nearest first.
-        matched_kind: The type of the nearest one.
-        score: The look-up's, of the used feedback.
         num_prompt_tokens: None where an endpoint does not report them; `num_new_tokens` likewise.
     """
 
     step: int
-    id: str
     kind: str
     question: str
     generated: str
@@ -364,80 +227,364 @@ class StepOutcome:
     understood: bool
     answered: bool
     clarified: bool
-    feedback: str
     neighbors: list[str]
-    matched_kind: str | None
-    score: float | None
     num_prompt_tokens: int | None
     num_new_tokens: int | None
 
-    @property
-    def used_memory(self) -> bool:
-        """Whether a stored clarification stood in the prompt."""
-        return bool(self.feedback)
+
+def judge_output(
+    family: Family, kind: str, output: str, expected: Sequence[str]
+) -> tuple[bool, bool]:
+    """Return whether the intent was understood, Acc(u), and whether the output is right, Acc(y).
+
+    `kind` is the type that was meant. For Acc(y) case, spaces and final punctuation do not count.
+    Of a situation they are its subject and its label, apart in figures 4 and 5.
+    """
+    if family.is_of_answers:  # nobody tells the understanding
+        is_right = is_exact_match(output, expected)
+        return is_right, is_right
+    if family.situations is not None:
+        (about, label), right = read_verdict(output), read_verdict(expected[0])
+        return about == right[0], label == right[1]
+    return family.is_understood(kind, output), plain(output) in map(plain, expected)
+
+
+def play(
+    lm: PromptedLM,
+    steps: Sequence[Step],
+    system: GrowPrompt | MemPrompt,
+    *,
+    probability: float,
+    seed: int,
+) -> Iterator[StepOutcome]:
+    """Ask a stream's questions, in order; the system must be fresh, and learns.
+
+    A user who was misunderstood says so with the probability; step t has the same draw in every
+    system. Questions whose prompt a correction changes are asked again, so that asking ahead
+    changes no outcome.
+
+    Raises:
+        DataError: If a question does not fit the LM's window.
+    """
+    draws = np.random.default_rng(seed).random(len(steps))
+    answers = dict[str, Completion]()
+    size, asked = 1, 0  # rows that are asked together; and up to this one all were asked
+    for row, step in enumerate(steps):
+        prompt = system.ask(step.question)
+        if prompt.text not in answers:
+            # Half as many where a correction changed a prompt that was asked ahead.
+            size = min(2 * size, lm.num_ahead) if row >= asked else max(1, size // 2)
+            asked = row + size
+            ahead = [system.ask(later.question).text for later in steps[row + 1 : row + size]]
+            new = [text for text in dict.fromkeys([prompt.text, *ahead]) if text not in answers]
+            answers |= zip(new, lm.complete(new), strict=True)
+        completion = answers[prompt.text]
+        output = lm.few_shot.read_output(completion.text)
+        understood, answered = judge_output(lm.family, step.kind, output, step.expected)
+        outcome = StepOutcome(
+            step=row + 1,
+            kind=step.kind,
+            question=step.question,
+            generated=output,
+            expected=step.expected[0],
+            understood=understood,
+            answered=answered,
+            clarified=not understood and bool(draws[row] < probability),
+            neighbors=[match.question for match in prompt.found[: prompt.num_used]],
+            num_prompt_tokens=completion.num_prompt_tokens,
+            num_new_tokens=completion.num_new_tokens,
+        )
+        if outcome.clarified:
+            system.learn(step)
+        yield outcome
+
+
+def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
+    """Measure a whole stream.
+
+    Accuracy of the understanding (by type too) and of the answer; tokens of prompts and outputs;
+    the look-ups used, and the share of them whose question was understood (the paper's
+    "effective", 97 %).
+    """
+    by_kind = {
+        kind: fmean(step.understood for step in outcomes if step.kind == kind)
+        for kind in sorted({step.kind for step in outcomes})
+    }
+    used = [step.understood for step in outcomes if step.neighbors]
+    return {
+        "n": len(outcomes),
+        "understood": fmean(step.understood for step in outcomes),
+        "understood_by_type": by_kind,
+        "answered": fmean(step.answered for step in outcomes),
+        "clarifications": sum(step.clarified for step in outcomes),
+        "prompt_tokens": _sum_known(step.num_prompt_tokens for step in outcomes),
+        "new_tokens": _sum_known(step.num_new_tokens for step in outcomes),
+        "lookups": len(used),
+        "effective": fmean(used) if used else None,
+    }
+
+
+def _sum_known(counts: Iterable[int | None]) -> int | None:
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
+
+
+# The experiment.
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One stream by a system of `SYSTEMS`, with a clarification probability (0 for no-mem).
+
+    The seed is that of the user's draws, and of a stream that is shuffled.
+    """
+
+    system: str
+    probability: float
+    seed: int
 
     @property
-    def is_wrong_kind(self) -> bool:
-        """Whether that clarification was given for a question of another type."""
-        return self.used_memory and self.matched_kind != self.kind
+    def name(self) -> str:
+        part = "" if self.system == "no-mem" else f"-p{self.probability:g}"
+        return f"{self.system}{part}-seed{self.seed}"
+
+    @property
+    def title(self) -> str:
+        """Its name in tables, without the seed."""
+        part = "" if self.system == "no-mem" else f", p = {self.probability:g}"
+        return f"{SYSTEMS[self.system]}{part}"
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """A variant with its steps."""
+
+    variant: Variant
+    outcomes: list[StepOutcome]
+
+    def marks(self, name: str) -> list[bool]:
+        """Return whether each step was `name`: "understood" or "answered"."""
+        return [getattr(step, name) for step in self.outcomes]
+
+
+@dataclass(kw_only=True)
+class StreamArguments(PromptedArguments):
+    """Which questions, and which systems."""
+
+    stream: str = arg(
+        "",
+        "Questions in a jsonl file, as the paper's release has them.",
+        must_be_given=True,
+    )
+    num_steps: int | None = arg(
+        None, "Steps of a stream; default: all of the file's.", least=1, group="Options"
+    )
+    shuffle: bool = arg(False, "Shuffle the file's questions, by each seed.")
+    systems: list[str] = arg(
+        list(SYSTEMS),
+        "no-mem, grow (corrections grow the prompt) and mem (look-up).",
+        choices=SYSTEMS,
+    )
+    clarification_probabilities: list[float] = arg(
+        [0.5],
+        "That a user who was misunderstood says what was meant.",
+        above=0,
+        most=1,
+    )
+    seeds: list[int] = arg(
+        [0],
+        "Of the user's draws, and of the stream where it is shuffled.",
+        least=0,
+    )
+    prefix: str = arg(
+        "fixed",
+        "The prompt's examples: fixed (the same for all), or kate (each question's nearest; then "
+        "prompts share nothing, and an LM here reads each whole).",
+        choices=("fixed", "kate"),
+    )
+    prefix_examples: int | None = arg(
+        None,
+        "With kate: how many (k); default: as many as the prompt has, half of them without a pool.",
+        least=1,
+        needs={"prefix": "kate"},
+    )
+    prefix_pool: str | None = arg(
+        None,
+        "With kate: a jsonl file of further examples to choose from: question, answer (or answers) "
+        "and perhaps feedback.",
+        needs={"prefix": "kate"},
+    )
+    output_dir: str | None = arg(None, "Where runs go; default: runs/memory-FAMILY.", decides=False)
+
+    def plan(self) -> list[Variant]:
+        """List the variants."""
+        clarified = list(dict.fromkeys(self.clarification_probabilities))
+        return [
+            Variant(system, p, seed)
+            for seed in dict.fromkeys(self.seeds)
+            for system in SYSTEMS
+            if system in self.systems
+            for p in ([0.0] if system == "no-mem" else clarified)
+        ]
+
+    def read_questions(self, family: Family, seed: int) -> list[Step]:
+        """Return the stream of a seed."""
+        steps = read_stream(Path(self.stream), family)
+        if self.shuffle:
+            random.Random(seed).shuffle(steps)
+        return steps[: self.num_steps]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulation:
-    """A simulated user, and the LM that is asked.
+class Experiment:
+    """What all streams share: the LM, the look-up and its threshold, and the folder."""
 
-    At most `num_ahead` questions are asked together; those whose prompt a correction changes are
-    asked again. It changes no outcome; 1 wastes no call of a paid endpoint.
-    """
-
-    family: Family
+    folder: Path
     lm: PromptedLM
-    num_ahead: int = 16
+    open_lookup: OpenLookup
+    threshold: float | None
 
-    def play(
-        self, steps: Sequence[Step], system: System, *, probability: float, seed: int
-    ) -> Iterator[StepOutcome]:
-        """Ask a stream's questions, in order; the system must be fresh, and learns.
+    @property
+    def identity(self) -> dict[str, Json]:
+        """All that decides the numbers, but for the variant and the stream."""
+        with Memory(":memory:", lookup=self.open_lookup) as memory:
+            lookup = dict(memory.lookup.fingerprint)
+        family = asdict(self.lm.family)
+        del family["paper"]
+        return {
+            "format": _FORMAT,
+            "lm": dict(self.lm.completer.fingerprint),
+            "family": self.lm.family.name,
+            "family_digest": digest(family)[:12],
+            "prompt": self.lm.few_shot.name,
+            "prompt_digest": digest(asdict(self.lm.few_shot))[:12],
+            "lookup": lookup,
+            "threshold": self.threshold,
+            "max_new_tokens": self.lm.max_new_tokens,
+            "max_prompt_tokens": self.lm.max_prompt_tokens,
+        }
 
-        A user who was misunderstood says so with the probability; step t has the same draw in every
-        system.
+    def run(self, streams: Mapping[int, list[Step]], plan: Sequence[Variant]) -> list[StreamResult]:
+        """Run every variant of a plan that is not done; `streams` holds the questions by seed.
 
         Raises:
+            ArtifactError: If the folder is another experiment's, or a result is damaged.
             DataError: If a question does not fit the LM's window.
         """
-        draws = np.random.default_rng(seed).random(len(steps))
-        answers = dict[str, Completion]()
-        size, asked = 1, 0  # rows that are asked together; and up to this one all were asked
-        for row, step in enumerate(steps):
-            prompt = system.ask(step)
-            if prompt.text not in answers:
-                # Half as many where a correction changed a prompt that was asked ahead.
-                size = min(2 * size, self.num_ahead) if row >= asked else max(1, size // 2)
-                asked = row + size
-                ahead = [system.ask(later).text for later in steps[row + 1 : row + size]]
-                new = [text for text in dict.fromkeys([prompt.text, *ahead]) if text not in answers]
-                answers |= zip(new, self.lm.complete(new), strict=True)
-            completion = answers[prompt.text]
-            output = self.lm.few_shot.read_output(completion.text)
-            understood, answered = judge_output(self.family, step.kind, output, step.expected)
-            used = prompt.found[0] if prompt.num_used else None
-            outcome = StepOutcome(
-                step=row + 1,
-                id=step.id,
-                kind=step.kind,
-                question=step.question,
-                generated=output,
-                expected=step.expected[0],
-                understood=understood,
-                answered=answered,
-                clarified=not understood and bool(draws[row] < probability),
-                feedback=used.feedback if used else "",
-                neighbors=[match.question for match in prompt.found[: prompt.num_used]],
-                matched_kind=prompt.matched_kind,
-                score=used.score if used else None,
-                num_prompt_tokens=completion.num_prompt_tokens,
-                num_new_tokens=completion.num_new_tokens,
+        results = []
+        with lock_folder(self.folder):
+            path = self.folder / _RUN_FILE
+            if path.is_file() and any(self.folder.glob(f"*/{_METRICS_FILE}")):
+                check_fingerprint(self.folder, made=read_object(path), asked=self.identity)
+            else:
+                write_json(path, self.identity)
+            for variant in plan:
+                steps, folder = streams[variant.seed], self.folder / variant.name
+                stream = digest([asdict(step) for step in steps])[:12]
+                if (folder / _METRICS_FILE).is_file():
+                    made = {"stream": read_metrics(folder)["stream"]}
+                    check_fingerprint(folder, made=made, asked={"stream": stream})
+                    outcomes = [StepOutcome(**line) for line in read_lines(folder / _STEPS_FILE)]
+                else:
+                    outcomes = self._play(folder, variant, steps)
+                    metrics = {**asdict(variant), "stream": stream, **measure(outcomes)}
+                    write_metrics(folder, metrics, [_STEPS_FILE])
+                results.append(StreamResult(variant, outcomes))
+        return results
+
+    def _play(self, folder: Path, variant: Variant, steps: Sequence[Step]) -> list[StepOutcome]:
+        shutil.rmtree(folder, ignore_errors=True)  # of a stream that was stopped
+        folder.mkdir(parents=True)
+        kept = Memory(
+            folder / "memory.sqlite",
+            lookup=self.open_lookup,
+            threshold=self.threshold,
+            source="stream",
+        )
+        outcomes = []
+        with kept as memory, (folder / _STEPS_FILE).open("w", encoding="utf-8") as file:
+            is_mem = variant.system == "mem"
+            played = play(
+                self.lm,
+                steps,
+                MemPrompt(self.lm, memory) if is_mem else GrowPrompt(self.lm),
+                probability=variant.probability,
+                seed=variant.seed,
             )
-            if outcome.clarified:
-                system.learn(step)
-            yield outcome
+            for outcome in Bar(played, total=len(steps), desc=variant.name, unit="step"):
+                file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+                outcomes.append(outcome)
+        return outcomes
+
+
+# KATE's prefix (section 4.2).
+
+
+def read_pool(path: Path) -> list[PromptExample]:
+    """Read examples to choose from.
+
+    jsonl with `question`, `answer` (or `answers`, of which the first is shown), perhaps `feedback`.
+    """
+    pool = []
+    for record in read_table(path, ("jsonl",)):
+        named = "answer" if "answer" in record.fields else "answers"
+        question, answer, *_ = read_texts(record, "question", named)
+        feedback = read_texts(record, "feedback")[0] if "feedback" in record.fields else ""
+        pool.append(PromptExample(question, answer, feedback))
+    return pool
+
+
+def choose_examples(
+    few_shot: FewShot, questions: Sequence[str], args: StreamArguments, lookup: LookupArguments
+) -> FewShot:
+    """Return a prompt whose examples are each question's nearest, the nearest first: KATE.
+
+    They come from the prompt's own and `prefix_pool`; a question never sees itself or a near copy
+    (`LeakGuard`). If fewer share a word with it (BM25), the pool's first others follow. Questions
+    are compared in the settled look-up's key form, by its encoder. A question that is not among
+    `questions` gets the prompt's own.
+
+    Raises:
+        ConfigError: If the pool holds fewer examples than asked for (the paper's k).
+        ModelError: If the encoder cannot be found or loaded.
+    """
+    from pgra.exemplars.selection import ExemplarPool, Nearest, open_similarity
+
+    def in_key_form(examples: Sequence[Example]) -> list[Example]:
+        return [
+            replace(example, fields={"question": in_form(example.text, str(lookup.key_form))})
+            for example in examples
+        ]
+
+    more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
+    pool, own = [*few_shot.examples, *more], len(few_shot.examples)
+    count = args.prefix_examples or (own if more else (own + 1) // 2)
+    root = args.context.artifacts / "neighbors" / f"memory-{few_shot.name}"
+    examples = [
+        Example(f"question-{i}", {"question": shown.question}, shown.answer)
+        for i, shown in enumerate(pool)
+    ]
+    exemplars = ExemplarPool(examples, LEAK_JACCARD)
+    distinct = exemplars.guard.distinct.tolist()
+    if not 0 < count <= len(distinct):
+        raise ConfigError(
+            f"prefix_examples is {count}, and there are {len(distinct)} different examples to "
+            "choose from: give another number, or more examples with --prefix_pool"
+        )
+    similarity = open_similarity(
+        SelectionArguments(encoder=lookup.encoder),
+        examples,
+        root,
+        device=args.device,
+        key=in_key_form,
+    )
+    selector = Nearest(SelectionArguments(num_exemplars=count), exemplars, similarity)
+    asked = list(dict.fromkeys(questions))
+    queries = [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
+    chosen = selector.choose(queries)
+    nearest = {}
+    for i, question in enumerate(asked):
+        rows, is_leak = chosen.of(i), exemplars.guard.leaks(question)
+        others = (row for row in distinct if row not in rows and not is_leak(row))
+        nearest[question] = tuple(pool[row] for row in [*rows, *others][:count])
+    return replace(few_shot, nearest=nearest)

@@ -13,7 +13,7 @@ from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
 from pgra.exemplars import SELECTORS, SelectionArguments
 from pgra.lm.base import CompleterArguments
-from pgra.prompts.fewshot import FORMATS
+from pgra.prompts import FORMATS
 from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.rerank.base import CrossEncoderArguments, RerankArguments
 from pgra.retrieval.base import RetrieverArguments
@@ -124,7 +124,7 @@ class RalmArguments(Arguments):
     reader_lm: str = arg(
         "HuggingFaceTB/SmolLM2-135M",
         "Reader, any causal LM, which stays as it is: hub id, folder or bundled:NAME. --lm_dtype, "
-        "--lm_quantization, --lm_device_map and --lm_batch_tokens go for it too.",
+        "--lm_device_map and --lm_batch_tokens go for it too.",
         decides=False,
         is_common=True,
     )

@@ -90,10 +90,6 @@ class TaskData:
     def examples(self, split: str) -> list[Example]:
         return list(getattr(self, split))
 
-    def is_split(self, examples: Sequence[Example]) -> bool:
-        """Whether examples are one of the splits, whose results are stored."""
-        return any(list(examples) == self.examples(split) for split in SPLITS)
-
     def measure_dev(self, decided: Sequence[str]) -> dict[str, float]:
         """Return the metric, and those that belong to it, of the dev set's decisions."""
         truth = [str(example.label) for example in self.dev]
@@ -151,13 +147,11 @@ class Method(Timed, ABC):
     Attributes:
         SECTIONS: Its own argument dataclasses by section, beside `runtime` and `data`. With one
             named `training` it trains weights, which a run keeps in its `reader/`.
-        SEEDS: What a seed changes, for `summary.json`.
         seconds: Wall-clock time by stage.
         fingerprints: Digests of each stage's input.
     """
 
     SECTIONS: ClassVar[Mapping[str, type]] = {}
-    SEEDS: ClassVar[str] = "of no effect here: nothing is drawn, nothing is trained"
 
     data: TaskData
 

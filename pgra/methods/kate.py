@@ -18,23 +18,21 @@ import numpy as np
 
 from pgra.artifacts import digest
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.references import AnsweredExample
+from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, vote
+from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, open_similarity, vote
 from pgra.exemplars.selector import ExemplarSelector
-from pgra.exemplars.similarity import open_similarity
 from pgra.lm import open_lm
 from pgra.lm.base import Advance, LanguageModel
 from pgra.lm.remote import RemoteLM
 from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
 from pgra.methods.base import Decisions, Method, TaskData
 from pgra.progress import Bar
-from pgra.prompts.fewshot import Fit, answer_words, fit_prompts, task_format
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Fit, Verbalizer, answer_words, fit_prompts, task_format
 from pgra.reader.predict import decide
-from pgra.report.text_metrics import measure_written, normalize_answer
+from pgra.report.metrics import measure_written, normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE
 
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
@@ -87,7 +85,6 @@ class Kate(Method):
     """
 
     SECTIONS = METHODS["kate"].sections
-    SEEDS = "exemplar seeds: draws of the exemplars, and their order"
 
     selection: SelectionArguments
     icl: AnswerArguments
@@ -107,7 +104,7 @@ class Kate(Method):
         self._fill_in()
         root = self.context.artifacts / "neighbors" / self.data.task.name
         chosen, train = self.selection, self.data.train
-        pool = ExemplarPool(train, chosen.leak_jaccard, root, self.context, self.data.is_split)
+        pool = ExemplarPool(train, chosen.leak_jaccard)
         similarity = open_similarity(chosen, train, root, device=self.context.device)
         self.exemplars = ExemplarSelector.of(chosen, pool, similarity)
         self.selector = self.exemplars.under(self.selection)  # refuses what the pool does not have
@@ -367,7 +364,6 @@ class Icl(Kate):
     """
 
     SECTIONS = METHODS["icl"].sections
-    SEEDS = "of no effect here: exemplars are those of exemplar_seed, alike for all"
 
     @classmethod
     def name(cls, args: RunArguments) -> str:

@@ -25,8 +25,7 @@ from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.pgra import Pgra
 from pgra.methods.stages import Stages
-from pgra.prompts.fewshot import FewShotPrompt, prompt_template
-from pgra.prompts.verbalizer import SLOT, Verbalizer
+from pgra.prompts import SLOT, FewShotPrompt, Verbalizer, prompt_template
 from pgra.reader.inputs import (
     Join,
     SegmentLayout,
@@ -45,7 +44,6 @@ class LmBff(Pgra):
 
     SECTIONS = METHODS["lm-bff"].sections
     COMBINES_SCORES = True
-    SEEDS = "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)"
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)

@@ -32,9 +32,7 @@ from pgra.methods.base import (
     TaskData,
 )
 from pgra.methods.stages import Stages, neighbor_model, reads_prompt
-from pgra.prompts.fewshot import FewShotPrompt, prompt_template
-from pgra.prompts.verbalizer import Verbalizer
-from pgra.publish import write_card
+from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import FolderArguments, default_learning_rate
 from pgra.reader.fid import FusionReader
@@ -50,6 +48,7 @@ from pgra.reader.record import (
 from pgra.reader.train import fit, uses_bf16
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
+from pgra.run_folder import write_card
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,6 @@ class Pgra(Method):
     """
 
     SECTIONS = METHODS["pgra"].sections
-    SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
     CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
     COMBINES_SCORES: ClassVar[bool] = False  # of several inputs an example
 
@@ -366,7 +364,6 @@ def _open_recorded(
     corpus = stages.corpus.fingerprint["corpus_sha256"]
     check(made={"corpus": made["corpus"]}, asked={"corpus": corpus})
     check(made=made["reranker"], asked=dict(stages.reranker.fingerprint))
-    stages.reranker.check()  # before an index would be built
     encoder = made["index"].get("dense", made["index"]).get("encoder")
     if encoder:  # by its folder's digest, before an index would be built with it
         now = find_model(args.retriever.encoder).identity

@@ -28,7 +28,7 @@ from pgra.encoders.encoder import Encoder, pool
 from pgra.errors import DamageError, ModelError, reading
 from pgra.lm.batching import GroupCost
 from pgra.methods.pgra import Pgra
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, TokenIds, pack_segments, pad_rows
 from pgra.reader.inputs import (
     Join,

@@ -22,8 +22,7 @@ from pgra.methods.arguments import METHODS
 from pgra.methods.base import SPLITS
 from pgra.methods.kate import count_word_tokens, progress_bar
 from pgra.methods.pgra import Pgra
-from pgra.prompts.fewshot import SEPARATOR, PromptTemplate, answer_words, fit_prompts
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fit_prompts
 from pgra.reader.predict import Calibration, decide
 from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE
@@ -77,7 +76,6 @@ class Ralm(Pgra):
 
     SECTIONS = METHODS["ralm"].sections
     decode = "verbalizer"
-    SEEDS = "of no effect here: nothing is drawn, nothing is trained"
 
     def open(self) -> None:
         if self.args.retriever.neighbor_encoder == "reader":
@@ -91,7 +89,6 @@ class Ralm(Pgra):
         asked = CompleterArguments(
             lm=self.source.name,
             lm_dtype=rerank.lm_dtype,
-            lm_quantization=rerank.lm_quantization,
             lm_device_map=rerank.lm_device_map,
             lm_batch_tokens=rerank.lm_batch_tokens,
         )

@@ -24,7 +24,7 @@ from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selector import NearestExemplars, build_prompt
 from pgra.methods.arguments import RunArguments
 from pgra.methods.base import SPLITS, TaskData, Timed
-from pgra.prompts.fewshot import FewShotPrompt, PromptFormat, prompt_template
+from pgra.prompts import FewShotPrompt, PromptFormat, prompt_template
 from pgra.report.results import EvidenceLine
 from pgra.rerank import (
     BaseReranker,

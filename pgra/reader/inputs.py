@@ -18,7 +18,7 @@ from pgra.core import Example, Scores
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError
 from pgra.lm.batching import GroupCost
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer
 from pgra.reader.fid import IGNORED, TokenIds, pack_segments, pad_rows
 
 # Tokenised inputs of the reader.

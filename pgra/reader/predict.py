@@ -21,7 +21,7 @@ from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.progress import Bar
-from pgra.prompts.verbalizer import SLOT, Verbalizer
+from pgra.prompts import SLOT, Verbalizer
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, pack_segments, pad_rows
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate
 from pgra.reader.train import Trainable

@@ -23,8 +23,7 @@ from pgra.core import Context, Json, Prediction
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
-from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import FewShotPrompt, Verbalizer
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import Query, SegmentLayout, build_inputs, read_queries

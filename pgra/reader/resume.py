@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pgra.artifacts import CHECKSUMS_FILE, find_changes, replace_folder, write_checksums
+from pgra.artifacts import CHECKSUMS_FILE, find_changes, write_aside, write_checksums
 from pgra.core import Worker, cpu_group, gather
 from pgra.errors import ArtifactError, DamageError, Stopped, reading
 from pgra.reader.fid import ReaderModule
@@ -140,12 +140,10 @@ def save_checkpoint(
     states = {"progress": asdict(progress), "random": everyones}
     states |= {name: part.state_dict() for name, part in updates.items()}
 
-    def save(aside: Path) -> None:
+    with write_aside(checkpoint_folder(home, progress.step)) as aside:
         trainable.save(aside)
         torch.save(states, aside / _STATE_FILE)
         write_checksums(aside)
-
-    replace_folder(checkpoint_folder(home, progress.step), save)
     for step, folder in _checkpoints(home):
         if step not in (progress.step, progress.best_step):
             shutil.rmtree(folder)

@@ -30,7 +30,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 from transformers import get_scheduler, set_seed
 
-from pgra.artifacts import replace_folder, write_text
+from pgra.artifacts import write_aside, write_text
 from pgra.core import Context, Worker, gather
 from pgra.errors import ModelError
 from pgra.lm.load import choose_device
@@ -233,7 +233,8 @@ def fit(
         if needs_best and progress.best_step not in (None, num_steps):
             module.load_weights(checkpoint_folder(home, int(str(progress.best_step))))
         if worker.is_main:
-            replace_folder(folder, trainable.save)
+            with write_aside(folder) as aside:
+                trainable.save(aside)
         context.barrier()
         if code := stopper.agreed(has_more=False):
             raise stopped(code, "after training")

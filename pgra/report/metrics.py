@@ -1,4 +1,9 @@
-"""Metrics of decided labels, their resampling over examples, and tests of a difference.
+"""Metrics of labels and of written answers, their resampling over examples, tests of a difference.
+
+Exact match is that of open-domain question answering (SQuAD's official evaluation). PARENT is that
+of Dhingra et al. 2019, section 4, with the word overlap model, as in ToTTo's evaluation (Parikh et
+al. 2020): precision against the whole table, recall against the highlighted cells, of text that is
+lower-cased and split by sacrebleu's tokenizer 13a.
 
 Seeds: mean, sample standard deviation and t interval over runs, and Welch's t-test of two methods'
 runs. Examples: one paired bootstrap over the test examples with the trained readers fixed, and an
@@ -6,17 +11,22 @@ exact test of the examples that differ; the larger p decides. Metrics are fracti
 between -1 and 1.
 """
 
-from collections.abc import Callable, Sequence
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from rapidfuzz.distance import LCSseq
 
 from pgra.config import find_class
-from pgra.data.tasks import METRICS
-from pgra.report.text_metrics import bleu_of_counts
+from pgra.data.examples import AnsweredExample
+from pgra.data.tasks import METRICS, GenerationTask
 
 # of true labels, predictions and the task's label names
 Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
@@ -29,17 +39,17 @@ _SAME = 1e-12
 RIGHT, WRONG = "right", "wrong"
 
 
+# Of labels.
+
+
 @dataclass(frozen=True)
 class CountsMetric:
     """A metric of the confusion matrix alone, so that resampling needs no examples.
 
-    Attributes:
-        of_counts: Values (S,) of S matrices (S, C, C), row label and column prediction.
-        is_mean: Whether it is the share of examples that are right.
+    `of_counts` gives the values (S,) of S matrices (S, C, C), row label and column prediction.
     """
 
     of_counts: Callable[[_Counts], Values]
-    is_mean: bool = False
 
     def __call__(
         self, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
@@ -71,7 +81,7 @@ def _diagonal(counts: Any) -> Any:
     return np.diagonal(counts, axis1=-2, axis2=-1)
 
 
-accuracy = CountsMetric(_accuracy, is_mean=True)
+accuracy = CountsMetric(_accuracy)
 macro_f1 = CountsMetric(_macro_f1)  # mean of F1 over all names; 0 for a name that neither side uses
 # Matthews' correlation for C labels (R_K of Gorodkin 2004); 0 where undefined (a constant side)
 mcc = CountsMetric(_mcc)
@@ -128,6 +138,204 @@ def confusion_cells(
     return np.array([number[a] * n + number[b] for a, b in pairs], dtype=np.int64)
 
 
+# Of written answers.
+
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SMALL = 1e-5  # in place of a 0 for pairs of words and longer: the released evaluation's
+SUBSETS = ("overlap", "nonoverlap")
+_Tokens = tuple[str, ...]
+
+
+def normalize_answer(text: str) -> str:
+    """Lower-case, then drop ASCII punctuation, English articles and extra spaces.
+
+    As SQuAD (Rajpurkar et al. 2016, section 6.1), DPR and KATE (Liu et al. 2022, section 3.1).
+    """
+    plain = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
+
+
+def is_exact_match(prediction: str, answers: Sequence[str]) -> bool:
+    """Whether a prediction is one of the right answers, both normalised.
+
+    As in the official evaluation, an empty prediction matches the answer "A".
+    """
+    return normalize_answer(prediction) in {normalize_answer(answer) for answer in answers}
+
+
+def bleu_counts(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
+) -> list[list[int]]:
+    """Return what BLEU is made of, for each of B sentences with at least one reference each.
+
+    Rows of 10 numbers: its words, those of the reference of the nearest length, how many of its 1-
+    to 4-grams stand in a reference, and how many it has. ToTTo's evaluation sets `lowercase`.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    bleu = BLEU(lowercase=lowercase, effective_order=True)  # or it warns; counts are the same
+    scores = [bleu.sentence_score(*pair) for pair in zip(predictions, references, strict=True)]
+    return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
+
+
+def bleu_of_counts(counts: Sequence[int]) -> float:
+    """Return BLEU of the sum of rows of `bleu_counts`, a fraction, by sacrebleu with its defaults.
+
+    Papineni et al. 2002; Post 2018.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    size, reference, *grams = map(int, counts)
+    score: float = BLEU.compute_bleu(grams[:4], grams[4:], size, reference, "exp").score
+    return score / 100
+
+
+class Parent(NamedTuple):
+    """PARENT of one sentence, fractions.
+
+    `precision` is how much of it stands in the reference, or follows from the table; `recall` how
+    much of the reference and of the chosen cells it states.
+    """
+
+    precision: float
+    recall: float
+
+    @property
+    def f(self) -> float:
+        """The harmonic mean of both."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if self.precision else 0.0
+
+
+def parent(
+    text: str, references: Sequence[str], values: Sequence[str], chosen: Sequence[str]
+) -> Parent:
+    """Return PARENT of a sentence, by the reference that gives it the best F.
+
+    `values` are all of the table's cells, titles included, `chosen` the highlighted ones.
+    """
+    tokens = tokenize(text)
+    known = frozenset(word for value in values for word in tokenize(value))
+    cells = [cell for cell in map(tokenize, chosen) if cell]
+    found = (_against(tokens, tokenize(reference), known, cells) for reference in references)
+    return max(found, key=lambda one: one.f)
+
+
+@cache
+def _cutter() -> Any:
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    return Tokenizer13a()
+
+
+def tokenize(text: str) -> _Tokens:
+    """Split a text into lower-case words and punctuation."""
+    return tuple(_cutter()(text.strip().lower()).split())
+
+
+def _against(
+    text: _Tokens, reference: _Tokens, known: frozenset[str], chosen: Sequence[_Tokens]
+) -> Parent:
+    """Compare with one reference; `known`: the table's words, without column names as released."""
+    precisions, recalls = [], []
+    for n in (1, 2, 3, 4):
+        grams, right = _grams(text, n), _grams(reference, n)
+        # The share of n-grams that stand in the reference, or else follow from the table.
+        told = 0.0
+        for gram, count in grams.items():
+            both = min(count, right[gram])
+            told += both + (count - both) * _follows(gram, known)
+        precisions.append(told / grams.total() if grams else 0.0)
+        # The share of the reference's n-grams in the text, each weighted by how far it follows.
+        weights = {gram: _follows(gram, known) for gram in right}
+        total = sum(count * weights[gram] for gram, count in right.items())
+        told = sum(min(count, grams[gram]) * weights[gram] for gram, count in right.items())
+        recalls.append(told / total if total else 1.0)
+    precision, recall = _mean_over_orders(precisions), _mean_over_orders(recalls) or _SMALL
+    if chosen:
+        # Its section 4: the less of the table a reference tells, the more the table itself counts.
+        weight = 1 - _mentioned(chosen, reference)
+        recall = recall ** (1 - weight) * (_mentioned(chosen, text) or _SMALL) ** weight
+    return Parent(precision, recall)
+
+
+def _follows(gram: _Tokens, known: frozenset[str]) -> float:
+    return sum(word in known for word in gram) / len(gram)
+
+
+def _grams(tokens: _Tokens, n: int) -> Counter[_Tokens]:
+    return Counter(tokens[i : i + n] for i in range(len(tokens) - n + 1))
+
+
+def _mean_over_orders(values: Iterable[float]) -> float:
+    """Return the geometric mean: 0 without a right word; a longer n-gram's 0 is `_SMALL`."""
+    first, *others = values
+    if not first:
+        return 0.0
+    found = [first, *(value or _SMALL for value in others)]
+    return math.exp(sum(map(math.log, found)) / len(found))
+
+
+def _mentioned(values: Sequence[_Tokens], text: _Tokens) -> float:
+    """Return the mean share of each value's words that a text has in their order."""
+    shares = [LCSseq.similarity(value, text) / len(value) for value in values]
+    return sum(shares) / len(shares)
+
+
+@dataclass(frozen=True)
+class Written:
+    """Metrics of written answers.
+
+    Attributes:
+        values: By name, fractions, the task's headline first; of ToTTo also by subset:
+            "overlap/bleu".
+        each: By name a fraction a query, for paired tests: of "exact_match" and "parent" (its F).
+        counts: Of BLEU, a row a query; empty without it.
+    """
+
+    values: Mapping[str, float]
+    each: Mapping[str, list[float]]
+    counts: Sequence[Sequence[int]] = ()
+
+
+def measure_written(
+    task: GenerationTask, predictions: Sequence[str], references: Sequence[AnsweredExample]
+) -> Written:
+    """Measure what an LM wrote, (B,), by the task's metrics; spaces around a text do not count."""
+    pairs = [(text.strip(), own) for text, own in zip(predictions, references, strict=True)]
+    each: dict[str, list[float]] = {}
+    counts: list[list[int]] = []
+    for metric in task.metrics:
+        if metric == "exact_match":
+            each[metric] = [float(is_exact_match(text, own.answers)) for text, own in pairs]
+        elif metric == "bleu":
+            # ToTTo's evaluation lower-cases; so do we for every table.
+            is_lower = references[0].table is not None
+            texts, answers = zip(*((text, own.answers) for text, own in pairs), strict=True)
+            counts = bleu_counts(texts, answers, lowercase=is_lower)
+        else:
+            each[metric] = [
+                parent(text, own.answers, own.table.values, own.table.chosen_values).f
+                for text, own in pairs
+                if own.table is not None  # each has one: the task says what it is of
+            ]
+    kinds = [own.table.is_overlap if own.table else None for own in references]
+    subsets = {"": list(range(len(pairs)))}
+    for subset, wanted in zip(SUBSETS, (True, False), strict=True):
+        rows = [i for i, kind in enumerate(kinds) if kind is wanted]
+        subsets |= {f"{subset}/": rows} if rows else {}
+    values = {
+        f"{subset}{name}": bleu_of_counts(np.sum([counts[i] for i in rows], axis=0).tolist())
+        if name == "bleu"
+        else sum(each[name][i] for i in rows) / len(rows)
+        for subset, rows in subsets.items()
+        for name in task.metrics
+    }
+    return Written(values, each, counts)
+
+
 # What a run's metric is made of, for each of B examples. A resample of the examples is how often
 # each kind was drawn: examples of one kind count alike.
 
@@ -146,10 +354,6 @@ class LabelOutcomes:
         return float(find_metric(self.metric)(self.labels, self.predicted, self.names))
 
     @property
-    def correct(self) -> list[bool]:
-        return [a == b for a, b in zip(self.labels, self.predicted, strict=True)]
-
-    @property
     def kinds(self) -> _Counts:
         """Each example's cell of the confusion matrix, (B,)."""
         return confusion_cells(self.labels, self.predicted, self.names)
@@ -157,9 +361,9 @@ class LabelOutcomes:
     @property
     def parts(self) -> Values | None:
         """What each example adds to B times the metric, (B,); None where it is no mean."""
-        metric = find_metric(self.metric)
-        is_mean = isinstance(metric, CountsMetric) and metric.is_mean
-        return np.array(self.correct, np.float64) if is_mean else None
+        if find_metric(self.metric) is not accuracy:
+            return None
+        return np.array(np.array(self.labels) == np.array(self.predicted), np.float64)
 
     @property
     def traits(self) -> Values:
@@ -218,9 +422,7 @@ class TextOutcomes:
 Outcomes = LabelOutcomes | TextOutcomes
 
 
-def draw_counts(
-    kinds: npt.NDArray[Any], *, seed: int, draws: int = DRAWS
-) -> tuple[npt.NDArray[Any], Values]:
+def _draw_counts(kinds: npt.NDArray[Any], seed: int, draws: int) -> tuple[Any, Values]:
     """Resample B examples (Efron 1979), as counts of those that all S runs decide alike.
 
     Returns the distinct columns (S, U) of `kinds` (S, B), and how often each was drawn, (draws, U).
@@ -233,7 +435,7 @@ def draw_counts(
 
 def bootstrap(runs: Sequence[Outcomes], *, seed: int, draws: int = DRAWS) -> Values:
     """Return the metric of several runs in the same resamples of their examples, (S, draws)."""
-    kinds, counts = draw_counts(np.stack([run.kinds for run in runs]), seed=seed, draws=draws)
+    kinds, counts = _draw_counts(np.stack([run.kinds for run in runs]), seed, draws)
     return np.stack([run.resample(own, counts) for run, own in zip(runs, kinds, strict=True)])
 
 
@@ -260,14 +462,9 @@ class Difference:
     parts: Values | None = None
 
     @property
-    def low(self) -> float:
-        """2.5th percentile over resamples."""
-        return interval_95(self.draws)[0]
-
-    @property
-    def high(self) -> float:
-        """97.5th percentile over resamples."""
-        return interval_95(self.draws)[1]
+    def interval(self) -> tuple[float, float]:
+        """95 % of the resamples."""
+        return interval_95(self.draws)
 
     @cached_property
     def p(self) -> float:
@@ -295,14 +492,15 @@ class Difference:
 def compare_methods(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) -> Difference:
     """Compare two methods' mean metric over seeds on the same examples, resampled together."""
     values = bootstrap([*a, *b], seed=seed)
-    traits = [np.mean([run.traits for run in side], axis=0) for side in (a, b)]
-    differs = np.round(traits[0] - traits[1], _DIGITS).any(axis=1)
     known = [[p for run in side if (p := run.parts) is not None] for side in (a, b)]
     parts = None
     if all(known):
         parts = np.mean(known[0], axis=0) - np.mean(known[1], axis=0)
         parts = np.round(parts, _DIGITS) / len(parts)
         differs = parts != 0
+    else:
+        traits = [np.mean([run.traits for run in side], axis=0) for side in (a, b)]
+        differs = np.round(traits[0] - traits[1], _DIGITS).any(axis=1)
     return Difference(
         float(np.mean([run.value for run in a]) - np.mean([run.value for run in b])),
         np.round(values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0), _DIGITS),
@@ -313,7 +511,7 @@ def compare_methods(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) 
 
 def bootstrap_mean(values: Values, *, seed: int) -> Values:
     """Return the mean of each resample of some examples' values, (draws,)."""
-    (distinct,), counts = draw_counts(values[None], seed=seed)
+    (distinct,), counts = _draw_counts(values[None], seed, DRAWS)
     return np.asarray(np.round(counts @ distinct / len(values), _DIGITS), np.float64)
 
 
@@ -408,10 +606,7 @@ class Spread:
 
 def mean_sd_interval(values: Sequence[float]) -> Spread:
     """Return mean, standard deviation and the mean's 95 % interval by Student's t."""
-    n = len(values)
-    if not n:
-        raise ValueError("there are no values to take the mean of")
-    mean = float(np.mean(values))
+    n, mean = len(values), float(np.mean(values))
     if n == 1:
         return Spread(mean, None, None, None, 1)
     from scipy.special import stdtrit
@@ -421,7 +616,7 @@ def mean_sd_interval(values: Sequence[float]) -> Spread:
     return Spread(mean, sd, mean - half, mean + half, n)
 
 
-def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
+def welch(a: Sequence[float] | Values, b: Sequence[float] | Values) -> float | None:
     """Return the two-sided p-value that two methods' seeds have one mean (Welch 1947).
 
     None where a side has one seed; 0 or 1 where all seeds of each side agree.

@@ -6,6 +6,7 @@ ablate` writes first, so that missing runs are known). Neither is searched for o
 
 import datetime
 import json
+import logging
 import subprocess
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,10 +28,12 @@ from pgra.artifacts import (
 )
 from pgra.config import rules
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.errors import ArtifactError, ConfigError, DamageError, reading
+from pgra.data.examples import DataArguments
+from pgra.errors import ArtifactError, DamageError, reading
 from pgra.reader.arguments import LOSSES_FILE, ReaderArguments, TrainingArguments
 from pgra.report.metrics import (
     RIGHT,
+    SUBSETS,
     WRONG,
     LabelOutcomes,
     Outcomes,
@@ -39,15 +42,14 @@ from pgra.report.metrics import (
     interval_95,
     measure,
 )
-from pgra.report.text_metrics import SUBSETS
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.base import RetrieverArguments
+
+logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.json"
 PREDICTIONS_FILE = "predictions.jsonl"
 GRID_FILE = "grid.json"
-SUMMARY_FILE = "summary.json"
-TASK_AXIS = "data.task"
 _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
 # of a run: what was decided before its predictions
@@ -165,11 +167,8 @@ def git_commit() -> str | None:
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Read an object a line; a DamageError if a line is no object."""
     with path.open(encoding="utf-8") as file, reading(path, DamageError):
-        for number, text in enumerate(file, 1):
-            line = json.loads(text)
-            if not isinstance(line, dict):
-                raise ValueError(f"line {number} is no object")
-            yield line
+        for text in file:
+            yield dict(json.loads(text))
 
 
 class _Record(dict[str, Any]):
@@ -180,7 +179,7 @@ class _Record(dict[str, Any]):
         self._path = path
 
     def __missing__(self, name: str) -> Any:
-        raise damaged(self._path, KeyError(name))
+        raise damaged(self._path, f"no '{name}'")
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -193,10 +192,7 @@ def read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ArtifactError(f"{path} is missing: give its run's command again, or another folder")
     with reading(path, DamageError):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError(f"a {type(values).__name__}, not an object")
-        return _Record(path, values)
+        return _Record(path, dict(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str, Any]:
@@ -215,8 +211,7 @@ def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str,
 
 
 def damaged(path: Path, why: object) -> DamageError:
-    reason = f"no {why}" if isinstance(why, KeyError) else why
-    return DamageError(f"{path} is damaged ({reason})")
+    return DamageError(f"{path} is damaged ({why})")
 
 
 @dataclass(frozen=True)
@@ -237,19 +232,24 @@ class Trial:
     task: str
     seed: int
     folder: Path
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Mapping[str, Json]]
     metrics: Mapping[str, Any]
     outcomes: Outcomes = field(compare=False)
     examples: str
 
     @property
     def metric(self) -> str:
-        return str(self.metrics["metric"])
+        return self.outcomes.metric
 
     @property
     def value(self) -> float:
         """The headline metric, a fraction, recomputed from the predictions."""
         return self.outcomes.value
+
+    @property
+    def n(self) -> int:
+        """How many examples were measured."""
+        return len(self.outcomes.kinds)
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -257,59 +257,44 @@ class Trial:
         return interval_95(bootstrap([self.outcomes], seed=_SEED)[0])
 
     @property
-    def decisions(self) -> LabelOutcomes | None:
-        """Decided labels; None where texts are measured."""
-        return self.outcomes if isinstance(self.outcomes, LabelOutcomes) else None
-
-    @property
     def labels(self) -> set[str]:
-        """The task's labels, as far as decisions name them."""
-        return set(self.decisions.names if self.decisions else ()) - {UNDECIDED}
+        """The task's labels; empty where texts are measured."""
+        return set(getattr(self.outcomes, "names", ())) - {UNDECIDED}
 
     @cached_property
     def predictions(self) -> list[dict[str, Any]]:
         """The lines of `predictions.jsonl`, read on first use."""
         return list(read_lines(self.folder / PREDICTIONS_FILE))
 
-    def setting(self, name: str) -> Json:
-        """Return an argument by "section.name"; None where it is unknown."""
-        section, _, key = name.partition(".")
-        values = self.arguments.get(section)
-        return values.get(key) if isinstance(values, Mapping) else None
-
     @property
-    def sets_aside(self) -> bool:
-        """Whether examples of an LM's prompt, its own or a control's, are left out of training."""
-        return bool(self.metrics.get("sizes", {}).get("set_aside"))
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether it learns from the task's train and dev set, not from a few shots of both."""
-        marks = self.metrics.get("fingerprints", {})
-        return "dev" in marks and "demonstrations" not in marks
+    def values(self) -> dict[str, Json]:
+        """All arguments by name."""
+        return {name: value for own in self.arguments.values() for name, value in own.items()}
 
     @property
     def is_seeded(self) -> bool:
         """Whether another seed could give another run: something is trained or drawn."""
         return bool(self.metrics.get("uses_seed", True))
 
+    def fingerprint(self, name: str) -> str:
+        """Return the beginning of an input's digest; "" where it has none."""
+        return str(self.metrics.get("fingerprints", {}).get(name) or "")[:8]
+
     @cached_property
     def settings(self) -> dict[str, Json]:
-        """What decides its predictions, but for data, task and seed, by "section.name"."""
-        has_evidence = self.setting("rerank.num_evidence") != 0
-        still_used = {"rerank.num_evidence", *(_EXEMPLARS if self.sets_aside else ())}
+        """What decides its predictions, but for data, task and seed, by name."""
+        depth, reranker = self.values.get("num_evidence"), self.values.get("reranker")
         unused = {"runtime", "data", "folder"}
-        unused |= set() if has_evidence else {"corpus", "rerank"}
-        unused |= set() if has_evidence or self.method in _OF_NEIGHBORS else {"retriever"}
-        unused |= {"rerank"} if self.setting("rerank.reranker") == "none" else set()
-        return {
-            f"{section}.{name}": value
+        unused |= {"corpus", "rerank"} if depth == 0 else set()
+        unused |= {"retriever"} if depth == 0 and self.method not in _OF_NEIGHBORS else set()
+        unused |= {"rerank"} if reranker == "none" else set()
+        used = {
+            name: value
             for section, values in self.arguments.items()
-            for name, value in (values.items() if isinstance(values, Mapping) else ())
-            if section not in unused or f"{section}.{name}" in still_used
-            if f"{section}.{name}" in _PATHS or name not in _FREE
-            if section != "training" or name != "seed"  # of one row's runs
+            for name, value in values.items()
+            if section not in unused and name not in _FREE and (section, name) != _SEED_ARGUMENT
         }
+        return used if depth is None else {**used, "num_evidence": depth}
 
 
 def load_run(folder: Path, *, name: str | None = None) -> Trial:
@@ -327,45 +312,29 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
     """
     metrics = read_metrics(folder)
     path = folder / _ARGUMENTS_FILE
-    arguments = read_object(path) if path.is_file() else {}
-    labels, predicted, examples, texts = [], [], [], []
-    names: dict[str, None] = {}
-    path = folder / PREDICTIONS_FILE
-    for number, line in enumerate(read_lines(path), 1):
-        try:
-            examples.append([line["id"], line.get("text"), line["label"]])
-            is_right = line.get("is_right")
-            if is_right is not None:
-                labels.append(RIGHT)
-                predicted.append(RIGHT if is_right else WRONG)
-                names |= {RIGHT: None, WRONG: None}
-            elif "answers" in line:
-                texts.append(line)
-            else:
-                labels.append(str(line["label"]))
-                predicted.append(str(line["prediction"]))
-                names |= dict.fromkeys(line.get("scores") or ())
-        except KeyError as error:
-            raise damaged(path, f"line {number} has no {error}") from None
-    names |= dict.fromkeys(sorted({*labels, *predicted}))
-    try:
-        metrics["n"] = len(examples)
+    with reading(folder / PREDICTIONS_FILE, DamageError):
+        lines = list(read_lines(folder / PREDICTIONS_FILE))
+        if "is_right" in lines[0]:
+            decided = [(RIGHT, RIGHT if line["is_right"] else WRONG) for line in lines]
+            names = [RIGHT, WRONG]
+        else:
+            decided = [(str(line["label"]), str(line["prediction"])) for line in lines]
+            names = [name for line in lines for name in line.get("scores") or ()]
+        names = list(dict.fromkeys([*names, *sorted({x for pair in decided for x in pair})]))
+        labels, predicted = zip(*decided, strict=True)
         run = Trial(
-            str(metrics["method"]),
+            metrics["method"],
             name or folder.name,
-            str(metrics["task"]),
+            metrics["task"],
             int(metrics["seed"]),
             folder,
-            arguments,
+            read_object(path) if path.is_file() else {},
             metrics,
-            LabelOutcomes(str(metrics["metric"]), labels, predicted, list(names)),
-            digest(examples),
+            LabelOutcomes(metrics["metric"], labels, predicted, names),
+            digest([[line["id"], line.get("text"), line["label"]] for line in lines]),
         )
-        if texts:
-            return _measures_of_texts(run, texts)
-    except (ConfigError, KeyError, TypeError, ValueError) as error:
-        raise damaged(folder / METRICS_FILE, error) from None
-    return [run]
+        is_text = "answers" in lines[0] and "is_right" not in lines[0]
+        return _measures_of_texts(run, lines) if is_text else [run]
 
 
 def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[Trial]:
@@ -377,20 +346,17 @@ def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[T
             own = [line for line in lines if line.get("is_overlap") in wanted[subset]]
             each = [np.atleast_1d(line[_TEXT_KEYS[metric]]) for line in own]
             outcomes = TextOutcomes(metric, np.array(each, np.float64))
-            own_metrics = {**run.metrics, "metric": metric, "n": len(own)}
-            task = f"{run.task} {name}"
-            measures.append(replace(run, task=task, metrics=own_metrics, outcomes=outcomes))
+            measures.append(replace(run, task=f"{run.task} {name}", outcomes=outcomes))
     return measures
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A run of a grid that does not exist yet; `task` is None if the grid does not record it."""
+    """A run of a grid that does not exist yet."""
 
     name: str
-    task: str | None
+    task: str
     seed: int
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -398,8 +364,7 @@ class Group:
     """Runs that belong in one table.
 
     Attributes:
-        axes: Of a grid: the arguments it varies, as "section.name"; else empty.
-        labels: Short names of axes.
+        axes: Of a grid: the arguments it varies; else empty.
         reference: The paper's table to compare with; None if none is named.
         baseline: Values by axis of the point to compare with; None if none is named.
         points: Of a grid: values by axis of each of its points, by name, in order.
@@ -409,26 +374,15 @@ class Group:
     runs: Sequence[Trial]
     missing: Sequence[Missing] = ()
     axes: Sequence[str] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
     reference: str | None = None
     baseline: Mapping[str, Json] | None = None
     points: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Collection:
-    """All that was found: the grids, in order, then all other runs as one group.
+def load_collection(paths: Sequence[Path]) -> list[Group]:
+    """Read all runs and grids below some paths: the grids, in order, then all other runs as one.
 
-    Attributes:
-        unfinished: Folders of unfinished runs outside of grids, and paths without any run.
-    """
-
-    groups: Sequence[Group]
-    unfinished: Sequence[Path]
-
-
-def load_collection(paths: Sequence[Path]) -> Collection:
-    """Read all runs and grids below some paths; each folder counts once.
+    Each folder counts once; unfinished runs outside of grids are left out, with a warning.
 
     Raises:
         ArtifactError: If a path is no folder, a file is damaged, or there is no finished run.
@@ -439,20 +393,20 @@ def load_collection(paths: Sequence[Path]) -> Collection:
             raise ArtifactError(f"{path} is no folder: give a run, a folder of runs, or a grid")
         for folder in list(_find(path)) or [path]:  # a folder without any is named too
             folders.setdefault(folder.resolve(), folder)
-    groups, runs, unfinished = [], [], []
+    groups, runs = [], []
     for folder in folders.values():
         if (folder / GRID_FILE).is_file():
             groups.append(load_grid(folder))
         elif (folder / METRICS_FILE).is_file():
             runs += load_measures(folder)
         else:
-            unfinished.append(folder)
+            logger.warning("report: %s is not measured (yet), and left out", folder)
     if runs:
         groups.append(Group("Results", runs))
     if not any(group.runs for group in groups):
         where = ", ".join(str(path) for path in paths)
         raise ArtifactError(f"no finished run (with {METRICS_FILE}) in {where}: train one first")
-    return Collection(groups, unfinished)
+    return groups
 
 
 def _find(folder: Path) -> Iterator[Path]:
@@ -469,33 +423,17 @@ def load_grid(folder: Path) -> Group:
     """Read a grid's finished and missing runs. A point has one run for each task and seed."""
     grid = read_object(folder / GRID_FILE)
     runs: list[Trial] = []
-    gone: list[Missing] = []
-    measures: dict[str | None, list[str]] = {}  # of a task: each is missing
-    try:
-        points = {str(point["name"]): dict(point["values"]) for point in grid["points"]}
+    missing: list[Missing] = []
+    with reading(folder / GRID_FILE, DamageError):
         for point in grid["points"]:
-            name = str(point["name"])
-            task = point.get("task") or points[name].get(TASK_AXIS)
-            task = str(task).rpartition("/")[2].removesuffix(".yaml") if task else None
             for seed, inner in point["seeds"].items():
                 if (folder / inner / METRICS_FILE).is_file():
-                    found = load_measures(folder / inner, name=name)
-                    measures[task] = [run.task for run in found]
-                    runs += found
+                    runs += load_measures(folder / inner, name=point["name"])
                 else:
-                    gone.append(Missing(name, task, int(seed), folder / inner))
-        return Group(
-            str(grid.get("title") or grid["name"]),
-            runs,
-            [replace(m, task=t) for m in gone for t in measures.get(m.task, [m.task])],
-            tuple(grid["axes"]),
-            dict(grid.get("labels") or {}),
-            grid.get("reference"),
-            grid.get("baseline"),
-            points,
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise damaged(folder / GRID_FILE, error) from None
+                    missing.append(Missing(point["name"], point["task"], int(seed)))
+        points = {point["name"]: point["values"] for point in grid["points"]}
+        kept = {name: grid[name] for name in ("axes", "reference", "baseline")}
+        return Group(grid["title"], runs, missing, points=points, **kept)
 
 
 # Which runs may stand in one table, and in which row.
@@ -508,15 +446,13 @@ METHOD_ORDER = (
 # in the paper's order; others come after, by name
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
-_EXEMPLARS = ("rerank.num_exemplars", "rerank.exemplars", "rerank.exemplar_seed")
+_EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed")
 _OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, and at no evidence
 _OF_RUNS = (ReaderArguments, RerankArguments, RetrieverArguments, TrainingArguments)
-_FREE = {name for cls in _OF_RUNS for name, rule in rules(cls).items() if not rule.decides}
 # Paths of content that may have moved since; runs are compared by content, not by name.
-_PATHS = {
-    *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
-    *("reader.model_name_or_path", "reader.reader_lm"),
-}
+_PATHS = {"corpus", "encoder", "neighbor_encoder", "lm", "model_name_or_path", "reader_lm"}
+_FREE = {n for cls in _OF_RUNS for n, rule in rules(cls).items() if not rule.decides} - _PATHS
+_SEED_ARGUMENT = ("training", "seed")  # of one row's runs
 
 
 def check_comparable(group: Group) -> None:
@@ -527,75 +463,54 @@ def check_comparable(group: Group) -> None:
             method, setting and seed, or are seeds of one row with different settings or corpora;
             both are named.
     """
-    first: dict[str, Trial] = {}
-    trained: dict[str, Trial] = {}
-    seeds: dict[tuple[str, str, int], Trial] = {}
-    rows: dict[tuple[str, str], Trial] = {}
+    first: dict[tuple[object, ...], tuple[Trial, Mapping[str, object]]] = {}
     for name, run in zip(row_names(group), group.runs, strict=True):
-        before = first.setdefault(run.task, run)
-        _refuse(before, run, _other_test(before, run))
-        if run.is_divided:
-            before = trained.setdefault(run.task, run)
-            _refuse(before, run, _other_rule(before, run, group.axes))
-        before = seeds.setdefault((name, run.task, run.seed), run)
+        for shared, values in _must_agree(group, name, run).items():
+            before, others = first.setdefault((shared, run.task), (run, values))
+            for what in sorted(values.keys() & others.keys()):
+                if values[what] != others[what]:
+                    raise ArtifactError(
+                        f"{before.folder} and {run.folder} cannot stand in one table, task "
+                        f"{run.task}: {shared[0]} of another {what} ({others[what]}, "
+                        f"{values[what]}); report them apart, or run one again"
+                    )
+        before, _ = first.setdefault((name, run.task, run.seed), (run, {}))
         if before is not run:
             raise ArtifactError(
                 f"{before.folder} and {run.folder} are the same method, setting, task and seed "
                 f"({name}, {run.task}, {run.seed}): leave one out"
             )
-        before = rows.setdefault((name, run.task), run)  # a grid was gone on with otherwise
-        setting = _other_setting(before, run)
-        _refuse(before, run, setting and f"two seeds of '{name}' with another {setting}")
 
 
-def _refuse(a: Trial, b: Trial, why: str | None) -> None:
-    if why is not None:
-        raise ArtifactError(
-            f"{a.folder} and {b.folder} cannot stand in one table, task {a.task}: {why}; report "
-            "them apart, or run one again"
-        )
+def _must_agree(
+    group: Group, row: str, run: Trial
+) -> dict[tuple[object, ...], Mapping[str, object]]:
+    """Return what must be the same in all runs of a task that share something, by what it is."""
+    marks = {name: mark for name in ("dev", "train", "corpus") if (mark := run.fingerprint(name))}
+    settings = {name: value for name, value in run.settings.items() if name not in _PATHS}
+    alike: dict[tuple[object, ...], Mapping[str, object]] = {
+        ("measures",): {
+            "metric": run.metric,
+            "split": run.metrics.get("split"),
+            "labels": ", ".join(sorted(run.labels)),
+            "test set": f"{run.examples[:8]}, n = {run.n}",
+        },
+        (f"seeds of '{row}'",): {**settings, **_only(marks, "corpus")},
+    }
+    varies_data = {*group.axes} & {*rules(DataArguments)}
+    # It learns from the task's train and dev set, not from a few shots of both.
+    is_divided = "dev" in marks and not run.fingerprint("demonstrations")
+    if is_divided and not varies_data:
+        alike["division",] = {**_only(run.values, *_RULES), **_only(marks, "dev")}
+        # The examples of an LM's prompt, its own or a control's, may be left out of training.
+        is_whole = not run.metrics.get("sizes", {}).get("set_aside")
+        prompt = tuple(_only(run.values, *_EXEMPLARS).items())
+        alike["division", is_whole, prompt] = _only(marks, "train")
+    return alike
 
 
-def _other_test(a: Trial, b: Trial) -> str | None:
-    """Return why two runs of a task were not measured alike; None if they were."""
-    for name in ("metric", "split"):
-        if a.metrics.get(name) != b.metrics.get(name):
-            return f"another {name} ({a.metrics.get(name)}, {b.metrics.get(name)})"
-    if a.labels != b.labels:
-        return f"other labels ({'; '.join(', '.join(sorted(run.labels)) for run in (a, b))})"
-    if a.examples != b.examples:
-        marks = [f"{run.examples[:8]}, n = {run.metrics['n']}" for run in (a, b)]
-        return f"another test set (fingerprint {'; '.join(marks)})"
-    return None
-
-
-def _other_rule(a: Trial, b: Trial, axes: Sequence[str]) -> str | None:
-    """Return why two methods' data are not split alike; None if they are, or the grid varies it."""
-    if any(axis.startswith("data.") and axis != TASK_AXIS for axis in axes):
-        return None
-    for name in _RULES if a.arguments and b.arguments else ():
-        ours, theirs = a.setting(f"data.{name}"), b.setting(f"data.{name}")
-        if ours != theirs:
-            return f"another split rule ({name} {ours}, {theirs})"
-    same_prompt = all(a.setting(name) == b.setting(name) for name in _EXEMPLARS)
-    same_prompt &= a.sets_aside == b.sets_aside
-    for split in ("dev", "train") if same_prompt else ("dev",):
-        if marks := _other_fingerprint(a, b, split):
-            return f"another split rule (other {split} examples: {marks})"
-    return None
-
-
-def _other_setting(a: Trial, b: Trial) -> str | None:
-    for name in sorted((a.settings.keys() & b.settings.keys()) - _PATHS):
-        if a.settings[name] != b.settings[name]:
-            return f"setting ({name.rpartition('.')[2]} {a.settings[name]}, {b.settings[name]})"
-    marks = _other_fingerprint(a, b, "corpus")
-    return f"corpus ({marks})" if marks else None
-
-
-def _other_fingerprint(a: Trial, b: Trial, stage: str) -> str | None:
-    ours, theirs = (str(run.metrics.get("fingerprints", {}).get(stage) or "") for run in (a, b))
-    return f"{ours[:8]}, {theirs[:8]}" if ours and theirs and ours != theirs else None
+def _only(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
 
 
 def row_names(group: Group) -> list[str]:
@@ -606,21 +521,19 @@ def row_names(group: Group) -> list[str]:
     """
     if group.points:
         return [run.name for run in group.runs]
-    kinds: dict[tuple[str, str], list[dict[str, Json]]] = {}
+    kinds: dict[tuple[str, str], dict[str, set[str]]] = {}
     for run in group.runs:
-        kinds.setdefault((run.method, run.task), []).append(run.settings)
+        known = kinds.setdefault((run.method, run.task), {})
+        for name, value in run.settings.items():
+            known.setdefault(name, set()).add(canonical_json(value))
     varied: dict[str, set[str]] = {}
-    for (method, _), settings in kinds.items():
-        values: dict[str, set[str]] = {}
-        for name, value in (pair for own in settings for pair in own.items()):
-            values.setdefault(name, set()).add(canonical_json(value))
-        found = {name for name, known in values.items() if len(known) > 1}
+    for (method, _), known in kinds.items():
+        found = {name for name, values in known.items() if len(values) > 1}
         varied[method] = varied.get(method, set()) | found
     rows = []
     for run in group.runs:
         names = sorted(varied[run.method] & run.settings.keys())
-        told = [f"{name.rpartition('.')[2]}={run.settings[name]}" for name in names]
-        rows.append(" ".join([run.method, *told]))
+        rows.append(" ".join([run.method, *(f"{name}={run.settings[name]}" for name in names)]))
     return rows
 
 

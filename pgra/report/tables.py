@@ -1,26 +1,31 @@
-"""One table, written for a terminal, Markdown, LaTeX or CSV."""
+"""Tables for a terminal, Markdown or CSV; a study as tables, as a figure, and as one HTML page.
 
+The page holds the tables, a figure of each and some examples. It has no script and loads nothing:
+the figures are inline. Jinja2 escapes all text of runs.
+"""
+
+import base64
 import csv
 import io
+import math
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
-_LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"$<$",
-    ">": r"$>$",
-    "|": r"$|$",
-    "±": r"$\pm$",
-    "[": "{[}",  # at the start of a row it would be an argument of the row's end before it
-}
+from pgra.artifacts import write_aside
+from pgra.report.compare import AVERAGE, LEVEL, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _WIDTH = 100
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~])")
+_MISSING = "missing"
+_ASSETS = Path(__file__).parent / "assets"
 
 
 @dataclass(frozen=True)
@@ -32,20 +37,11 @@ class Cell:
     value: float | None = None
 
     @classmethod
-    def of(cls, value: float | str | None, form: str = "", *, is_bold: bool = False) -> Self:
+    def of(cls, value: float | str | None, form: str = "") -> Self:
         """Return a number's cell, formatted; a text stands as it is, None is empty."""
         if value is None or isinstance(value, str):
             return cls(value or "")
-        return cls(f"{value:{form}}", is_bold, value)
-
-    @classmethod
-    def interval(cls, ends: Sequence[float | str | None] | None, form: str) -> Self:
-        low, high = ends or (None, None)
-        return cls("" if low is None else f"{low:{form}} to {high:{form}}")
-
-    @classmethod
-    def of_p(cls, p: float | str | None) -> Self:
-        return cls("< 0.001", value=p) if isinstance(p, float) and p < 0.001 else cls.of(p, ".3f")
+        return cls(f"{value:{form}}", value=value)
 
 
 @dataclass(frozen=True)
@@ -60,57 +56,44 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"{len(row)} cells in a row, {len(self.columns)} columns")
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        rows: Sequence[Mapping[str, float | str | None]],
+        forms: Mapping[str, str],
+        notes: Sequence[str] = (),
+    ) -> Self:
+        """Return a table of values by column, as `forms` shows each; empty columns are left out."""
+        kept = [name for name in forms if any(row.get(name) not in (None, "") for row in rows)]
+        cells = [[Cell.of(row.get(name), forms[name]) for name in kept] for row in rows]
+        return cls(title, [name.replace("_", " ") for name in kept], cells, notes)
 
     def to_text(self) -> str:
         """Render for a terminal: columns aligned, bold cells with a star."""
         # Room for the star is kept beside the others, so that digits stay in line.
         free = " " if any(cell.is_bold for row in self.rows for cell in row) else ""
-        rows = [[self.columns[0], *(name + free for name in self.columns[1:])]]
-        for first, *others in self.rows:
-            texts = [_one_line(cell.text) + ("*" if cell.is_bold else free) for cell in others]
-            rows.append([_one_line(first.text), *texts])
-        widths = _widths(rows)
-        lines = [_aligned(row, widths).rstrip() for row in rows]
-        lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
+        header = [self.columns[0], *(name + free for name in self.columns[1:])]
+        shown = [[c.text + ("*" if c.is_bold else free) for c in row[1:]] for row in self.rows]
+        lines = _aligned(
+            [header, *([row[0].text, *own] for row, own in zip(self.rows, shown, strict=True))],
+            "  ",
+        )
+        lines.insert(1, "-" * max(map(len, lines)))
         notes = [line for note in self.notes for line in textwrap.wrap(note, _WIDTH)]
-        return "\n".join([self.title, "", *lines, *([""] if notes else []), *notes])
+        return "\n".join([self.title, "", *map(str.rstrip, lines), *_below(notes)])
 
     def to_markdown(self) -> str:
         """Render as GitHub's Markdown, padded so that it reads well as text too."""
-        rows = [[_markdown(name) for name in self.columns]]
-        rows += [[_bold(_markdown(c.text), c, "**{}**") for c in row] for row in self.rows]
-        widths = [max(3, width) for width in _widths(rows)]
-        lines = [f"| {_aligned(row, widths, ' | ')} |" for row in rows]
-        rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
-        lines.insert(1, f"| {' | '.join(rule)} |")
-        notes = [f"- {_markdown(note)}" for note in self.notes]
+        cells = [
+            [f"**{_markdown(c.text)}**" if c.is_bold else _markdown(c.text) for c in row]
+            for row in self.rows
+        ]
+        header = [_markdown(name) for name in self.columns]
+        rule = [":--", *["--:"] * (len(header) - 1)]
+        lines = [f"| {line} |" for line in _aligned([header, rule, *cells], " | ")]
         title = [f"**{_markdown(self.title)}**", ""] if self.title else []
-        return "\n".join([*title, *lines, *([""] if notes else []), *notes])
-
-    def to_latex(self) -> str:
-        """Render for LaTeX with `booktabs`."""
-        rows = [
-            " & ".join(_bold(_latex(c.text), c, r"\textbf{{{}}}") for c in row) for row in self.rows
-        ]
-        lines = [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{_latex(self.title)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}",
-            r"\toprule",
-            " & ".join(_latex(name) for name in self.columns) + r" \\",
-            r"\midrule",
-            *(row + r" \\" for row in rows),
-            r"\bottomrule",
-            r"\end{tabular}",
-            *(r"\par\footnotesize " + _latex(note) for note in self.notes),
-            r"\end{table}",
-        ]
-        return "\n".join(lines)
+        return "\n".join([*title, *lines, *_below([f"- {_markdown(n)}" for n in self.notes])])
 
     def to_csv(self) -> str:
         """Render the cells as CSV with a header: numbers unrounded, neither title nor notes."""
@@ -122,37 +105,252 @@ class Table:
         return text.getvalue().rstrip("\n")
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {
-    "text": Table.to_text,
-    "markdown": Table.to_markdown,
-    "latex": Table.to_latex,
-    "csv": Table.to_csv,
-}
+FORMATS = {".txt": Table.to_text, ".md": Table.to_markdown, ".csv": Table.to_csv}
 
 
-def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+def _aligned(rows: Sequence[Sequence[str]], between: str) -> list[str]:
+    """Pad all columns, the first to the left, the others to the right; a line for each row."""
+    rows = [[" ".join(text.split()) for text in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        between.join(
+            [
+                row[0].ljust(widths[0]),
+                *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in rows
+    ]
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int], between: str = "  ") -> str:
-    """Put the first column to the left, the others to the right."""
-    first, *others = row
-    cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
-    return between.join([first.ljust(widths[0]), *cells])
-
-
-def _bold(text: str, cell: Cell, pattern: str) -> str:
-    return pattern.format(text) if cell.is_bold and text else text
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _below(notes: Sequence[str]) -> list[str]:
+    return ["", *notes] if notes else []
 
 
 def _markdown(text: str) -> str:
-    escaped = _MARKDOWN.sub(r"\\\1", _one_line(text))
+    escaped = _MARKDOWN.sub(r"\\\1", text)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in _one_line(text))
+# A study as tables: one to look at, one with every test, and one for further work.
+
+
+def results_table(study: Study) -> Table:
+    """Return rows by tasks: mean, spread over seeds, and the paper's value beside it."""
+    has_paper = {column for _, column in study.paper}
+    columns = ["point" if study.group.points else "method"]
+    for column in study.columns:
+        columns += [column, *([f"{column} (paper)"] if column in has_paper else [])]
+    rows = []
+    for row in study.rows:
+        cells = [Cell(row)]
+        for column in study.columns:
+            cells.append(_value_cell(study, row, column))
+            if column in has_paper:
+                cells.append(Cell.of(study.paper.get((row, column)), ".1f"))
+        rows.append(cells)
+    return Table(study.group.title, columns, rows, _notes(study))
+
+
+def _value_cell(study: Study, row: str, column: str) -> Cell:
+    result = study.results.get((row, column))
+    if result is None:
+        return Cell(_MISSING)
+    text = f"{100 * result.spread.mean:.1f}"
+    if result.spread.sd is not None:
+        text += f" ± {100 * result.spread.sd:.1f}"
+    if result.missing:
+        text += f" ({result.spread.n} of {result.spread.n + len(result.missing)} seeds)"
+    found = study.comparisons.get((row, column))
+    is_win = found is not None and found.verdict == "better"
+    return Cell(text, is_bold=is_win, value=100 * result.spread.mean)
+
+
+def _notes(study: Study) -> list[str]:
+    metrics = {run.task: run.metric for run in study.group.runs}
+    named = ", ".join(
+        task if task.endswith(metric) else f"{task} {metric}" for task, metric in metrics.items()
+    )
+    notes = [f"In hundredths: {named}; ± is the standard deviation over seeds."]
+    if len(set(metrics.values())) > 1 and AVERAGE in study.columns:
+        notes.append("The average mixes metrics, as the paper's does.")
+    if study.baseline is not None:
+        notes.append(
+            f"Standing out (bold, or *): better than {study.baseline} by more than noise, that is "
+            f"by a paired test over the examples (p at most {LEVEL} after Holm over the tasks; the "
+            "average by itself), in each seed that both have, and by Welch's t-test over seeds (p "
+            f"at most {LEVEL}; one seed shows nothing of the noise of training)."
+        )
+    if study.group.missing:
+        notes.append(f"Missing: {len(study.group.missing)} run(s) of the grid.")
+    if study.reference is not None and study.paper:
+        notes += [f"Paper: {study.reference.title}.", *study.reference.notes_on(study.tasks)]
+    elif study.reference is not None:
+        notes.append(f"The paper's {study.reference.title} has no value for these rows and tasks.")
+    said = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
+    return [*notes, *dict.fromkeys(str(note) for note in said)]
+
+
+def detail_table(study: Study) -> Table:
+    """Return every value with its interval, and its difference to the baseline with its test."""
+    found = [_numbers(study, row, column) for row in study.rows for column in study.columns]
+    title = f"{study.group.title}: every value"
+    notes = [
+        "In hundredths. Intervals (low, high) are 95 %: over seeds by Student's t; of one seed, or "
+        "of equal ones, over the test examples by the bootstrap."
+    ]
+    if study.comparisons:
+        title += f", and its difference to {study.baseline}"
+        notes.append(
+            "Differences are of means over the seeds that both have; their interval is of a paired "
+            "bootstrap over the test examples, given the readers as they were trained, and p is "
+            "the larger of the bootstrap's and of a test by swapping the sides of the examples "
+            f"that differ, by Holm over the {len(study.tasks)} task(s) of a row."
+        )
+    return Table.of(title, found, _DETAIL, notes)
+
+
+def long_table(study: Study) -> Table:
+    """Return a row for each row and task with all numbers, unrounded in CSV."""
+    rows = [_numbers(study, row, column) for row in study.rows for column in study.columns]
+    cells = [[Cell.of(value) for value in row.values()] for row in rows]
+    return Table(study.group.title, _LONG, cells)
+
+
+_DETAIL = {  # how each number is shown
+    **{"row": "", "task": "", "value": ".1f", "sd": ".1f", "low": ".1f", "high": ".1f"},
+    **{"difference": "+.1f", "difference_low": "+.1f", "difference_high": "+.1f", "p": ".2g"},
+    **{"seeds_better": "", "verdict": ""},
+}
+_LONG = (
+    *("table", "row", "task", "metric", "n", "seeds", "missing_seeds", "value", "sd", "low"),
+    *("high", "baseline", "difference", "difference_low", "difference_high", "p", "seeds_better"),
+    *("verdict", "paper"),
+)
+
+
+def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
+    """Return all numbers of a row and column in hundredths; p-values as they are."""
+    result, found = study.results.get((row, column)), study.comparisons.get((row, column))
+    numbers: dict[str, float | str | None] = dict.fromkeys(_LONG)
+    numbers |= {"table": study.group.title, "row": row, "task": column, "value": _MISSING}
+    numbers["paper"] = study.paper.get((row, column))
+    if result is not None:
+        spread, run = result.spread, result.runs[0] if result.runs else None
+        numbers |= {
+            "metric": None if run is None else run.metric,
+            "n": None if run is None else str(run.n),
+            "seeds": " ".join(str(run.seed) for run in result.runs) or str(spread.n),
+            "missing_seeds": " ".join(str(seed) for seed in result.missing),
+            "value": 100 * spread.mean,
+            "sd": None if spread.sd is None else 100 * spread.sd,
+            "low": 100 * result.interval[0],
+            "high": 100 * result.interval[1],
+        }
+    if row == study.baseline:
+        numbers["verdict"] = "baseline"
+    elif found is not None:
+        numbers |= {
+            "baseline": study.baseline,
+            "difference": 100 * found.gap.difference,
+            "difference_low": 100 * found.gap.interval[0],
+            "difference_high": 100 * found.gap.interval[1],
+            "p": found.p,
+            "seeds_better": f"{found.better} of {found.shared}",
+            "verdict": found.verdict,
+        }
+    return numbers
+
+
+# A study as one figure: a line along what a grid varies, or a dot and its interval a row.
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure in the format of a path's suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_aside(path) as aside:
+        figure.savefig(aside, format=path.suffix.removeprefix("."), dpi=150)
+
+
+def number_axis(study: Study) -> str | None:
+    """Return the one argument that a grid varies, if it is a number; else None."""
+    if len(study.group.axes) != 1 or len(study.rows) < 2:
+        return None
+    (axis,) = study.group.axes
+    values = [point[axis] for point in study.group.points.values()]
+    return axis if all(type(value) in (int, float) for value in values) else None
+
+
+def draw_study(study: Study) -> "Figure":
+    """Return the figure: a panel a task, and one for the average."""
+    from matplotlib.figure import Figure
+
+    width = min(len(study.columns), 3)
+    height = -(-len(study.columns) // width)
+    tall = 2.8 if number_axis(study) else 1.0 + 0.35 * len(study.rows)
+    figure = Figure(figsize=(4.2 * width, tall * height + 0.8), layout="constrained")
+    for number, column in enumerate(study.columns, 1):
+        axes = figure.add_subplot(height, width, number)
+        _draw_panel(axes, study, column)
+        axes.set_title(f"{column}, in hundredths", fontsize="medium")
+    lines = [study.group.title]
+    if study.paper and study.reference is not None:
+        lines.append(f"hollow: the paper's values ({study.reference.title})")
+    figure.suptitle("\n".join(lines), fontsize="medium")
+    return figure
+
+
+def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
+    """Draw means (discs), seeds (rings), 95 % intervals (bars), the paper's values (diamonds)."""
+    along, points = number_axis(study), study.group.points
+    rows = list(reversed(study.rows))
+    if along is not None:
+        rows = sorted(study.rows, key=lambda row: float(str(points[row][along])))
+
+    def draw(values: Sequence[float], places: Sequence[int], marks: str, **how: Any) -> None:
+        sides = (values, places) if along is None else (places, values)
+        axes.plot(*sides, marks, color="black", **how)
+
+    everywhere, means, paper = range(len(rows)), [], []
+    for place, row in enumerate(rows):
+        result = study.results.get((row, column))
+        means.append(math.nan if result is None else 100 * result.spread.mean)
+        paper.append(study.paper.get((row, column), math.nan))
+        if result is not None:
+            # By Student's t over two seeds it can be wider than all values that there are.
+            ends = [100 * min(max(e, min(0.0, result.spread.mean)), 1.0) for e in result.interval]
+            draw(ends, [place, place], "-", linewidth=3, alpha=0.4, zorder=0)
+            if len(result.runs) > 1:
+                values = [100 * run.value for run in result.runs]
+                draw(values, [place] * len(values), "o", fillstyle="none", markersize=5)
+    draw(means, everywhere, "o" if along is None else "o-")
+    if not all(map(math.isnan, paper)):
+        draw(paper, everywhere, "D" if along is None else "D--", fillstyle="none", alpha=0.7)
+    if along is not None:
+        axes.set_xticks(everywhere, [str(points[row][along]) for row in rows])
+        axes.set_xlabel(along)
+    else:
+        axes.set_yticks(everywhere, [row[:28] for row in rows])
+        axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def render_page(
+    title: str, studies: Sequence[Study], samples: Sequence[str] = (), *, lead: str = ""
+) -> str:
+    """Return the page: title, `lead` with its line breaks, studies, then the texts of `samples`."""
+    from jinja2 import Environment, FileSystemLoader
+
+    parts = [
+        {"results": results_table(study), "detail": detail_table(study), "figure": _figure(study)}
+        for study in studies
+    ]
+    environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True)
+    template = environment.get_template("page.html")
+    return template.render(title=title, lead=lead, parts=parts, samples=samples)
+
+
+def _figure(study: Study) -> str:
+    file = io.BytesIO()
+    draw_study(study).savefig(file, format="svg")
+    return base64.b64encode(file.getvalue()).decode()

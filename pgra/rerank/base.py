@@ -9,13 +9,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pgra.config import Arguments as _Arguments
-from pgra.config import arg, at_least
+from pgra.config import Rule, arg
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
 from pgra.errors import ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
@@ -24,13 +24,11 @@ from pgra.lm.base import StateArguments
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
     from pgra.exemplars.selector import NearestExemplars
-    from pgra.prompts.fewshot import FewShotPrompt
+    from pgra.prompts import FewShotPrompt
 
 
 # Similarities that need no fitting; the only ones when each query has its own prefix.
 PAIR_SIMILARITIES = ("cosine", "dot")
-
-BANKS = ("full", "lazy")
 
 
 @dataclass(kw_only=True)
@@ -41,8 +39,7 @@ class RerankArguments(StateArguments):
 
     reranker: str = arg(
         "prompted",
-        "prompted (the paper's), cross-encoder, none (evidence is the first stage's best), or "
-        "module:Class of your own; for arguments of its own see --reranker NAME --help.",
+        "prompted (the paper's), cross-encoder, none (the first stage's best), or module:Class.",
         is_open=True,
         is_common=True,
     )
@@ -51,17 +48,15 @@ class RerankArguments(StateArguments):
     )
     similarity: str = arg(
         "dot",
-        "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
-        "whitened_cosine; label_words (of the log-chances that the LM gives the label words, "
-        "each standardised); head (the chance of one label, by a logistic head learnt from the "
-        "training examples). All but dot and cosine are fitted to up to 2,000 passages and "
-        "training queries, which the LM then reads. Or module:Class of your own.",
+        "Of states: dot (the paper), cosine (its code), whitened (columns standardised), "
+        "whitened_cosine, head (the chance of one label, by a logistic head learnt from the "
+        "training examples), or module:Class. All but dot and cosine are fitted to up to 2,000 "
+        "passages and training queries.",
         is_open=True,
     )
     topic_weight: float = arg(
         0.0,
-        "Weight of the first stage's scores beside the second's, both standardised by query: it "
-        "keeps evidence to the query's topic.",
+        "Weight of the first stage's scores beside the second's, both standardised by query.",
         least=0,
         below=math.inf,
     )
@@ -71,40 +66,26 @@ class RerankArguments(StateArguments):
     exemplars: str = arg(
         "balanced",
         "How they are chosen: random, balanced, official (first in the file, capped a class), "
-        "fixed (the first ones), or for each query: knn (KATE: its nearest ones, by "
-        "--neighbor_encoder, nearest first) or module:Class of your own; the LM then reads each "
-        "query's candidates anew: see pgra plan.",
+        "fixed (the first ones); for each query, whose candidates the LM reads anew: knn (KATE: "
+        "its nearest, by --neighbor_encoder) or module:Class.",
         choices=SELECTORS,
         is_open="selector",
     )
     exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
     bank_shard_rows: int = arg(
         512,
-        "Texts in one shard of states, the unit that a stopped job does not repeat; on a GPU 16 "
-        "times as many.",
+        "Texts in one shard of states, which a stopped job does not repeat; 64 times on a GPU.",
         least=1,
-        decides=False,
-    )
-    bank: str = arg(
-        "lazy",
-        "lazy (the LM reads the candidates), or full (it reads the whole corpus, once).",
-        choices=BANKS,
         decides=False,
     )
 
     def check(self) -> None:
         if not self.per_query:
             return
-        at_least(f"num_exemplars with exemplars '{self.exemplars}'", self.num_exemplars, 1)
-        if self.bank == "full":
-            raise ConfigError(
-                "bank 'full' reads the corpus once under one prompt, and with exemplars "
-                f"'{self.exemplars}' each query has its own: use --bank lazy, or other --exemplars"
-            )
+        Rule(least=1).check(f"num_exemplars with '{self.exemplars}'", self.num_exemplars)
         if self.similarity not in PAIR_SIMILARITIES:
             raise ConfigError(
-                f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
-                f"'{self.exemplars}' each query has its own: use --similarity dot or cosine"
+                f"exemplars '{self.exemplars}' differ by query: use --similarity dot or cosine"
             )
 
     @property
@@ -121,12 +102,11 @@ class CrossEncoderArguments(_Arguments):
 
     cross_encoder: str = arg(
         "cross-encoder/ms-marco-MiniLM-L6-v2",
-        "Sequence classifier that reads each query with each of its candidates: hub id, folder or "
-        "bundled:NAME.",
+        "Classifier that reads pairs of query and passage: hub id, folder or bundled:NAME.",
         is_common=True,
     )
     cross_encoder_tokens: int | None = arg(
-        None, "Longest pair of query and passage; default: the cross-encoder's window.", least=8
+        None, "Longest pair; default: the cross-encoder's window.", least=8
     )
 
 
@@ -254,9 +234,6 @@ class BaseReranker(ABC):
         """Count the texts that `prepare` would read; None where that is not known."""
         return None
 
-    def check(self) -> None:  # noqa: B027 (most have nothing to refuse)
-        """Refuse what only shows when work begins, such as a lost part of an earlier run."""
-
     def release(self) -> None:  # noqa: B027 (most hold nothing large)
         """Free models, which are loaded again when they are next needed."""
 
@@ -278,26 +255,18 @@ class FirstStageOrder(BaseReranker):
         return candidates
 
 
-class Counter(Protocol):
-    """A model that counts the tokens it reads, and the texts that were cut."""
-
-    num_tokens: int
-    num_cut: int
-
-
 class ScoringReranker(BaseReranker):
     """Orders candidates by a model's scores, for which it reads texts once and keeps banks.
 
-    `counter` is the model, `topic_weight` that of the first stage's scores; see `add_topic`.
+    `counter` has the model's `num_tokens` and `num_cut`; `topic_weight` is of `add_topic`.
     """
 
-    counter: Counter
+    counter: Any
     topic_weight = 0.0
 
     def with_topic(self, fingerprint: Mapping[str, Json]) -> Mapping[str, Json]:
         """Return a fingerprint with the topic's weight, where there is one."""
-        own = {"topic_weight": self.topic_weight} if self.topic_weight else {}
-        return {**fingerprint, **own}
+        return {**fingerprint, **({"topic_weight": self.topic_weight} if self.topic_weight else {})}
 
     @abstractmethod
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
@@ -324,7 +293,8 @@ class ScoringReranker(BaseReranker):
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
         """Order each query's candidates by their scores; `prepare` must have seen them."""
         scores = self.score_rows(examples, candidates.rows)
-        scores = add_topic(scores, candidates, self.topic_weight)
+        if self.topic_weight:
+            scores = add_topic(scores, candidates, self.topic_weight)
         return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
 
 
@@ -334,8 +304,6 @@ def add_topic(scores: Scores, first: Candidates, weight: float) -> Scores:
     The second stage may go by the label alone, and give all queries of a label the same evidence;
     the first goes by a query's topic. Scores are (B, K), -inf where a candidate is missing.
     """
-    if not weight:
-        return scores
     present = first.rows != MISSING_ROW
     topic = _standardized(first.scores, present)
     mixed = (_standardized(scores, present) + weight * topic).astype(np.float32)

@@ -19,9 +19,7 @@ from pgra.retrieval.faiss import Vectors, nearest
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_ROWS = 16_384  # of passages that are compared at once,
-_BLOCK_BYTES = 1 << 27  # fewer where states are wide
-_CHUNK_BYTES = 1 << 28  # of queries and their hits, for one pass over the bank
+_BLOCK_BYTES = 1 << 27  # of passages that are compared at once
 _SPARE = 32  # hits beyond those asked for, so that rounding does not decide who is in
 _ROUNDING = 1e-6  # of float32 products, as a share of the largest
 
@@ -57,19 +55,9 @@ class ExhaustiveSearch(Retriever):
     def retrieve_examples(self, examples: Sequence[Example], k: int) -> Candidates:
         """Return each query's best, (B, k), by the reranker's scores, ties by row."""
         check_num_candidates(k, self.num_rows)
-        return self._in_chunks(examples, k, _SPARE)
+        return self._search(examples, k, _SPARE)
 
-    def _in_chunks(self, examples: Sequence[Example], k: int, spare: int) -> Candidates:
-        """Search for so many queries at a time as memory holds; the bank is read for each."""
-        found = Candidates.missing(len(examples), k)
-        step = max(1, _CHUNK_BYTES // (4 * self.reranker.bank.width + 24 * (k + spare)))
-        for start in range(0, len(examples), step):
-            chunk = slice(start, start + step)
-            best = self._best_of_all(examples[chunk], k, spare)
-            found.rows[chunk], found.scores[chunk] = best.rows, best.scores
-        return found
-
-    def _best_of_all(self, examples: Sequence[Example], k: int, spare: int) -> Candidates:
+    def _search(self, examples: Sequence[Example], k: int, spare: int) -> Candidates:
         """Score the nearest and a few more; where rounding might drop a tie, search deeper."""
         fetched = min(k + spare, self.num_rows)
         keys = np.array([query_key(example) for example in examples], np.int64)
@@ -80,18 +68,17 @@ class ExhaustiveSearch(Retriever):
         scores = self.reranker.score_rows(examples, hits.rows)
         best = Candidates.best(hits.rows, scores, fetched)
         kept = best.top(k)
-        if fetched == self.num_rows:
-            return kept
-        slack = _ROUNDING * np.abs(best.scores).max(axis=1)
-        unsure = np.flatnonzero(best.scores[:, k - 1] - best.scores[:, -1] <= slack)
-        if len(unsure):
-            deeper = self._in_chunks([examples[i] for i in unsure.tolist()], k, 4 * spare)
-            kept.rows[unsure], kept.scores[unsure] = deeper.rows, deeper.scores
+        if fetched < self.num_rows:
+            slack = _ROUNDING * np.abs(best.scores).max(axis=1)
+            unsure = np.flatnonzero(best.scores[:, k - 1] - best.scores[:, -1] <= slack)
+            if len(unsure):
+                deeper = self._search([examples[i] for i in unsure.tolist()], k, 4 * spare)
+                kept.rows[unsure], kept.scores[unsure] = deeper.rows, deeper.scores
         return kept
 
     def _blocks(self) -> Iterator[tuple[Rows, Vectors]]:
         """Return all states as they lie on disk."""
         similarity = self.reranker.fitting.similarity
-        size = min(_BLOCK_ROWS, max(1, _BLOCK_BYTES // (4 * self.reranker.bank.width)))
+        size = max(1, _BLOCK_BYTES // (4 * self.reranker.bank.width))
         for keys, states in self.reranker.bank.blocks(rows=size):
             yield keys, similarity.of_passages(states)

@@ -6,6 +6,7 @@ One of your own derives from `PairReranker`, as `MonoT5` in `tests/outside/toys.
 import math
 from abc import abstractmethod
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -32,6 +33,7 @@ from pgra.lm.load import (
     load_tokenizer,
     model_fields,
 )
+from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
 from pgra.rerank.bank import Advance, Bank, bank_name
 from pgra.rerank.base import RerankRequest, ScoringReranker
 
@@ -70,10 +72,9 @@ class Pairs:
 class PairBankReranker(ScoringReranker):
     """Orders candidates by a score of query and passage read together, each pair once.
 
-    `column` of the bank's scores decides; `reads_queries` says whether a query is read alone too.
+    `column` of the bank's scores decides.
     """
 
-    reads_queries = False
     column = 0
 
     def __init__(
@@ -82,8 +83,8 @@ class PairBankReranker(ScoringReranker):
         """Open the bank; `made_of` is what scores depend on, besides corpus, query and passage."""
         self.corpus, self.context = request.corpus, request.context
         self.topic_weight = request.args.topic_weight
-        self.device = choose_device(self.context.device)
-        self.shard_rows = batch_budget(request.args.bank_shard_rows, self.device)
+        device = choose_device(self.context.device)
+        self.shard_rows = batch_budget(request.args.bank_shard_rows, device)
         fields = {**made_of, **self.corpus.fingerprint}
         root = self.context.artifacts / "banks"
         folder = artifact_dir(root, f"{bank_name(source.name)}-pairs", fields)
@@ -98,8 +99,8 @@ class PairBankReranker(ScoringReranker):
         """Tokenise a shard's pairs, in another thread."""
 
     @abstractmethod
-    def compute(self, shard: Any, advance: Advance) -> Tensor | Callable[[], Tensor]:
-        """Score what `read` returned, (n, columns) float32, or return a function that does."""
+    def compute(self, shard: Any, advance: Advance) -> Callable[[], Tensor]:
+        """Begin to score what `read` returned; return a function that waits for (n, columns)."""
 
     def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
         """List the pairs of queries and candidates, (B, K)."""
@@ -118,7 +119,6 @@ class PairBankReranker(ScoringReranker):
 
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
         pairs = self.pairs(examples, rows)
-        new_queries = self._count_queries(pairs)
         new = self.bank.fill(
             pairs.keys,
             partial(self.read, pairs),
@@ -128,10 +128,7 @@ class PairBankReranker(ScoringReranker):
             context=self.context,
             title="reads candidates",
         )
-        return len(np.unique(pairs.rows)), new + new_queries * self.reads_queries
-
-    def _count_queries(self, pairs: Pairs) -> int:
-        return len(np.unique(pairs.queries[pairs.find(self.bank.missing(pairs.keys))]))
+        return len(np.unique(pairs.rows)), new
 
     def score_rows(self, examples: Sequence[Example], rows: Rows) -> Scores:
         """Look up the pairs' scores, (B, K), -inf where a row is missing."""
@@ -143,10 +140,8 @@ class PairBankReranker(ScoringReranker):
         return scores
 
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
-        """Count the pairs that are yet to be read, and their queries where these are read too."""
-        pairs = self.pairs(examples, rows)
-        new = len(self.bank.missing(pairs.keys))
-        return new + self._count_queries(pairs) * self.reads_queries
+        """Count the pairs that are yet to be read."""
+        return len(self.bank.missing(self.pairs(examples, rows).keys))
 
 
 class PairReranker(PairBankReranker):
@@ -162,40 +157,30 @@ class PairReranker(PairBankReranker):
     def __init__(self, request: RerankRequest, *, max_tokens: int | None = None) -> None:
         """Open a model, without its weights, and the bank of its scores.
 
-        `max_tokens` is the most tokens of a pair; None is the model's window.
+        `max_tokens` is the most tokens of a pair, and at most the model's window.
 
         Raises:
-            ConfigError: If the model reads fewer tokens than asked for.
-            ArtifactError: If the bank is damaged.
             ModelError: If there is no such model, or it cannot be used.
         """
         args, self.options = request.args, request.options
         name = self.models(args, self.options)[0]
-        self.source, device = find_model(name), choose_device(request.context.device)
-        self.dtype = choose_dtype(args.lm_dtype, device)
+        self.source, self.device = find_model(name), choose_device(request.context.device)
+        self.dtype = choose_dtype(args.lm_dtype, self.device)
         self.config = load_config(self.source)
         self.tokenizer = load_tokenizer(self.source, self.config)
         window = int(min(self.tokenizer.model_max_length, _num_positions(self.config)))
-        if max_tokens is not None and max_tokens > window:
-            raise ConfigError(
-                f"{max_tokens} tokens a pair are asked for, but '{name}' reads at most {window}"
-            )
-        self.max_tokens = max_tokens or window
+        self.max_tokens = min(max_tokens or window, window)
         self.counter, self.num_tokens, self.num_cut = self, 0, 0
-        advice = f"{device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
-        self._back_off = BackOff(batch_budget(args.lm_batch_tokens, device), advice)
-        self._check_segments()
-        own = {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
-        super().__init__(request, self.source, {**own, **self.fields()})
-
-    def _check_segments(self) -> None:
-        """Refuse a tokenizer that numbers more segments than the model embeds."""
+        advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
+        self._back_off = BackOff(batch_budget(args.lm_batch_tokens, self.device), advice)
         last = max(self.encode(["a"], ["b"])[0].get("token_type_ids") or [0])
         if 0 < (getattr(self.config, "type_vocab_size", None) or 0) <= last:
             raise ModelError(
-                f"'{self.source.name}': its tokenizer counts the parts of a text up to {last + 1}, "
-                f"the model {self.config.type_vocab_size}. Give the model its own tokenizer"
+                f"'{name}': its tokenizer counts the parts of a text up to {last + 1}, the model "
+                f"{self.config.type_vocab_size}. Give the model its own tokenizer"
             )
+        own = {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
+        super().__init__(request, self.source, {**own, **self.fields()})
 
     def fields(self) -> Mapping[str, Json]:
         """Return what else scores depend on: class, options, and how a pair is written."""
@@ -238,12 +223,10 @@ class PairReranker(PairBankReranker):
     def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
         """Tokenise pairs; those longer than `max_tokens` are cut, and counted."""
         found = self.encode(queries, passages)
-        long = [i for i, pair in enumerate(found) if len(pair["input_ids"]) > self.max_tokens]
-        if long:
-            texts = [queries[i] for i in long], [passages[i] for i in long]
-            for i, pair in zip(long, self.encode(*texts, self.max_tokens), strict=True):
-                found[i] = pair
-        self.num_cut += len(long)
+        for i, pair in enumerate(found):
+            if len(pair["input_ids"]) > self.max_tokens:
+                (found[i],) = self.encode([queries[i]], [passages[i]], self.max_tokens)
+                self.num_cut += 1
         return found
 
     def encode(
@@ -257,8 +240,7 @@ class PairReranker(PairBankReranker):
 
     def _shorten(self, query: str, passage: str, max_tokens: int) -> str:
         def count_tokens(length: int) -> int:
-            text = self.text(query, passage[:length])
-            return len(self.call_tokenizer([text])[0]["input_ids"])
+            return len(self.encode([query], [passage[:length]])[0]["input_ids"])
 
         length = bisect_right(range(len(passage) + 1), max_tokens, key=count_tokens) - 1
         if length < 0:
@@ -298,5 +280,88 @@ class PairReranker(PairBankReranker):
 def _num_positions(config: Any) -> float:
     """Return how many positions a model has; in RoBERTa's family they begin after the padding's."""
     positions: float = getattr(config, "max_position_embeddings", None) or math.inf
-    is_behind = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
-    return positions - (config.pad_token_id + 1 if is_behind else 0)
+    is_after = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
+    return positions - (config.pad_token_id + 1 if is_after else 0)
+
+
+# The prompted reranker with a prefix of its own for every query: KATE inside PGRA.
+#
+# A query and its candidates are read under the query's nearest training examples (Liu et al. 2022,
+# section 2.3) and compared as in Guo et al. 2023, eq. 3. A passage then has another state for every
+# query, so no states are kept, but each pair's dot product and cosine; k + 1 texts are read a
+# query, and its prefix once.
+
+
+KEPT = ("dot", "cosine")  # the columns of a pair's entry in the bank
+
+# A query's encoder, its prompt and its candidates', and their indices in the shard.
+Unit = tuple[PromptedEncoder, TokenizedPrompts, npt.NDArray[np.intp]]
+
+
+class NeighborReranker(PairBankReranker):
+    """Orders candidates by the similarity of states under the query's own exemplars.
+
+    `encoder` is the LM without exemplars; `similarity` is "dot" (the paper) or "cosine" (its code).
+    """
+
+    def __init__(self, request: RerankRequest) -> None:
+        """Open an LM, and the bank of LM, template and corpus; errors as `Reranker.open`'s."""
+        args, exemplars = request.args, request.exemplars
+        assert exemplars is not None  # `exemplars` says so
+        encoder = PromptedEncoder.open(args, exemplars.prompt(()), request.context.device)
+        fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
+        super().__init__(request, encoder.lm.source, fields)
+        self.encoder = self.counter = encoder
+        self.exemplars, self.similarity = exemplars, args.similarity
+        self.column = KEPT.index(args.similarity)
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        made_of = {**self.bank.fingerprint, **self.exemplars.fingerprint}
+        return self.with_topic({**made_of, "reranker": "prompted", "similarity": self.similarity})
+
+    def release(self) -> None:
+        self.encoder.release()
+
+    def whole_prompt(self, query: Example) -> str:
+        """Return the query's prompt as it is read, where not all exemplars fit."""
+        prompt = self.exemplars.encoder_for(self.encoder, query).prompt
+        return prompt.prefix + prompt.suffix(query.fields)
+
+    def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
+        self.exemplars.look_up(examples, self.context)
+        return super().pairs(examples, rows)
+
+    def identify(self, example: Example) -> Mapping[str, Json]:
+        prefix = self.exemplars.prompt(self.exemplars.of(example)).prefix
+        return {"prefix": prefix, "fields": dict(example.fields)}
+
+    def read(self, pairs: Pairs, keys: Rows) -> deque[Unit]:
+        """Write and tokenise a shard's prompts, query by query."""
+        at = pairs.find(keys)
+        queries = pairs.queries[at]
+        units: deque[Unit] = deque()
+        for query in np.unique(queries):
+            example, mine = pairs.examples[query], np.flatnonzero(queries == query)
+            encoder = self.exemplars.encoder_for(self.encoder, example)
+            passage_fields = encoder.prompt.template.passage_fields
+            texts = self.corpus.texts(pairs.rows[at[mine]])
+            prompts = encoder.tokenize([example.fields, *map(passage_fields, texts)])
+            _ = encoder.shared_ids  # here, not while the next shard is with the tokeniser
+            units.append((encoder, prompts, mine))
+        return units
+
+    def compute(self, shard: deque[Unit], advance: Advance) -> Callable[[], Tensor]:
+        """Read a shard's queries, each under its own prefix: (n, 2) float32, columns as `KEPT`."""
+        found = torch.empty(sum(len(indices) for _, _, indices in shard), len(KEPT))
+        while shard:  # a prefix's keys and values are gone with its query
+            encoder, prompts, indices = shard.popleft()
+            states = encoder.encode_prompts(prompts).float()  # (1 + n, H)
+            query, passages = states[0], states[1:]
+            dot = (passages * query).sum(1)
+            lengths = torch.linalg.vector_norm(states, dim=1)
+            found[indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
+            self.encoder.num_tokens += encoder.num_tokens
+            self.encoder.num_cut += encoder.num_cut
+            advance(len(passages))
+        return lambda: found

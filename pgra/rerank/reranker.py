@@ -2,17 +2,16 @@
 
 Guo et al. 2023, section 2.2: states by eq. 2, similarity by eq. 3. The softmax of eq. 3 does not
 change the order, so scores are the plain products; others are in `pgra.rerank.similarity`. Each
-query has its own prefix in `pgra.rerank.neighbors`.
+query has its own prefix in `pgra.rerank.pairs`.
 """
 
 import copy
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import numpy as np
 
@@ -40,8 +39,8 @@ from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import PromptFormat, PromptTemplate, task_format
-from pgra.rerank.bank import Bank, MemoryBank, States, bank_name, query_key
+from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
+from pgra.rerank.bank import Bank, Floats, bank_name, query_key
 from pgra.rerank.base import (
     BaseReranker,
     Reference,
@@ -49,13 +48,15 @@ from pgra.rerank.base import (
     RerankRequest,
     ScoringReranker,
 )
-from pgra.rerank.neighbors import NeighborReranker
+from pgra.rerank.pairs import NeighborReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
 
 logger = logging.getLogger(__name__)
 
 Query = str | Mapping[str, str] | Example
 Document = str | Hit
+
+_KEPT_NUMBERS = 1 << 28  # of states in memory, a gigabyte
 
 
 class Reranker(ScoringReranker):
@@ -70,13 +71,14 @@ class Reranker(ScoringReranker):
         similarity: The name of how states are compared.
     """
 
+    encoder: PromptedEncoder
+    prompt: FewShotPrompt
     corpus: Corpus
-    context: Context = ALONE
-    shard_rows = 0
-    _is_full = False
     bank: Bank
     query_bank: Bank
     fitting: Fitting
+    context: Context = ALONE
+    shard_rows: int
 
     def __init__(
         self,
@@ -98,7 +100,8 @@ class Reranker(ScoringReranker):
 
         Args:
             lm: Hub id, folder or bundled:NAME; a loaded model of transformers, with its tokenizer;
-                a `pgra.CausalLM`; or a `PromptedEncoder`, which has its prompt.
+                a `pgra.CausalLM`, which has its layer, device and dtype; or a `PromptedEncoder`,
+                which has its prompt too.
             tokenizer: That of a loaded model.
             task: A task's name, its YAML, or a `Task`: gives prompt, label words and inputs.
             template: Instead of a task, how a text is shown: "Review: {text}", zero-shot.
@@ -107,7 +110,7 @@ class Reranker(ScoringReranker):
             num_exemplars: Draw so many of them, the same number of each label; None: all.
             seed: Of the draw.
             similarity: As `--similarity`: dot (the paper's), cosine; those that are fitted
-                (whitened, whitened_cosine, label_words, head) need `fit` first.
+                (whitened, whitened_cosine, head) need `fit` first.
             lm_layer: Layer whose states are compared: "last", its number, or a share such as 0.6.
             device: Where the LM runs.
             dtype: Of its weights.
@@ -121,11 +124,9 @@ class Reranker(ScoringReranker):
         self.similarity, self._class = similarity, find_similarity(similarity)
         self._task: Task | None = None
         self._rest: list[Example] = []  # examples that the prompt does not show
-        self._shown: Set[int] = set()
-        if isinstance(lm, PromptedEncoder):
-            self.encoder = lm
-        else:
-            self._task, style = _write_style(task, template)
+        self._shown: set[int] = set()
+        if not isinstance(lm, PromptedEncoder):
+            style = self._read_style(task, template)
             pool = self._read_examples(examples)
             prompt = style.prompt(pool)
             if num_exemplars is not None:
@@ -133,50 +134,24 @@ class Reranker(ScoringReranker):
                 prompt = build_prompt(style.template, pool, style.words, **how)
             self._rest = [one for one in pool if one.id not in prompt.exemplar_ids]
             self._shown = {query_key(one) for one in pool} - {query_key(one) for one in self._rest}
-            found = self._find_lm(lm, tokenizer, lm_layer=str(lm_layer), device=device, dtype=dtype)
-            self.encoder = PromptedEncoder(found, prompt, max_prompt_tokens=max_prompt_tokens)
+            if not isinstance(lm, CausalLM):
+                how = {"device": device, "layer": str(lm_layer), "dtype": dtype}
+                lm = CausalLM(lm, tokenizer, **how)
+            elif (tokenizer, lm_layer, device, dtype) != (None, "last", "auto", "auto"):
+                raise ConfigError("the LM is open already: give layer, device and dtype to it")
+            lm = PromptedEncoder(lm, prompt, max_prompt_tokens=max_prompt_tokens)
+        self.encoder = lm
         self.counter, self.prompt = self.encoder, self.encoder.prompt
-        self._words = dict(self._task.prompt_words) if self._task else {}
+        self._kept: dict[int, Floats] = {}
         self._fitted: Fitting | None = None
         if not self._class.is_fitted:
-            self._fitted = Fitting(similarity, self.encoder, Reference(), num_rows=0)
-
-    @cached_property
-    def _kept(self) -> MemoryBank:
-        """States in memory; its width is known once the LM is loaded, which a full bank spares."""
-        return MemoryBank(self.encoder.lm.width)
-
-    def _find_lm(
-        self, lm: Any, tokenizer: Any, *, lm_layer: str, device: str, dtype: str
-    ) -> CausalLM:
-        with_head = self._class.reads_words
-        if not isinstance(lm, CausalLM):
-            how: Any = {"device": device, "layer": lm_layer, "dtype": dtype}
-            return CausalLM(lm, tokenizer, with_head=with_head, **how)
-        if (tokenizer, lm_layer, device, dtype) != (None, "last", "auto", "auto"):
-            raise ConfigError(
-                "the LM is open already: give tokenizer, lm_layer, device and dtype to CausalLM"
-            )
-        if with_head and not lm.with_head:
-            raise ConfigError(
-                f"similarity '{self.similarity}' needs the LM's head: open it by "
-                "CausalLM(..., with_head=True)"
-            )
-        return lm
+            self._fitted = Fitting(similarity, Reference(), num_rows=0)
 
     # Texts that are given, whose states are kept in memory.
 
-    @overload
-    def rank(
-        self, query: Query, documents: Iterable[Document], k: int | None = ...
-    ) -> list[Hit]: ...
-    @overload
-    def rank(
-        self, query: list[Query], documents: Iterable[Document], k: int | None = ...
-    ) -> list[list[Hit]]: ...
     def rank(
         self, query: Query | list[Query], documents: Iterable[Document], k: int | None = None
-    ) -> list[Hit] | list[list[Hit]]:
+    ) -> list[Any]:
         """Order documents by their similarity to a query, or to each of a list of queries.
 
         Args:
@@ -185,7 +160,7 @@ class Reranker(ScoringReranker):
             k: How many of the best; None: all.
 
         Returns:
-            Hits, best first, ties by place. A list of them for each query of a list.
+            `Hit`s, best first, ties by place. A list of them for each query of a list.
 
         Raises:
             PgraError: If the LM cannot be used.
@@ -201,11 +176,8 @@ class Reranker(ScoringReranker):
         rows = np.broadcast_to(np.arange(len(texts)), scores.shape)
         best = Candidates.best(rows, scores, min(k or len(texts), len(texts)))
         found = [
-            [
-                Hit(places[row], float(score), texts[row])
-                for row, score in zip(line, values, strict=True)
-            ]
-            for line, values in zip(best.rows.tolist(), best.scores, strict=True)
+            [Hit(places[row], float(score), texts[row]) for row, score in zip(*line, strict=True)]
+            for line in zip(best.rows.tolist(), best.scores, strict=True)
         ]
         return found if isinstance(query, list) else found[0]
 
@@ -221,15 +193,10 @@ class Reranker(ScoringReranker):
                 "call fit(documents, examples) first, or use dot or cosine"
             )
         asked = [self._query(one) for one in (query if isinstance(query, list) else [query])]
-        shown = self._documents(documents)
-        self._keep([*asked, *shown])
-        scores = score_candidates(
-            self._kept,
-            np.tile(_keys(shown), (len(asked), 1)),
-            query_bank=self._kept,
-            query_keys=_keys(asked),
-            similarity=self._fitted.similarity,
-        )
+        similarity, shown = self._fitted.similarity, self._documents(documents)
+        queries = similarity.of_queries(self._states(asked), _keys(asked))
+        passages = similarity.of_passages(self._states(shown))
+        scores: Scores = np.vecdot(queries[:, None], passages)
         return scores if isinstance(query, list) else scores[0]
 
     def fit(self, documents: Iterable[str], examples: Iterable[Any] | None = None) -> Self:
@@ -254,19 +221,29 @@ class Reranker(ScoringReranker):
             are_texts = all(isinstance(one, str) for one in given)
             read = map(self._query, given) if are_texts else self._read_examples(examples)
             queries = [one for one in read if query_key(one) not in self._shown]
-        fitting = Fitting(
-            self.similarity, self.encoder, Reference(queries, self._words), num_rows=len(shown)
-        )
+        reference = Reference(queries, self._words)
+        fitting = Fitting(self.similarity, reference, num_rows=len(shown))
         drawn = [shown[row] for row in fitting.rows().tolist()]
-        queries = fitting.queries()
-        self._keep([*queries, *drawn])
-        fitting.fit_states(self._kept.states(_keys(drawn)), self._kept.states(_keys(queries)))
+        fitting.fit_states(self._states(drawn), self._states(fitting.queries()))
         self._fitted = fitting
         return self
 
     def __repr__(self) -> str:
         name, shown = self.encoder.lm.source.name, len(self.prompt.exemplar_ids)
         return f"Reranker({name!r}, {shown} exemplars, similarity={self.similarity!r})"
+
+    @property
+    def _words(self) -> Mapping[str, str]:
+        return self._task.prompt_words if self._task else {}
+
+    def _read_style(self, task: str | Path | Task | None, template: str | None) -> PromptFormat:
+        if (task is None) == (template is None):
+            raise ValueError('give task=, or template=, such as template="Review: {text}"')
+        if template is not None:
+            inputs = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template)))
+            return PromptFormat(PromptTemplate(template, "", inputs), {})
+        self._task = task if isinstance(task, Task) else Task.load(str(task))
+        return task_format(self._task)
 
     def _documents(self, texts: Iterable[str]) -> list[Example]:
         fields = self.prompt.template.passage_fields
@@ -292,18 +269,19 @@ class Reranker(ScoringReranker):
         rows = given if hasattr(given, "features") else listed  # a data set names its classes
         return read_split(self._task, open_rows(self._task, rows, "examples"), "examples")
 
-    def _keep(self, examples: Sequence[Example]) -> None:
-        """Let the LM read texts whose states are not in memory yet."""
-        cut = self.encoder.num_cut
-        new = self._read(self._kept, examples, "texts")
-        if cut := self.encoder.num_cut - cut:
-            logger.warning(
-                "%d of %d texts are too long for the %d tokens of a prompt: their ends are not "
-                "read",
-                cut,
-                new,
-                self.encoder.limit,
-            )
+    def _states(self, examples: Sequence[Example]) -> Floats:
+        """Return the states of texts, (n, H); the LM reads those that are not in memory yet."""
+        encoder, keys = self.encoder, _keys(examples).tolist()
+        if len(self._kept) * encoder.lm.width > _KEPT_NUMBERS:
+            self._kept.clear()
+        new = {k: one for k, one in zip(keys, examples, strict=True) if k not in self._kept}
+        before = encoder.num_cut
+        states = encoder.encode_examples(list(new.values()))
+        if num_cut := encoder.num_cut - before:
+            logger.warning("%d texts were cut to %d tokens of a prompt", num_cut, encoder.limit)
+        self._kept.update(zip(new, states, strict=True))
+        found = [self._kept[key] for key in keys]
+        return np.array(found, np.float32).reshape(len(keys), encoder.lm.width)
 
     # A run's second stage, with banks in its artifacts folder.
 
@@ -314,42 +292,35 @@ class Reranker(ScoringReranker):
         Raises:
             ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
                 or exemplars for each query are missing.
-            ArtifactError: If a bank is damaged.
             ModelError: If the LM cannot be used.
         """
-        args = request.args
+        args, device = request.args, request.context.device
         if args.per_query:
             return NeighborReranker(request)
-        with_head = find_similarity(args.similarity).reads_words
-        encoder = PromptedEncoder.open(
-            args, request.prompt, request.context.device, with_head=with_head
-        )
+        encoder = PromptedEncoder.open(args, request.prompt, device)
         return cls(encoder, similarity=args.similarity).over(request)
 
     def over(self, request: RerankRequest) -> Self:
         """Return the same LM, prompt and similarity for the corpus of a run.
 
         Raises:
-            ArtifactError: If a bank is damaged.
             ConfigError: If the similarity cannot be fitted.
         """
-        other, args, name = copy.copy(self), request.args, bank_name(self.encoder.lm.source.name)
-        other.topic_weight = args.topic_weight
+        other, source = copy.copy(self), self.encoder.lm.source
+        other.topic_weight = request.args.topic_weight
         other.corpus, other.context = request.corpus, request.context
-        other._is_full = args.bank == "full"
-        other.shard_rows = batch_budget(args.bank_shard_rows, self.encoder.lm.device)
-        made_of = {**self.encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
+        other.shard_rows = batch_budget(request.args.bank_shard_rows, self.encoder.lm.device)
+        made_of, name = self.encoder.fingerprint, bank_name(source.name)  # whatever the corpus
         fields = {**made_of, **request.corpus.fingerprint}
-        home, inputs = request.context.artifacts / "banks", self.encoder.lm.source.inputs
-        other.bank = Bank(artifact_dir(home, name, fields), fields, inputs=inputs)
+        home = request.context.artifacts / "banks"
+        other.bank = Bank(artifact_dir(home, name, fields), fields, inputs=source.inputs)
         folder = artifact_dir(home, f"{name}-queries", made_of)
-        other.query_bank = Bank(folder, made_of, inputs=inputs)
+        other.query_bank = Bank(folder, made_of, inputs=source.inputs)
         reference = request.reference
         if self._words:
             reference = replace(reference, words=self._words)
         other.fitting = Fitting(
             self.similarity,
-            self.encoder,
             reference,
             num_rows=len(request.corpus),
             made_of={**fields, "reranker": "prompted"},
@@ -381,10 +352,6 @@ class Reranker(ScoringReranker):
     def fingerprint(self) -> Mapping[str, Json]:
         return self.with_topic(self.fitting.fingerprint)
 
-    def check(self) -> None:
-        """Refuse, with an ArtifactError, an earlier run's fit that is missing."""
-        self.fitting.check()
-
     def release(self) -> None:
         self.encoder.release()
 
@@ -393,20 +360,22 @@ class Reranker(ScoringReranker):
 
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
         """Let the LM read queries, candidates and the similarity's sample; fit it."""
-        self.check()
-        wanted, template = self._wanted(rows), self.prompt.template
+        wanted = self._wanted(rows)
+        queries = {query_key(one): one.fields for one in [*examples, *self.fitting.queries()]}
 
         def passages(keys: Rows) -> list[Mapping[str, str]]:
-            return [template.passage_fields(text) for text in self.corpus.texts(keys)]
+            texts = self.corpus.texts(keys)
+            return [self.prompt.template.passage_fields(text) for text in texts]
 
-        new = self._read(self.query_bank, [*examples, *self.fitting.queries()], "queries")
+        def asked(keys: Rows) -> list[Mapping[str, str]]:
+            return [queries[key] for key in keys.tolist()]
+
+        new = self._fill(self.query_bank, np.array(list(queries), np.int64), asked, "queries")
         new += self._fill(self.bank, wanted, passages, "passages")
         self.fitting.fit(self.bank, self.query_bank)
         return len(wanted), new
 
     def _wanted(self, rows: Rows) -> Rows:
-        if self._is_full:
-            return np.arange(len(self.corpus))
         return np.union1d(rows[rows != MISSING_ROW], self.fitting.rows())
 
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
@@ -414,14 +383,9 @@ class Reranker(ScoringReranker):
         queries = _keys([*examples, *self.fitting.queries()])
         return len(self.query_bank.missing(queries)) + len(self.bank.missing(self._wanted(rows)))
 
-    def _read(self, bank: States, examples: Sequence[Example], title: str) -> int:
-        fields = {query_key(one): one.fields for one in examples}
-        keys = np.array(list(fields), np.int64)
-        return self._fill(bank, keys, lambda some: [fields[key] for key in some.tolist()], title)
-
     def _fill(
         self,
-        bank: States,
+        bank: Bank,
         keys: Rows,
         fields: Callable[[Rows], Sequence[Mapping[str, str]]],
         title: str,
@@ -448,17 +412,3 @@ class Reranker(ScoringReranker):
 
 def _keys(examples: Sequence[Example]) -> Rows:
     return np.array([query_key(example) for example in examples], np.int64)
-
-
-def _write_style(
-    task: str | Path | Task | None, template: str | None
-) -> tuple[Task | None, PromptFormat]:
-    if (task is None) == (template is None):
-        raise ValueError('give task=, or template=, such as template="Review: {text}"')
-    if template is None:
-        task = task if isinstance(task, Task) else Task.load(str(task))
-        return task, task_format(task)
-    inputs = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template)))
-    if not inputs:
-        raise ConfigError(f"template {template!r} shows no text: write {{text}} in its place")
-    return None, PromptFormat(PromptTemplate(template, "", inputs), {})

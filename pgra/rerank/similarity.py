@@ -4,14 +4,10 @@
     cosine           states of length 1 (their code)
     whitened         each column less its mean, over its standard deviation
     whitened_cosine  the same, then of length 1 (as Timkey and van Schijndel 2021)
-    label_words      the LM's own log-probabilities of the label words, each less its mean, over its
-                     standard deviation
     head             the probability that both have one label, by a head fitted to training examples
 
 Hidden states have a large part in common, and a few columns far larger than the rest; whitening
-takes both away. An LM under a few shots may answer one label for nearly all texts, so label words
-are standardized too (akin to Zhao et al. 2021, "Calibrate before use"). Passages and queries, two
-kinds of text, each have their own statistics.
+takes both away. Passages and queries, two kinds of text, each have their own statistics.
 
 A similarity of your own (`--similarity module:Class`) derives from `Similarity` and overrides
 `change`, or `of_passages` and `of_queries`. A fitted one is a dataclass of arrays that sets
@@ -19,7 +15,6 @@ A similarity of your own (`--similarity module:Class`) derives from `Similarity`
 """
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -28,35 +23,16 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from pgra.artifacts import (
-    artifact_dir,
-    build_once,
-    digest,
-    find_fault,
-    read_array,
-    write_array,
-)
+from pgra.artifacts import artifact_dir, build_once, digest, find_fault, read_array, write_array
 from pgra.config import find_class
 from pgra.core import MISSING_ROW, Example, Json, Rows, log_softmax
 from pgra.errors import ArtifactError, ConfigError
-from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import PromptedEncoder
-from pgra.rerank.bank import Floats, States, query_key
+from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
 from pgra.rerank.head import affine, column_stats, fit_head
 
 logger = logging.getLogger(__name__)
-
-
-def log_chances(states: Floats, words: Floats) -> Floats:
-    """Return the log-probability of each word among these words, (n, C), after states (n, H).
-
-    `words`, (C, H + 1), are the LM head's rows for each word's first token; the bias comes last.
-    """
-    chances: Floats = log_softmax(affine(states, words))
-    return chances
 
 
 def unit(values: Floats) -> Floats:
@@ -77,7 +53,6 @@ class Sample:
     queries: Floats
     examples: Sequence[Example]
     settings: Mapping[str, Any]
-    lm: CausalLM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,24 +61,18 @@ class Similarity:
 
     Attributes:
         is_fitted: Whether `fit` measures a draw of passages and training queries.
-        reads_words: Whether it needs the LM's head.
     """
 
     is_fitted: ClassVar[bool] = False
-    reads_words: ClassVar[bool] = False
 
     @classmethod
-    def settings(
-        cls,
-        encoder: PromptedEncoder,  # noqa: ARG003 (some need it)
-        reference: Reference,  # noqa: ARG003
-        examples: Sequence[Example],  # noqa: ARG003
-    ) -> dict[str, Any]:
-        """Return what decides a fit beside the draw of training queries, as "similarity_fit".
+    def settings(cls, reference: Reference, examples: Sequence[Example]) -> dict[str, Any]:
+        """Return what decides a fit beside the draw of training queries, named as `KEPT_SETTINGS`.
 
         Raises:
             ConfigError: If there is nothing to fit to; nothing was read yet.
         """
+        del reference, examples  # some need them
         return {}
 
     @classmethod
@@ -167,46 +136,6 @@ class WhitenedCosine(Whitened):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelWords(Whitened):
-    """Log-probabilities of the label words (`words` as in `log_chances`), standardized."""
-
-    words: Floats
-
-    reads_words = True
-
-    @classmethod
-    def settings(
-        cls,
-        encoder: PromptedEncoder,
-        reference: Reference,
-        examples: Sequence[Example],  # noqa: ARG003
-    ) -> dict[str, Any]:
-        """Return the tokens that the words begin with."""
-        words = reference.words
-        tokens = encoder.first_tokens(words.values())
-        if len(tokens) < _FEWEST:
-            raise ConfigError(
-                f"similarity 'label_words' separates labels by the first tokens of their words, "
-                f"and {', '.join(words.values())} all begin alike: choose others in the task's "
-                "prompt_words, or use another --similarity"
-            )
-        return {"label_tokens": tokens}
-
-    @classmethod
-    def fit(cls, sample: Sample) -> Self:
-        head, tokens = sample.lm.head, sample.settings["label_tokens"]
-        weight = head.weight[tokens].float()
-        bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[tokens]
-        words = torch.column_stack([weight, bias.float()]).detach().cpu().numpy()
-        kinds = (sample.passages, sample.queries)
-        passages, queries = (column_stats(log_chances(states, words)) for states in kinds)
-        return cls(passages=passages, queries=queries, words=words)
-
-    def change(self, states: Floats, stats: Floats | None) -> Floats:
-        return super().change(log_chances(states, self.words), stats)
-
-
-@dataclass(frozen=True, kw_only=True)
 class LabelHead(Similarity):
     """The probability that query and passage have one label, by a head fitted to training examples.
 
@@ -232,21 +161,14 @@ class LabelHead(Similarity):
     is_fitted = True
 
     @classmethod
-    def settings(
-        cls,
-        encoder: PromptedEncoder,  # noqa: ARG003
-        reference: Reference,
-        examples: Sequence[Example],
-    ) -> dict[str, Any]:
+    def settings(cls, reference: Reference, examples: Sequence[Example]) -> dict[str, Any]:
         """Return the labels, and a digest of those of the examples."""
         labels, truth = list(reference.words), [example.label for example in examples]
-        counts = Counter(truth)
-        if absent := [label for label in labels if label not in counts]:
+        if absent := [label for label in labels if label not in truth]:
             raise ConfigError(
                 f"similarity 'head' learns each label from training examples beside those in the "
                 f"prompt, and none of {len(truth)} has label {', '.join(map(repr, absent))}: give "
-                "some, raise --max_train_samples or lower --num_exemplars, or use another "
-                "--similarity"
+                "some, or use another --similarity"
             )
         return {"similarity_fit": {"labels": labels, "of_queries": digest(truth)}}
 
@@ -257,13 +179,10 @@ class LabelHead(Similarity):
         targets = np.array([labels.index(example.label) for example in sample.examples])
         keys = np.array([query_key(example) for example in sample.examples], np.int64)
         head = fit_head(sample.queries, targets, len(labels))
-        share, count = 100 * head.accuracy, len(targets)
-        logger.info("head: decides %.1f %% of %d held-out training queries rightly", share, count)
+        logger.info("head: accuracy %.3f on %d held-out queries", head.accuracy, len(targets))
+        names = ("stats", "weights", "fold_weights", "folds")
         fitted = cls(
-            stats=head.stats,
-            weights=head.weights,
-            fold_weights=head.fold_weights,
-            folds=head.folds,
+            **{name: getattr(head, name) for name in names},
             keys=keys,
             prior=np.zeros(len(labels), np.float32),
         )
@@ -297,7 +216,6 @@ SIMILARITIES = {
     "cosine": "pgra.rerank.similarity:Cosine",
     "dot": "pgra.rerank.similarity:Similarity",
     "head": "pgra.rerank.similarity:LabelHead",
-    "label_words": "pgra.rerank.similarity:LabelWords",
     "whitened": "pgra.rerank.similarity:Whitened",
     "whitened_cosine": "pgra.rerank.similarity:WhitenedCosine",
 }
@@ -321,20 +239,19 @@ _STAGE = "similarity"
 SAMPLE = 2000
 _SEED = 0
 _FEWEST = 2
-KEPT_SETTINGS = ("similarity_sample", "label_tokens", "similarity_fit")  # in a fingerprint
+KEPT_SETTINGS = ("similarity_sample", "similarity_fit")  # in a fingerprint
 
 
 class Fitting:
     """Fits a similarity once, or loads the fit; some similarities need none.
 
-    `name` is one of `SIMILARITIES`, or `module:Class`. `fingerprint` is all that scores depend on,
-    besides queries and candidates; `folder` holds the fit.
+    `fingerprint` is all that scores depend on, besides queries and candidates; `queries` are the
+    drawn training queries, `folder` holds the fit.
     """
 
     def __init__(
         self,
         name: str,
-        encoder: PromptedEncoder,
         reference: Reference,
         *,
         num_rows: int,
@@ -347,19 +264,17 @@ class Fitting:
         folder's place with the beginning of its name; None: the fit stays in memory.
 
         Raises:
-            ConfigError: If the name is unknown, texts are too few, or label words begin alike.
-            ModelError: If the tokenizer joins a word to the prompt.
+            ConfigError: If the name is unknown, or texts are too few.
         """
-        self.name, self._class, self._encoder = name, find_similarity(name), encoder
-        self._num_rows, self._is_known = num_rows, reference.made is not None
-        queries = sorted(reference.queries, key=lambda example: str(example.label))
-        by_key = {query_key(example): example for example in queries}
-        sample = draw_keys(np.array(sorted(by_key), np.int64)) if self._class.is_fitted else ()
-        keys = [int(key) for key in sample]
-        self._queries = {key: by_key[key] for key in keys}  # different ones, whatever their order
+        self.name, self._class = name, find_similarity(name)
+        self._num_rows, self._made = num_rows, reference.made
+        labelled = sorted(reference.queries, key=lambda example: str(example.label))
+        by_key = {query_key(example): example for example in labelled}
+        drawn = draw_keys(np.array(sorted(by_key), np.int64)) if self._class.is_fitted else ()
+        # Different ones, whatever their order.
+        self._queries = {int(key): by_key[int(key)] for key in drawn}
         self._settings = self._describe(reference)
-        own: Mapping[str, Json] = {"similarity": name, **self._settings}
-        self.fingerprint: Mapping[str, Json] = {**(made_of or {}), **own}
+        self.fingerprint = {**(made_of or {}), "similarity": name, **self._settings}
         self.folder = home and artifact_dir(home.parent, home.name, self.fingerprint)
 
     def _describe(self, reference: Reference) -> dict[str, Any]:
@@ -380,7 +295,7 @@ class Fitting:
             queries = digest(list(self._queries))
             drawn = {"similarity_sample": {"size": SAMPLE, "seed": _SEED, "queries": queries}}
         examples = list(self._queries.values())
-        return {**drawn, **self._class.settings(self._encoder, reference, examples)}
+        return {**drawn, **self._class.settings(reference, examples)}
 
     @property
     def is_ready(self) -> bool:
@@ -390,30 +305,26 @@ class Fitting:
         return find_fault(self.folder, stage=_STAGE, fingerprint=self.fingerprint) is None
 
     def rows(self) -> Rows:
-        """Return the passages whose states it has yet to measure, sorted."""
-        if self.is_ready:
-            return np.empty(0, dtype=np.int64)
-        return draw_keys(np.arange(self._num_rows))
+        """Return the passages whose states it has yet to measure, sorted.
+
+        Raises:
+            ArtifactError: If an earlier run's fit is missing.
+        """
+        if self._made is not None and not self.is_ready:
+            raise ArtifactError(
+                f"{self.folder} is not whole, what similarity '{self.name}' was fitted to: restore "
+                "it, or give the run's pgra train command again, which makes it anew"
+            )
+        return draw_keys(np.arange(0 if self.is_ready else self._num_rows))
 
     def queries(self) -> list[Example]:
         """Return the queries whose states it has yet to measure."""
         return [] if self.is_ready else list(self._queries.values())
 
-    def check(self) -> None:
-        """Refuse, with an ArtifactError, an earlier run's fit that is missing."""
-        if self._is_known and not self.is_ready:
-            raise ArtifactError(
-                f"{self.folder} is not whole, what similarity '{self.name}' was fitted to: restore "
-                "it, or give the run's pgra train command again, which makes it anew"
-            )
-
-    def fit(self, bank: States, query_bank: States) -> None:
-        """Fit to the states of `rows` and `queries`, which are in the banks, unless that was done.
-
-        Raises:
-            ArtifactError: If a stored fit is damaged, or cannot be written.
-            ModelError: If the LM has no plain head, for label words.
-        """
+    def fit(self, bank: Bank, query_bank: Bank) -> None:
+        """Fit to the states of `rows` and `queries`, from their banks, unless that was done."""
+        if not self._class.is_fitted:
+            return
 
         def measure(aside: Path) -> Mapping[str, Json]:
             rows, keys = self.rows(), np.array(list(self._queries), np.int64)
@@ -422,9 +333,8 @@ class Fitting:
                 write_array(aside / f"{name}.npy", array)
             return {"passages": len(rows), "queries": len(keys)}
 
-        if self._class.is_fitted:
-            assert self.folder is not None
-            build_once(self.folder, stage=_STAGE, fingerprint=self.fingerprint, build=measure)
+        assert self.folder is not None
+        build_once(self.folder, stage=_STAGE, fingerprint=self.fingerprint, build=measure)
 
     def fit_states(self, passages: Floats, queries: Floats) -> None:
         """Fit to the states of `rows` and `queries`, (n, H) and (m, H), in memory."""
@@ -433,7 +343,6 @@ class Fitting:
             queries=queries,
             examples=list(self._queries.values()),
             settings=self._settings,
-            lm=self._encoder.lm,
         )
         self.similarity = self._class.fit(sample)
 
@@ -460,16 +369,13 @@ def draw_keys(keys: Rows) -> Rows:
 # the order in which they lie on disk: no query fetches its own 150 states from 2,000 files.
 
 
-_QUERY_BYTES = 1 << 28  # of query states: the bank is gone through once for so many queries
-_NUM_PAIRS = 1 << 22  # of query and candidate, likewise: each takes some 60 bytes on the way
+_CHUNK_BYTES = 1 << 28  # of queries and pairs: the bank is gone through once for so many queries
 _BLOCK_BYTES = 1 << 25  # of passage states at a time
 _PAIR_BYTES = 1 << 19  # of states on either side of a product: the processor's cache holds both
 
-Indices = npt.NDArray[np.intp]
-
 
 def score_candidates(
-    bank: States, rows: Rows, *, query_bank: States, query_keys: Rows, similarity: Similarity
+    bank: Bank, rows: Rows, *, query_bank: Bank, query_keys: Rows, similarity: Similarity
 ) -> Floats:
     """Return the product of each candidate's state and its query's, both changed.
 
@@ -480,50 +386,28 @@ def score_candidates(
         ArtifactError: If states are not what was written.
     """
     scores = np.full(rows.shape, -np.inf, dtype=np.float32)
-
-    def compared(keys: Rows) -> Floats:
-        return similarity.of_queries(query_bank.states(keys), keys)
-
-    if not len(rows):
-        return scores
-    width = max(query_bank.width, compared(query_keys[:1]).shape[1])
-    by_bytes = _QUERY_BYTES // (4 * max(1, width))
-    step = max(1, min(by_bytes, _NUM_PAIRS // max(1, rows.shape[1])))
+    step = max(1, _CHUNK_BYTES // (4 * max(1, query_bank.width) + 60 * rows.shape[1]))
     for start in range(0, len(rows), step):
         some = slice(start, start + step)
-        queries = compared(query_keys[some])
-        scores[some] = _score(bank, rows[some], queries=queries, similarity=similarity)
+        queries = similarity.of_queries(query_bank.states(query_keys[some]), query_keys[some])
+        scores[some] = _score(bank, rows[some], queries, similarity)
     return scores
 
 
-def _score(bank: States, rows: Rows, *, queries: Floats, similarity: Similarity) -> Floats:
-    flat = rows.ravel()
-    pairs = np.argsort(flat, kind="stable")  # places in `flat`, those of one passage together
-    pairs = pairs[flat[pairs] != MISSING_ROW]
-    distinct, first, count = np.unique(flat[pairs], return_index=True, return_counts=True)
-    scores = np.full(flat.shape, -np.inf, dtype=np.float32)
-    width = max(1, bank.width, queries.shape[1])
-    for keys, states in bank.blocks(distinct, rows=max(1, _BLOCK_BYTES // (4 * width))):
-        at = np.searchsorted(distinct, keys)
-        passage = np.repeat(np.arange(len(at)), count[at])
-        place = pairs[_runs(first[at], count[at])]
-        query = place // rows.shape[1]
+def _score(bank: Bank, rows: Rows, queries: Floats, similarity: Similarity) -> Floats:
+    scores = np.full(rows.size, -np.inf, dtype=np.float32)
+    present = np.flatnonzero(rows != MISSING_ROW)  # places in the flat rows and scores
+    distinct, number = np.unique(rows.ravel()[present], return_inverse=True)
+    size = max(1, _BLOCK_BYTES // (4 * max(1, bank.width, queries.shape[1])))
+    for keys, states in bank.blocks(distinct, rows=size):
         passages = similarity.of_passages(states)
-        scores[place] = _products(passages, passage, right=queries, right_rows=query)
+        at = np.full(len(distinct), -1)  # where a passage is in this block
+        at[np.searchsorted(distinct, keys)] = np.arange(len(keys))
+        here = np.flatnonzero(at[number] >= 0)
+        step = max(1, _PAIR_BYTES // (4 * max(1, passages.shape[1])))
+        for start in range(0, len(here), step):
+            pairs = here[start : start + step]
+            places = present[pairs]
+            left, right = passages[at[number[pairs]]], queries[places // rows.shape[1]]
+            scores[places] = np.vecdot(left, right)
     return scores.reshape(rows.shape)
-
-
-def _runs(first: Indices, count: Indices) -> Indices:
-    """Return `count` numbers from each `first` on, end to end."""
-    ends = np.cumsum(count)
-    return np.arange(count.sum()) + np.repeat(first - ends + count, count)
-
-
-def _products(left: Floats, left_rows: Indices, *, right: Floats, right_rows: Indices) -> Floats:
-    """Return the inner products of pairs of rows, (n,), in parts that fit the cache."""
-    out = np.empty(len(left_rows), dtype=np.float32)
-    step = max(1, _PAIR_BYTES // (4 * max(1, left.shape[1])))
-    for start in range(0, len(out), step):
-        part = slice(start, start + step)
-        out[part] = np.vecdot(left[left_rows[part]], right[right_rows[part]])
-    return out

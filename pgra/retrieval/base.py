@@ -5,7 +5,7 @@ Light: neither torch nor FAISS is imported here.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -27,7 +27,7 @@ from pgra.artifacts import (
 from pgra.config import Arguments as _Arguments
 from pgra.config import arg, find_class
 from pgra.core import ALONE, Candidates, Context, Example, Json, Rows
-from pgra.data.corpus import Corpus, CorpusArguments, load_corpus, open_corpus
+from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ArtifactError, ConfigError
 
@@ -340,7 +340,7 @@ class Recipe:
     def open_corpus(self, artifacts: Path | None = None) -> Corpus:
         """Open the passages; where their artifact is gone, read the sources again."""
         if self.corpus_folder.is_dir():
-            return replace(load_corpus(self.corpus_folder), made_by=self.corpus)
+            return Corpus(self.corpus_folder, self.corpus)
         return open_corpus(self.corpus, artifacts)
 
 

@@ -32,7 +32,6 @@ _SETTINGS: dict[str, Json] = {
     "idf": "robertson",
     "words": WORDS,
 }
-_CHUNK = 8192
 
 
 class BM25Retriever(Retriever):
@@ -106,8 +105,7 @@ def _locate(request: IndexRequest) -> tuple[dict[str, Json], Path]:
 def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     corpus, began = request.corpus, time.monotonic()
     is_quiet = not request.context.shows_progress
-    texts = (text for batch in corpus.batched(_CHUNK) for text in batch)
-    bar = Bar(texts, total=len(corpus), desc="bm25", unit="text", disable=is_quiet)
+    bar = Bar(corpus, total=len(corpus), desc="bm25", unit="text", disable=is_quiet)
     index = index_texts(bar)
     index.save(folder, show_progress=False)
     seconds = time.monotonic() - began

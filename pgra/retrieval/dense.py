@@ -29,8 +29,8 @@ from pgra.artifacts import (
     lock_folder,
     read_manifest,
     record_files,
-    replace_folder,
     set_aside,
+    write_aside,
     write_manifest,
 )
 from pgra.core import MISSING_ROW, Candidates, Context, Hit, Json, as_texts, check_count
@@ -264,8 +264,8 @@ class Index(Retriever):
             if any(Path(name).is_relative_to(root / part) for part in ("passages", "encoder"))
         ]
 
-        def copy(aside: Path) -> None:
-            hidden = shutil.ignore_patterns(".*")
+        hidden = shutil.ignore_patterns(".*")
+        with write_aside(home) as aside:
             shutil.copytree(self.folder, aside / _PLACE, ignore=hidden)
             corpus = self.corpus.folder
             shutil.copytree(corpus, aside / "corpora" / corpus.name, ignore=hidden)
@@ -277,7 +277,6 @@ class Index(Retriever):
                     target.parent.mkdir(exist_ok=True)
                     shutil.copy2(source, target)
 
-        replace_folder(home, copy)
         return home
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ from pgra.artifacts import (
     write_json,
 )
 from pgra.core import Json, Rows, run_overlapped
-from pgra.data.corpus import Corpus, load_corpus
+from pgra.data.corpus import Corpus
 from pgra.encoders.encoder import Encoder, TokenChunk
 from pgra.errors import ArtifactError, DamageError, PgraError
 from pgra.progress import Bar
@@ -275,7 +275,7 @@ def encode_one(shard: Shard, made_of: str, corpus_folder: str, args: str, device
 def _load(folder: str, encoder: str, device: str) -> tuple[Corpus, Encoder]:
     """Load a worker's corpus and encoder, once in its life."""
     args = RetrieverArguments(**json.loads(encoder))
-    return load_corpus(Path(folder)), Encoder.load(args, device=device)
+    return Corpus(Path(folder)), Encoder.load(args, device=device)
 
 
 def _result(reference: Any) -> int:

@@ -19,8 +19,8 @@ from pgra.artifacts import Inputs, digest, file_checksum, write_aside
 from pgra.config import Arguments as _Arguments
 from pgra.config import arg
 from pgra.core import MISSING_ROW, Candidates, Json
-from pgra.data.corpus import Corpus, passage_ids
-from pgra.data.read import Record, check_file, clean_name, read_lines, read_table
+from pgra.data.corpus import Corpus
+from pgra.data.read import Record, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, reading, show
 from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
 
@@ -59,9 +59,7 @@ def read_query_table(path: Path) -> dict[str, str]:
     is_bare = check_file(path, _QUERY_KINDS) == "tsv"
     for record in _pairs(path) if is_bare else read_table(path, _QUERY_KINDS):
         name = "_id" if "_id" in record.fields else "id"
-        if name not in record.fields:
-            raise record.lacks(name)
-        query = clean_name(record.place, name, record.fields[name])
+        query = record.word(name)
         if query in queries:
             raise DataError(f"{record.place}: duplicate query '{query}'")
         queries[query] = record.text("text")
@@ -73,12 +71,12 @@ def read_query_table(path: Path) -> dict[str, str]:
 
 
 def _pairs(path: Path) -> Iterator[Record]:
-    for line in read_lines(path):
-        place, cells = f"{path}, line {line.number}", line.text.strip("\r\n").split("\t")
-        if line.number == 1 and _ID_HEADER.fullmatch(cells[0].strip()):
+    for number, line in enumerate(read_lines(path), 1):
+        place, cells = f"{path}, line {number}", line.strip("\r\n").split("\t")
+        if number == 1 and _ID_HEADER.fullmatch(cells[0].strip()):
             logger.warning("%s: '%s' is a header and left out", place, " ".join(cells))
         elif len(cells) == 2:
-            yield Record(line.number, {"id": cells[0], "text": cells[1]}, place)
+            yield Record(number, {"id": cells[0], "text": cells[1]}, place)
         elif cells != [""]:
             raise DataError(f"{place}: {len(cells)} columns, not two: an id, a tab, and a text")
 
@@ -92,7 +90,7 @@ def find_rows(corpus: Corpus, wanted: Collection[str | int]) -> dict[str, int]:
         DataError: If the corpus has no such field, or two passages have one name.
     """
     rows: dict[str, int] = {}
-    for docno, row in passage_ids(corpus):
+    for docno, row in corpus.names():
         if (docno in wanted or row in wanted) and rows.setdefault(docno, row) != row:
             raise DataError(
                 f"two passages are called '{docno}', rows {rows[docno]} and {row}: name another "
@@ -138,7 +136,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, or a passage is judged twice for a query.
     """
-    ir, text = import_ir_measures(), "".join(line.text for line in read_lines(path))
+    ir, text = import_ir_measures(), "".join(read_lines(path))
     first, _, rest = text.partition("\n")
     if first.split() == _BEIR_HEADER:  # it has no column of iterations
         text = re.sub(r"(?m)^(\S+)\s", r"\1 0 ", rest)
@@ -154,7 +152,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, a score is NaN or no float32, or a line is duplicate.
     """
-    ir, text = import_ir_measures(), "".join(line.text for line in read_lines(path))
+    ir, text = import_ir_measures(), "".join(read_lines(path))
     with reading(path):
         found = list(ir.read_trec_run(io.StringIO(text)))
     most = float(np.finfo(np.float32).max)
@@ -269,7 +267,6 @@ class QueryFileArguments(_Arguments):
         None,
         "Write what is found for --queries as a TREC run file.",
         needs={"queries": True},
-        writes=True,
     )
     qrels: str | None = arg(
         None,

@@ -17,8 +17,7 @@ from world import BESIDE, JOBS, Ended, Job, World, alike, differing, seen
 KINDS = ("flip", "cut", "empty", "swap", "delete")
 STATE = (
     *("index", "bm25", "train", "plain", "rag", "icl", "predict", "memory", "search memory"),
-    *("ablate", "similar", "gud-ir", "consistency", "stream"),
-    *BESIDE,
+    *("ablate", "consistency", *BESIDE),
 )
 READERS: Mapping[str, Job] = {
     "search": Job("search 'film town' $index"),
@@ -36,16 +35,12 @@ READERS: Mapping[str, Job] = {
     "icl anew": Job(f"{JOBS['icl'].line} --output_dir runs/new"),
     "icl again": JOBS["icl"],
     "report": Job("report runs/pgra runs/plain runs/icl --baseline plain"),
-    "page": Job("report runs/pgra runs/plain runs/icl --output page.html"),
     "ablate": JOBS["ablate"],
     "grid report": Job("report runs/grid"),
     "search memory": JOBS["search memory"],
     "list": Job("memory list"),
     "search bm25": Job("search 'film town' --corpus corpus.txt --retriever bm25"),
     "consistency": JOBS["consistency"],
-    "stream": JOBS["stream"],
-    "similar": Job("memory search $ask $memory --encoder similar"),
-    "gud-ir": Job("memory search $ask $memory --lookup gud-ir --generator gud-ir"),
 }
 # Which of them read a file, by the first pattern that fits.
 READ_BY: Mapping[str, tuple[str, ...]] = {
@@ -57,25 +52,22 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "artifacts/banks/*": ("train otherwise", "predict"),
     "artifacts/*": ("train anew", "predict"),
     "runs/pgra/reader/*": ("predict", "evaluate", "train again"),
-    "runs/pgra/*": ("evaluate", "report", "page", "train again"),
+    "runs/pgra/*": ("evaluate", "report", "train again"),
     "runs/plain/reader/*": ("evaluate plain",),
     "runs/plain/*": ("evaluate plain", "report"),
     "runs/rag/*": ("evaluate rag",),
     "runs/stopped/*": ("go on",),
-    "runs/icl/*": ("report", "page", "icl again"),
+    "runs/icl/*": ("report", "icl again"),
     "runs/grid/*": ("ablate", "grid report"),
-    "runs/stream/*": ("stream",),
     "labels/pseudo_labels/*": ("consistency",),
     "labels/*": ("consistency",),
     "memory.sqlite*": ("search memory", "list"),
-    "similar/*": ("similar",),
-    "gud-ir/*": ("gud-ir",),
 }
 MAY_END_WITH_1 = ("verify", "ablate")
 MARKS = ("metrics.json", "pgra.json", "grid.json", "manifest.json")
 SHOWN = ("metrics.json", "grid.json", "consistency.json", "manifest.json", "checksums.json")
 """Records without a checksum of their own: a letter of a title or a version may change."""
-REPORTS = ("report", "page", "grid report")
+REPORTS = ("report", "grid report")
 
 
 @dataclass(frozen=True)
@@ -162,7 +154,7 @@ def judge(
         if not (ended.is_refused or (ended.code == 1 and reader in MAY_END_WITH_1)):
             return f"exit code {ended.code}: {ended.err[-300:]}"
         path = Path(case.path)
-        own = path.parts[0] in ("similar", "gud-ir")  # a model's folder stands at the top
+        own = path.parts[0] == "gud-ir"  # a model's folder stands at the top
         names = [str(path), *(str(p) for p in path.parents if len(p.parts) > 1 - own)]
         said = ended.out + ended.err
         return "" if any(name in said for name in names) else f"not named: {ended.told}"

@@ -5,25 +5,20 @@ half-written; and where nothing but a kill ended the first one silently. What wr
 it is given once more, such as an entry of a memory, may have done so each time it ran.
 """
 
-import io
 import json
 import random
-import socket
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from world import JOBS, QUESTION, Ended, Fault, World, alike, differing, seen
+from world import JOBS, QUESTION, Ended, Fault, World, differing, seen
 
 DONE = (
     "is there already",  # of a command whose product is whole and must be new
     "has no entry 1:",  # what another updated, deleted or erased before
 )
-SHARED = ("index", "bm25", "rerank", "train", "plain", "rag", "icl", "evaluate", "ablate")
-"""Commands whose work several processes share; the others refuse to be several."""
 
 
 def everything(world: World) -> dict[str, object]:
@@ -70,7 +65,6 @@ class Unbroken:
 
     def __init__(self, world: World) -> None:
         self._world, self._known = world, dict[str, Whole]()
-        self._of_two: dict[str, dict[str, object]] = {}
 
     def __getitem__(self, name: str) -> Whole:
         """Give what a command leaves."""
@@ -80,13 +74,6 @@ class Unbroken:
             assert ended.code == 0, (name, ended)
             self._known[name] = Whole(everything(self._world), ended)
         return self._known[name]
-
-    def of_two(self, name: str) -> dict[str, object]:
-        """Give what a command leaves that two processes share, and its seconds."""
-        if name not in self._of_two:
-            self._world.after(*JOBS[name].needs)
-            self._of_two[name] = _share(self._world, name, [Fault(), Fault()])
-        return self._of_two[name]
 
 
 def again(world: World, name: str, whole: Mapping[str, object], tries: int = 1) -> str:
@@ -171,37 +158,6 @@ def shards(world: World) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _share(world: World, name: str, faults: Sequence[Fault]) -> dict[str, object]:
-    """Run a command in two processes; give what is there then, but for who made which shard."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    running = []
-    for rank, fault in enumerate(faults):
-        own = {**both, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-        running.append(world.start(JOBS[name].words, Fault(after=fault.after, environment=own)))
-    killed = [process.wait() for process in running if process.fault.after is not None]
-    # Some seconds after a process is killed torchrun kills the others.
-    ended = [p.wait(3.0) if killed else p.wait() for p in running if p.fault.after is None]
-    assert killed or all(process.code == 0 for process in ended), (name, ended)
-    found = {"seconds": ended[0].seconds, **everything(world)}
-    banks = [data for file, data in found.items() if file.endswith(".keys.npy")]
-    keys = sorted(key for data in banks for key in np.load(io.BytesIO(data)).tolist())
-    return {k: v for k, v in found.items() if not k.startswith("artifacts/banks/")} | {"keys": keys}
-
-
-def kill_one_of_two(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
-    """Kill one of two processes; then give the command again, to two."""
-    whole, draw = unbroken.of_two(name), random.Random(seed)
-    world.after(*JOBS[name].needs)
-    faults = [Fault(), Fault()]
-    faults[draw.randrange(2)] = Fault(after=draw.uniform(0.1, whole["seconds"]))
-    _share(world, name, faults)
-    now = {**_share(world, name, [Fault(), Fault()]), "seconds": whole["seconds"]}
-    return "; ".join(differing(now, whole, same=alike)[:4])
-
-
 def two_at_once(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
     """Start a command twice, a random time apart: the second waits, or is refused."""
     whole = unbroken[name]
@@ -218,5 +174,5 @@ def two_at_once(world: World, name: str, seed: int, unbroken: Unbroken) -> str:
 
 
 Broken = Callable[[World, str, int, Unbroken], str]
-APPENDS = ("memory", "update", "chat")
+APPENDS = ("memory", "update")
 """Given twice they may write twice."""

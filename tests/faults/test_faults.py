@@ -46,10 +46,6 @@ def test_two_writers_of_one_product_leave_it_whole(world, unbroken, name):
     assert not kills.two_at_once(world, name, 0, unbroken)
 
 
-def test_what_shares_a_command_with_a_killed_process_goes_on_with_another(world, unbroken):
-    assert not kills.kill_one_of_two(world, "icl", 0, unbroken)
-
-
 class Planted:
     """What writes a file when it is unpickled."""
 

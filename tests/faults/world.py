@@ -105,7 +105,7 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
     os.chdir(here)
     # What a killed command leaves there goes with the world.
     tempfile.tempdir = os.environ["TMPDIR"] = os.path.dirname(told[0])  # noqa: PTH120
-    sys.stdin = Path("typed.txt").open(encoding="utf-8")  # noqa: SIM115 (it ends with the fork)
+    sys.stdin = io.StringIO()
     os.environ.update(fault.environment)
     count = os.open(told[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     writes = 0
@@ -240,30 +240,6 @@ def _write_files(here: Path) -> None:
     write_jsonl(here / "test.jsonl", review_rows(12, start=20))
     queries = [{"id": f"q{i}", "text": text} for i, text in enumerate(SENTENCES[:4])]
     write_jsonl(here / "queries.jsonl", queries)
-    pairs = [
-        {"question": f"what is akin to < {word} > number {i} ?", "feedback": f"I want a {kind}"}
-        for i, word in enumerate(("film", "story", "plot", "cast"))
-        for kind in ("synonym", "antonym")
-    ]
-    write_jsonl(here / "pairs.jsonl", pairs)
-    steps = [
-        {"type": kind, "word": word, "question": f"what is {asked} < {word} > ?"}
-        | {"feedback": f"when I say {asked}, I want the {name}"}
-        | {"expected_answer": f"the {name} for {word} is {word}ly"}
-        for word in ("film", "sea", "story", "plot")
-        for kind, asked, name in (("syn", "akin to", "synonym"), ("ant", "unlike", "antonym"))
-    ]
-    write_jsonl(here / "stream.jsonl", steps)
-    shown = [{"question": "What is < a > ?", "answer": "b"}]
-    shown.append({**shown[0], "feedback": "I want c"})
-    form = "{question} | clarification: {feedback}"
-    (here / "prompt.yaml").write_text(
-        yaml.safe_dump({"separator": "\n\n", "end": "END", "clarified": form, "examples": shown})
-    )
-    typed = [QUESTION, "/add I want a synonym", "/quit"]
-    (here / "typed.txt").write_text("\n".join(typed) + "\n")
-    years = [f"In the year {1901 + 7 * n} the town of Ex{n} built {n} mills." for n in range(12)]
-    (here / "years.txt").write_text("\n".join(years) + "\n")
     points = [{"name": "one", "num_evidence": 1}, {"name": "two", "num_evidence": 2}]
     grid = {"seeds": [1], "base": {}, "points": points}
     (here / "grid.yaml").write_text(yaml.safe_dump(grid))
@@ -306,7 +282,6 @@ SHORT = {
     "train": f"{_STAGES} {_STEPS} --seed 1",
     "memory": "--lookup encoder --encoder ../models/encoder --device cpu",
     "ask": f"'{QUESTION}'",
-    "chat": "--lm ../models/lm --device cpu --max_new_tokens 3 --prompt prompt.yaml --threshold -3",
 }
 
 JOBS: Mapping[str, Job] = {
@@ -326,7 +301,6 @@ JOBS: Mapping[str, Job] = {
         "rerank $stages --num_evidence 2 --queries queries.jsonl --trec found.trec", ["index"]
     ),
     "report": Job("report runs/pgra runs/plain --output table.md", ["train", "plain"]),
-    "html": Job("report runs/pgra runs/plain --output page.html", ["train", "plain"]),
     "consistency": Job(
         "consistency --labeler runs/plain --runs runs/pgra --output_dir labels --no_plots "
         "--device cpu",
@@ -343,20 +317,6 @@ JOBS: Mapping[str, Job] = {
     "erase": Job("memory erase 1", ["memory", "search memory"]),
     "search memory": Job("memory search $ask $memory", ["memory"]),
     "export": Job("memory export log.jsonl", ["memory"]),
-    "salvage": Job("memory import memory.sqlite --memory saved.sqlite", ["memory"]),
-    "similar": Job(
-        "memory train-similarity pairs.jsonl --encoder ../models/encoder --output_dir similar "
-        "--num_steps 4 --width 8 --device cpu"
-    ),
-    "gud-ir": Job(
-        "memory train-gud-ir pairs.jsonl --model ../models/t5 --output_dir gud-ir "
-        "--num_train_epochs 2 --save_steps 1 --device cpu"
-    ),
-    "stream": Job("memory stream --stream stream.jsonl $chat --output_dir runs/stream"),
-    "chat": Job("memory chat $chat"),
-    "claims": Job(
-        "data claims --corpus years.txt --num_train 2 --num_dev 2 --num_test 2 --output_dir claims"
-    ),
 }
 
 # What is there to be damaged besides. It is not killed: a training whose time is up after its first
@@ -396,7 +356,7 @@ _SECONDS = re.compile(
 def without_clock(path: Path) -> object:
     """Give a file's bytes; of a record its fields but for those that the clock fills."""
     data = path.read_bytes()
-    if path.suffix not in (".json", ".md", ".jsonl", ".html"):
+    if path.suffix not in (".json", ".md", ".jsonl"):
         return data
     try:
         return _timeless(json.loads(data))

@@ -48,8 +48,6 @@ _DROPPED = {
 }
 """Of metrics: what differs each time, also by its checksum, notes, which are shown too, and what a
 class or the data declares."""
-_MANIFESTS = ("first.index_bytes", "index_bytes")
-"""Of a plan: files that hold how long something took."""
 _NAME_ONLY = (
     "run.json",
     "config.json",
@@ -59,7 +57,7 @@ _NAME_ONLY = (
 )
 _KEYS = {"arguments.json": 2, "pgra.json": 1}
 """Of these the keys alone, down to so many levels: their values are in the command line."""
-_TEXTS = (".txt", ".csv", ".md", ".tex")
+_TEXTS = (".txt", ".csv", ".md")
 _SHARED = (*_KEYS, "prompt.txt")
 """Of these, one that is as an earlier one only says so."""
 
@@ -228,8 +226,9 @@ def _content(path: Path, symbols: Symbols) -> object:
     if path.suffix == ".jsonl":
         return [_row(json.loads(line), symbols) for line in path.read_text().splitlines()]
     if path.suffix == ".json":
-        value = _simplify(_with_symbols(json.loads(path.read_text()), symbols), symbols)
-        return {key: item for key, item in leaves(value) if key not in _MANIFESTS}
+        return dict(
+            leaves(_simplify(_with_symbols(json.loads(path.read_text()), symbols), symbols))
+        )
     if path.suffix in _TEXTS:
         return _lines(path.read_text(), symbols)
     if path.suffix == ".safetensors":

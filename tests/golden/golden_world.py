@@ -61,7 +61,7 @@ def _states(kind: str) -> dict[str, object]:
     from pgra.data.examples import DataArguments, load_splits
     from pgra.exemplars.selector import build_prompt
     from pgra.lm.prefix import PromptedEncoder
-    from pgra.prompts.fewshot import prompt_template
+    from pgra.prompts import prompt_template
 
     task = pgra.Task.load("reviews.yaml")
     files = DataArguments(task="reviews.yaml", train_file="train.jsonl", test_file="test.jsonl")

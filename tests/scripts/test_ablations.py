@@ -10,6 +10,7 @@ import shlex
 from contextlib import chdir
 
 import pytest
+import yaml
 from conftest import SENTENCES, write_jsonl
 from scripted import ROOT, call, read_json
 from tiny_models import build_encoder, build_lm
@@ -18,8 +19,6 @@ from pgra.cli import main
 from pgra.commands.ablate import main as ablate_main
 from pgra.commands.report import main as report_main
 from pgra.config import config_root, list_yamls, read_yaml
-from pgra.data.examples import DataArguments, load_splits
-from pgra.data.tasks import Task
 from pgra.experiments.grid import read_grid
 from pgra.memory.families import load_family
 from pgra.report.compare import load_reference
@@ -33,19 +32,25 @@ SIZES = {
     **{"num_candidates": 4, "num_evidence": 2, "num_exemplars": 2, "max_segment_tokens": 64},
     **{"max_steps": 1, "total_train_batch_size": 1},
 }
-# What a grid needs beside that; an axis gets values that the paper has too.
+# Axes with few values, of which the paper has some too.
+AXES = {
+    "d": {"num_evidence": [4, 8]},
+    "fid_d": {"num_evidence": [2, 8]},
+    "k": {"num_candidates": [16, 50]},
+    "granularity": {"max_passages": [60]},
+    "kate_f2l": {"num_exemplars": [1]},
+    "kate_f2r": {"max_train_samples": [8]},
+}
+# What a grid needs beside that.
 OWN = {
-    "d": {"axis": "num_evidence=4,8", "num_evidence": None, "num_candidates": 8},
-    "fid_d": {"axis": "num_evidence=2,8", "num_evidence": None, "num_candidates": 8},
-    "k": {"axis": "num_candidates=16,50", "num_candidates": None},
+    "d": {"num_evidence": None, "num_candidates": 8},
+    "fid_d": {"num_evidence": None, "num_candidates": 8},
+    "k": {"num_candidates": None},
     "main": {"num_shots": 2},
     "large": {"num_shots": 2},
     "search": {"max_steps": 8, "total_train_batch_size": None},
-    "granularity": {
-        **{"max_segment_tokens": 224, "axis": "max_passages=60", "max_passages": None},
-    },
-    "kate_f2l": {"axis": "num_exemplars=1"},
-    "kate_f2r": {"axis": "max_train_samples=8", "max_train_samples": None},
+    "granularity": {"max_segment_tokens": 224, "max_passages": None},
+    "kate_f2r": {"max_train_samples": None},
 }
 # Rows of the paper's table whose values must stand beside ours. Of opt_size's LMs none is bundled.
 OF_THE_PAPER = {
@@ -83,21 +88,17 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("ablations")
 
 
-def write_reviews(folder):
-    """Write some of the bundled reviews: reading them all each time takes longer than a run."""
-    sizes = {"max_train_samples": 40, "max_dev_samples": 10, "max_test_samples": 10}
-    args = DataArguments(task="mr", dataset_name="bundled:rotten-tomatoes", **sizes)
-    found = load_splits(Task.load("mr"), args)
-    folder.mkdir()
-    splits = {"train": found.train, "validation": found.dev, "test": found.test}
-    for split, examples in splits.items():
-        rows = [{"text": e.fields["text"], "label": e.label} for e in examples]
-        write_jsonl(folder / f"{split}.jsonl", rows)
+def write_data(folder, field, labels):
+    """Write labelled texts as the splits of a folder."""
+    rows = [{field: f"{SENTENCES[i % 12]} Number {i}.", "label": labels[i % 2]} for i in range(60)]
+    folder.mkdir(exist_ok=True)
+    for split, part in (("train", rows[:40]), ("validation", rows[40:50]), ("test", rows[50:])):
+        write_jsonl(folder / f"{split}.jsonl", part)
     return folder
 
 
 def data_flags(root, name):
-    """Give the data: MR's own task on the bundled reviews, or files where nothing is bundled."""
+    """Give the data: files in place of the hub's."""
     if name == "kate_t4":
         table = {"table_array": [["Year", "Title"], ["2019", "Laal Ishq"]], "table_page_title": "A"}
         table |= {"highlighted_cell_ids": [[1, 1]], "table_section_title": "", "question": "Where?"}
@@ -106,16 +107,11 @@ def data_flags(root, name):
         write_jsonl(root / "fetaqa" / "pool_official_test.jsonl", rows)
         write_jsonl(root / "fetaqa" / "eval_official_dev.jsonl", rows[:2])
         return {"dataset_name": root / "fetaqa"}
-    if name != "fever":
-        return {"tasks": COLUMNS.get(name, "mr"), "dataset_name": root / "reviews"}
-    rows = [
-        {"claim": f"{SENTENCES[i % 12]} Year {i}.", "label": ("SUPPORTS", "REFUTES")[i % 2]}
-        for i in range(20)
-    ]
-    return {
-        "train_file": write_jsonl(root / "train.jsonl", rows[:14]),
-        "test_file": write_jsonl(root / "test.jsonl", rows[14:]),
-    }
+    if name == "fever":
+        folder = write_data(root / "fever", "claim", ("SUPPORTS", "REFUTES"))
+        return {f"{split}_file": folder / f"{split}.jsonl" for split in ("train", "test")}
+    folder = write_data(root / "reviews", "text", ("negative", "positive"))
+    return {"tasks": COLUMNS.get(name, "mr"), "dataset_name": folder}
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +123,6 @@ def lm(root):
 def ran(root, lm, encoder_dir, t5_dirs):
     """Run each grid once, on one folder of artefacts, and give what was said and made."""
     called = {}
-    write_reviews(root / "reviews")
 
     def run(name):
         if name not in called:
@@ -141,7 +136,10 @@ def ran(root, lm, encoder_dir, t5_dirs):
             flags |= {**data_flags(root, name), **OWN.get(name, {})}
             flags |= {"artifacts_dir": root / "artifacts", "output_dir": root / name}
             given = [word for k, v in flags.items() if v for word in (f"--{k}", str(v))]
-            words = [name, "--demo", "--seeds", "0", *given]
+            small = root / f"small_{name}.yaml"
+            demo = {"grid": AXES[name]} if name in AXES else {}
+            small.write_text(yaml.safe_dump({"extends": name, "demo": demo}))
+            words = [str(small), "--demo", "--seeds", "0", *given]
             words += [] if name.startswith("kate_") else ["--drop_readers"]
             with chdir(root):  # where a grid names files itself
                 called[name] = call(ablate_main, words)
@@ -182,8 +180,7 @@ def check_grid(name, called, folder):
     assert papers_values(name) <= beside
     if name == "kate_t3":
         assert not re.search(r"50\.2|90\.2", "".join(rows))  # those are of other encoders
-    if name == "training_cost":
-        assert "seconds" in called.out
+    assert ("seconds" in called.out) == (name == "training_cost")
     if name == "search":
         assert re.search(r"^mr +lr=\S+, batch=\d +\S+ +0.0001 +8$", called.out, re.M)
     if name in ("opt_size", "label_consistency"):
@@ -209,12 +206,9 @@ def write_stream(path, family):
     rows = []
     for kind, form in list(family.answers.items())[:2]:
         for word in ("fast", "cold"):
-            row = {"type": kind, "word": word, "question": f"{kind} of < {word} > ?"}
-            row |= {
-                "feedback": f"I mean {kind}",
-                "expected_answer": form.format(word=word, answer="x"),
-            }
-            rows.append(row)
+            told = {"type": kind, "word": word, "question": f"{kind} of < {word} > ?"}
+            answer = form.format(word=word, answer="x")
+            rows.append({**told, "feedback": f"I mean {kind}", "expected_answer": answer})
     return write_jsonl(path, rows)
 
 
@@ -225,12 +219,9 @@ def run_stream(words, root, lm, encoder_dir):
     small = {"facebook/opt-13b": lm, "sentence-transformers/all-MiniLM-L6-v2": encoder_dir}
     words = [str(small.get(word, word)) for word in words]
     flags = ["--max_new_tokens", "2", "--max_prompt_tokens", "8000", "--device", "cpu"]
-    flags += ["--artifacts_dir", str(root / "artifacts")]
-    if "--encoder" not in words:
-        flags += ["--encoder", str(encoder_dir)]
-    if "--clarification_probabilities" not in words:
-        flags += ["--clarification_probabilities", "1"]
-    called = call(main, ["memory", *words, *flags])
+    flags += ["--artifacts_dir", str(root / "artifacts"), "--encoder", str(encoder_dir)]
+    flags += ["--clarification_probabilities", "1"]
+    called = call(main, ["memory", words[0], *flags, *words[1:]])  # the last of two counts
     assert called.code == 0, called.err
     assert "| MEM-PROMPT, p = 1" in called.out
     assert ("nearest in the memory" in called.out) == ("| NO-MEM" in called.out)

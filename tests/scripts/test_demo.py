@@ -13,7 +13,7 @@ SMALL = [
 ]
 
 
-def test_the_demo_says_what_it_found_and_is_reused(tmp_path, monkeypatch, capsys):
+def test_the_demo_says_what_it_found(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(SMALL) == 0
     shown = capsys.readouterr().out
@@ -22,18 +22,10 @@ def test_the_demo_says_what_it_found_and_is_reused(tmp_path, monkeypatch, capsys
     # Six queries and one step of training are too few for anything.
     assert shown.count("which may be noise") + shown.count("beyond noise") == 2
     assert "which may be noise" in shown
-    assert "the encoder picks:" in shown
-    assert "open runs/demo/report.html" in shown
-    page = (tmp_path / "runs/demo/report.html").read_text()
-    assert "An example, of the reviews on which" in page
+    assert "Prompt-guided" in (tmp_path / "runs/demo/report.html").read_text()
     ranks = [
         [[seen["stage1_rank"] for seen in line["evidence"]] for line in lines_of(folder)]
         for folder in (tmp_path / "runs/demo" / name for name in ("t5", "pgra"))
     ]
     assert ranks[0] == [[]] * 6
     assert ranks[1] != [[1, 2]] * 6
-
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.npy")}
-    assert main(SMALL) == 0
-    assert "all of it reused" in capsys.readouterr().out
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.npy")} == before

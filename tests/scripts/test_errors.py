@@ -26,10 +26,10 @@ KINDS = {
     "unknown class": ("rerank --task sst2 --reranker nope:Reranker", "nope:Reranker"),
     "wrong type": ("search a --corpus corpus.txt --num_candidates few", "few"),
     "out of range": ("search a --corpus corpus.txt --num_candidates 0", "num_candidates"),
+    "not finite": ("train --task sst2 --weight_decay nan", "weight_decay is nan"),
+    "empty path": ("index --corpus corpus.txt --artifacts_dir=", "artifacts_dir is empty"),
     "contradiction": ("train --task sst2 --method plain --num_evidence 8", "num_evidence is 8"),
-    "too many": ("search a --corpus corpus.txt --text b --queries q.tsv", "--queries"),
     "missing file": ("search a --corpus corpsu.txt", "corpsu.txt"),
-    "folder in place of a file": ("search --corpus corpus.txt --queries folder", "folder"),
     "empty corpus": ("search a --corpus empty.txt", "empty.txt"),
     "broken YAML": ("train --task sst2 --config broken.yaml", "broken.yaml"),
     "unknown key of a YAML": ("train --task task.yaml", "lables"),
@@ -39,7 +39,6 @@ KINDS = {
     "missing column": ("icl --train_file column.csv", "'text'"),
     "ragged table": ("icl --train_file ragged.tsv", "ragged.tsv"),
     "damaged table": ("icl --train_file damaged.parquet", "damaged.parquet"),
-    "damaged compression": ("search a --corpus damaged.txt.gz", "damaged.txt.gz"),
     "damaged memory": ("memory list --memory damaged.sqlite", "damaged.sqlite"),
     "no finished run": ("evaluate --run folder", "folder"),
     "no index": ("index search folder a", "folder"),
@@ -55,7 +54,6 @@ FILES = {
     "column.csv": "words,label\na,positive\n",
     "ragged.tsv": "text\tlabel\na\tpositive\t1\n",
     "damaged.parquet": "PAR1 and no more",
-    "damaged.txt.gz": "no gzip",
     "damaged.sqlite": "no memory " * 100,
 }
 ICL = "--task sst2 --test_file label.jsonl --decide_by vote --encoder bm25 --output_dir out"

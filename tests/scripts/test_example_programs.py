@@ -127,17 +127,6 @@ def test_csls_by_hand(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_similarity_of_ones_own_orders_candidates(example):
-    sizes = "--max_train_samples 20 --max_passages 40 --num_candidates 8"
-    lines = example("own_similarity", "a warm and funny film", *sizes.split())
-    assert "own_similarity:Csls" in "".join(lines[1:3])  # two lines where columns are narrow
-    second = [line[lines[1].index("second stage") :] for line in lines[2:]]
-    scores = [float(found) for line in second for found in re.findall(r"^ +(-?\d+\.\d{4}) ", line)]
-    assert scores == sorted(scores, reverse=True)
-    assert -1 < scores[-1] < scores[0] < 2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_of_a_notebook_run(notebook):
     names = {"__name__": "__main__"}

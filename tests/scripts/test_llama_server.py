@@ -11,7 +11,6 @@ from method_runs import lines_of
 
 from pgra.cli import main
 from pgra.data.bundled import BUNDLED_MODELS, locate_files
-from pgra.errors import ModelError
 from pgra.report.results import read_object
 
 pytest.importorskip("xllamacpp", reason="llama.cpp's server is in the package xllamacpp")
@@ -35,7 +34,7 @@ SERVE = """
 
 @pytest.fixture(scope="module")
 def url():
-    (weights,) = locate_files(BUNDLED_MODELS["smollm2-135m"], ModelError)
+    (weights,) = locate_files(BUNDLED_MODELS["smollm2-135m"])
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = [sys.executable, "-c", textwrap.dedent(SERVE), str(weights), str(port)]

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from pgra.cli import main
 from pgra.core import Candidates, Context, Example
 from pgra.errors import ConfigError
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
 

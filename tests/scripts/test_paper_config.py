@@ -1,11 +1,7 @@
-"""The paper's own run, from its YAML: what it says, and every stage built from it, small."""
+"""The paper's own run, as its YAML says it; `test_ablations.py` makes the grids, small."""
 
-import pytest
-from conftest import SENTENCES
 from method_runs import parse
-from scripted import call
 
-from index_build.__main__ import main as index_main
 from pgra.config import config_root
 
 PAPER = config_root() / "experiments" / "paper.yaml"
@@ -34,22 +30,3 @@ def test_the_yaml_gives_the_papers_constants():
     }
     given = {name: value for part in run.sections.values() for name, value in vars(part).items()}
     assert given.items() >= constants.items()
-
-
-@pytest.mark.slow
-def test_every_stage_is_built_from_it(new_bench, lm_dirs):
-    """With models of the same architectures, a dozen sentences, and only sizes and places."""
-    new_bench.corpus.write_text("\n".join([*SENTENCES, SENTENCES[0]]) + "\n")
-    flags = {name: new_bench.flags[name] for name in ("corpus", "encoder", "artifacts_dir")}
-    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    built = call(index_main, ["--config", str(PAPER), "--device", "cpu", *words])
-    assert "13 passages" in built.out  # drop_duplicates: false
-    of_the_paper = dict.fromkeys(("per_device_train_batch_size", "seed"))
-    small = {"num_evidence": 3, "num_exemplars": 4, "lm": lm_dirs["opt"], **of_the_paper}
-    new_bench.make("run", config=PAPER, **small)
-    assert new_bench.metrics("run")["n"] == 12
-    assert [len(line["evidence"]) for line in new_bench.predictions("run")] == [3] * 12
-    # One index served both programs, and the states are a float16 LM's.
-    assert len(list((new_bench.artifacts / "indexes").iterdir())) == 1
-    for folder in (new_bench.artifacts / "banks").iterdir():
-        assert '"float16"' in (folder / "manifest.json").read_text()

@@ -96,21 +96,14 @@ def test_a_task_of_two_inputs_takes_one_text_or_both_fields(bench, tmp_path):
     names = ("train_file", "validation_file", "test_file")
     files = {name: write_jsonl(tmp_path / f"{name}.jsonl", rows) for name in names}
     bench.make("pairs", task=task, num_evidence=0, **files)
-    run = bench.run("pairs")
-    elsewhere = ("--artifacts_dir", tmp_path / "none")  # it searches nothing
+    run, pair = bench.run("pairs"), {"claim": TEXTS[0], "source": "a town on a hill"}
     assert read_json(run / "metrics.json")["metric"] == "macro_f1"
-    pair = {"claim": TEXTS[0], "source": "a town on a hill"}
-    both, first = write_jsonl(tmp_path / "q.jsonl", [pair]), tmp_path / "q.txt"
-    first.write_text(TEXTS[0])
-    (answer,) = answers(run, "--file", both)
+    (answer,) = answers(run, "--file", write_jsonl(tmp_path / "q.jsonl", [pair]))
     assert (answer["text"], answer["fields"]) == (f"{TEXTS[0]} a town on a hill", pair)
-    (alone,) = answers(run, TEXTS[0], *elsewhere)
+    (alone,) = answers(run, TEXTS[0], "--artifacts_dir", tmp_path / "none")  # it searches nothing
     assert (alone["evidence"], list(tmp_path.glob("none"))) == ([], [])
     assert alone["fields"] == {"claim": TEXTS[0], "source": ""}
-    assert alone == answers(run, "--file", first)[0]
     assert alone["scores"] != answer["scores"]
-    write_jsonl(both, [{"claim": "a"}])
-    assert "no column 'source'. Found: claim" in (ask(run, "--file", both).error)
 
 
 @pytest.fixture
@@ -140,10 +133,6 @@ def test_another_corpus_encoder_or_lm_is_refused_by_name(bench, other, lm_dirs, 
     assert sorted(bench.artifacts.glob("indexes/*")) == indexes  # none was built for it
     refused = ask(other(rerank={"lm": str(lm_dirs["opt"])}), *TEXTS)
     assert "was made with model " in refused.error
-    refused = ask(other(retriever={"pooling": "cls"}), *TEXTS)
-    assert "was made with pooling " in refused.error
-    refused = ask(other(rerank={"similarity": "cosine"}), *TEXTS)
-    assert 'with similarity "dot", what is there now is "cosine"' in refused.error
     refused = ask(other(), *TEXTS, "--artifacts_dir", bench.root / "gone")
     assert "gone, where the run's index and bank should be, does not exist" in refused.error
     assert not (bench.root / "gone").exists()
@@ -159,13 +148,6 @@ def test_a_table_gives_what_its_texts_give(run, tmp_path):
     rows = ["A warm film, by the sea.", " ", "A dull story.", ""]
     blank = write_jsonl(tmp_path / "blank.jsonl", [{"text": text} for text in rows])
     assert answers(run, "--file", blank) == [asked[0], None, asked[1], None]
-    told = ask(run, "--file", blank)
-    assert "blank.jsonl: 2 rows without text are not decided, the first is line 2" in told.err
-    assert told.out.count("query: ") == 2
+    assert ask(run, "--file", blank).out.count("query: -") == 2
     only = write_jsonl(tmp_path / "only.jsonl", [{"text": ""}])
     assert "only.jsonl holds no text" in ask(run, "--file", only).error
-    (tmp_path / "y.csv").write_text("sentence\nA dull story.\n")
-    assert (
-        "y.csv, line 2: no column 'text'. Found: sentence."
-        in ask(run, "--file", tmp_path / "y.csv").error
-    )

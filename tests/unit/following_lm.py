@@ -1,15 +1,14 @@
 """A completer that answers by a rule: for the bookkeeping of simulated users, not for results."""
 
-import contextlib
 import random
 import re
 
 from pgra.lm.base import Completion
-from pgra.memory.chat import Conversation
-from pgra.memory.families import load_family, load_few_shot
+from pgra.memory.chat import Conversation, page
+from pgra.memory.families import Step, load_family, load_few_shot
 from pgra.memory.lookup import EditLookup
 from pgra.memory.memory import Memory
-from pgra.memory.stream import MemPrompt, PromptedLM, Step
+from pgra.memory.stream import PromptedLM
 
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
 SAID = {
@@ -33,15 +32,13 @@ ASKED = {  # by type: its name, and how it is asked
 def stream(count=60, *, seed=0):
     """Draw lexical questions: each in one of the ways to ask, about one of five words."""
     draw, steps = random.Random(seed), []
-    for number in range(count):
+    for _ in range(count):
         kind = draw.choice(sorted(ASKED))
         name, *ways = ASKED[kind]
         way, word = draw.choice(ways), f"word{draw.randrange(5)}"
         feedback = f"when I ask for {way}, I want a {name}"
         expected = SAID[name].format(word=word)
-        steps.append(
-            Step(str(number + 1), kind, f"what is {way} < {word} > ?", feedback, word, (expected,))
-        )
+        steps.append(Step(kind, f"what is {way} < {word} > ?", feedback, (expected,)))
     return steps
 
 
@@ -91,21 +88,12 @@ def open_memory(threshold=-5.0):
     return Memory(":memory:", lookup=EditLookup, threshold=threshold)
 
 
-def conversation(memory, family="lexical", completer=None):
-    """Return a person's conversation, by default about lexical relations."""
-    few_shot = load_few_shot(family)
-    return Conversation(
-        lm=PromptedLM(few_shot=few_shot, completer=completer or FollowingLM()),
-        system=MemPrompt(load_family(family), few_shot, memory),
-        about="LM <following>",
-    )
+def prompted(name="lexical", completer=None, **more):
+    """Return an LM that is asked a family's questions."""
+    asked = {"family": load_family(name), "few_shot": load_few_shot(name)}
+    return PromptedLM(**{**asked, "completer": completer or FollowingLM(), **more})
 
 
-@contextlib.contextmanager
 def open_page(memory, completer=None):
     """Open the page's application on a memory, with the conversation that it shows."""
-    from pgra.memory.web import MemoryPage
-
-    page = MemoryPage(conversation(memory, completer=completer))
-    with memory, contextlib.closing(page):
-        yield page.app(["127.0.0.1"])
+    return page(Conversation(prompted(completer=completer), memory), ["127.0.0.1"])

@@ -9,7 +9,7 @@ from pgra.core import Candidates, Context, Example
 from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import PromptTemplate
+from pgra.prompts import PromptTemplate
 from pgra.rerank.base import Reference, RerankArguments, RerankRequest
 from pgra.rerank.reranker import Reranker
 

@@ -16,7 +16,7 @@ from conftest import reader_inputs
 from pgra.core import join_context
 from pgra.errors import PgraError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer
 from pgra.reader.arguments import TrainingArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier, decide

@@ -21,17 +21,16 @@ TABLE = b'text,label\n"A ""warm"", long film.",positive\nA dull one.,negative\n'
 EVENT = b'{"question": "akin to warm ?", "feedback": "a synonym", "kind": "add"}\n'
 
 
-def written(path):
-    return load_any_task(str(path))
-
-
 def corpus(path):
-    return list(find_source(str(path)).texts("text"))
+    return [row.value("text") for row in find_source(str(path)).rows(["text"])]
 
 
 READERS = {
     "t.yaml": ((CONFIGS / "tasks" / "trec.yaml").read_bytes(), Task.load),
-    "w.yaml": ((CONFIGS / "generation" / "totto.yaml").read_bytes(), written),
+    "w.yaml": (
+        (CONFIGS / "generation" / "totto.yaml").read_bytes(),
+        lambda p: load_any_task(str(p)),
+    ),
     "g.yaml": ((CONFIGS / "ablations" / "k.yaml").read_bytes(), lambda p: read_grid(str(p))),
     "c.jsonl": (ROWS, corpus),
     "c.txt": (b"A film about a town.\n\nWarm and funny.\n", corpus),

@@ -36,7 +36,7 @@ def of_a_run(reranker, root, queries=TWO, documents=SENTENCES):
     """Scores of a run's second stage, which has its states on disk: (B, n)."""
     ready = reranker.over(
         RerankRequest(
-            args=RerankArguments(bank_shard_rows=5, bank="full"),
+            args=RerankArguments(bank_shard_rows=5),
             prompt=reranker.prompt,
             corpus=open_corpus(documents, root),
             reference=Reference(TRAIN[4:]),
@@ -67,25 +67,21 @@ def test_ranking_is_the_scores_in_order_ties_by_place(make):
     assert [hit.text for hit in hits] == [texts[hit.index] for hit in hits]
     assert [hit.score for hit in hits] == scores[[hit.index for hit in hits]].tolist()
     assert reranker.rank(QUERIES[0], texts, k=2) == hits[:2]
-    assert reranker.rank(QUERIES[0], texts, k=99) == hits
     assert reranker.rank(QUERIES[0], []) == []
     assert reranker.rank(QUERIES, texts)[0] == hits
-    assert [len(line) for line in reranker.rank(QUERIES, [])] == [0, 0]
     found = [Hit(40 + at, 0.5, text) for at, text in enumerate(texts)]  # of a search
     assert [hit.index - 40 for hit in reranker.rank(QUERIES[0], found)] == [h.index for h in hits]
 
 
 @pytest.mark.slow
-def test_drawn_exemplars_leave_the_others_for_the_fit(make, tmp_path):
+def test_drawn_exemplars_leave_the_others_for_the_fit(make):
     reranker = make(examples=TRAIN, num_exemplars=4, similarity="head")
-    assert len(reranker.prompt.exemplar_ids) == 4
     scores = reranker.fit(SENTENCES).score(QUERIES, SENTENCES)
-    rest = [
-        one for at, one in enumerate(TRAIN) if f"examples-{at}" not in reranker.prompt.exemplar_ids
-    ]
+    shown = reranker.prompt.exemplar_ids
+    rest = [one for at, one in enumerate(TRAIN) if f"examples-{at}" not in shown]
+    assert len(rest) == len(TRAIN) - 4
     again = make(examples=TRAIN, num_exemplars=4, similarity="head").fit(SENTENCES, rest)
     np.testing.assert_array_equal(again.score(QUERIES, SENTENCES), scores)
-    assert make(examples=TRAIN, num_exemplars=4, seed=1).prompt != reranker.prompt
     texts = make(similarity="whitened").fit(SENTENCES, [one.text for one in TRAIN[4:]])
     same = make(similarity="whitened").fit(SENTENCES, TRAIN[4:])
     assert (texts.score("a", SENTENCES) == same.score("a", SENTENCES)).all()
@@ -123,27 +119,19 @@ def test_a_loaded_lm_gives_the_scores_of_its_folder_and_stays_as_it_is(make, lm_
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(ConfigError, match="give its name"):
         make(model, tokenizer=tokenizer, lm_layer=1)
-    with pytest.raises(ConfigError, match="in training mode"):
+    with pytest.raises(ConfigError, match="call its eval"):
         make(model.train(), tokenizer=tokenizer)
 
 
-def test_an_open_lm_is_taken_and_words_need_its_head(make, lm_dirs):
-    folder = lm_dirs["gpt2"]
-    lm = CausalLM(str(folder), device="cpu")
+def test_an_open_lm_is_taken(make, lm_dirs):
+    lm = CausalLM(str(lm_dirs["gpt2"]), device="cpu")
     reranker = pgra.Reranker(lm, task="sst2", examples=SHOTS)
     assert reranker.encoder.lm is lm
     np.testing.assert_array_equal(
         reranker.score(QUERIES, SENTENCES), make().score(QUERIES, SENTENCES)
     )
-    with pytest.raises(ConfigError, match="needs the LM's head: open it by CausalLM"):
-        pgra.Reranker(lm, task="sst2", examples=SHOTS, similarity="label_words")
-    parts = (AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
-    words = pgra.Reranker(*parts, task="sst2", examples=SHOTS, similarity="label_words")
-    np.testing.assert_allclose(
-        words.fit(SENTENCES, TRAIN).score(QUERIES, SENTENCES),
-        make(similarity="label_words").fit(SENTENCES, TRAIN).score(QUERIES, SENTENCES),
-        rtol=1e-4,
-    )
+    with pytest.raises(ConfigError, match="the LM is open already"):
+        pgra.Reranker(lm, task="sst2", examples=SHOTS, lm_layer=1)
 
 
 def test_a_loaded_lm_is_told_apart_by_its_weights_and_refuses_what_would_change_it(lm_dirs):
@@ -152,6 +140,6 @@ def test_a_loaded_lm_is_told_apart_by_its_weights_and_refuses_what_would_change_
     parts[0].ln_f.bias.data[0] += 1
     prints.append(CausalLM(*parts).fingerprint)
     assert prints[0] == prints[1] != prints[2]
-    for option in ({"dtype": "bfloat16"}, {"quantization": "8bit"}, {"device_map": "auto"}):
-        with pytest.raises(ConfigError, match="and the LM is loaded already"):
+    for option in ({"dtype": "bfloat16"}, {"device_map": "auto"}):
+        with pytest.raises(ConfigError, match="a loaded LM is used as it is"):
             CausalLM(*parts, **option)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pkgutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import get_args, get_type_hints
 
@@ -13,28 +13,24 @@ import pgra
 from pgra.commands.common import parse_run
 from pgra.config import (
     Arguments,
+    arg,
     config_root,
     list_yamls,
     parse_arguments,
     read_yaml,
     rules,
 )
-from pgra.data.tasks import Task, check_slots
-from pgra.encoders.encoder import POOLINGS
 from pgra.errors import ConfigError
-from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
-from pgra.rerank import RERANKERS
 from pgra.rerank.base import RerankArguments
-from pgra.retrieval import RETRIEVERS
-from pgra.retrieval.base import RetrieverArguments
+from pgra.retrieval.faiss import empty_index
 
 
 @dataclass(kw_only=True)
 class Fruit:
     """What a stall sells."""
 
-    kind: str = field(default="apple", metadata={"help": "Which fruit."})
-    count: int = field(default=3, metadata={"help": "How many."})
+    kind: str = arg("apple", "Which fruit.", is_common=True)
+    count: int = arg(3, "How many.", is_common=True)
     price: float | None = None
 
 
@@ -76,7 +72,7 @@ def test_defaults_then_profile_then_yaml_then_command_line(yaml, capsys):
         ("- a\n", "must be a mapping of names to values"),
         (["--kin", "pear"], "unknown argument '--kin'"),  # nothing is guessed from a beginning
         (["--config", "papr"], "unknown config 'papr'. Did you mean 'paper'"),
-        (["--config", "none.yaml"], r"none.yaml does not exist\."),
+        (["--config", "none.yaml"], "none.yaml does not exist"),
     ],
 )
 def test_a_yaml_or_a_command_line_that_cannot_work_is_refused(yaml, words, message):
@@ -173,20 +169,9 @@ def test_a_profile_and_an_experiment_give_their_values(name):
     assert (values == all_of()) == (name == "pgra")  # the profile of the defaults
 
 
-def test_the_official_template_fits_every_task_with_one_text():
-    template = read_yaml(CONFIGS["official"])["reader_template"]
-    for task in map(Task.load, Task.names()):
-        if len(task.inputs) == 1:
-            check_slots("template", template, task.inputs)
-
-
-def test_what_the_arguments_allow_is_what_there_is():
-    """Names are checked in config, before anything heavy is imported; the tables are later."""
-    for name in RETRIEVERS:
-        RetrieverArguments(retriever=name)
-    for name in RERANKERS:
-        RerankArguments(reranker=name)
-    for name in POOLINGS:
-        RetrieverArguments(pooling=name)
-    for name in [*SELECTORS, "my_module:Mine"]:
-        assert RerankArguments(exemplars=name).per_query == (name not in DRAWN_EXEMPLARS)
+@pytest.mark.parametrize("factory", ["IVF0,Flat", "HNSW0", "HNSW1", "IVF4_HNSW1,Flat", "PQ2x0"])
+def test_factories_that_end_the_process_are_refused(factory):
+    with pytest.raises(ConfigError, match="is too small a number"):
+        empty_index(factory, 16, 300)
+    made = empty_index(factory.replace("1", "2").replace("0", "2"), 16, 300)  # the control
+    assert made.d == 16

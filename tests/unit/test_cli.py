@@ -1,5 +1,4 @@
 import errno
-import io
 import logging
 import os
 import re
@@ -22,7 +21,7 @@ def raising(error):
     return script
 
 
-FULL = "No space left on device (ENOSPC)"
+FULL = "cannot use /some/file: No space left on device"
 LOST, MORE = (
     "what was finished is kept, and the same command continues",
     "CUDA kernel errors might be",
@@ -36,7 +35,6 @@ LOST, MORE = (
         (KeyboardInterrupt(), 130, "the same command continues where it stopped"),
         (OSError(errno.ENOSPC, "no", "/some/file"), 2, FULL),
         (OSError(errno.ELOOP, "no"), 2, "cannot use a file: Too many lev"),
-        (Exception("No space left on device (os error 28)"), 2, FULL),  # tokenizers
         (torch.AcceleratorError(f"CUDA error: device-side assert triggered\n{MORE}"), 2, LOST),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 2, "smaller batc"),
         (MemoryError("Unable to allocate 8 PiB"), 2, "memory is full (Unable to allocate 8 PiB): "),
@@ -94,7 +92,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_read(
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [["-v", "-q"], ["--quiet"], ["--log_level=error"]])
+@pytest.mark.parametrize("words", [["-v", "-q"], ["--quiet"]])
 def test_how_loud_may_stand_anywhere(words):
     for given in ([*words, "a", "--b"], ["a", *words, "--b"], ["a", "--b", *words]):
         seen = []
@@ -113,29 +111,12 @@ def test_every_script_has_help(script, capsys, monkeypatch):
     assert "usage: " in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_a_reader_that_leaves_ends_a_listing_without_a_word():
-    command = [sys.executable, "-m", "pgra", "data"]
-    read, write = os.pipe()
-    os.close(read)
-    alone = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(write)
-    assert (alone.returncode, alone.stderr) == (141, "")
-
-
 def test_a_command_that_shares_no_work_refuses_several_processes(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["memory", "add", "a question", "a correction"]) == 2
-    assert "pgra memory runs in one process, and WORLD_SIZE" in capsys.readouterr().err
+    assert "pgra memory runs in one process, and there are 2" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
-
-
-def test_what_standard_output_cannot_encode_is_escaped(monkeypatch):
-    kept = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(kept, encoding="ascii", errors="strict"))
-    assert run(lambda _: sys.stdout.write("good 👍 naïve"), []) == 12
-    assert kept.getvalue().strip() == rb"good \U0001f44d na\xefve"
 
 
 LIGHT = """

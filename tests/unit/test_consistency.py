@@ -2,9 +2,7 @@
 
 import pytest
 
-from pgra.errors import DataError
 from pgra.experiments.consistency import count_table, measure_consistency, score_table
-from pgra.report.metrics import compare_means
 
 PSEUDO = {"p1": "pos", "p2": "pos", "p3": "pos", "n1": "neg", "n2": "neg", "unused": "neg"}
 
@@ -22,8 +20,8 @@ RUN = [
 ]
 
 
-def measure(*seeds, name="pgra", **how):
-    return measure_consistency(name, "sst2", seeds or [RUN], PSEUDO, labels=["neg", "pos"], **how)
+def measure(lines=RUN, name="pgra"):
+    return measure_consistency(name, "sst2", lines, PSEUDO, labels=["neg", "pos"])
 
 
 def texts_of(table):
@@ -45,62 +43,39 @@ def test_score_lines_and_counts_by_hand():
     assert found.pseudo_labels == {"neg": 5 / 16, "pos": 11 / 16}
     assert found.chance == pytest.approx(38 / 64)
     assert (found.queries.tolist(), found.right.tolist()) == ([0, 2, 0, 1, 1], [0, 1, 0, 1, 1])
-    assert [found.accuracy(number) for number in range(5)] == [None, 0.5, None, 1.0, 1.0]
+    shown = [cells[2] for cells in texts_of(count_table([found]))]
+    assert shown == ["-", "50.0", "-", "100.0", "100.0"]
 
-
-def test_the_order_of_evidence_and_of_queries_does_not_matter():
     turned = [{**one, "evidence": one["evidence"][::-1]} for one in RUN[::-1]]
-    assert measure(turned).as_json() == measure().as_json()
+    assert measure(turned).as_json() == found.as_json()
+    # Fewer evidence than others counts by its own number.
+    found = measure([*RUN, line(4, "neg", "pos", "n1", "n2"), line(5, "neg", "pos")])
+    assert found.shares.tolist()[4:] == [1.0]
+    assert (found.queries[2], found.right[2]) == (1, 0)
+    assert (len(found.shares), found.majority) == (5, 3 / 5)
 
 
 def best(count):
     return [{**one, "evidence": one["evidence"][:count]} for one in RUN]
 
 
-def test_fewer_evidence_than_others_counts_by_its_own_number():
-    found = measure([*RUN, line(4, "neg", "pos", "n1", "n2"), line(5, "neg", "pos")])
-    assert found.shares.tolist()[4:] == [1.0]
-    assert (found.queries[2], found.right[2]) == (1, 0)
-    assert (found.without_evidence, found.majority) == (1, 3 / 5)
-
-
-def test_equal_evidence_differs_by_nothing():
-    """A mean of three equal shares is not always the share, by a last digit: no difference."""
-    texts = ["p1", "n1", "n2", "n1", "n2", "n1", "n2", "n1", "n2", "n1"]  # 1 of 10: 0.1
-    lines = [line(i, "pos", "pos", *texts) for i in range(20)]
-    one, three = measure(lines), measure(lines, lines, lines)
-    assert three.shares.tolist() != one.shares.tolist()  # what is to be seen through
-    found = compare_means(three.shares, one.shares, seed=0)
-    assert (found.difference, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
-
-
 def test_tables_show_both_lines_the_paper_the_baseline_and_what_is_missing():
     table = count_table([measure(), measure(best(2), name="fid")])
     rows = texts_of(table)
     assert rows[0] == ["0", "0", "-", "1", "0.0"]  # nobody has none; who has none of 2 is wrong
-    assert rows[4] == ["4", "1", "100.0", "", ""]  # of two there cannot be four
+    assert rows[4] == ["4", "1", "100.0", "0", "-"]  # of two there cannot be four
     runs = [measure(best(1), name="fid"), measure(), measure(RUN[:3], name="few")]
-    table = score_table(runs, baseline="fid", paper={("sst2", "pgra"): 75.2}, notes=["A note."])
-    fid, pgra, few = texts_of(table)
-    assert [*pgra[5:6], *pgra[7:-2]] == ["56.2", "75.2", "75.0", "59.4", "-18.8"]
-    assert (fid[7], fid[-3:], few[-3]) == ("", ["", "", ""], "other queries")
+    table = score_table(runs, baseline="fid", paper={("sst2", "pgra"): 75.2})
+    fid, pgra, few = (dict(zip(table.columns, row, strict=True)) for row in texts_of(table))
+    shown = [pgra[n] for n in ("consistency", "paper", "majority rate", "chance", "difference")]
+    assert shown == ["56.2", "75.2", "75.0", "59.4", "-18.8"]
+    assert (fid["paper"], fid["difference"], few["difference"]) == ("", "", "")  # other queries
 
 
 def test_several_tasks_have_a_mean_beside_the_papers():
-    other = measure_consistency("pgra", "mr", [RUN[:2]], PSEUDO, labels=["neg", "pos"])
+    other = measure_consistency("pgra", "mr", RUN[:2], PSEUDO, labels=["neg", "pos"])
     paper = {("average", "pgra"): 60.5}
     mean = texts_of(score_table([measure(), other], baseline="pgra", paper=paper))[-1]
-    assert (mean[:2], mean[5], mean[7]) == (["pgra", "average"], "53.1", "60.5")  # 56.25 and 50
+    assert (mean[:2], mean[4], mean[7]) == (["pgra", "average"], "53.1", "60.5")  # 56.25 and 50
     alone = texts_of(score_table([measure()], baseline="pgra", paper=paper))
     assert [row[1] for row in alone] == ["sst2"]  # the control: of one there is none
-
-
-def test_seeds_are_put_together_by_query():
-    wrong = [{**one, "prediction": "pos"} for one in RUN]
-    both = measure(RUN, wrong)
-    assert (both.score, both.seeds) == (measure().score, 2)
-    # with one consistent piece: two queries a seed, of four one is right, then one more
-    assert (both.queries[1], both.right[1]) == (4, 2)
-    assert texts_of(count_table([both]))[1] == ["1", "2", "50.0"]
-    with pytest.raises(DataError, match="the seeds of pgra have evidence for different queries"):
-        measure(RUN, RUN[:3])

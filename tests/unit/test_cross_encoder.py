@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pgra.core import Context
 from pgra.errors import ModelError
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
 from pgra.rerank.cross_encoder import CrossEncoderArguments

@@ -8,17 +8,13 @@ from small_training import VERBALIZER
 from pgra.core import ALONE, Example
 from pgra.errors import ConfigError
 from pgra.methods.lm_bff import build_demonstrated, draw_demonstrations
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer
 from pgra.reader.inputs import SegmentLayout
 from pgra.runs import open_method
 
 LABELS = VERBALIZER.labels
-SUPPORT = [
-    Example("train-0", {"text": "A dull story."}, "negative"),
-    Example("train-1", {"text": "A warm album."}, "positive"),
-    Example("train-2", {"text": "A lifeless plot."}, "negative"),
-    Example("train-3", {"text": "A funny film."}, "positive"),
-]
+TEXTS = ("A dull story.", "A warm album.", "A lifeless plot.", "A funny film.")
+SUPPORT = [Example(f"train-{i}", {"text": text}, LABELS[i % 2]) for i, text in enumerate(TEXTS)]
 VECTORS = np.eye(4, dtype=np.float32)
 QUERY = Example("test-0", {"text": "The sea."})
 
@@ -58,16 +54,14 @@ def test_demonstrations_come_from_the_nearer_half():
 
 def test_the_query_keeps_its_slot_if_any_and_demonstrations_have_their_word(tokenizer):
     inputs = build(tokenizer, [[[0, 1], [2, 3]]])
+    texts = [("A dull story.", "A warm album."), ("A lifeless plot.", "A funny film.")]
     whole = [
-        tokenizer(f"The sea. <extra_id_0> {first} terrible {second} great success").input_ids
-        for first, second in (
-            ("A dull story.", "A warm album."),
-            ("A lifeless plot.", "A funny film."),
-        )
+        tokenizer(f"The sea. <extra_id_0> {one} terrible {two} great success").input_ids
+        for one, two in texts
     ]
     assert [segment.tolist() for segment in inputs[0].segments] == whole
-    plain = build(tokenizer, [[[0, 1]]], verbalizer=Verbalizer(VERBALIZER.words, "{text} Review:"))
-    text = tokenizer.decode(plain[0].segments[0])
+    plain = Verbalizer(VERBALIZER.words, "{text} Review:")
+    text = tokenizer.decode(build(tokenizer, [[[0, 1]]], verbalizer=plain)[0].segments[0])
     assert text.startswith("The sea. Review: A dull story. Review: terrible A warm")
 
 
@@ -77,9 +71,7 @@ def test_long_texts_are_cut_and_words_are_not(tokenizer):
     segment = short[0].segments[0]
     assert len(segment) <= 2 * 24
     text = tokenizer.decode(segment)
-    assert text.count("<extra_id_0>") == 1
-    assert "terrible" in text
-    assert "great success" in text
+    assert [text.count(part) for part in ("<extra_id_0>", "terrible", "great success")] == [1] * 3
     assert "warm album" not in text  # the control: it was cut
     with pytest.raises(ConfigError, match=r"max_segment_tokens .* is less than"):
         build(tokenizer, [[[0, 1]]], max_tokens=8)

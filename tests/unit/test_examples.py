@@ -1,6 +1,5 @@
 """A task's examples: what is read of each source, what is held out, drawn and refused."""
 
-import csv
 import gzip
 import math
 from collections import Counter
@@ -8,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,11 +20,12 @@ from pgra.data.examples import (
     DataArguments,
     draw_shots,
     load_splits,
+    open_rows,
     open_split,
     read_split,
 )
 from pgra.data.tasks import Task
-from pgra.errors import ConfigError, DataError
+from pgra.errors import DataError
 from pgra.exemplars.selector import ExemplarSelector
 
 TASK = Task.load("mr")
@@ -64,19 +63,14 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
     rows = [*rows, ('a "fine", film', "positive")]
     records = [{"label": label, "text": text, "more": "x"} for text, label in rows]
     write_jsonl(folder / "x.jsonl", records)
-    with (folder / "x.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["label", "text", "more"])
-        writer.writeheader()
-        writer.writerows(records)
+    pd.DataFrame(records).to_csv(folder / "x.csv", index=False)
     lines = ["text\tlabel\tmore", *(f"{text}\t{label}\tx ¦" for text, label in rows)]
     (folder / "x.tsv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    expected = [
-        Example(f"test-{i}", {"text": text.strip()}, label)
-        for i, (text, label) in enumerate(rows)
-        if text.strip()
+    every = [
+        Example(f"test-{i}", {"text": text.strip()}, label) for i, (text, label) in enumerate(rows)
     ]
     for name in ("x.jsonl", "x.csv", "x.tsv.gz"):
-        assert read(folder / name) == expected, name
+        assert read(folder / name) == [one for one in every if one.text], name
 
 
 # Folders and hubs.
@@ -86,22 +80,19 @@ def test_a_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
     home = tmp_path / "sst2"
     home.mkdir()
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(10)]
-    write_jsonl(home / "train.jsonl", rows)
-    write_jsonl(home / "validation.jsonl", rows[:4])
+    for split, size in (("train", 10), ("validation", 4), ("test", 2)):
+        write_jsonl(home / f"{split}.jsonl", rows[:size])
     for folder in (tmp_path, home):
         splits = load_splits(Task.load("sst2"), DataArguments(dataset_name=str(folder)))
         assert len(splits.test) == 4  # SST-2 is reported on its validation set, which is not dev
         assert all(e.id.startswith("train-") for e in splits.dev)
     assert "has 10 rows, the papers' train split of sst2 has 6920" in caplog.text
-    write_jsonl(home / "test.jsonl", rows[:2])  # a task of one's own has its dev set there
-    mine = Task(name="mine", labels=LABELS, prompt="{text}")
+    mine = Task(name="mine", labels=LABELS, prompt="{text}")  # has its dev set there
     splits = load_splits(mine, DataArguments(dataset_name=str(home)))
     assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [10, 4, 2]
     (home / "test.csv").write_text("text,label\na,positive\n")
-    with pytest.raises(DataError, match=r"2 files for the test split .*--test_file"):
+    with pytest.raises(DataError, match=r"must hold one file of the test split .*--test_file"):
         load_splits(mine, DataArguments(dataset_name=str(home)))
-    with pytest.raises(DataError, match="there is no train set: give --train_file$"):
-        load_splits(mine, DataArguments(test_file=str(home / "test.jsonl")))
 
 
 def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
@@ -112,19 +103,12 @@ def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
     rows = {"text": ["What is NATO ?", "Who ?"], "coarse_label": [0, 3], "label": [0, 1]}
     data["test"] = Dataset.from_dict(rows)
     task = Task.load("trec")
-    assert labels_of(read("CogComp/trec", task=task)) == ["abbreviation", "human"]
-    assert task.labels[0] == "description"  # read by our own order, both would be wrong
+    assert labels_of(read("CogComp/trec", task=task)) == ["abbreviation", "human"]  # not our order
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["positive", "negative"]))
     assert labels_of(read("some/reviews")) == ["positive", "negative"]
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["good", "bad"]))
     with pytest.raises(DataError, match="has the classes good, bad, the task has .*: rename"):
         read("some/reviews")
-    hidden = Dataset.from_dict({"text": ["a"], "label": [-1]})
-    data["test"] = hidden.cast_column("label", ClassLabel(names=[*LABELS]))
-    with pytest.raises(DataError, match="split 'test', row 0 has no label"):
-        read("some/reviews")
-    with pytest.raises(DataError, match=r"has no split 'train' \(it has test\).*--train_file"):
-        read("some/reviews", "train")
 
 
 # Splits.
@@ -142,18 +126,13 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
     path = write_jsonl(tmp_path_factory.mktemp("any") / "x.jsonl", rows)
     args = files(path, path, dev_fraction=fraction, max_dev_samples=None, split_seed=seed)
     splits = load_splits(TASK, args)
-    train, dev = (
-        [int(name.removeprefix("train-")) for name in ids(part)]
-        for part in (splits.train, splits.dev)
-    )
+    train, dev = ([int(e.id[6:]) for e in part] for part in (splits.train, splits.dev))
     assert sorted(train + dev) == list(range(len(rows)))  # divided, and nothing lost
     assert (train, dev) == (sorted(train), sorted(dev))
     for label, count in Counter(row["label"] for row in rows).items():
         assert labels_of(splits.dev).count(label) == min(max(1, round(count * fraction)), count - 1)
     assert ids(splits.test) == [f"test-{i}" for i in range(len(rows))]
     assert load_splits(TASK, args) == splits
-    others = [load_splits(TASK, replace(args, split_seed=n)).dev for n in range(4, 9)]
-    assert len(rows) < 20 or any(other != splits.dev for other in others)
     assert 1 <= len(load_splits(TASK, replace(args, max_dev_samples=most)).dev) <= most
 
 
@@ -167,42 +146,19 @@ def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tm
     assert sorted(ids(splits.test) + learned) == sorted(f"train-{i}" for i in range(40))
     assert Counter(labels_of(splits.test)) == {LABELS[0]: 6, LABELS[1]: 2}
     assert splits.notes["test_rule"].startswith("test: 0.2 of the training rows, held out")
-    assert ids(load(TASK, replace(args, split_seed=1)).test) != ids(splits.test)
     other = write_jsonl(tmp_path / "test.jsonl", rows[:3])
     measured = load(TASK, replace(args, test_file=str(other)))  # a run's, on another file
     assert ids(measured.train) + ids(measured.dev) == learned
     assert (len(measured.test), measured.notes["test_rule"]) == (3, None)
-    whole = load(TASK, files(train, other))  # the control: nothing is held out of that
-    assert len(whole.train) + len(whole.dev) == 40
-    (tmp_path / "sets").mkdir()
-    train.rename(tmp_path / "sets" / "train.jsonl")
-    sets = DataArguments(dataset_name=str(tmp_path / "sets"), test_fraction=0.5)
-    assert len(load(TASK, sets).test) == 20
-    with pytest.raises(ConfigError, match="test_fraction is 1.5: it must be above 0 and below 1"):
-        replace(sets, test_fraction=1.5)
 
 
-@pytest.mark.parametrize("load", [load_splits, partial(load_splits, is_trained=False)])
-def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted(load, tmp_path):
+def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted(tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)
-    test = write_jsonl(tmp_path / "test.jsonl", [*rows[:3], {"text": "new", "label": LABELS[1]}])
-    splits = load(TASK, files(train, test))
-    assert (splits.notes["test_rows_in_train"], len(splits.test)) == (3, 4)  # and not dropped
-    splits = load(TASK, files(train, train, max_train_samples=10, max_test_samples=5))
+    splits = load_splits(TASK, files(train, train, max_train_samples=10, max_test_samples=5))
     drawn = [int(name.split("-")[1]) for name in ids(splits.test)]
     assert drawn == sorted(drawn) != list(range(5))  # drawn, not the first
-    assert (len(splits.train), len(drawn)) == (10, 5)
-
-
-def test_fevers_own_files_are_read_without_claims_that_have_no_verdict(tmp_path):
-    labels = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO", "REFUTES")
-    claims = [{"claim": f"It is {i}.", "label": label} for i, label in enumerate(labels)]
-    write_jsonl(tmp_path / "train.jsonl", claims * 5)
-    write_jsonl(tmp_path / "shared_task_dev.jsonl", claims)
-    splits = load_splits(Task.load("fever"), DataArguments(dataset_name=str(tmp_path)))
-    assert ids(splits.test) == ["test-0", "test-1", "test-3"]  # its row, though one is left out
-    assert len(splits.train) + len(splits.dev) == 15
+    assert (len(splits.train), len(drawn), splits.notes["test_rows_in_train"]) == (10, 5, 5)
 
 
 # Few-shot splits.
@@ -215,7 +171,7 @@ def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     assert ids(shots.train) == ["train-8", "train-0", "train-1", "train-5"]
     assert ids(shots.dev) == ["train-2", "train-4", "train-7", "train-9"]
     assert draw_shots(examples, LABELS, 2, seed=43) != shots  # the control
-    with pytest.raises(DataError, match=r"' has 5 .*num_shots \(3\) asks for 6.*lower it"):
+    with pytest.raises(DataError, match="' has 5 training .*twice its 3"):
         draw_shots(examples, LABELS, 3, seed=0)
 
 
@@ -223,52 +179,20 @@ def test_the_draw_is_numpys_shuffle_and_each_labels_first():
 
 
 def test_rows_in_memory_are_what_their_file_is(tmp_path):
-    rows = [{"text": f"t{i}", "label": LABELS[i % 2], "more": i} for i in range(40)]
-    test = [{"text": "new", "label": LABELS[1]}]
-    args = files(*(write_jsonl(tmp_path / f"{n}.jsonl", r) for n, r in (("a", rows), ("b", test))))
-    asked = load_splits(TASK, args)
+    rows = [{"text": f"t{i}", "label": LABELS[i % 2], "more": i} for i in range(9)]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
     pairs = [(row["text"], row["label"]) for row in rows]
-    sets = datasets.DatasetDict(
-        {
-            "train": datasets.Dataset.from_list(rows),
-            "test": datasets.Dataset.from_list(test),
-            "more": datasets.Dataset.from_list(test),
-        }
-    )
-    for data in ({"train": rows, "test": test}, {"train": pairs, "test": args.test_file}, sets):
-        found = load_splits(TASK, data)
-        assert (found.train, found.dev, found.test) == (asked.train, asked.dev, asked.test)
-    assert len(load_splits(TASK, {"train": rows}).test) == 8  # a fifth of train
-    other = load_splits(TASK, {"train": rows[:20], "test": test})
-    assert other.train != asked.train  # the control
-
-
-def test_a_hubs_integers_in_memory_are_its_own():
-    task = Task(
-        name="mine",
-        labels=LABELS,
-        prompt="{text}",
-        hub={
-            "id": "a/b",
-            "columns": {"text": "sentence", "label": "code"},
-            "labels": list(reversed(LABELS)),
-        },
-    )
-    rows = [{"sentence": "a", "code": 0}, {"sentence": "b", "code": 1}] * 9
-    own = Dataset.from_list(rows, info=datasets.DatasetInfo(dataset_name="b"))
-    coded = own.cast_column("code", ClassLabel(names=["zero", "one"]))
-    for some in (own, coded):
-        found = load_splits(task, {"train": some, "test": some}).test
-        assert labels_of(found)[:2] == [LABELS[1], LABELS[0]]
-    for some in (rows, Dataset.from_list(rows)):  # nothing says that these are the hub's
-        with pytest.raises(DataError, match="row 0: unknown label '0'.*a class's place only in"):
-            load_splits(task, {"train": some})
-    with pytest.raises(DataError, match="column 'code' has the classes zero, one, the task has"):
-        load_splits(task, {"train": Dataset.from_list([*coded], coded.features)})
+    for some in (rows, pairs, str(path), Dataset.from_list(rows), read(path)):
+        assert read_split(TASK, open_rows(TASK, some, "rows"), "test") == read(path)
+    with pytest.raises(DataError, match="rows is a DatasetDict: give a datasets.Dataset"):
+        open_rows(TASK, DatasetDict({"train": Dataset.from_list(rows)}), "rows")
+    coded = Dataset.from_list([{"text": "a", "label": 0}])
+    with pytest.raises(DataError, match="row 0: unknown label '0'"):  # nothing names its classes
+        read_split(TASK, open_rows(TASK, coded, "rows"), "test")
 
 
 STARS = Task(name="stars", labels=("-1", "1", "2", "0"), prompt="{text}")
-NOT_READ = [None, math.nan, pd.NA, pd.NaT, np.float64("nan"), "", " ", True, np.True_, 1.0, 3, "3"]
+NOT_READ = [None, math.nan, pd.NA, pd.NaT, np.float64("nan"), " ", True, np.True_, 1.0, "3"]
 
 
 def by_file(rows, folder):
@@ -281,11 +205,7 @@ def by_table(rows, folder):
 
 
 def by_training(rows, folder):
-    return load_splits(STARS, {"train": rows, "test": rows}).test
-
-
-def by_numpy(rows, folder):
-    return by_training([(row["text"], np.int16(row["label"])) for row in rows], folder)
+    return read_split(STARS, open_rows(STARS, rows, "train"), "test")
 
 
 def by_data_set(rows, folder):
@@ -300,9 +220,7 @@ def by_selector_alone(rows, folder):
     return ExemplarSelector(rows, selection="fixed")._examples
 
 
-READ_BY = [
-    by_file, by_table, by_training, by_numpy, by_data_set, by_selector, by_selector_alone
-]  # fmt: skip
+READ_BY = [by_file, by_table, by_training, by_data_set, by_selector, by_selector_alone]
 
 
 @pytest.mark.parametrize("read_rows", READ_BY, ids=lambda each: each.__name__)
@@ -311,16 +229,13 @@ def test_a_number_is_the_label_of_its_digits_for_every_reader(read_rows, tmp_pat
     assert labels_of(read_rows(rows, tmp_path)) == [str(row["label"]) for row in rows]
 
 
-@pytest.mark.parametrize("read_rows", [by_training, by_selector])
 @pytest.mark.parametrize("names", [("1", "2", "0", "-1"), ("0", "1", "2", "-1")])
-def test_numbers_of_a_column_of_classes_are_places_among_its_names(read_rows, names, tmp_path):
+def test_numbers_of_a_column_of_classes_are_places_among_its_names(names, tmp_path):
     rows = Dataset.from_list([{"text": f"t{i}", "label": i % 4} for i in range(16)])
     rows = rows.cast_column("label", ClassLabel(names=list(names)))
-    if read_rows is by_selector:
-        found = ExemplarSelector(rows, task=STARS, selection="fixed")._examples
-    else:
-        found = by_training(rows, tmp_path)
-    assert labels_of(found) == [names[i % 4] for i in range(16)]  # neither digits nor the task's
+    selected = ExemplarSelector(rows, task=STARS, selection="fixed")._examples
+    for found in (by_training(rows, tmp_path), selected):
+        assert labels_of(found) == [names[i % 4] for i in range(16)]  # no digits, nor the task's
     hidden = Dataset.from_list([*rows, {"text": "a", "label": -1}], rows.features)
     with pytest.raises(DataError, match="has no label"):  # and no label '-1'
         by_training(hidden, tmp_path)
@@ -330,9 +245,5 @@ def test_numbers_of_a_column_of_classes_are_places_among_its_names(read_rows, na
 @pytest.mark.parametrize("read_rows", [by_training, by_selector])
 def test_what_is_no_label_is_refused_with_its_place(read_rows, value, tmp_path):
     rows = [{"text": "a", "label": "1"}, {"text": "b", "label": value}]
-    with pytest.raises(DataError, match=r"(train|pool), row 1(: .*label| has no label$)"):
+    with pytest.raises(DataError, match=r"(train|pool), row 1(: .*label| has no label)"):
         read_rows(rows, tmp_path)
-    if not isinstance(value, str):
-        rows = [{"text": "a", "label": "1"}, {"text": value, "label": "1"}]
-        with pytest.raises(DataError, match=r"(train|pool), row 1: 'text' is .*, not text"):
-            read_rows(rows, tmp_path)

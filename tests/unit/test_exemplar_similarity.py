@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from conftest import SENTENCES
 
-from pgra.config import find_class
 from pgra.core import MISSING_ROW, Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
-from pgra.exemplars import METRICS, SIMILARITIES, SelectionArguments
-from pgra.exemplars.similarity import WordSimilarity, open_similarity
+from pgra.exemplars import METRICS, SelectionArguments
+from pgra.exemplars.selection import VectorSimilarity, WordSimilarity, open_similarity
 from pgra.retrieval.neighbors import Neighbors
 
 POOL = [Example(f"train-{i}", {"text": text}, str(i % 2)) for i, text in enumerate(SENTENCES)]
@@ -32,10 +31,6 @@ def by_definition(metric, a, b):
     return product / np.sqrt((a**2).sum() * (b**2).sum()) if metric == "cosine" else product
 
 
-def of_metric(metric, neighbors):
-    return find_class("similarity", metric, SIMILARITIES)(neighbors)
-
-
 def test_a_key_says_what_of_the_questions_is_compared(encoder_dirs, tmp_path):
     def last_word(examples):
         return [Example(e.id, {"text": e.text.split()[-1]}) for e in examples]
@@ -54,7 +49,7 @@ def test_a_key_says_what_of_the_questions_is_compared(encoder_dirs, tmp_path):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_nearest_and_farthest_follow_the_definition(neighbors, metric):
-    similarity = of_metric(metric, neighbors)
+    similarity = VectorSimilarity(neighbors, metric)
     pool = neighbors.vectors().astype(np.float64)
     asked = neighbors.encoder.encode_examples(QUERIES).astype(np.float64)
     every = np.array([[by_definition(metric, q, pool[row]) for row in ROWS] for q in asked])
@@ -66,7 +61,7 @@ def test_nearest_and_farthest_follow_the_definition(neighbors, metric):
 
 
 def test_words_find_what_shares_them_and_nothing_else(neighbors):
-    similarity = WordSimilarity(neighbors)
+    similarity = WordSimilarity(neighbors, "bm25")
     found = similarity.nearest([Example("q", {"text": "apples behind the house"})], ROWS, 8)
     assert found.rows[0, 0] == 4
     assert MISSING_ROW in found.rows

@@ -18,9 +18,8 @@ NUM_ROWS, WIDTH = 400, 32
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Many blocks of passages and several chunks of queries, as a large corpus has."""
-    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_ROWS", 37)
-    monkeypatch.setattr("pgra.rerank.exhaustive._CHUNK_BYTES", 1 << 12)
+    """Many blocks of passages, as a large corpus has."""
+    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)
 
 
 def make_search(lm_dirs, tmp_path, texts, *, similarity="dot"):
@@ -37,7 +36,7 @@ def put(bank, keys, states, shard_rows=64):
     bank.fill(
         keys,
         lambda part: part,
-        lambda part, advance: torch.stack([of[key] for key in part.tolist()]),
+        lambda part, advance: lambda: torch.stack([of[key] for key in part.tolist()]),
         shard_rows=shard_rows,
     )
 

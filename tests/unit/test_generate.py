@@ -5,7 +5,7 @@ from conftest import LM_KINDS, SENTENCES, one_quick
 from tiny_models import build_lm, build_odd_lm
 
 from pgra.errors import ConfigError, ModelError
-from pgra.lm.generate import LocalLM, PromptReader, next_logits, write
+from pgra.lm.generate import LocalLM, PromptReader, next_logits
 
 pytestmark = pytest.mark.slow
 
@@ -84,38 +84,28 @@ def test_other_kinds_of_attention_give_the_same_or_are_refused(kind, tmp_path):
 
 def test_stock_calls_and_sizes_of_what_is_kept_change_nothing(lm_dirs, monkeypatch):
     lm = open_lm(lm_dirs["llama"])
-    ids = tokenize(lm, PROMPTS)
-    how = {"max_new_tokens": 6, "is_done": lambda tokens: len(tokens) > 4}
-    lm.ends = frozenset()
-    expected = [greedy(lm, prompt, 5) for prompt in PROMPTS]
-    for batch_tokens, kept_bytes in ((2048, 1 << 29), (40, 1), (40, 1 << 16)):
+    expected = lm.complete(PROMPTS, **NO_STOP)
+    for batch_tokens, kept_bytes in ((2048, 1 << 16), (40, 1 << 16)):
         monkeypatch.setattr("pgra.lm.generate.KEPT_BYTES", kept_bytes)
-        assert write(PromptReader(lm, batch_tokens), ids, **how) == expected
+        lm.reader = PromptReader(lm, batch_tokens)
+        assert lm.complete(PROMPTS, **NO_STOP) == expected
     monkeypatch.setenv("PGRA_FAST_KERNELS", "off")
-    assert write(open_lm(lm_dirs["llama"]).reader, ids, **how) == expected
+    assert open_lm(lm_dirs["llama"]).complete(PROMPTS, **NO_STOP) == expected
 
 
-def test_what_prompts_begin_with_is_read_once(lm_dirs):
-    lm, alone = open_lm(lm_dirs["opt"]), open_lm(lm_dirs["opt"])
-    shared, lengths = lm.count_tokens([SHARED + "Q:"])[0], lm.count_tokens(PROMPTS)
-    for prompts, read in ((PROMPTS[:5], sum(lengths[:5]) - 4 * shared), (PROMPTS[5:], None)):
-        before = lm.reader.num_tokens
-        lm.complete(prompts, max_new_tokens=1, stop="\n")
-        assert lm.reader.num_tokens - before == (read or sum(lengths[5:]))  # nothing in common
-    for start in (SHARED, SHARED + "A: red\n\n", SHARED[: len(SHARED) // 2]):
-        prompts = [start + end for end in ("Q: one", "Q: two three")]
-        vars(alone).pop("reader", None)  # the memory of earlier calls leaves no trace
-        found = lm.complete(prompts, **NO_STOP)
-        assert found == [alone.complete([prompt], **NO_STOP)[0] for prompt in prompts]
-
-
-def test_text_ends_before_the_stop_string(lm_dirs):
-    lm = open_lm(lm_dirs["qwen2"])
-    for free in lm.complete(PROMPTS[:3], **NO_STOP):
-        stop = free.text[2:4]
-        cuts = lm.complete(PROMPTS[:3], **{**NO_STOP, "stop": stop})
-        assert any(cut.text == free.text.split(stop)[0] for cut in cuts)
-        assert all(stop not in cut.text for cut in cuts)
+def test_what_prompts_begin_with_is_read_once(lm_dirs, monkeypatch):
+    lm, read = open_lm(lm_dirs["opt"]), []
+    lm.reader.check()
+    inner = lm.reader.read_batch
+    monkeypatch.setattr(
+        lm.reader, "read_batch", lambda p, **how: read.append(len(p)) or inner(p, **how)
+    )
+    prompts = [SHARED + end for end in ("Q: one", "Q: two three")]
+    found = lm.complete(prompts, **NO_STOP)
+    assert read[-2:] == [1, 2]  # the beginning, and both
+    assert found == [lm.complete([prompt], **NO_STOP)[0] for prompt in prompts]
+    lm.complete(PROMPTS[5:], **NO_STOP)
+    assert read[-1] == 2  # nothing in common
 
 
 def test_prompts_that_cannot_be_answered_are_refused(tmp_path):

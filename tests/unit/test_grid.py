@@ -1,17 +1,15 @@
 """A grid as a YAML tells it: points, names, layers, and what is refused."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pgra.config import config_root, list_yamls, parse_arguments, read_yaml
+from pgra.commands.common import parse_run
+from pgra.config import config_root, list_yamls, read_yaml
 from pgra.errors import ConfigError
-from pgra.experiments.grid import read_axes, read_grid
-from pgra.rerank.base import RerankArguments
-from pgra.retrieval.base import RetrieverArguments
+from pgra.experiments.grid import argument_names, read_grid
 
 
 @pytest.fixture
@@ -37,54 +35,35 @@ def test_points_are_all_combinations_of_what_goes_together_with_the_axes(write):
     assert grid.cells[1].folder == "k=9-cosine"
     assert grid.axes == ["num_candidates", "similarity"]
     assert list(grid.seeds) == [0, 1, 2]
-    path = write(
-        points=[{"name": "BM25", "retriever": "bm25"}, {"retriever": "dense", "pooling": "cls"}],
-        grid={"method": ["fid", "pgra"]},
-        labels={"method": ""},
-    )
-    assert [point.name for point in read_grid(path).cells] == [
-        *("BM25, fid", "BM25, pgra"),
-        *("retriever=dense, pooling=cls, fid", "retriever=dense, pooling=cls, pgra"),
-    ]
+    points = [{"name": "BM25", "retriever": "bm25"}, {"retriever": "dense", "pooling": "cls"}]
+    path = write(points=points, grid={"method": ["fid"]}, labels={"method": ""})
+    names = [point.name for point in read_grid(path).cells]
+    assert names == ["BM25, fid", "retriever=dense, pooling=cls, fid"]
     (alone,) = read_grid(write("one", base={"num_evidence": 2})).cells
     assert alone.name == "one"
 
 
-def test_a_demo_replaces_points_and_stands_over_the_base(write):
-    path = write(
-        base={"num_evidence": 16, "similarity": "cosine"},
-        tasks=["sst2", "trec"],
-        by_task={"trec": {"learning_rate": 1e-5}},
-        grid={"num_candidates": [150, 50]},
-        demo={"base": {"num_evidence": 4}, "grid": {"num_candidates": [8]}, "tasks": ["mr"]},
-    )
+def test_a_demo_stands_over_the_base_and_a_file_over_the_one_it_extends(write):
+    below = {"base": {"num_evidence": 4, "lm": "x"}, "by_task": {"trec": {"max_steps": 9}}}
+    write("below", **below, grid={"num_candidates": [150]}, demo={"base": {"lm": "y"}})
+    small = {"base": {"num_evidence": 2}, "grid": {"num_candidates": [8]}, "tasks": ["mr"]}
+    write("above", extends="below", base={"num_evidence": 8}, demo=small)
+    path = write("third", extends="above")
     grid, small = read_grid(path), read_grid(path, demo=True)
-    assert grid.by_task == {"trec": {"learning_rate": 1e-5}}
-    assert small.base == {"num_evidence": 4, "similarity": "cosine"}
+    assert (grid.base, grid.by_task) == ({"num_evidence": 8, "lm": "x"}, below["by_task"])
+    assert small.base == {"num_evidence": 2, "lm": "y"}
     assert [point.name for point in small.cells] == ["num_candidates=8"]
     assert (list(small.tasks), small.by_task) == (["mr"], {})
-
-
-def test_a_file_stands_over_the_one_it_extends(write):
-    write("below", base={"num_evidence": 4, "lm": "x"}, tasks=["sst2"], demo={"base": {"lm": "y"}})
-    upper = {"base": {"num_evidence": 8}, "demo": {"base": {"num_evidence": 2}}}
-    path = write("above", extends="below", **upper)
-    assert read_grid(path).base == {"num_evidence": 8, "lm": "x"}
-    assert read_grid(path, demo=True).base == {"num_evidence": 2, "lm": "y"}
-    assert read_grid(write("third", extends="above")).base == {"num_evidence": 8, "lm": "x"}
+    with pytest.raises(ConfigError, match="seed and task are no axes"):
+        read_grid(write("seeds", grid={"seed": [1, 2]}))
 
 
 def parsed(grid, *words, task="trec", at=0):
-    retriever, rerank = parse_arguments(
-        [RetrieverArguments, RerankArguments],
-        words,
-        prog="test",
-        description="",
-        under=grid.under(task, grid.cells[at]),
-        over=[replace(grid.over(task, grid.cells[at]), values=grid.cells[at].values)],
-        others=["task", "profile"],
-    )
-    return retriever.num_candidates, rerank.num_evidence, rerank.num_exemplars, rerank.similarity
+    layers = {"under": grid.under(task, grid.cells[at]), "over": [grid.over(task, grid.cells[at])]}
+    args, _ = parse_run(words, prog="", description="", others=argument_names(grid), **layers)
+    rerank = args["rerank"]
+    found = rerank.num_evidence, rerank.num_exemplars, rerank.similarity
+    return args["retriever"].num_candidates, *found
 
 
 def test_the_command_line_wins_over_the_point_over_files_over_the_base_over_profiles(
@@ -115,23 +94,6 @@ def test_the_row_of_lm_bff_is_its_experiment(name):
     assert {**read_yaml(path), **point.values} == {**point.values, **read_yaml(path)}
     assert point.values["max_steps"] == 1000
     assert list(map(str, point.seeds)) == seeds
-
-
-def test_axes_of_the_command_line_replace_the_yamls(write):
-    assert read_axes(["num-candidates=9,5", "similarity=dot", "learning_rate=1.0e-4,null"]) == {
-        "num_candidates": [9, 5],
-        "similarity": ["dot"],
-        "learning_rate": [1e-4, None],
-    }
-    path = write(grid={"num_candidates": [150], "num_evidence": [2]})
-    grid = read_grid(path, axes=read_axes(["num_candidates=9,5"]))
-    assert [point.values for point in grid.cells] == [
-        {"num_candidates": 9, "num_evidence": 2},
-        {"num_candidates": 5, "num_evidence": 2},
-    ]
-    for word in ("num_candidates", "num_candidates=", "num_candidates=[1"):
-        with pytest.raises(ConfigError, match="write NAME=VALUE,VALUE such as num_evidence=4,8"):
-            read_axes([word])
 
 
 @pytest.mark.parametrize("name", list_yamls("ablations"))

@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 
 from pgra.core import log_softmax
 from pgra.errors import ConfigError
-from pgra.rerank.head import affine, fit_head, stratified_folds
+from pgra.rerank.head import affine, fit_head
 
 RNG = np.random.default_rng(5)
 
@@ -41,16 +41,6 @@ def test_labels_by_chance_are_not_known_of_unseen_examples_though_they_are_of_se
         affine(values[i : i + 1], head.fold_weights[f]).argmax() for i, f in enumerate(head.folds)
     ]
     np.testing.assert_array_equal(np.array(said) == targets, head.is_right)
-
-
-def test_folds_have_each_label_evenly():
-    targets = np.repeat([0, 1, 2], [31, 7, 3])
-    folds = stratified_folds(targets, 5)
-    for label in range(3):
-        counts = np.bincount(folds[targets == label], minlength=5)
-        assert counts.max() - counts.min() <= 1
-    sizes = np.bincount(folds)
-    assert sizes.max() - sizes.min() <= 1
 
 
 def test_a_label_without_examples_is_refused_by_its_count():

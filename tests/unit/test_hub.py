@@ -26,7 +26,6 @@ OPEN_REQUEST = {1: {"author": BOT, "status": "open"}}
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
 TAGS = {name: {**CONVERTED, name: b""} for name in ("v1.0", "b")}
 NO_WEIGHTS = {  # a pull request, and its files
-    "none": (None, CONVERTED),
     "not-the-bots": ({"author": "anyone", "status": "open"}, CONVERTED),
     "weights-elsewhere": (OPEN_REQUEST[1], {**OLD, "onnx/model.safetensors": b""}),
 }
@@ -36,7 +35,7 @@ MODELS = {
     "tagged": Repo({"main": {**CONVERTED, "README.md": b""}, **TAGS}),
     "gated": Repo({"main": CONVERTED}, is_gated=True),
     **{
-        name: Repo({"main": OLD, "refs/pr/1": files}, {1: pull} if pull else {})
+        name: Repo({"main": OLD, "refs/pr/1": files}, {1: pull})
         for name, (pull, files) in NO_WEIGHTS.items()
     },
 }
@@ -90,20 +89,18 @@ def told(ask):
         return str(error)
 
 
-def test_weights_are_those_of_the_revision_of_main_or_of_the_bots_pull_request(find_at, caplog):
-    caplog.set_level("INFO")
+def test_weights_are_those_of_the_revision_of_main_or_of_the_bots_pull_request(find_at):
     hub = LoopbackHub({f"models/some/{name}": repo for name, repo in MODELS.items()})
     with hub.serve() as endpoint:
         commits = [commit_of(files) for files in FOUND.values()]
         assert find_at(endpoint, *FOUND) == commits
         errors = find_at(endpoint, *REFUSED)
         hub.requests.clear()
-        assert find_at(endpoint, "some/main") == [commits[1]]  # when cached it costs one request
-        assert hub.requests == ["GET /api/models/some/main/revision/main"]
+        assert find_at(endpoint, "some/main") == [commits[1]]  # when cached nothing is sent again
+        assert not any(request.startswith("GET /some") for request in hub.requests)
     for (name, parts), error in zip(REFUSED.items(), errors, strict=True):
         assert all(part.format(name=name) in error for part in parts)
         assert "\n" not in error
-    assert "no safetensors; those of the hub's bot are loaded (refs/pr/1)" in caplog.text
 
 
 def test_offline_the_cache_is_read_as_the_hub_was_last_seen(find_at):
@@ -111,21 +108,17 @@ def test_offline_the_cache_is_read_as_the_hub_was_last_seen(find_at):
         for name, commit in zip(names, find_at(endpoint, *names), strict=True):
             hf_hub_download(name.partition("@")[0], "model.safetensors", revision=commit)
 
-    first, second, third = ({**CONVERTED, "README.md": text} for text in (b"1", b"2", b"3"))
+    first, second = ({**CONVERTED, "README.md": text} for text in (b"1", b"2"))
     with LoopbackHub({"models/some/opt": Repo({"main": first})}).serve() as endpoint:
         fetch(endpoint, "some/opt")
-    bots = Repo({**MODELS["bots"].revisions, "branch": third}, OPEN_REQUEST)
-    moved = Repo({"main": second, "refs/pr/3": third})  # the main branch has moved on
-    names = ["some/opt", "some/opt@refs/pr/3", "some/bots", f"some/bots@{commit_of(third)}"]
-    with LoopbackHub({"models/some/opt": moved, "models/some/bots": bots}).serve() as endpoint:
-        fetch(endpoint, *names)
+    repos = {"models/some/opt": Repo({"main": second}), "models/some/bots": MODELS["bots"]}
+    with LoopbackHub(repos).serve() as endpoint:  # the main branch has moved on
+        fetch(endpoint, "some/opt", "some/bots")
     old = commit_of(first)
-    names += [f"some/opt@{old}", f"some/opt@{old[:8]}", "some/opt@v9", "other/opt"]
-    found = find_at(NOWHERE, *names, is_offline=True)
-    # The bot's pull request is preferred to a later commit.
-    assert found[:4] == [commit_of(files) for files in (second, third, CONVERTED, third)]
-    assert found[4:6] == [old, old]
-    assert all("cannot find model" in error for error in found[6:])
+    names = ["some/opt", "some/bots", f"some/opt@{old}", f"some/opt@{old[:8]}", "some/opt@v9"]
+    *found, missing = find_at(NOWHERE, *names, is_offline=True)
+    assert found == [commit_of(second), commit_of(CONVERTED), old, old]
+    assert "cannot find model" in missing
     (error,) = find_at(NOWHERE, "other/opt")
     assert all(part in error for part in ("cannot find model", "bundled: name", "refused"))
 
@@ -173,7 +166,6 @@ def whole_hub(lm_dirs, encoder_dirs):
     trec = {f"default/{split}/0000.parquet": asked for split in ("train", "test")}
     reviews = {f"{name}.jsonl": REVIEW % name.encode() for name in ("train", "dev", "test")}
     scripted = {"old_set.py": SCRIPT, "README.md": b""}
-    converted = {"default/train/0000.parquet": parquet("script")}
     revisions = {
         "models/some/bert": {"main": {**bert, **cls}},
         "models/some/plain-bert": {"main": bert},
@@ -181,7 +173,6 @@ def whole_hub(lm_dirs, encoder_dirs):
         "datasets/CogComp/trec": {"main": {"trec.py": SCRIPT}, "refs/convert/parquet": trec},
         "datasets/SetFit/sst2": {"main": reviews},
         "datasets/some/wiki": {"main": WIKI},
-        "datasets/some/old_set": {"main": scripted, "refs/convert/parquet": converted},
         "datasets/none/old_set": {"main": scripted},
     }
     repos = {name: Repo(files) for name, files in revisions.items()}
@@ -192,7 +183,6 @@ def whole_hub(lm_dirs, encoder_dirs):
 CORPORA = {
     "owner/texts/file.txt": SENTENCES,
     "some/wiki:new": ["one", "two", "three"],
-    "some/old_set": ["script"],  # the hub's own conversion: its code is never run
 }
 TASKS = {
     "trec": [("Question 0 ?", "human"), ("Question 1 ?", "description")],
@@ -230,7 +220,7 @@ def ask_task(name):
 
 @pytest.mark.slow
 def test_a_hub_model_is_the_model_of_its_folder_and_loads_without_the_hub(
-    whole_hub, client, lm_dirs, encoder_dirs, caplog
+    whole_hub, client, lm_dirs, encoder_dirs
 ):
     def ask():
         names = ("some/bert", "some/plain-bert")
@@ -249,7 +239,6 @@ def test_a_hub_model_is_the_model_of_its_folder_and_loads_without_the_hub(
     for is_offline in (False, True):
         client(NOWHERE, is_offline=is_offline)
         assert ask() == online
-    assert "--pooling" not in caplog.text  # that a model has no pooling of its own is known
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from conftest import largest_file
 from small_index import World, flip_byte
 
 from pgra.commands.common import quiet_libraries
-from pgra.commands.finished import verify
+from pgra.commands.train import verify
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ModelError
 from pgra.retrieval.dense import Index
@@ -159,7 +159,7 @@ def test_vectors_too_large_for_float16_are_refused(small):
 @pytest.mark.slow
 def test_verify_names_all_that_is_damaged_of_whatever_lies_in_a_folder(small, capsys):
     folder = small.make().folder
-    corpus = small.corpus().folder / "corpus.arrow"
+    corpus = small.corpus().folder / "corpus.txt"
     assert verify([str(small.root)]) == 0
     assert "all as written" in capsys.readouterr().out
     flip_byte(corpus)
@@ -175,7 +175,7 @@ def test_verify_names_all_that_is_damaged_of_whatever_lies_in_a_folder(small, ca
         f"{folder}/vectors-00002.json is missing",
     ):
         assert line in out
-    with pytest.raises(ArtifactError, match="has no checksums: give an artifact, a run"):
+    with pytest.raises(ArtifactError, match="has no checksums: give artifacts, runs"):
         verify([str(small.encoder)])
 
 

@@ -9,14 +9,9 @@ pytestmark = pytest.mark.slow
 
 QUERY, DOCUMENTS = "red apples in the garden", SENTENCES[:6]
 POOL = [
-    {"question": question, "answer": answer, "source": str(number)}
-    for number, (question, answer) in enumerate(
-        [
-            ("Where do red apples grow?", "in the garden"),
-            ("Who loved the film?", "the critics"),
-            ("What is by the sea?", "an old house"),
-        ]
-    )
+    {"question": "Where do red apples grow?", "answer": "in the garden"},
+    {"question": "Who loved the film?", "answer": "the critics"},
+    {"question": "What is by the sea?", "answer": "an old house"},
 ]
 
 
@@ -32,35 +27,14 @@ def hits(reranker):
     return found
 
 
-@pytest.fixture
-def selector(encoder_dir):
-    return pgra.ExemplarSelector(
-        POOL, text="question", label="answer", encoder=str(encoder_dir), device="cpu"
-    )
-
-
-# LangChain.
-
-
-@pytest.fixture(scope="module")
-def langchain():
+def test_a_langchain_compressor_gives_the_rerankers_best_as_documents(reranker, hits):
     pytest.importorskip("langchain_core", reason="needs the extra `integrations`")
     from pgra.integrations import langchain
 
-    return langchain
-
-
-@pytest.fixture
-def documents(langchain):
-    return [
+    documents = [
         langchain.Document(text, id=f"d{number}", metadata={"row": number})
         for number, text in enumerate(DOCUMENTS)
     ]
-
-
-def test_a_langchain_compressor_gives_the_rerankers_best_as_documents(
-    langchain, reranker, hits, documents
-):
     compressor = langchain.PgraReranker(reranker=reranker, top_n=2)
     best = compressor.compress_documents(documents, QUERY)
     assert [document.page_content for document in best] == [hit.text for hit in hits[:2]]
@@ -68,58 +42,43 @@ def test_a_langchain_compressor_gives_the_rerankers_best_as_documents(
     for document, hit in zip(best, hits, strict=False):
         assert document.metadata == {"row": hit.index, "relevance_score": hit.score}
     assert all("relevance_score" not in document.metadata for document in documents)  # copies
-    every = langchain.PgraReranker(reranker=reranker).compress_documents(documents, QUERY)
-    assert [document.metadata["row"] for document in every] == [hit.index for hit in hits]
     assert compressor.compress_documents([], QUERY) == []
 
 
-def test_kate_chooses_the_examples_of_a_langchain_prompt(langchain, selector):
+def test_kate_chooses_the_examples_of_a_langchain_prompt(encoder_dir):
+    pytest.importorskip("langchain_core", reason="needs the extra `integrations`")
     from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 
-    def prompt(**how):
-        return FewShotPromptTemplate(
-            example_selector=langchain.KateSelector(selector, k=2, **how),
-            example_prompt=PromptTemplate.from_template("Q: {question}\nA: {answer}"),
-            suffix="Q: {question}\nA:",
-            input_variables=["question"],
-        ).format(question=asked)
+    from pgra.integrations import langchain
 
+    selector = pgra.ExemplarSelector(
+        POOL, text="question", label="answer", encoder=str(encoder_dir), device="cpu"
+    )
     asked = "Where do green apples grow?"
+    prompt = FewShotPromptTemplate(
+        example_selector=langchain.KateSelector(selector, k=2),
+        example_prompt=PromptTemplate.from_template("Q: {question}\nA: {answer}"),
+        suffix="Q: {question}\nA:",
+        input_variables=["question"],
+    ).format(question=asked)
     near = selector.select(asked, 2)
     blocks = [f"Q: {item['question']}\nA: {item['answer']}" for item in near]
-    assert prompt() == "\n\n".join([*blocks, f"Q: {asked}\nA:"])
-    assert prompt(nearest_last=True) == "\n\n".join([*blocks[::-1], f"Q: {asked}\nA:"])
+    assert prompt == "\n\n".join([*blocks, f"Q: {asked}\nA:"])
 
 
-# LlamaIndex.
-
-
-@pytest.fixture(scope="module")
-def llama_index():
+def test_a_llama_index_postprocessor_gives_the_rerankers_best_as_nodes(reranker, hits):
     pytest.importorskip("llama_index.core", reason="needs the extra `integrations`")
-    from pgra.integrations import llama_index
-
-    return llama_index
-
-
-@pytest.fixture
-def nodes(llama_index):
     from llama_index.core.schema import TextNode
 
-    texts = enumerate(DOCUMENTS)
-    return [
+    from pgra.integrations import llama_index
+
+    nodes = [
         llama_index.NodeWithScore(node=TextNode(text=text, id_=f"n{number}"), score=0.5)
-        for number, text in texts
+        for number, text in enumerate(DOCUMENTS)
     ]
-
-
-def test_a_llama_index_postprocessor_gives_the_rerankers_best_as_nodes(
-    llama_index, reranker, hits, nodes
-):
     rerank = llama_index.PgraRerank(reranker, top_n=3)
     best = rerank.postprocess_nodes(nodes, query_str=QUERY)
     assert [node.node.node_id for node in best] == [f"n{hit.index}" for hit in hits[:3]]
     assert [node.score for node in best] == [hit.score for hit in hits[:3]]
     assert {node.score for node in nodes} == {0.5}  # the given ones stay
-    assert len(llama_index.PgraRerank(reranker).postprocess_nodes(nodes, query_str=QUERY)) == 6
     assert rerank.postprocess_nodes([], query_str=QUERY) == []

@@ -112,8 +112,8 @@ def test_a_run_decides_new_texts_as_its_own(near, tmp_path):
     texts = [line["text"] for line in lines]
     alone = Run.load(near.folder, device="cpu").predict(texts)
     for line, answer in zip(lines, alone, strict=True):
-        assert answer.prediction.label == line["prediction"]
-        assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-5)
+        assert answer.label == line["prediction"]
+        assert dict(answer.scores) == pytest.approx(line["scores"], abs=1e-5)
         for mine, theirs in zip(answer.details["exemplars"], line["exemplars"], strict=True):
             assert mine == {**theirs, "similarity": pytest.approx(theirs["similarity"], abs=1e-5)}
     few = write_jsonl(tmp_path / "few.jsonl", review_rows(4, start=20))  # measured on another file
@@ -158,11 +158,10 @@ def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(
         assert lines_of(again.folder) == lines
         with pytest.raises(ArtifactError, match="was made with prompt .* asks for"):
             run(having(asked, max_new_tokens=3))
-    paid = {"calls": 12, "reused": 0, "prompt_tokens": 30 * 12, "completion_tokens": 12}
+    paid = {"calls": 12, "prompt_tokens": 30 * 12, "completion_tokens": 12}
     way = {"endpoint": "chat", "decide_by": "generation", "unanswered": 0}
     assert first.metrics["endpoint"] == way | paid
-    nothing = dict.fromkeys(paid, 0) | {"reused": 12}
-    assert again.metrics["endpoint"] == way | nothing
+    assert again.metrics["endpoint"] == way | dict.fromkeys(paid, 0)
     for line in lines:
         if "number 31" in line["text"]:  # no label's word
             assert (line["prediction"], {*line["scores"].values()}) == ("(no label)", {0.0})

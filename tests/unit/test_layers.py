@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     *("errors", "progress", "core", "artifacts", "config", "data", "prompts"),
     *("lm", "encoders", "retrieval", "exemplars", "rerank", "reader", "report"),
-    *("run_folder", "publish", "memory", "methods", "given", "runs", "experiments"),
+    *("run_folder", "memory", "methods", "runs", "experiments"),
     *("integrations", "commands", "cli", "__main__"),
 ]
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text

@@ -42,42 +42,26 @@ def test_equal_text_of_another_label_is_no_copy():
 
 
 QUESTIONS = [
-    "who wrote Hamlet",
-    "what is C++",
-    "is 5 a prime",
-    "what is the capital of Iran",
-    "how do you get to the web site",
-    "it is n't a very good film",
-    "what country is the old town in",
-    "what county is the river in",
-    "what country is the lake in",
-    "the county fair",
-    "北京在哪里",
-]
-
-
-SAME_AS = {
-    "who wrote Hamlet please": 0,
-    "who wrote Hamlett please": 0,
-    "is 5 prime?": 2,
-    "what is teh capital of Iran": 3,
-    "how do you get to the website": 4,
-    "it isn't a very good film": 5,
-}
-OTHERS = [
-    *("who wrote Macbeth", "who played Hamlet", "what is C", "is 15 a prime", "please"),
-    "what county is the old town in",  # a letter less; both words are known
-    "南京在哪里",
+    *("who wrote Hamlet", "what is C++", "is 5 a prime", "what is the capital of Iran"),
+    *("how do you get to the web site", "it is n't a very good film", "the county fair"),
+    *("what country is the old town in", "what county is the river in"),
+    *("what country is the lake in", "北京在哪里"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("query", "rows"),
-    [*((query, [row]) for query, row in SAME_AS.items()), *((query, []) for query in OTHERS)],
+    ("query", "row"),
+    [
+        *(("who wrote Hamlett please", 0), ("is 5 prime?", 2), ("it isn't a very good film", 5)),
+        *(("what is teh capital of Iran", 3), ("how do you get to the website", 4)),
+        *(("who wrote Macbeth", None), ("what is C", None), ("is 15 a prime", None)),
+        ("what county is the old town in", None),  # a letter less; both words are known
+        *(("please", None), ("南京在哪里", None)),
+    ],
 )
-def test_a_short_text_is_the_same_with_a_little_changed_and_no_more(query, rows):
+def test_a_short_text_is_the_same_with_a_little_changed_and_no_more(query, row):
     is_leak = LeakGuard(QUESTIONS).leaks(query)
-    assert [row for row in range(len(QUESTIONS)) if is_leak(row)] == rows
+    assert [n for n in range(len(QUESTIONS)) if is_leak(n)] == ([] if row is None else [row])
 
 
 @pytest.mark.parametrize(

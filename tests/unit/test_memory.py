@@ -18,10 +18,9 @@ def told(entries):
 
 @pytest.mark.parametrize("lookup", ["relative-edit", "encoder", "loaded"])
 def test_what_was_said_of_a_like_question_is_found_by_every_look_up(tmp_path, lookup, encoder_dir):
-    path = str(tmp_path / "memory.sqlite")  # text, as the issue writes it
-    more = {"lookup": lookup, "device": "cpu"}
+    path, more = str(tmp_path / "memory.sqlite"), {"lookup": lookup}
     if lookup == "encoder":
-        more |= {"encoder": encoder_dir}
+        more |= {"encoder": encoder_dir, "device": "cpu"}
     if lookup == "loaded":
         more = {"encoder": pgra.Encoder.load(encoder_dir, device="cpu")}
     with pgra.Memory(path, **more) as memory:
@@ -33,21 +32,9 @@ def test_what_was_said_of_a_like_question_is_found_by_every_look_up(tmp_path, lo
         assert (found.id, found.question, found.feedback) == (entry.id, ASKED, MEANT)
         assert memory.get(entry.id) == entry
         assert memory.prompt(ASKED) == f"clarification: {MEANT}\n{ASKED}"
-        every = memory.search(ASKED, k=9, threshold=-1)
-        scores = [one.score for one in every]
-        assert (len(scores), scores) == (2, sorted(scores, reverse=True))
-        near = [one for one in every if one.score >= memory.threshold]
-        assert memory.search(ASKED, k=9) == near
+        assert len(memory.search(ASKED, k=9, threshold=-1)) == 2  # the control
     with pgra.Memory(path, **more, create=False) as again:
         assert again.search(ASKED)[0] == found
-
-
-def test_a_question_of_any_kind_finds_its_like_and_no_other(memory):
-    memory.add("why?", "I want the reason for the last answer")
-    memory.add("How do I reset my password", "of the router")
-    like = ("Why", "how do I  reset my pasword?", "Please, how do I reset my password?")
-    other = ("hello", "x < 3 and y > 2", "<i>what is the capital of France</i>")
-    assert [len(memory.search(question, k=9)) for question in like + other] == [1, 1, 1, 0, 0, 0]
 
 
 def test_feedback_is_data_in_a_prompt_and_the_question_stays(memory):
@@ -69,12 +56,10 @@ def test_feedback_is_data_in_a_prompt_and_the_question_stays(memory):
 
 def test_a_memory_that_is_on_no_disk_is_as_any_other_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pgra.Memory(":memory:") as memory, pgra.Memory(":memory:") as other:
+    with pgra.Memory(":memory:") as memory:
         entry = memory.update(memory.add(ASKED, MEANT).id, "another")
         assert told(memory.search(LIKE)) == told(memory) == ["another"]
-        memory.verify()
-        assert memory.erase(entry.id) == 2
-        assert (list(memory), list(other)) == ([], [])
+        assert (memory.erase(entry.id), list(memory)) == (2, [])
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ArtifactError, match="there is no memory none.sqlite"):
         pgra.Memory("none.sqlite", create=False)
@@ -116,9 +101,10 @@ def test_a_flag_names_the_user_on_the_command_line(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     for words in ([], ["--user", "anna"]):
         assert main(["memory", "add", ASKED, f"of {words}", *words]) == 0
-        assert main(["memory", "search", ASKED, *words]) == 0
-        assert f"of {words}" in capsys.readouterr().out.splitlines()[1]
-    assert main(["memory", "delete", "1", "--user", "anna"]) == 2
+    assert main(["memory", "list", *words]) == 0
+    assert [line[:6] for line in capsys.readouterr().out.splitlines()[2:]] == ["     2"]
+    for wrong in (["delete", "1", *words], ["add", "x"], ["search", "x", "y"], ["delete"]):
+        assert main(["memory", *wrong]) == 2
 
 
 def test_threads_share_a_memory(memory):

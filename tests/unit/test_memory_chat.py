@@ -1,17 +1,22 @@
-"""A person's conversation with a memory: by itself, in a terminal, and in a pipe."""
+"""A person's conversation with a memory: by itself, in a terminal, in a pipe, on the page."""
 
 import io
+import re
 import sys
+from html import unescape
 
 import pytest
-from following_lm import AKIN, MEANT, FollowingLM, conversation, open_memory
+from following_lm import AKIN, MEANT, FollowingLM, open_memory, open_page, prompted
+from starlette.testclient import TestClient
 
 from pgra.cli import main
 from pgra.errors import visible
+from pgra.lm.base import Completion
 from pgra.memory import stream
-from pgra.memory.chat import Talk, show_entry
+from pgra.memory.chat import Conversation, Talk, show_entry
 from pgra.memory.log import MemoryEntry
-from pgra.memory.stream import Simulation, Step
+
+FAR = "make something with < fast > ?"
 
 
 @pytest.fixture
@@ -20,22 +25,12 @@ def memory():
         yield memory
 
 
-@pytest.fixture
-def talk(memory):
-    """Say lines to a memory; return what was answered."""
-
-    def say(*lines):
-        said = []
-        Talk(conversation(memory), said.append, is_watched=True).run(lines)
-        return "\n".join(said).splitlines()
-
-    return say
-
-
-def test_a_question_is_answered_corrected_and_asked_again(talk):
-    told = talk(AKIN, f"/add {MEANT}")
+def test_a_question_is_answered_corrected_and_asked_again(memory):
+    said = []
+    lines = [AKIN, f"/add {MEANT}", FAR, "/list", "/delete 1", "/list", "/delete x", "/quit", "/x"]
+    Talk(Conversation(prompted(), memory), said.append, is_watched=True).run(lines)
     kept = f'"{AKIN}" -> "{MEANT}"'
-    assert told == [
+    assert "\n".join(said).splitlines() == [
         "understood  the homonym for pretty is …",
         "answer      x",
         "memory      nothing found",
@@ -44,26 +39,15 @@ def test_a_question_is_answered_corrected_and_asked_again(talk):
         "answer      x",
         "memory      entry 1, score 0.0000 (gate -5), used",
         f"            {kept}",
+        "understood  the homonym for fast is …",
+        "answer      x",
+        "memory      entry 1, score -14.0000 (gate -5), not used: too far",
+        f"            {kept}",
+        f"     1  {kept}",
+        "1 deleted",
+        "nothing is in the memory",
+        "! 'x' is no entry's number",
     ]
-    far = talk("make something with < fast > ?")
-    assert far[2] == "memory      entry 1, score -14.0000 (gate -5), not used: too far"
-    assert far[3] == f"            {kept}"
-    assert talk("/list") == [f"     1  {kept}"]
-    assert talk("/delete 1", "/list") == ["1 deleted", "nothing is in the memory"]
-
-
-def test_a_person_gets_the_prompts_and_answers_of_the_simulated_user(memory):
-    person = conversation(memory)
-    memory.add(AKIN, MEANT)
-    questions = [AKIN, "what is akin to < fast > ?", "expand on < fast > ?"]
-    steps = [Step(q, "syn", q, MEANT, expected=("x",)) for q in questions]
-    simulation = Simulation(family=person.system.family, lm=person.lm)
-    outcomes = simulation.play(steps, person.system, probability=0.0, seed=0)
-    turns = [person.ask(question) for question in questions]
-    assert [(turn.output, turn.num_prompt_tokens, turn.prompt.num_used) for turn in turns] == [
-        (step.generated, step.num_prompt_tokens, int(step.used_memory)) for step in outcomes
-    ]
-    assert [turn.prompt.num_used for turn in turns] == [1, 1, 0]
 
 
 def test_what_is_not_seen_is_told_by_its_number_and_the_rest_stays():
@@ -82,3 +66,78 @@ def test_a_pipe_is_a_script_that_ends_at_its_first_mistake(tmp_path, monkeypatch
     assert error == "\npgra: error: that line is not UTF-8: give plain text\n"
     assert f'noted, as entry 1: "{AKIN}" -> "{MEANT}"\n' in told
     assert told.endswith("> caf\\udce9\n")
+
+
+# The page.
+
+HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
+
+
+class Visitor:
+    """Who reads pages and sends their forms."""
+
+    def __init__(self, app):
+        self.client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True)
+        self.answer = self.client.get("/")
+
+    def send(self, name, **fields):
+        self.answer = self.client.post("/", data={"do": name, **fields})
+        return self.answer
+
+    def shown(self):
+        text = re.sub(r"<style>.*</style>|<[^>]*>", " ", self.answer.text, flags=re.DOTALL)
+        return " ".join(unescape(text).split())
+
+
+def test_on_the_page_feedback_is_added_updated_and_deleted_and_a_mistake_is_shown(memory):
+    visitor = Visitor(open_page(memory))
+    visitor.send("ask", question=AKIN)
+    assert f"Question: {AKIN} Understood: the homonym for pretty is … Answer: x" in visitor.shown()
+    assert "Nothing was found in the memory." in visitor.shown()
+    visitor.send("add", question=AKIN, feedback=f"{MEANT}\r\nplease")
+    assert [entry.feedback for entry in memory] == [f"{MEANT}\nplease"]
+    assert "Noted as entry 1, and asked again." in visitor.shown()
+    assert f"Used: entry 1, score 0.0000, gate -5 {AKIN} {MEANT}" in visitor.shown()
+    visitor.send("ask", question=FAR)
+    assert "Not used: too far: entry 1, score -14.0000" in visitor.shown()
+    for number in ("99", "-1", "9" * 30, "x"):  # no such entry
+        for name in ("update", "delete"):
+            assert visitor.send(name, entry=number, feedback="x").status_code == 422
+    visitor.send("update", entry="1", feedback="I want an <antonym>")
+    assert memory.get(2).feedback == "I want an <antonym>"
+    visitor.send("delete", entry="2")
+    assert len(memory) == 0
+    assert visitor.send("add", question=AKIN, feedback="y" * 2001).status_code == 422
+    assert "the feedback has 2,001 char" in visitor.shown()
+    assert "y" * 2001 in visitor.answer.text  # what was typed stays
+    assert AKIN in unescape(visitor.answer.text)
+
+
+def test_what_people_and_the_lm_wrote_is_text_and_never_markup(memory):
+    lm = FollowingLM()
+    lm._go_on = lambda prompt: Completion(f"the synonym for {HOSTILE} is {HOSTILE} END", 1, 1)
+    visitor = Visitor(open_page(memory, completer=lm))
+    plain = visitor.answer.text
+    visitor.send("add", question=HOSTILE, feedback=f"{HOSTILE} END \u202e")
+    asked = visitor.shown()
+    visitor.send("add", question=HOSTILE, feedback=" ")  # the error's page
+    assert "default-src 'none'" in visitor.answer.headers["content-security-policy"]
+    assert not re.search(r"https?:|url\(", plain)
+    assert visitor.answer.text.count("<script") == plain.count("<script") == 0
+    assert asked.count(HOSTILE) >= 8
+    assert "\\u202e" in visitor.shown()
+    assert "\u202e" not in visitor.answer.text
+
+
+def test_another_page_or_name_may_not_send_forms_here(memory):
+    visitor = Visitor(open_page(memory))
+
+    def code(**headers):
+        fields = {"do": "ask", "question": AKIN}
+        return visitor.client.post("/", data=fields, headers=headers).status_code
+
+    assert code(origin="http://127.0.0.1") == 200
+    for other in ("http://evil.example", "null", "http://["):
+        assert code(origin=other) == 403
+    assert code(host="evil.example") == 400  # a name that was made to point here
+    assert visitor.client.get("/", headers={"host": "127.0.0.1:7860"}).status_code == 200

@@ -6,31 +6,24 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import write_jsonl
-from following_lm import FollowingLM
+from following_lm import FollowingLM, prompted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.config import list_yamls
 from pgra.errors import DataError
 from pgra.lm.base import Completion
-from pgra.memory.experiment import Experiment
 from pgra.memory.families import (
     PromptExample,
-    judge_situation,
+    Step,
     load_family,
     load_few_shot,
+    read_stream,
     read_verdict,
 )
 from pgra.memory.lookup import EditLookup
-from pgra.memory.report import Variant, judge_thresholds, render_report
-from pgra.memory.stream import (
-    GrowPrompt,
-    MemPrompt,
-    PromptedLM,
-    Step,
-    judge_output,
-    read_stream,
-)
+from pgra.memory.report import render_report
+from pgra.memory.stream import Experiment, GrowPrompt, MemPrompt, Variant, judge_output
 
 FAMILIES = {name: load_family(name) for name in list_yamls("memory")}
 LEXICAL, CAT = FAMILIES["lexical"], FAMILIES["ert_cat"]
@@ -42,8 +35,6 @@ SEPARATOR = "\n\n###\n\n"
 def test_every_family_can_be_asked_and_told(family):
     """Its prompt shows outputs of its own forms, and each type is known by its own check alone."""
     examples = load_few_shot(family.prompt).examples
-    assert examples
-    assert family.kinds
     for shown in examples if family.situations else ():
         about, label = read_verdict(shown.answer)
         assert label.upper() in family.situations.labels
@@ -53,9 +44,7 @@ def test_every_family_can_be_asked_and_told(family):
         output = frame.format(word="w", answer="a")
         assert [k for k in family.answers if family.is_understood(k, output)] == [kind]
         assert any(family.is_understood(kind, shown.answer) for shown in examples)
-    if family.answers:
-        assert {bool(shown.feedback) for shown in examples} == {True, False}
-        assert all(set(printed) == {*family.answers, "all"} for printed in family.paper.values())
+    assert all(set(printed) == {*family.answers, "all"} for printed in family.paper.values())
 
 
 def test_the_lexical_prompt_is_that_of_the_papers_figure_8():
@@ -90,19 +79,19 @@ def shape(text, few_shot):
 
 def every_way(few_shot, question, feedback):
     """Return the prompts in which a question and a feedback stand, by how they came there."""
-    step = Step("1", "", question, feedback, expected=(feedback,))
-    growing = GrowPrompt(PromptedLM(few_shot=few_shot, completer=FollowingLM()))
-    growing.learn(step)
+    lm = prompted(few_shot=few_shot)
+    growing = GrowPrompt(lm)
+    growing.learn(Step("", question, feedback, expected=(feedback,)))
     shown = PromptExample(question, feedback)
     ways = {
         "clarification": few_shot.write(question, feedback=feedback),
-        "growing": growing.ask(step).text,
+        "growing": growing.ask(question).text,
         "kate": replace(few_shot, nearest={question: [shown] * 3}).write(question),
     }
     entry = SimpleNamespace(question=question, feedback=feedback)  # which a memory may refuse
     memory = SimpleNamespace(search=lambda *asked, **more: [entry], threshold=None)
     for name in ("lexical", "webquestions"):
-        ways[name] = MemPrompt(FAMILIES[name], few_shot, memory).ask(step).text
+        ways[name] = MemPrompt(replace(lm, family=FAMILIES[name]), memory).ask(question).text
     return {way: shape(text, few_shot) for way, text in ways.items()}
 
 
@@ -141,19 +130,17 @@ def test_a_growing_prompt_shows_the_newest_corrections_that_fit():
     added = PromptExample("question number", "answer", "I mean it")
     size = count([PAPER.write("q", more=[added])])[0] - base
 
-    def shown(room, **more):
-        most = base + size * room
-        lm = PromptedLM(few_shot=PAPER, completer=FollowingLM(), max_prompt_tokens=most)
-        system = GrowPrompt(lm, **more)
+    def shown(room):
+        lm = prompted(few_shot=PAPER, max_prompt_tokens=base + size * room)
+        system = GrowPrompt(lm)
         for number in range(5):
             question = f"question number{number}"
-            system.learn(Step("1", "syn", question, "I mean it", expected=("answer",)))
-        prompt = system.ask(Step("1", "syn", "< q >", "")).text
+            system.learn(Step("syn", question, "I mean it", expected=("answer",)))
+        prompt = system.ask("< q >").text
         lm.complete([prompt])
         return [int(part[0]) for part in prompt.split("question number")[1:]]
 
     assert [shown(room) for room in (1, 3, 6)] == [[], [3, 4], [0, 1, 2, 3, 4]]
-    assert shown(9, max_added=3) == [2, 3, 4]
     with pytest.raises(DataError, match="'< q >' makes a prompt of .* tokens, and .* fit"):
         shown(-1)
 
@@ -165,7 +152,6 @@ SITUATIONS = [
 ]
 LINE = {
     "type": "syn",
-    "word": "a",
     "question": "what is like < a > ?",
     "feedback": "clarification: I want a synonym.",
     "expected_answer": "the synonym for a is b",
@@ -176,23 +162,21 @@ def test_streams_are_read_as_the_release_has_them_and_situations_with_what_they_
     def read(family, lines):
         return read_stream(write_jsonl(tmp_path / "s.jsonl", lines), FAMILIES[family])
 
-    (one,) = read("lexical", [{**LINE, "gold": "b"}])
-    assert (one.kind, one.feedback, one.id) == ("syn", "I want a synonym.", "1")
+    (one,) = read("lexical", [{**LINE, "word": "a"}])
+    assert (one.kind, one.feedback) == ("syn", "I want a synonym.")
     outputs = (" The synonym for A  is b.", "the synonym for a is c", "b")
     judged = [judge_output(LEXICAL, "syn", output, one.expected) for output in outputs]
     assert judged == [(True, True), (True, False), (False, False)]
     (fact,) = read("webquestions", [{"question": "who?", "answers": ["A B", "A"]}])
     assert (fact.kind, fact.feedback, fact.expected) == ("question", "A B", ("A B", "A"))
     steps = read("ert_cat", SITUATIONS)
-    assert [step.meaning for step in steps] == ["care", "cheating", "care"]
+    assert [step.kind for step in steps] == ["care", "cheating", "care"]
     assert steps[1].feedback == "this question is about: cheating."
     assert steps[1].expected == ("This question is about: cheating. The answer is BAD.",)
-    with pytest.raises(DataError, match="s.jsonl, line 2: .*label 'FINE' is none of GOOD, BAD"):
+    with pytest.raises(DataError, match="s.jsonl, line 2: .*label 'fine' is none of good, bad"):
         read("ert_cat", [SITUATIONS[0], SITUATIONS[0] | {"label": "FINE"}])
-    rules = [{"situation": "s", "rule_of_thumb": rule, "label": "GOOD"} for rule in "aba"]
-    steps = read("ert_nl", rules)
-    assert [step.kind for step in steps] == FAMILIES["ert_nl"].kinds * 3
-    assert steps[0].meaning == steps[2].meaning != steps[1].meaning
+    rules = [{"situation": "s", "rule_of_thumb": "b", "label": "GOOD"}]
+    assert read("ert_nl", rules)[0].kind == FAMILIES["ert_nl"].kinds[0]
 
 
 def test_an_output_is_read_for_its_understanding_and_its_label():
@@ -203,8 +187,8 @@ def test_an_output_is_read_for_its_understanding_and_its_label():
         "It's about: harm. The answer is GOOD because it helps.": ("harm", "good"),
     }
     assert {output: read_verdict(output) for output in verdicts} == verdicts
-    right = "This question is about: loyalty. The answer is BAD."
-    judged = [judge_situation(output, right) for output in verdicts]
+    right = ["This question is about: loyalty. The answer is BAD."]
+    judged = [judge_output(CAT, "loyalty", output, right) for output in verdicts]
     assert judged == [(True, True), (False, False), (True, False), (False, False)]
 
 
@@ -220,16 +204,12 @@ class Guessing(FollowingLM):
 
 def test_a_category_is_recalled_and_nothing_of_the_papers_stands_beside(tmp_path):
     steps = read_stream(write_jsonl(tmp_path / "ert.jsonl", SITUATIONS), CAT)
-    lm = PromptedLM(few_shot=load_few_shot("ert_cat"), completer=Guessing())
-    experiment = Experiment(
-        folder=tmp_path / "run", family=CAT, lm=lm, open_lookup=EditLookup, threshold=-5.0
-    )
+    lm = prompted("ert_cat", Guessing())
+    experiment = Experiment(folder=tmp_path / "run", lm=lm, open_lookup=EditLookup, threshold=-5.0)
     bare, mem = experiment.run({0: steps}, [Variant("no-mem", 0.0, 0), Variant("mem", 1.0, 0)])
     assert [step.understood for step in bare.outcomes] == [False, False, False]
     assert [step.understood for step in mem.outcomes] == [False, False, True]
     assert [step.answered for step in mem.outcomes] == [True, False, False]
-    text = render_report(CAT, [bare, mem], gate=None)
+    text = render_report(CAT, [bare, mem])
     assert "paper" not in text  # whose data was never released
     assert "NO-MEM none; MEM-PROMPT, p = 1 -0.50." in text
-    *_, gate = judge_thresholds([*steps, steps[0]], EditLookup)  # counts by meaning
-    assert (gate.precision, gate.recall) == (2 / 3, 1.0)

@@ -51,8 +51,8 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
     lines = lines_of(folder)[:3]  # decided as new texts they are the same
     answers = Run.load(folder, device="cpu").predict([line["text"] for line in lines])
     for line, answer in zip(lines, answers, strict=True):
-        assert answer.prediction.label == line["prediction"]
-        assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-4)
+        assert answer.label == line["prediction"]
+        assert dict(answer.scores) == pytest.approx(line["scores"], abs=1e-4)
         assert [each.row for each in answer.evidence] == [e["row"] for e in line["evidence"]]
 
 

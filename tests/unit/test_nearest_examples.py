@@ -6,9 +6,9 @@ import pytest
 from conftest import write_jsonl
 
 from pgra.errors import ConfigError
-from pgra.memory.experiment import StreamArguments, choose_examples
 from pgra.memory.families import FewShot, PromptExample
 from pgra.memory.lookup import LookupArguments
+from pgra.memory.stream import StreamArguments, choose_examples
 
 POOL = [
     PromptExample("what is akin to < red > ?", "the synonym for red is scarlet"),
@@ -28,10 +28,10 @@ ASKED = [
 def chosen(tmp_path, *, count=2, form="slotless", more=(), asked=ASKED):
     lines = [vars(shown) | {"feedback": shown.feedback or "f"} for shown in [*POOL[2:], *more]]
     pool = write_jsonl(tmp_path / "pool.jsonl", lines)
-    kate = {"prefix": "kate", "prefix_examples": count, "prefix_encoder": "bm25"}
+    kate = {"prefix": "kate", "prefix_examples": count}
     place = {"artifacts_dir": str(tmp_path), "device": "cpu"}
     args = StreamArguments(stream="x", prefix_pool=str(pool), **kate, **place)
-    return choose_examples(PLAIN, asked, args, LookupArguments(key_form=form))
+    return choose_examples(PLAIN, asked, args, LookupArguments(key_form=form, encoder="bm25"))
 
 
 def test_each_question_has_its_nearest_first_and_is_never_shown_itself(tmp_path):

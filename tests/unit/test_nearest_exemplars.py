@@ -9,13 +9,12 @@ from conftest import with_rerank
 from pgra.core import ALONE, Example
 from pgra.encoders.encoder import Encoder
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.selection import ExemplarPool
+from pgra.exemplars.selection import ExemplarPool, VectorSimilarity
 from pgra.exemplars.selector import NearestExemplars
-from pgra.exemplars.similarity import DotSimilarity
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.prompts.fewshot import PromptFormat, PromptTemplate
+from pgra.prompts import PromptFormat, PromptTemplate
 from pgra.retrieval.neighbors import Neighbors
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
@@ -58,7 +57,7 @@ def test_exemplars_are_the_nearest_other_texts_and_no_copy_of_the_query(neighbor
     assert set(neighbors.nearest(TRAIN[:1], 2).rows[0].tolist()) == {0, 3}
 
 
-def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs, caplog):
+def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs):
     exemplars = exemplars_of(neighbors, count=5)
     exemplars.look_up(NEW)
     lm, bare = CausalLM(str(lm_dirs["gpt2"])), exemplars.prompt(())
@@ -68,8 +67,6 @@ def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, 
     less = PromptedEncoder(lm, bare, max_prompt_tokens=len(asked) - 1)
     shorter = exemplars.encoder_for(less, NEW[0])
     assert shorter.prompt.exemplar_ids == whole.prompt.exemplar_ids[:4]
-    exemplars.warn_shortened()
-    assert "1 queries got fewer than 5 exemplars" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["knn", "test_selection:LastFirst"])
@@ -83,7 +80,7 @@ def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
     assert sorted(best.rows[0]) == sorted(first.rows[0])
     selection = SelectionArguments(num_exemplars=4, exemplars=name, exemplar_seed=5)
     pool = ExemplarPool(found.data.train, jaccard=selection.leak_jaccard)
-    chosen = selection.selector(selection, pool, DotSimilarity(found.exemplars.neighbors))
+    chosen = selection.selector(selection, pool, VectorSimilarity(found.exemplars.neighbors, "dot"))
     rows = chosen.choose([query]).of(0)
     assert list(found.exemplars.of(query)) == [found.data.train[row] for row in rows]
     prompt = found.reranker.whole_prompt(query)

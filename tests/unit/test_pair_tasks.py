@@ -5,7 +5,6 @@ the first input and leaves the other empty, so that it has one state for all que
 """
 
 import numpy as np
-import pytest
 from conftest import SENTENCES, with_rerank, write_jsonl
 
 from pgra.core import ALONE
@@ -14,7 +13,7 @@ from pgra.data.tasks import Task
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.prompts.fewshot import prompt_template
+from pgra.prompts import prompt_template
 from pgra.retrieval import open_retriever
 
 PASSAGE = "Red apples grow."
@@ -32,20 +31,14 @@ def test_a_pair_is_shown_in_two_lines_and_a_passage_alone():
     )
 
 
-@pytest.fixture
-def pair_args(args, tmp_path):
+def test_both_fields_search_and_are_compared_with_each_passage_alone(args, tmp_path):
     pairs = [(SENTENCES[i % 12], f"{SENTENCES[(i * 5 + 1) % 12]} Number {i}.") for i in range(37)]
-    rows = [
-        {"sentence1": a, "sentence2": b, "label": Task.load("rte").labels[i % 2]}
-        for i, (a, b) in enumerate(pairs)
-    ]
+    label = Task.load("rte").labels[0]
+    rows = [{"sentence1": a, "sentence2": b, "label": label} for a, b in pairs]
     train = write_jsonl(tmp_path / "pairs.jsonl", rows[:30])
     test = write_jsonl(tmp_path / "pairs-test.jsonl", rows[30:])
     data = DataArguments(task="rte", train_file=str(train), test_file=str(test))
-    return with_rerank(args.having(data=data), num_exemplars=2)
-
-
-def test_both_fields_search_and_are_compared_with_each_passage_alone(pair_args):
+    pair_args = with_rerank(args.having(data=data), num_exemplars=2, exemplars="random")
     found = Stages.read(pair_args, ALONE)
     found.find()
     retriever = open_retriever(pair_args.retriever, found.corpus, found.context)

@@ -16,7 +16,6 @@ WAYS = {
     "bm25": {},
     "random": {"retriever": "random"},
     "exhaustive": {"retriever": "exhaustive"},
-    "full bank": {"bank": "full"},
     "fitted": {"similarity": "whitened", "num_candidates": 2},
     "a prefix a query": {"exemplars": "knn", "retriever": "random"},
     "cross-encoder": {"reranker": "cross-encoder"},

@@ -9,7 +9,7 @@ from small_training import lively
 
 from pgra.errors import ModelError
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer
 from pgra.reader.predict import T5Classifier, decide
 
 VERBALIZER = Verbalizer(

@@ -7,7 +7,7 @@ from conftest import SENTENCES
 from small_reranking import TWO, over_corpus, plain_lm, run
 
 from pgra.data.corpus import CorpusArguments, open_corpus
-from pgra.prompts.fewshot import PromptTemplate
+from pgra.prompts import PromptTemplate
 
 CANDIDATES = [[3, 0, 3, -1, 1], [2, 5, 0, 7, 10]]  # a passage twice, one missing
 
@@ -51,7 +51,7 @@ def test_scores_are_those_of_the_papers_equations(rerank, lm_dirs, similarity, l
         assert ours.rows[line].tolist() == [*order, *[-1] * (5 - len(order))]
         truths = [truth[row] for row in order]
         np.testing.assert_allclose(ours.scores[line, : len(order)], truths, rtol=1e-4)
-    for name in ("_QUERY_BYTES", "_NUM_PAIRS", "_BLOCK_BYTES", "_PAIR_BYTES"):
+    for name in ("_CHUNK_BYTES", "_BLOCK_BYTES", "_PAIR_BYTES"):
         monkeypatch.setattr(f"pgra.rerank.similarity.{name}", 1)  # one at a time
     parts, work, _ = rerank(lm, similarity=similarity)
     np.testing.assert_array_equal(parts.scores, ours.scores)

@@ -1,9 +1,13 @@
 """Label consistency from folders: a tiny plain reader labels the evidence of written runs."""
 
+import shutil
+from dataclasses import replace
+
 import pytest
 import torch
 from planted_runs import plant
 
+from pgra.artifacts import write_json
 from pgra.experiments.consistency import label_texts, open_labeler, report_consistency
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.reader.fid import FusionReader
@@ -81,31 +85,55 @@ def read(monkeypatch):
     return seen
 
 
-def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path, read):
+def test_each_text_is_read_once_until_its_label_is_damaged_or_another_labelers(
+    labeler, tmp_path, read
+):
+    def label(texts, folder, home=labeler, **how):
+        read.clear()
+        return label_texts(open_labeler(home), texts, folder, device="cpu", **how)
+
     asked, kept = [*TEXTS[:3], "stop", *TEXTS[3:]], tmp_path / "kept"
     with pytest.raises(KeyboardInterrupt):
-        label_texts(open_labeler(labeler), asked, kept, device="cpu", save_every=2)
+        label(asked, kept, save_every=2)
     assert read == asked[:4]
-    read.clear()
-    found = label_texts(open_labeler(labeler), asked, kept, device="cpu")
-    assert (read, found[1]) == (asked[4:], 3)
-    whole = label_texts(open_labeler(labeler), asked, tmp_path / "whole", device="cpu")
-    assert whole == (found[0], 7)
+    found = label(asked, kept)
+    assert read == asked[4:]
+    assert label(asked, tmp_path / "whole") == found
     (path,) = kept.glob("*.jsonl")
     path.write_text(path.read_text().replace("0.", "0.0", 1))
-    again = label_texts(open_labeler(labeler), asked, kept, device="cpu")
-    assert again == (found[0], 7)
+    assert label(asked, kept) == found
     assert (kept / f"{path.name}.damaged").is_file()
+    other = shutil.copytree(labeler, tmp_path / "other")
+    write_record(other / "reader", replace(RECORD, seed=9))
+    label(asked[:1], kept, other)
+    assert read == asked[:1]
+
+
+def test_a_grid_gives_its_labeler_its_rows_and_its_baseline(labeler, tmp_path):
+    grid, points = tmp_path / "grid", []
+    evidence = {"plain": [], "fid": TEXTS[:2], "pgra": TEXTS[2:4]}
+    for method, texts in evidence.items():
+        name, folders = method.upper(), {str(seed): f"{method}/seed-{seed}" for seed in (0, 1)}
+        told = {"name": name, "task": "reviews", "values": {"method": method}}
+        points.append({**told, "seeds": folders})
+        for seed in (0,) if method == "pgra" else (0, 1):
+            write_run(grid / folders[str(seed)], [texts] * 3, seed=seed, method=method)
+    shutil.copytree(labeler / "reader", grid / "plain/seed-0/reader")
+    values = {"title": "mine", "axes": ["method"], "baseline": {"method": "fid"}, "points": points}
+    write_json(grid / "grid.json", {**values, "reference": None})
+    found = report_consistency([grid], tmp_path / "out", **QUIET)
+    assert [run.name for run in found] == ["FID", "PGRA"]
+    assert "difference to FID" in (tmp_path / "out/consistency.md").read_text()
 
 
 def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs, tmp_path):
-    report = report_consistency(runs, tmp_path / "out", labelers=[labeler], **QUIET)
+    found = report_consistency(runs, tmp_path / "out", labelers=[labeler], **QUIET)
     reader = Reader.load(labeler, device="cpu")
     said = {text: reader.predict([text])[0].label for text in TEXTS}
-    for run in report.runs:
+    for run in found:
         shares = []
         for line in load_run(tmp_path / run.name).predictions:
             own = [said[seen["text"]] for seen in line["evidence"]]
             shares.append(own.count(line["label"]) / len(own))
         assert run.shares.tolist() == pytest.approx(shares)
-    assert len({run.score for run in report.runs}) > 1  # the control
+    assert len({run.score for run in found}) > 1  # the control

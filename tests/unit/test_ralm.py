@@ -9,7 +9,7 @@ from pgra.core import Example
 from pgra.errors import DataError
 from pgra.lm.generate import LocalLM
 from pgra.methods.ralm import write_prompts
-from pgra.prompts.fewshot import PromptTemplate, answer_words
+from pgra.prompts import PromptTemplate, answer_words
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
 TEMPLATE = PromptTemplate("{text}\nThe answer is", "")

@@ -12,7 +12,7 @@ from small_training import tokens
 from pgra.core import Example
 from pgra.lm.batching import GroupCost, group_by_length
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts import Verbalizer
 from pgra.reader.fid import pack_segments
 from pgra.reader.inputs import (
     SegmentLayout,

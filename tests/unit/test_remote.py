@@ -5,17 +5,18 @@ import json
 import logging
 import ssl
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
-from loopback import Fault, LoopbackEndpoint, Written, busy, toy_writer
+from loopback import BUSY, Fault, LoopbackEndpoint, Written, toy_writer
 
 from pgra.core import Context
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments
 from pgra.lm.generate import LocalLM
-from pgra.lm.remote import Reply, continuation, without_reasoning, word_chance
+from pgra.lm.remote import continuation, without_reasoning, word_chance
 
 KEY = "sk-proj-VerySecret0123456789abcdef"
 URL = "http://127.0.0.1:9/v1"
@@ -75,7 +76,7 @@ def test_answers_are_in_order_cut_at_the_stop_greedy_and_asked_for_once_ever(ser
         assert complete(again) == TEXTS
         assert sorted(str(body["prompt"]) for body in server.bodies) == sorted(PROMPTS)
         spent = again.describe_spending()
-        assert [spent[name] for name in ("calls", "reused", "prompt_tokens")] == [2, 2, 4]
+        assert [spent[name] for name in ("calls", "prompt_tokens")] == [2, 4]
         again.complete(PROMPTS[:1], max_new_tokens=4, stop=";")  # the control: another question
     asked = {"model": "toy", "temperature": 0, "max_tokens": 4, "path": "/v1/completions"}
     assert asked | {"prompt": PROMPTS[0], "stop": [";"]} == server.bodies[-1]
@@ -104,25 +105,24 @@ def test_a_chat_gets_the_prompt_as_one_message_and_answers_without_its_end(serve
 
 def said(finish="stop", *, is_chat=True, **message):
     choice = {"message": message} if is_chat else message
-    return json.dumps({"choices": [{"index": 0, "finish_reason": finish, **choice}]})
+    choice = {"index": 0, "finish_reason": finish, **choice}
+    return Fault(200, json.dumps({"choices": [choice]}))
 
 
 FILTER = {"error": {"message": "the policy", "code": "content_filter"}}
 NO_ANSWERS = [
-    ("chat", Fault(200, said("content_filter", content="Half an")), "filtered"),
-    ("chat", Fault(400, json.dumps(FILTER)), "filtered"),
-    ("chat", Fault(200, said(content=None, refusal="I cannot")), "refused"),
-    ("chat", Fault(200, said(content=None)), "empty"),
-    ("chat", Fault(200, '{"choices": []}'), "empty"),
-    ("chat", Fault(200, said("length", content=None, reasoning_content="hm")), "cut"),
-    ("chat", Fault(200, said("length", content="<think>\nSo the user")), "cut"),
-    ("completions", Fault(200, said("content_filter", is_chat=False, text=" red")), "filtered"),
+    ("chat", said("content_filter", content="Half an")),
+    ("chat", Fault(400, json.dumps(FILTER))),
+    ("chat", said(content=None, refusal="I cannot")),
+    ("chat", Fault(200, '{"choices": []}')),
+    ("chat", said("length", content="<think>\nSo the user")),
+    ("completions", said("content_filter", is_chat=False, text=" red")),
 ]
 
 
-@pytest.mark.parametrize(("endpoint", "fault", "why"), NO_ANSWERS)
+@pytest.mark.parametrize(("endpoint", "fault"), NO_ANSWERS)
 def test_an_answer_that_is_none_is_counted_said_and_asked_again(
-    server, open_at, caplog, endpoint, fault, why
+    server, open_at, caplog, endpoint, fault
 ):
     server.faults = [fault]
     with server.serve() as url:
@@ -130,7 +130,7 @@ def test_an_answer_that_is_none_is_counted_said_and_asked_again(
         first, second = complete(lm, PROMPTS[:2])
         assert (first, second.strip()) == ("", "green")  # the control: an answer
         assert lm.describe_spending()["unanswered"] == 1
-        assert f"1 of 2 answers are none (1 {why})" in caplog.text
+        assert "1 of 2 answers are none" in caplog.text
         again = [text.strip() for text in complete(lm, PROMPTS[:2])]
     assert again == ["red", "green"]
     assert len(server.bodies) == 3  # one was kept
@@ -140,88 +140,46 @@ def test_an_answer_that_is_none_is_counted_said_and_asked_again(
 BLOCKS = [
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
-    ("<|channel>thought", "<channel|>"),
     ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
-    ("Here is my thought process:", "Here is my response:"),
 ]
 
 
 @pytest.mark.parametrize(("opening", "closing"), BLOCKS)
-@pytest.mark.parametrize("inside", ["\n\n", "\nIt seems negative.\nNo.\n"])
-def test_a_reasoning_block_is_left_out_wherever_it_stands(opening, closing, inside):
-    whole = f"{opening}{inside}{closing}"
-    assert without_reasoning(f"{whole}\n\nPositive") == ("\n\nPositive", False)
-    assert without_reasoning(f"{whole}{whole}Positive")[0] == "Positive"
-    assert without_reasoning(f"{inside}{closing}Positive")[0] == "Positive"  # the prompt opened it
-    assert without_reasoning(f"{opening}{inside}") == ("", True)
-    assert without_reasoning(f"Positive\n{inside}") == (f"Positive\n{inside}", False)  # the control
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "<think>\nIs it\nred?\n</think>\n\nred",
-        "<think>\n\n</think>\n<answer>red</answer>",
-        "\ufeffred",
-        [{"type": "text", "text": "red"}],
-        [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"text": "red"}],
-    ],
-)
-def test_the_answer_after_reasoning_in_parts_or_after_a_mark_is_read_and_kept(
-    server, open_at, content
-):
-    server.faults = [Fault(200, said(content=content))]
+def test_a_reasoning_block_is_left_out_wherever_it_stands(server, open_at, opening, closing):
+    for inside in ("\n\n", "\nIt seems negative.\nNo.\n"):
+        whole = f"{opening}{inside}{closing}"
+        assert without_reasoning(f"{whole}{whole}\n\nPositive") == "\n\nPositive"
+        assert without_reasoning(f"{inside}{closing}Positive") == "Positive"  # the prompt opened it
+        assert without_reasoning(f"{opening}{inside}") == ""
+        assert without_reasoning(f"Positive\n{inside}") == f"Positive\n{inside}"  # the control
+    server.faults = [said(content=f"{whole}\n\nred")]
     with server.serve() as url:
         lm = open_at(url, endpoint="chat")
         assert complete(lm, PROMPTS[:1]) == complete(lm, PROMPTS[:1]) == ["red"]
-    assert len(server.bodies) == 1
-
-
-def test_completions_whose_stop_ends_a_reasoning_block_are_asked_again_without_it(server, open_at):
-    def write(prompt, max_tokens, stop):
-        return Written("<think>\nred?\n</think> red".split(stop or "\0")[0], 3, 4)
-
-    server.writer = write
-    with server.serve() as url:
-        assert complete(open_at(url), PROMPTS[:1]) == [" red"]
-        assert complete(open_at(url), PROMPTS[:1]) == [" red"]
-    assert ["stop" in body for body in server.bodies] == [True, False]
 
 
 # Which way it is asked.
 
 
-CHOICES = [
-    ({}, None, "completions score"),
-    ({"echoes": False}, None, "completions generation"),
-    ({"endpoints": ["chat"]}, "generation", "chat generation"),
-    ({"endpoints": ["chat"]}, None, "chat generation"),
-]
-
-
-@pytest.mark.parametrize(("offers", "asked", "chosen"), CHOICES)
-def test_the_best_way_that_a_server_offers_is_chosen_and_said(
-    server, open_at, caplog, offers, asked, chosen
-):
-    caplog.set_level("INFO")
-    for name, value in offers.items():
-        setattr(server, name, value)
+@pytest.mark.parametrize(
+    ("offers", "chosen"),
+    [
+        ({}, "completions score"),
+        ({"echoes": False}, "completions generation"),
+        ({"endpoints": ["chat"]}, "chat generation"),
+    ],
+)
+def test_the_best_way_that_a_server_offers_is_chosen(server, open_at, offers, chosen):
+    vars(server).update(offers)
     with server.serve() as url:
-        lm = open_at(url, endpoint="auto").settle(asked)
+        lm = open_at(url, endpoint="auto").settle(None)
     assert " ".join(vars(lm.way).values()) == chosen
-    endpoint, decide_by = chosen.split()
-    assert f"openai:toy at {url} is asked by {endpoint}, labels by {decide_by}" in caplog.text
 
 
 def test_a_way_that_is_named_is_taken_as_it_is_or_refused(server, open_at):
-    server.echoes = False
-    with server.serve() as url:
-        lm = open_at(url)
-        assert lm.settle("generation").way.endpoint == "completions"
-        assert lm.settle("score").way.decide_by == "score"
-        assert server.bodies == []
-        with pytest.raises(ConfigError):
-            open_at(url, endpoint="chat").settle("score")
+    assert open_at(URL).settle("score").way.decide_by == "score"  # nothing is asked
+    with pytest.raises(ConfigError):
+        open_at(URL, endpoint="chat").settle("score")
 
 
 # Chances.
@@ -242,54 +200,35 @@ def test_words_are_scored_from_the_echoed_prompt(server, open_at):
         assert lm.score(["It was so"], [" good"]) == [[-1.25]]
 
 
-PROMPT, WORD = "It was", " great fun"
 TOKENS = ("It", " was", " great", " fun", ".")  # the last one is written
 CHANCES = (None, -1.0, -0.5, -0.25, -4.0)
-BYTES = ("bytes:\\xe6", "\ufffd", *TOKENS[2:])  # a prompt in another script
-
-
-def chance(tokens=TOKENS, chances=CHANCES, **changes):
-    asked = {"prompt": PROMPT, "word": WORD, "text": f"{PROMPT}{WORD}.", "num_new": 1, **changes}
-    reply = Reply(asked["text"], 4, asked["num_new"], tokens=tokens, chances=chances)
-    return word_chance("toy", reply, asked["prompt"], asked["word"])
-
-
-APART = {"tokens": ("It", " was", " ", "great", "."), "text": "It was great.", "word": " great"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("tokens", "chances", "word", "expected"),
     [
-        ({}, -0.75),
-        ({"prompt": "It was great", "word": " fun"}, -0.25),  # the control
-        ({"tokens": ("<s>", *TOKENS), "chances": (None, -9.0, *CHANCES[1:])}, -0.75),
-        (APART, -0.75),
-        ({"tokens": BYTES, "prompt": "海", "text": "海 great fun."}, -0.75),
+        (TOKENS, CHANCES, " great fun", -0.75),
+        (TOKENS, CHANCES, " fun", -0.25),  # the control
+        (("<s>", *TOKENS), (None, -9.0, *CHANCES[1:]), " great fun", -0.75),
+        (("It", " was", " great", " ", "fun", "."), (*CHANCES, -2.0), " fun", -4.25),
+        (("bytes:\\xe6", "\ufffd", *TOKENS[2:]), CHANCES, " great fun", -0.75),
+        (TOKENS, CHANCES, " dull", None),
+        (TOKENS, CHANCES[1:], " fun", None),
+        (TOKENS, (None, -1.0, float("inf"), -0.25, -4.0), " great fun", None),
+        (("It", " was great", " fun", "."), CHANCES[1:], " great fun", None),
     ],
 )
-def test_only_the_words_tokens_count_however_a_server_spells_them(changes, expected):
-    assert chance(**changes) == expected
+def test_only_the_words_tokens_count_however_a_server_spells_them(tokens, chances, word, expected):
+    scored = SimpleNamespace(tokens=tokens, token_logprobs=chances)
+    prompt = "It was great fun".removesuffix(word)
+    choice = SimpleNamespace(text="It was great fun.", logprobs=scored)
+    assert word_chance(choice, prompt, word, 1) == expected
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"text": " ."},
-        {"chances": CHANCES[1:]},
-        {"chances": (None, -1.0, float("nan"), -0.25, -4.0)},
-        {"chances": (None, -1.0, float("inf"), -0.25, -4.0)},
-        {"tokens": ("It", " was great", " fun", "."), "chances": CHANCES[1:]},
-    ],
-)
-def test_what_cannot_be_scored_is_refused_with_the_way_out(changes):
-    with pytest.raises(ModelError, match=r"^toy .*use --decide_by gen"):
-        chance(**changes)
-
-
-def test_half_a_character_is_written_as_a_sign(server, open_at):
-    with server.serve() as url:
-        server.faults = [Fault(200, '{"choices": [{"text": " \\ud83d"}]}')]
-        assert complete(open_at(url), PROMPTS[:1]) == [" \ufffd"]
+def test_what_cannot_be_scored_is_refused_with_the_way_out(server, open_at):
+    server.echoes = False
+    with server.serve() as url, pytest.raises(ModelError, match="use --decide_by generation"):
+        open_at(url).score(PROMPTS[:1], WORDS)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +237,6 @@ def test_half_a_character_is_written_as_a_sign(server, open_at):
         ("Q: Italy?\nA:", " A: Rome", " Rome"),
         ("a dull film It was", "It was terrible", " terrible"),
         ("a dull film It was", "\nwaste of time", "waste of time"),  # no whole word of the end
-        ("Q: red", "red", "red"),  # nothing else is written
         ("Q: Italy?\nA:", "Rome", "Rome"),
     ],
 )
@@ -313,34 +251,19 @@ def error_of(message, code=None):
     return json.dumps({"error": {"message": message, "code": code}})
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        busy(),
-        Fault(),
-        Fault(seconds=20.0),
-        Fault(200, error_of("Provider returned error", 429)),
-        Fault(200, error_of("the model is busy", "server_overloaded")),
-        Fault(200, '{"choices": [{"error": {"message": "lost", "code": "502"}, "text": ""}]}'),
-    ],
-)
-def test_what_may_pass_is_tried_again_under_status_200_too(server, open_at, fault):
-    server.faults = [fault, fault._replace(seconds=0.0)]
+def test_what_may_pass_is_tried_again_under_status_200_too(server, open_at):
+    upstream, lost = error_of("Provider returned error", 429), error_of("the model is busy")
+    server.faults = [BUSY, Fault(), Fault(200, upstream), Fault(200, lost)]
     with server.serve() as url:
-        assert complete(open_at(url, request_timeout=0.5), PROMPTS[:1]) == TEXTS[:1]
-    assert len(server.bodies) == 3
+        assert complete(open_at(url), PROMPTS[:1]) == TEXTS[:1]
+    assert len(server.bodies) == 5
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (Fault(200, "<html>Hi</html>"), "which is no completion"),
-        (
-            Fault(200, error_of("no such voice", 404)),
-            "answered 404 'no such voice': see --base_url",
-        ),
-        (Fault(200, '{"error": "wrong"}'), "answered 400 'wrong'"),
-        (Fault(429, error_of("pay", "insufficient_quota")), "answered 429 'pay'"),
+        (Fault(200, "<html>Hi</html>", {"Content-Type": "text/html"}), "what is no completion"),
+        (Fault(200, error_of("no such voice", 404)), "answered 404 .*no such voice.*--base_url"),
         (Fault(307, "", {"Location": "http://elsewhere/v1"}), "answered 307"),
     ],
 )
@@ -362,30 +285,28 @@ def test_an_endpoint_that_dies_loses_no_answer(server, open_at):
     assert [answered.count(prompt) for prompt in PROMPTS[:3]] == [1, 1, 8]
 
 
-def test_what_a_chat_model_does_not_take_is_left_out_once_it_says_so(server, open_at, caplog):
+def test_what_a_chat_model_does_not_take_is_left_out_once_it_says_so(server, open_at):
     server.unsupported = {"max_tokens", "temperature"}
     with server.serve() as url:
         lm = open_at(url, endpoint="chat", max_parallel_calls=1)
         assert complete(lm) == [text.strip() for text in TEXTS]
     assert len(server.bodies) == len(TEXTS) + 2
     assert server.bodies[-1]["max_completion_tokens"] == 4
-    assert "takes no temperature" in caplog.text
 
 
 # The key, the address, and what a run is made of.
 
 
-@pytest.mark.parametrize("endpoint", ["completions", "chat"])
-def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd, endpoint):
+def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd):
     """Not in errors, though endpoints quote it; not in logs of any level, reprs or files."""
     caplog.set_level(logging.DEBUG)
     quoted = f"Incorrect API key provided: {KEY}. or {KEY[:9]}*****cdef, " + "x" * 190 + KEY
-    server.faults = [busy(), Fault(), Fault(500, quoted)]
+    server.faults = [BUSY, Fault(), Fault(500, quoted)]
     texts = []
     with server.serve() as url:
-        lm = open_at(url, endpoint=endpoint)
+        lm = open_at(url)
         complete(lm)
-        for fault in (Fault(401, error_of(quoted)), Fault(200, quoted), Fault(400, quoted)):
+        for fault in (Fault(401, error_of(quoted)), Fault(400, quoted)):
             server.faults = [fault]
             with pytest.raises(ModelError, match=r"\*\*\*") as caught:
                 complete(lm, ["Q: another"])
@@ -399,10 +320,8 @@ def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd, endpoint):
 def test_an_endpoint_of_ones_own_needs_no_key_and_openais_does(server, open_at, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "")
     with server.serve() as url:
-        monkeypatch.setenv("OPENAI_BASE_URL", url)
-        assert complete(open_at(None), ["Q: red"]) == [" red"]
+        assert complete(open_at(url), ["Q: red"]) == [" red"]
     assert KEY not in server.headers[0]["authorization"]
-    monkeypatch.delenv("OPENAI_BASE_URL")
     with pytest.raises(ConfigError, match=r"openai:toy needs a key in the environment"):
         open_at(None)
 
@@ -413,7 +332,6 @@ def test_an_endpoint_of_ones_own_needs_no_key_and_openais_does(server, open_at, 
         ("https://me:Secret@there/v1", {}),
         ("https://there/v1?key=Secret", {}),
         (URL, {"key": "Secret\nlines"}),
-        (URL, {"lm": "openai:"}),
         (URL, {"lm": "gpt2"}),
     ],
 )
@@ -424,56 +342,43 @@ def test_what_cannot_be_asked_is_refused_without_its_secrets(open_at, monkeypatc
     assert "Secret" not in str(caught.value)
 
 
-def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_dirs, tmp_path):
+def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_dirs):
     lm = open_at(f"{URL}/")
     fields = {"lm": "openai:toy", "base_url": URL, "window": 65, "tokens": "estimate"}
     assert (lm.fingerprint, lm.window) == (fields, 64)  # one token is written by scoring
-    for name in ("tokenizer.json", "tokenizer_config.json"):  # no weights
-        (tmp_path / name).write_bytes((lm_dirs["opt"] / name).read_bytes())
-    named = open_at(URL, tokenizer=str(tmp_path))
-    assert named.fingerprint["tokens"] not in ("estimate", open_at(URL).fingerprint["tokens"])
+    assert open_at(URL, tokenizer=str(lm_dirs["opt"])).fingerprint["tokens"] != "estimate"
 
 
 # The same LM here and behind an endpoint.
 
-ASKED = [
-    "The film is a warm",
-    "The river flows through the city, and the boats came home early. The answer is",
-    "He was born in",
-]
 
-
-def lm_writer(lm):
-    """Write greedily by the library's own `generate`, one prompt at a time, like a server."""
+def test_an_lm_answers_the_same_behind_an_endpoint(lm_dirs, server, open_at):
+    local = LocalLM(str(lm_dirs["opt"]), device="cpu")
+    prompts = ["The film is a warm", "The boats came home early. The answer is"]
 
     @torch.inference_mode()
     def write(prompt, max_tokens, stop):
-        ids = [*lm.lead_ids, *lm.tokenize([prompt])[0]]
-        given = torch.tensor([ids])
-        options = {"attention_mask": torch.ones_like(given), "do_sample": False, "pad_token_id": 0}
-        whole = lm.whole.generate(given, max_new_tokens=max_tokens, **options)[0]
-        new = whole[len(ids) :]
+        """Write greedily by the library's own `generate`, one prompt at a time."""
+        ids = torch.tensor([[*local.lead_ids, *local.tokenize([prompt])[0]]])
+        how = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+        whole = local.whole.generate(ids, max_new_tokens=max_tokens, **how)
+        new = whole[0, ids.shape[1] :]
         if stop:
-            text = lm.tokenizer.decode(new, skip_special_tokens=True)
-            return Written(text.split(stop)[0], len(ids), len(new))
-        chances = lm.whole(given).logits[0].float().log_softmax(-1)
-        chances = chances.gather(-1, whole[1:, None])[:, 0].tolist()
-        tokens = tuple(lm.tokenizer.decode([token]) for token in whole.tolist())
-        return Written(tokens[-1], len(ids), 1, tokens, (None, *chances))
+            text = local.tokenizer.decode(new, skip_special_tokens=True)
+            return Written(text.split(stop)[0], ids.shape[1], len(new))
+        chances = local.whole(ids).logits[0].float().log_softmax(-1)
+        chances = chances.gather(-1, whole[0, 1:, None])[:, 0].tolist()
+        tokens = tuple(local.tokenizer.decode([token]) for token in whole[0].tolist())
+        return Written(tokens[-1], ids.shape[1], 1, tokens, (None, *chances))
 
-    return write
-
-
-def test_an_lm_answers_the_same_behind_an_endpoint(lm_dirs, server, open_at):
-    name = str(lm_dirs["opt"])
-    local = LocalLM(name, device="cpu")
-    server.writer, server.faults = lm_writer(local), [busy("0.01")]
+    server.writer = write
     with server.serve() as url:
-        remote = open_at(url, tokenizer=name, lm_window=None, max_parallel_calls=1)
-        mine, theirs = (lm.complete(ASKED, max_new_tokens=8, stop=" the") for lm in (local, remote))
+        remote = open_at(url, tokenizer=str(lm_dirs["opt"]), lm_window=None)
+        mine, theirs = (
+            lm.complete(prompts, max_new_tokens=8, stop=" the") for lm in (local, remote)
+        )
         assert [a.text for a in theirs] == [a.text for a in mine]
-        assert [a.num_prompt_tokens for a in theirs] == local.count_tokens(ASKED)
-        scores = remote.score(ASKED, WORDS)
-        for line, expected in zip(scores, local.score(ASKED, WORDS), strict=True):
-            assert line == pytest.approx(expected, abs=1e-3)
-        assert scores[0] != pytest.approx(scores[1], abs=1e-3)  # the control: prompts matter
+        assert [a.num_prompt_tokens for a in theirs] == local.count_tokens(prompts)
+        scores = remote.score(prompts, WORDS)
+    for line, expected in zip(scores, local.score(prompts, WORDS), strict=True):
+        assert line == pytest.approx(expected, abs=1e-3)

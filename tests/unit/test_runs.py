@@ -10,16 +10,15 @@ from pgra.report.results import load_collection, load_run
 
 
 def found_in(*paths):
-    return [run for group in load_collection(paths).groups for run in group.runs]
+    return [run for group in load_collection(paths) for run in group.runs]
 
 
 def test_a_run_is_read_with_what_it_decided(tmp_path):
     run = load_run(plant(tmp_path / "r", method="fid", task="cr", seed=3, n=8, wrong=[0, 5]))
     assert (run.method, run.task, run.seed, run.name) == ("fid", "cr", 3, "r")
     assert run.value == pytest.approx(6 / 8)
-    assert run.decisions.correct == [False, True, True, True, True, False, True, True]
-    assert run.setting("retriever.num_candidates") == 150
-    assert run.setting("unknown.name") is None
+    assert run.outcomes.parts.tolist() == [0, 1, 1, 1, 1, 0, 1, 1]
+    assert run.values["num_candidates"] == 150
     assert run.predictions[5]["evidence"][0]["text"] == "evidence 5"
 
 
@@ -31,23 +30,24 @@ def test_a_path_is_a_run_a_folder_of_runs_several_seeds_or_a_grid(tmp_path):
     assert [run.name for run in found_in(tmp_path / "runs")] == ["a", "seed-0", "seed-1"]
     assert [run.seed for run in found_in(tmp_path / "runs/many")] == [0, 1]
     plant_grid(tmp_path / "runs/k", {"k=8": {"value": 8, "seeds": {0: [], 1: None}}})
-    found = load_collection([tmp_path / "runs"])
-    assert [len(group.runs) for group in found.groups] == [1, 3]
-    grid = found.groups[0]
+    grid, others = load_collection([tmp_path / "runs"])
+    assert (len(grid.runs), len(others.runs)) == (1, 3)
     assert [(gone.name, gone.task, gone.seed) for gone in grid.missing] == [("k=8", "sst2", 1)]
-    assert grid.points == {"k=8": {"retriever.num_candidates": 8}}
+    assert grid.points == {"k=8": {"num_candidates": 8}}
 
 
-def test_what_is_not_finished_is_told_and_what_lies_within_a_run_or_artifact_is_none(tmp_path):
+def test_what_is_not_finished_is_told_and_what_lies_within_a_run_or_artifact_is_none(
+    tmp_path, caplog
+):
     plant(tmp_path / "runs/a")
     plant(tmp_path / "runs/a/checkpoint-1")
     plant(tmp_path / "runs/bank/inner")
     (tmp_path / "runs/bank/manifest.json").write_text("{}")
     (tmp_path / "runs/begun").mkdir()
     (tmp_path / "runs/begun/run.json").write_text("{}")
-    found = load_collection([tmp_path / "runs"])
-    assert found.unfinished == [tmp_path / "runs/begun"]
-    assert [run.name for run in found.groups[0].runs] == ["a"]
+    (found,) = load_collection([tmp_path / "runs"])
+    assert f"{tmp_path / 'runs/begun'} is not measured" in caplog.text
+    assert [run.name for run in found.runs] == ["a"]
 
 
 FILES = ("metrics.json", "predictions.jsonl", "arguments.json")
@@ -91,4 +91,4 @@ def test_numbers_are_those_of_the_predictions_whatever_the_metrics_say(tmp_path)
     whole = load_run(folder)
     edit(folder / "metrics.json", value=0.95, n=11, interval_95=[0.9, 1.0])
     run = load_run(folder)
-    assert (run.value, run.metrics["n"], run.interval) == (0.9, 10, whole.interval)
+    assert (run.value, run.n, run.interval) == (0.9, 10, whole.interval)

@@ -9,7 +9,7 @@ from small_training import lively
 from pgra.core import Example
 from pgra.errors import ArtifactError
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.prompts.fewshot import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import Calibration, T5Classifier

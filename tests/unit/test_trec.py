@@ -1,7 +1,5 @@
 """TREC's files: what is written is read again, and what is wrong is named with its line."""
 
-from dataclasses import replace
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +9,6 @@ from small_index import World
 
 from pgra.cli import main
 from pgra.core import Candidates
-from pgra.data.corpus import passage_ids
 from pgra.errors import DataError
 from pgra.retrieval.trec import (
     RunFileArguments,
@@ -170,14 +167,11 @@ def test_passages_with_names_are_all_kept_and_judged_by_them(world, caplog):
     files = (first, world.root / "b.parquet")
     corpus = world.corpus(*files, corpus_id="_id")
     names = ["d0", "d1", "d2", "d3", "d4", "8", "9", "10"]
-    assert list(passage_ids(corpus)) == list(zip(names, [0, -1, 1, 2, 3, 4, 5, -1], strict=True))
+    assert list(corpus.names()) == list(zip(names, [0, -1, 1, 2, 3, 4, 5, -1], strict=True))
     few = world.corpus(*files, corpus_id="_id", max_passages=2)
-    assert list(passage_ids(few)) == [("d0", 0), ("d1", -1), ("d2", 1), ("10", -1)]
+    assert list(few.names()) == [("d0", 0), ("d1", -1), ("d2", 1), ("10", -1)]
     dropped = world.corpus(*files)  # the control: without names the first of equals stays
-    assert list(passage_ids(dropped)) == [("0", 0), ("1", 1), ("2", 2), ("3", 3)]
-    named = replace(dropped, made_by=replace(dropped.made_by, corpus_id="_id"))
-    named_rows = dict(passage_ids(named))  # as of an index that was built so
-    assert [named_rows.get(name) for name in ("d0", "d3", "9")] == [0, None, 3]
+    assert list(dropped.names()) == [("0", 0), ("1", 1), ("2", 2), ("3", 3)]
     warn_of_unknown(corpus, [{"d0": 1, "d3": 1, "d1": 0}])
     assert "relevant passages" not in caplog.text
     warn_of_unknown(corpus, [{"d0": 1, "d1": 1}, {"x": 2}])

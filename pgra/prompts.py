@@ -1,4 +1,4 @@
-"""Few-shot prompts: labelled examples, then a query whose answer is open.
+"""Few-shot prompts: labelled examples, then a query whose answer is open. The reader's words.
 
 `PromptFormat` writes all of them, in one of two formats. "task" is PGRA's: an instruction, then
 texts under the task's template. "kate" is that of Liu et al. 2022, Table 11: `Sentence: ... Label:
@@ -10,17 +10,23 @@ text under the template, P(x) of Guo et al. 2023, section 3.2. They are split be
 between them, because byte-pair merges do not cross that place but do cross the one after it.
 """
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pgra.config import choose
 from pgra.core import Example, Json
-from pgra.data.tasks import GenerationTask, Task, check_slots
+from pgra.data.tasks import GenerationTask, Task, check_slots, check_words
+from pgra.data.text import word_key
 from pgra.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
 
 FORMATS = ("kate", "task")
 INSTRUCTION = "Follow the demonstrations:\n"
@@ -148,9 +154,8 @@ def line_format(
     return PromptFormat(template, words or {})
 
 
-def prompt_template(task: Task | str | Path) -> PromptTemplate:
+def prompt_template(task: Task) -> PromptTemplate:
     """Return a task's template as the LM sees it."""
-    task = task if isinstance(task, Task) else Task.load(str(task))
     return PromptTemplate(task.prompt, task.answer, task.inputs)
 
 
@@ -245,10 +250,9 @@ def fit_prompts(
         lengths[bare] = count(bare, np.zeros_like(bare))
         (long,) = np.nonzero(lengths > room)
         if len(long):
-            more = f" ({len(long) - 1} more are too long)" if len(long) > 1 else ""
             raise DataError(
                 f"query {names[long[0]]} has {lengths[long[0]]} tokens without any {unit}, and "
-                f"the LM reads {window}, {num_new_tokens} of them its answer{more}: leave it out, "
+                f"the LM reads {window}, {num_new_tokens} of them its answer: leave it out, "
                 "or use an LM with a longer window"
             )
     while (low < high).any():
@@ -264,3 +268,101 @@ def fit_prompts(
             f"query has room for one {unit}: use an LM with a longer window, or none of them"
         )
     return Fit(low, most - low, lengths)
+
+
+# Verbalizers: which word the reader writes for which label.
+#
+# With a slot in the reader's template, the target is T5's own way to fill a gap (Raffel et al.
+# 2020, section 3.1.4): `<extra_id_0> WORD <extra_id_1>`. Without one it is the word alone.
+
+
+SLOT = "<extra_id_0>"
+SLOT_END = "<extra_id_1>"
+DECODES = ("official", "verbalizer")
+
+
+@dataclass(frozen=True)
+class Verbalizer:
+    """Label to word and back; of the reader's template only the slot matters."""
+
+    words: Mapping[str, str]
+    template: str
+
+    def __post_init__(self) -> None:
+        check_words("words", self.words)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(self.words)
+
+    @property
+    def has_slot(self) -> bool:
+        return SLOT in self.template
+
+    def target_text(self, label: str) -> str:
+        """Return the reader's target for a label."""
+        word = self.words[label]
+        return f"{SLOT} {word} {SLOT_END}" if self.has_slot else word
+
+    def target_ids(self, tokenizer: Any) -> list[list[int]]:
+        """Tokenise every label's target, end of sentence included, in the order of labels."""
+        texts = [self.target_text(label) for label in self.labels]
+        return [list(ids) for ids in tokenizer(texts).input_ids]
+
+    def label_of_word(self, text: str) -> str | None:
+        """Return the label whose word equals a generated text, None if there is none.
+
+        Case, surplus spaces and surrounding punctuation do not count (`pgra.data.text.word_key`).
+        """
+        said = word_key(text)
+        if said in self._labels or any(map(str.isalnum, said)):
+            return self._labels.get(said)
+        # Marks alone: "-." says "-", if that is a word.
+        found = [label for word, label in self._labels.items() if word in said]
+        return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def _labels(self) -> Mapping[str, str]:
+        return {word_key(word): label for label, word in self.words.items()}
+
+    def audit(self, tokenizer: Any, *, decode: str = "verbalizer") -> tuple[str, ...]:
+        """Check that a tokenizer separates the words; return labels whose word is several tokens.
+
+        One word may begin another: the next token decides. A decode of one token ("official") can
+        never give the labels returned: with T5's vocabulary "Entity" is two, which caps the
+        released code on TREC at 81.2 %.
+
+        Raises:
+            ConfigError: If two targets are the same tokens, a word has unknown pieces, the slot is
+                no token of this tokenizer, or, for "official", two words begin with the same token
+                or none is a single one.
+        """
+        choose("decode", decode, DECODES)
+        slots = [SLOT, SLOT_END] if self.has_slot else []
+        pieces = [
+            tuple(tokenizer(text, add_special_tokens=False).input_ids)
+            for text in (*slots, *self.words.values())
+        ]
+        for text, ids in zip((*slots, *self.words.values()), pieces, strict=True):
+            if not ids or tokenizer.unk_token_id in ids or (text in slots and len(ids) > 1):
+                raise ConfigError(
+                    f"'{text}' is not in this reader's vocabulary: choose another word in the "
+                    "task's verbalizer, or a --reader_template without <extra_id_0>"
+                )
+        words = pieces[len(slots) :]
+        multi = tuple(name for name, ids in zip(self.labels, words, strict=True) if len(ids) > 1)
+        begins = words if decode == "verbalizer" else [ids[:1] for ids in words]
+        if len(set(begins)) < len(words):
+            raise ConfigError(
+                f"two of the words {', '.join(self.words.values())} are the same tokens, or begin "
+                "with the same, to this reader: choose others in the task's verbalizer"
+            )
+        if decode == "official" and multi:
+            if len(multi) == len(words):  # as with ByT5, whose tokens are bytes
+                raise ConfigError(
+                    "decode 'official' writes one token, and all words are more to this reader: "
+                    "use --decode verbalizer"
+                )
+            message = "decode 'official' writes one token: these labels can never be right: %s"
+            logger.warning(message, ", ".join(multi))
+        return multi

@@ -1,0 +1,189 @@
+"""GUD-IR: feedback is looked up by the one that a model writes for a question (App. A.3).
+
+A seq2seq model is trained on questions and the feedback they got, by `pgra.reader.train.fit`: it
+can be interrupted at any time, and resumed.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import Adafactor, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
+
+from pgra.artifacts import digest, lock_folder, write_checksums
+from pgra.core import Context, Json
+from pgra.errors import ArtifactError, DataError
+from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
+from pgra.memory.families import Family, read_stream
+from pgra.memory.log import read_events, replay
+from pgra.memory.lookup import (
+    EncoderLookup,
+    GeneratorArguments,
+    Lookup,
+    LookupArguments,
+    Match,
+    OpenLookup,
+)
+from pgra.memory.memory import Memory
+from pgra.reader.arguments import TrainingArguments
+from pgra.reader.fid import ReaderModule
+from pgra.reader.train import Trainable, TrainResult, fit
+
+_QUESTION_TOKENS = 512  # read by the generator
+_FEEDBACK_TOKENS = 64  # written by it
+_MOST_WRITTEN = 65_536  # generated feedback kept by question
+
+
+class GeneratingLookup:
+    """By the stored feedback nearest to one written for the question."""
+
+    scores: ClassVar = EncoderLookup.scores
+
+    def __init__(self, write: Callable[[str], str], identity: Json, nearest: Lookup) -> None:
+        self._write, self._nearest = write, nearest
+        self.fingerprint: Mapping[str, Json] = {
+            "lookup": "gud-ir",
+            "generator": identity,
+            "max_new_tokens": _FEEDBACK_TOKENS,
+            "nearest": dict(nearest.fingerprint),
+        }
+
+    @classmethod
+    def load(cls, args: LookupArguments, user: str, context: Context) -> OpenLookup:
+        written = load_generator(str(args.generator), device=context.device)
+        nearest = EncoderLookup.load(args, user, context, form="feedback")
+        return lambda log: cls(*written, nearest(log))
+
+    def find(self, question: str, k: int = 1) -> list[Match]:
+        rough = self._write(question)
+        return self._nearest.find(rough, k) if rough else []
+
+
+def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], str], str]:
+    """Load the generator (hub id, folder or bundled:NAME) in float32.
+
+    Returns a cached function that writes a question's feedback on one line, greedily ("" if the
+    model writes nothing), and the model's identity. A ModelError if it cannot be loaded.
+    """
+    source, load = find_model(name), AutoModelForSeq2SeqLM.from_pretrained
+    model = load_pretrained(load, source, dtype=torch.float32).to(choose_device(device)).eval()
+    tokenizer = load_tokenizer(source)
+
+    @lru_cache(_MOST_WRITTEN)
+    def write(question: str) -> str:
+        inputs = _tokenize(tokenizer, [question], return_tensors="pt")
+        (tokens,) = model.generate(  # which keeps no gradients
+            input_ids=inputs["input_ids"].to(model.device),
+            attention_mask=inputs["attention_mask"].to(model.device),
+            max_new_tokens=_FEEDBACK_TOKENS,
+            do_sample=False,
+            num_beams=1,
+        )
+        return " ".join(tokenizer.decode(tokens, skip_special_tokens=True).split())
+
+    return write, source.identity
+
+
+def _tokenize(tokenizer: Any, questions: Sequence[str], **how: Any) -> Any:
+    """Read each question on one line, with () for <>, which T5 does not know."""
+    texts = [" ".join(text.replace("<", "(").replace(">", ")").split()) for text in questions]
+    return tokenizer(texts, truncation=True, max_length=_QUESTION_TOKENS, **how)
+
+
+# Its training.
+
+
+def read_pairs(path: Path, family: Family | None = None) -> list[tuple[str, str]]:
+    """Read questions with their feedback: from a memory, a log of its form, or a family's stream.
+
+    Raises:
+        DataError: If there is none, or a line lacks question or feedback.
+    """
+    pairs: list[Any]
+    if family is not None:
+        pairs = read_stream(path, family)
+    elif path.suffix == ".sqlite":
+        with Memory(path, create=False) as memory:
+            pairs = list(memory)
+    else:
+        pairs = replay(read_events(path))
+    if not pairs:
+        raise DataError(f"{path} holds no question with a feedback: there is nothing to learn")
+    return [(pair.question, pair.feedback) for pair in pairs]
+
+
+class FeedbackModule(ReaderModule):
+    """An encoder-decoder that writes feedback; its loss is the mean over the batch."""
+
+    def forward(self, num_items_in_batch: Any = None, **batch: Tensor) -> Any:  # noqa: ARG002
+        return self.model(**batch)
+
+
+@dataclass(frozen=True)
+class _Trainable(Trainable):
+    """What `fit` trains."""
+
+    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:  # noqa: ARG002
+        collate: Callable[[Sequence[Any]], dict[str, Any]]
+        collate = DataCollatorForSeq2Seq(self.tokenizer, model=self.module.model)
+        return collate
+
+    def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
+        """Return Adafactor, with which T5 was trained."""
+        weights, rate = self.module.parameters(), arguments.learning_rate
+        made: torch.optim.Optimizer
+        made = Adafactor(weights, lr=rate, scale_parameter=False, relative_step=False)
+        return made
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        write_checksums(folder)
+
+
+def train_generator(
+    pairs: Sequence[tuple[str, str]], folder: Path, arguments: GeneratorArguments, context: Context
+) -> TrainResult:
+    """Train a model to write a question's feedback; write a plain model folder at the end.
+
+    An interrupted training resumes from its last checkpoint when the same one is asked for.
+
+    Raises:
+        ArtifactError: If the folder exists, or another job makes it.
+        ModelError: If the model cannot be loaded, or its loss is no longer finite.
+        Stopped: If a signal asked for it.
+    """
+    with lock_folder(folder, is_new=True):
+        if folder.exists():
+            raise ArtifactError(f"{folder} is there already: name another --output_dir")
+        values = asdict(arguments)
+        source = find_model(values.pop("model"))
+        tokenizer = load_tokenizer(source)
+        model = load_pretrained(AutoModelForSeq2SeqLM.from_pretrained, source, dtype=torch.float32)
+        questions, feedback = zip(*pairs, strict=True)
+        columns = dict(_tokenize(tokenizer, questions))
+        told = tokenizer(text_target=list(feedback), truncation=True, max_length=_FEEDBACK_TOKENS)
+        columns["labels"] = told["input_ids"]
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        contents: Json = [values, source.identity, [list(pair) for pair in pairs]]
+        work = folder.with_name(f".{folder.name}-{digest(contents)[:12]}.training")
+        done = fit(
+            _Trainable(FeedbackModule(model), tokenizer),
+            rows,
+            TrainingArguments(
+                output_dir=str(work),
+                **values,
+                max_steps=-1,
+                eval_steps=0,
+                lr_scheduler_type="constant",
+                dataloader_drop_last=False,
+            ),
+            context,
+            folder=folder,
+        )
+        shutil.rmtree(work, ignore_errors=True)
+        return done

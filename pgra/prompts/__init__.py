@@ -1,1 +1,0 @@
-"""Templates, verbalizers and few-shot prefixes."""
