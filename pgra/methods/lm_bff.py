@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from pgra.core import Example, Json
 from pgra.data.examples import draw_shots, whole_train
-from pgra.encoders.encoder import Encoder, choose_max_tokens
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
 from pgra.methods.arguments import METHODS, LmBffArguments, RunArguments
@@ -114,11 +114,10 @@ class LmBff(Pgra):
         retriever, share = self.pgra.retriever, self.args["shots"].exemplar_share
         fields: dict[str, Json] = {"sets": self.args["shots"].exemplar_sets, "share": share}
         if share < 1:
-            source = find_model(retriever.encoder)
             fields |= {
-                "encoder": source.identity,
+                "encoder": find_model(retriever.encoder).identity,
                 "pooling": retriever.pooling,
-                "max_encoder_tokens": choose_max_tokens(source, retriever.max_encoder_tokens),
+                "max_encoder_tokens": retriever.max_encoder_tokens,
                 "encoder_dtype": retriever.encoder_dtype,
             }
             if retriever.query_prompt is not None:
