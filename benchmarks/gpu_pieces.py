@@ -36,7 +36,7 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptTemplate
-from pgra.retrieval.shards import plan_shards, vector_source
+from pgra.retrieval.dense import plan_shards, vector_source
 
 TOKENIZERS = {"lm": TOKENIZER, "encoder": BERT_TOKENIZER, "t5": T5_TOKENIZER}
 SHARD = 8192  # of texts, as a bank on a GPU has them

@@ -7,7 +7,7 @@ still gives plausible neighbours. So it is named, resolved once and kept in fing
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
 from pgra.artifacts import TemporaryFolder
-from pgra.config import choose
 from pgra.core import Example, Json, check_device, run_overlapped
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ConfigError, ModelError
@@ -34,19 +33,13 @@ Vectors = npt.NDArray[np.float32]
 DEFAULT_MAX_TOKENS = 128  # as the paper's code and SimCSE's tool, where a model does not say
 _CHUNK = 8192  # texts tokenised, sorted and moved at once: bounds memory, and sorts well
 _TOKENS = 32  # of a text, about
+OWN = "own"  # the pooling of a sentence-transformers model: its files, in its identity, say which
 # Tokens of a batch on a GPU, times those on a CPU. 8,192 Wikipedia sentences are then 9 batches,
 # 12 % of them padding; at 16 times they are 17, 7 % padding, and launching them takes longer.
 _GPU_TIMES = 32
-_MOST_HALF = 65504  # that float16 holds
 _NO_LENGTH = 1 << 31  # what tokenizers say that know of none is larger still
-_UNPADDED = {
-    "common": {"return_tensors": None},
-    "text": {
-        "padding": False,
-        "return_attention_mask": False,
-        "return_token_type_ids": False,
-    },
-}
+_RAGGED = dict.fromkeys(("padding", "return_attention_mask", "return_token_type_ids"), False)
+_LISTS = {"common": {"return_tensors": None}, "text": _RAGGED}  # of ids alone, not tensors
 
 
 def plain_pooling(name: str) -> str:
@@ -62,14 +55,14 @@ def plain_pooling(name: str) -> str:
     return "pooler" if is_supervised else "cls_before_pooler"
 
 
-def _open_modules(path: str, *, pooling: str | None, dtype: torch.dtype) -> Any:
-    """Load a `SentenceTransformer`; with a pooling, its transformer and that alone."""
+def _open_modules(path: str, *, pooling: str, dtype: torch.dtype) -> Any:
+    """Load a `SentenceTransformer`; under another pooling, its transformer and that alone."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     weights = {"dtype": dtype, "use_safetensors": True}
     model = SentenceTransformer(path, device="cpu", model_kwargs=weights)
-    if pooling is None:
+    if pooling == OWN:
         return model
     first = model[0]
     # The pooler is BERT's tanh layer on the first token, which the paper's code uses.
@@ -133,7 +126,7 @@ def _choose_length(model: Any, asked: int | None, source: ModelSource, *, is_bar
     return int(length) if length < _NO_LENGTH else DEFAULT_MAX_TOKENS
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TokenChunk:
     """Tokenised texts, cut into batches of rows, the longest texts first.
 
@@ -165,7 +158,6 @@ class Encoder:
         pad_token_id: Fills up batches; positions are counted by it.
         query_prompt: What each query begins with; usually nothing.
         inputs: Its files, as they were when it was identified.
-        num_cut: Texts longer than the model reads so far; only their beginning was read.
     """
 
     def __init__(self, args: PassageEncoderArguments, device: str = "auto") -> None:
@@ -173,13 +165,11 @@ class Encoder:
         self.args, self.device = args, load.choose_device(device)
         source = load.fetch_parts(load.find_model(args.encoder))
         dtype = load.choose_dtype(args.encoder_dtype, self.device)
-        is_bare = not load.read_parts(source)
-        pooling = None if args.pooling == "auto" else args.pooling
-        if is_bare and pooling is None:
-            pooling = plain_pooling(source.name)
+        pooling, is_bare = args.pooling, not load.read_parts(source)
+        if pooling == "auto":
+            pooling = plain_pooling(source.name) if is_bare else OWN
         whole = replace(source, subfolder="")
         model = load.load_by(_open_modules, whole, "encoder", pooling=pooling, dtype=dtype)
-        pooling = pooling or str(getattr(model[-1 if len(model) < 2 else 1], "pooling_mode", "own"))
         _check_model(model, source, pooling)
         model[0].register_forward_hook(_widen)
         for part in list(model)[1:]:
@@ -188,7 +178,7 @@ class Encoder:
         is_unit = type(model[-1]).__name__ == "Normalize" and model.truncate_dim is None
         self.width: int = model.get_embedding_dimension()
         self.pad_token_id: int = getattr(model.config, "pad_token_id", None) or 0
-        self.inputs, self.num_cut = source.inputs, 0
+        self.inputs = source.inputs
         self.copied: TemporaryFolder | None = None
         self.fingerprint: dict[str, Json] = {
             "encoder": source.identity,
@@ -221,21 +211,18 @@ class Encoder:
                 it; an `Encoder` is returned as it is. Options override a sentence-transformers
                 model's own pooling, lengths and prompts; a pooling drops its other parts.
             tokenizer: That of a loaded model of transformers.
-            device: Where it runs; with "auto" a loaded model's copy runs where that does.
+            device: Where it runs; with "auto" a loaded model's copy runs where that does. An
+                `Encoder` stays where it is.
             **options: Fields of `PassageEncoderArguments`, such as `pooling="cls"`.
 
         Raises:
-            ConfigError: If an option is unknown, or the model has too few positions for it.
+            ConfigError: If the model has too few positions for the tokens asked for.
             ModelError: If the model cannot be found, loaded, or used as an encoder.
             ValueError: If `encoder` is none of these, or a loaded model has no tokenizer.
+            TypeError: If an option is unknown.
         """
         check_device(device, is_used=False)
         if isinstance(encoder, cls):
-            if device not in ("auto", encoder.device.type, str(encoder.device)):
-                raise ConfigError(
-                    f"device is '{device}', and the encoder given is on {encoder.device} and stays "
-                    "there: leave device out, or open the encoder with it"
-                )
             return encoder
         if isinstance(encoder, PassageEncoderArguments):
             return cls(encoder, device)
@@ -244,9 +231,6 @@ class Encoder:
             copied = load.save_loaded(encoder, tokenizer, "an encoder")
             device = str(encoder.device) if device == "auto" else device
             encoder = copied.path
-        known = {each.name for each in fields(PassageEncoderArguments)} - {"encoder"}
-        for option in options:
-            choose("option of an encoder", option, known)
         opened = cls(PassageEncoderArguments(encoder=str(encoder), **options), device)
         opened.copied = copied
         return opened
@@ -254,12 +238,8 @@ class Encoder:
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
         """All that determines the vectors of queries and passages, besides their texts."""
-        return {**self.fingerprint, **self.query_fields}
-
-    @property
-    def query_fields(self) -> Mapping[str, Json]:
-        """What a query's vector depends on and a passage's does not; usually nothing."""
-        return {"query_prompt": self.query_prompt} if self.query_prompt else {}
+        own: dict[str, Json] = {"query_prompt": self.query_prompt} if self.query_prompt else {}
+        return {**self.fingerprint, **own}
 
     def encode(
         self, texts: Sequence[str], *, is_query: bool = False, advance: Advance = int
@@ -304,26 +284,16 @@ class Encoder:
         for start in range(0, len(texts), _CHUNK):
             part = list(texts[start : start + _CHUNK])
             features = self.model.preprocess(
-                part, prompt=self._prompts[task] or None, task=task, processing_kwargs=_UNPADDED
+                part, prompt=self._prompts[task] or None, task=task, processing_kwargs=_LISTS
             )
             encodings = getattr(features, "encodings", None) or ()
             num_cut = sum(bool(line.overflowing) for line in encodings)
-            self.num_cut += num_cut
             features = dict(features)
             ids, batches = features.pop("input_ids"), [range(len(part))]
             if isinstance(ids, list):  # else of static embeddings, which need no padding
                 ids = [array("i", line) for line in ids]  # four bytes a token: shards wait
                 batches = token_budget_batches([len(line) for line in ids], self._back_off.budget)
-            chunks.append(
-                TokenChunk(
-                    texts=part,
-                    first=first + start,
-                    ids=ids,
-                    features=features,
-                    batches=batches,
-                    num_cut=num_cut,
-                )
-            )
+            chunks.append(TokenChunk(part, first + start, ids, features, batches, num_cut))
         return chunks
 
     def begin(
@@ -389,26 +359,10 @@ class Encoder:
 
 def _check_peaks(peaks: npt.NDArray[np.float32], chunk: TokenChunk, *, in_half: bool) -> None:
     """Refuse vectors by the largest magnitude in each."""
-    is_finite = np.isfinite(peaks)
-    is_good = is_finite & (peaks <= _MOST_HALF) if in_half else is_finite
-    if is_good.all():
-        return
-    place = int(chunk.order[~is_good if is_finite.all() else ~is_finite].min())
-    name, text = f"the vector of text {chunk.first + place}", repr(chunk.texts[place][:80])
-    if not is_finite.all():
+    is_bad = ~(peaks <= np.finfo(np.float16 if in_half else np.float32).max)  # NaN too
+    if is_bad.any():
+        row, peak = min(zip(chunk.order[is_bad].tolist(), peaks[is_bad].tolist(), strict=True))
         raise ModelError(
-            f"{name} is not finite: {text}. Try another encoder_dtype (float32 or bfloat16)."
+            f"the vector of text {chunk.first + row} is not finite, or exceeds float16 ({peak:g}): "
+            f"{chunk.texts[row][:80]!r}. Use --encoder_dtype float32, or normalize"
         )
-    raise ModelError(f"{name} exceeds {_MOST_HALF}, the most that float16 holds: use normalize")
-
-
-def load_t5_encoder(args: PassageEncoderArguments, name: str, device: str) -> Encoder:
-    """Load a T5's encoder, the k-NN baseline's in Guo et al. 2023: the mean of its last states.
-
-    In float32, whatever `args` say: a T5 overflows in float16. ModelError if `name` is no T5.
-    """
-    fixed: dict[str, Any] = {"pooling": "mean", "encoder_dtype": "float32", "query_prompt": None}
-    encoder = Encoder.load(replace(args, encoder=name, **fixed), device=device)
-    if not hasattr(encoder.model.config, "relative_attention_num_buckets"):
-        raise ModelError(f"'{name}' is no T5: use --neighbor_encoder encoder, or a T5")
-    return encoder

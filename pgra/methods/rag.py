@@ -45,7 +45,7 @@ from pgra.reader.inputs import (
 from pgra.reader.predict import T5Classifier
 from pgra.report.results import EvidenceLine
 from pgra.retrieval import open_retriever
-from pgra.retrieval.shards import find_shards, read_rows
+from pgra.retrieval.dense import find_shards, read_rows
 
 QUERY_ENCODER_FILE = "query_encoder.safetensors"
 _BATCH = 64  # queries at once, without gradients

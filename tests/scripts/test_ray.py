@@ -57,7 +57,7 @@ def test_a_worker_is_killed_and_the_index_is_the_one_of_one_process(tmp_path, en
     assert call(main, words_of(tmp_path, encoder_dir, "local")).code == 0
     words = ["-m", "index_build", *words_of(tmp_path, encoder_dir, "ray"), "--engine", "ray"]
     job = subprocess.Popen(
-        [sys.executable, *words, "--num_workers", "2"],
+        [sys.executable, *words],
         cwd=tmp_path,
         env={**environment(), "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"},
         stdout=subprocess.PIPE,
