@@ -245,9 +245,10 @@ def measure_encode(bench: Bench) -> None:
     before = bench.product_rate(getattr(torch, dtype))
     texts, most = bench.many_texts(sizes.texts), int(str(encoder.fingerprint["max_tokens"]))
     distinct = texts[: len(bench.texts)]
-    each = encoder.tokenizer(distinct, truncation=True, max_length=most)["input_ids"]
+    inner, tokenizer = encoder.model.transformers_model, encoder.model.tokenizer
+    each = tokenizer(distinct, truncation=True, max_length=most)["input_ids"]
     lengths = list(itertools.islice(itertools.cycle(map(len, each)), len(texts)))
-    usual = partial(encode_usual, encoder.model, encoder.tokenizer, max_tokens=most)
+    usual = partial(encode_usual, inner, tokenizer, max_tokens=most)
     few = texts[: min(len(texts), 256)]
     cosine = torch.cosine_similarity(
         torch.from_numpy(encoder.encode(few)).float(), usual(few, batch_size=32)

@@ -61,7 +61,7 @@ def _open_modules(path: str, *, pooling: str, dtype: torch.dtype) -> Any:
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     weights = {"dtype": dtype, "use_safetensors": True}
-    model = SentenceTransformer(path, device="cpu", model_kwargs=weights)
+    model: Any = SentenceTransformer(path, device="cpu", model_kwargs=weights)
     if pooling == OWN:
         return model
     first = model[0]
@@ -289,10 +289,12 @@ class Encoder:
             encodings = getattr(features, "encodings", None) or ()
             num_cut = sum(bool(line.overflowing) for line in encodings)
             features = dict(features)
-            ids, batches = features.pop("input_ids"), [range(len(part))]
+            ids: Any = features.pop("input_ids")
+            batches: list[Sequence[int]] = [range(len(part))]
             if isinstance(ids, list):  # else of static embeddings, which need no padding
                 ids = [array("i", line) for line in ids]  # four bytes a token: shards wait
-                batches = token_budget_batches([len(line) for line in ids], self._back_off.budget)
+                lengths = [len(line) for line in ids]
+                batches = [*token_budget_batches(lengths, self._back_off.budget)]
             chunks.append(TokenChunk(part, first + start, ids, features, batches, num_cut))
         return chunks
 

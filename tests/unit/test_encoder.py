@@ -170,7 +170,10 @@ def other_code(parts):
 BAD = {
     "the module class 'custom_code": ("modules.json", other_code),
     "without '..' components": ("modules.json", lambda m: [*m, {**m[1], "path": "../x"}]),
-    "activation 'own.ReLU'": ("2_Dense/config.json", lambda c: {"activation_function": "own.ReLU"}),
+    "activation 'own.ReLU'": (
+        "2_Dense/config.json",
+        lambda c: c | {"activation_function": "own.ReLU"},
+    ),
 }
 
 
