@@ -31,13 +31,11 @@ class BuildArguments(Arguments):
 
     output_dir: str | None = arg(
         None,
-        "Folder of the index (hybrid: of its dense half), for --index_dir; default: under "
-        "artifacts_dir.",
+        "Folder of the index (hybrid: of its dense half); default: under artifacts_dir.",
     )
     engine: str = arg(
         "local",
-        "Who encodes: local (this process, or those of a launcher), or ray (a Ray cluster whose "
-        "machines share artifacts_dir or output_dir; without a cluster, this machine).",
+        "Who encodes: local, or ray (a cluster that shares the folders; else this machine).",
         choices=("local", "ray"),
     )
 
@@ -46,9 +44,7 @@ class BuildArguments(Arguments):
 class TextArguments(Arguments):
     """What is looked up."""
 
-    text: list[str] = arg(
-        [], "One text or several, each in quotes; they may also stand first, bare."
-    )
+    text: list[str] = arg([], "Texts, each in quotes; they may also stand first, bare.")
 
     def check(self) -> None:
         for text in self.text:

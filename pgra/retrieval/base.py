@@ -64,8 +64,7 @@ class RetrieverArguments(PassageEncoderArguments):
         is_common=True,
     )
     index_factory: str = arg(
-        "Flat",
-        "FAISS factory string, such as Flat (exact), IVF4096,Flat or HNSW32.",
+        "Flat", "FAISS factory string: Flat (exact), IVF4096,Flat, HNSW32, ..."
     )
     rescore_factor: int = arg(
         4,

@@ -7,6 +7,7 @@ from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
 import pgra
+from pgra.commands.index import build
 from pgra.data.corpus import CorpusArguments
 from pgra.errors import ArtifactError
 
@@ -66,17 +67,11 @@ def test_a_path_keeps_an_index_and_is_taken_up_but_not_by_another(encoder, tmp_p
     assert contents(tmp_path / "one") == before
 
 
-def test_what_the_command_line_built_is_opened_and_searched(encoder_dir, tmp_path, capsys):
-    from pgra.commands.index import build
-
+def test_what_the_command_line_built_is_opened_and_searched(encoder_dir, index, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
     words = f"--corpus {tmp_path}/corpus.txt --encoder {encoder_dir} --device cpu"
-    assert build([*words.split(), "--artifacts_dir", str(tmp_path / "artifacts")]) == 0
-    (folder,) = (p for p in (tmp_path / "artifacts/indexes").iterdir() if p.is_dir())
-    index = pgra.Index.load(folder, device="cpu")
-    own = pgra.Index.build(SENTENCES, encoder=str(encoder_dir), device="cpu")
-    assert index.search(QUERIES, k=5) == own.search(QUERIES, k=5)
-    assert index.folder == folder
+    assert build([*words.split(), "--output_dir", str(tmp_path / "made")]) == 0
+    assert pgra.Index.load(tmp_path / "made").search(QUERIES, k=5) == index.search(QUERIES, k=5)
 
 
 def test_a_loaded_encoder_is_the_one_of_its_folder_and_is_kept(encoder_dirs, index, tmp_path):
