@@ -63,9 +63,7 @@ class RetrieverArguments(PassageEncoderArguments):
         least=1,
         is_common=True,
     )
-    index_factory: str = arg(
-        "Flat", "FAISS factory string: Flat (exact), IVF4096,Flat, HNSW32, ..."
-    )
+    index_factory: str = arg("Flat", "FAISS factory string, such as Flat (exact) or IVF4096,Flat.")
     rescore_factor: int = arg(
         4,
         "Hits of a lossy index (such as PQ) for each candidate, scored again exactly; 0: none.",
