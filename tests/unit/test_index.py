@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_index import World, flip_byte
 
-from pgra.commands.finished import verify
+from pgra.commands.train import verify
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ModelError
 from pgra.retrieval.dense import Index, find_shards, read_rows
@@ -150,5 +150,5 @@ def test_verify_names_all_that_is_damaged(small, capsys):
     assert f"{folder}/index.faiss is damaged (other content than was written)" in out
     assert f"{folder}/vectors-00001.npy is damaged (1 bytes, 448 were written)" in out
     assert f"{folder}/vectors-00002.json is missing" in out
-    with pytest.raises(ArtifactError, match="has no checksums: give an artifact, a run"):
+    with pytest.raises(ArtifactError, match="has no checksums: give artifacts, runs"):
         verify([str(small.encoder)])
