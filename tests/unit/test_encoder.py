@@ -192,7 +192,7 @@ def test_weights_that_may_hold_code_are_refused(encoder_dir, tmp_path):
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
     make(folder)  # the control: beside others they are not read
     weights.unlink()
-    with pytest.raises(ModelError, match=r"no .safetensors weights, the only kind"):
+    with pytest.raises(ModelError, match=r"2_Dense has no .safetensors, the only kind"):
         make(folder)
 
 
