@@ -7,9 +7,9 @@ import importlib.util
 import json
 
 import pytest
-from conftest import SENTENCES
+from conftest import SENTENCES, contents
 from processes import launch
-from scripted import call, contents
+from scripted import call
 
 from index_build.__main__ import main
 

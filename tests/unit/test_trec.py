@@ -170,9 +170,9 @@ def test_a_run_may_name_a_copy_and_a_passage_without_text(world):
 def test_passages_without_one_name_each_are_refused(world, other):
     rows = [{"id": "a", "text": "one"}, {"id": other, "text": "two"}]
     path = write_jsonl(world.root / "c.jsonl", rows)
+    found = Candidates(np.array([[0, 1]]), np.array([[2, 1]], np.float32))
     with pytest.raises(DataError, match="called 'a'|'id'"):
-        corpus = world.corpus(path, corpus_id="id")
-        find_docnos(corpus, Candidates(np.array([[0, 1]]), np.array([[2, 1]], np.float32)))
+        find_docnos(world.corpus(path, corpus_id="id"), found)
 
 
 # The commands.
