@@ -7,11 +7,8 @@ the tests loads this file too, before the others start, and needs none of it.
 import gc
 import json
 import os
-import resource
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,17 +220,6 @@ def reader_inputs(tokenizer, verbalizer, items):
         for _, texts, _ in items
     ]
     return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
-
-
-@contextmanager
-def largest_file(limit: int) -> Iterator[None]:
-    """Let no file get longer than so many bytes: what writes meets a real refusal."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
