@@ -159,3 +159,9 @@ def test_the_tokens_written_are_those_that_transformers_writes(reader, examples,
 def test_what_is_no_t5_is_refused(lm_dirs):
     with pytest.raises(ModelError, match="gpt2"):
         FusionReader.from_name(str(lm_dirs["gpt2"]))
+
+
+def test_every_norm_gives_transformers_bits(reader):
+    for norm in (part for part in reader.modules() if type(part).__name__.endswith("T5LayerNorm")):
+        hidden = torch.randn(5, 7, 32) * 3
+        assert torch.equal(norm(hidden), type(norm).forward(norm, hidden))
