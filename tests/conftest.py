@@ -51,7 +51,7 @@ SENTENCES = [
     "The temple stands on a hill and can be seen from the town.",
     "Audiences laughed at the jokes and cried at the end.",
 ]
-LM_KINDS = ["gpt2", "llama", "opt", "opt-350m"]
+LM_KINDS = ["gpt2", "llama", "opt", "opt-350m", "qwen2"]
 T5_KINDS = ["t5", "flan-t5", "mt5", "byt5"]
 QUICK_SECONDS, NOISE = 1.0, 2.0
 """What a test may take that is not marked slow: CPU seconds, of its subprocesses too. On a machine
