@@ -208,7 +208,7 @@ def build_pooled(
     chunks = encoder.tokenize([example.text for example in examples], is_query=True)
     return PooledInputs(
         **vars(alone),
-        queries=[np.array(ids) for chunk in chunks for ids in chunk.ids],
+        queries=[list(ids) for chunk in chunks for ids in chunk.ids],
         encoder_pad=encoder.pad_token_id,
         query_tokens=tokenize_parts(queries, tokenizer, is_first=is_first),
         passage_tokens=tokenize_parts(texts, tokenizer, is_first=not is_first),
