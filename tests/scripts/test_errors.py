@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from conftest import SENTENCES, review_rows, write_jsonl
-from scripted import contents
+from conftest import SENTENCES, contents, review_rows, write_jsonl
 from tiny_models import build_lm
 
 from pgra.cli import main

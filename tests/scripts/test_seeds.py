@@ -4,7 +4,8 @@ import shutil
 import statistics
 
 import pytest
-from scripted import contents, read_json
+from conftest import contents
+from scripted import read_json
 
 pytestmark = pytest.mark.slow
 

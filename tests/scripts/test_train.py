@@ -1,8 +1,8 @@
 import json
 
 import pytest
-from conftest import write_jsonl
-from scripted import call, contents, finish, review_rows
+from conftest import contents, write_jsonl
+from scripted import call, finish, review_rows
 
 from pgra.artifacts import lock_folder
 from pgra.cli import main as pgra

@@ -158,7 +158,7 @@ def whole_hub(lm_dirs, encoder_dirs):
     parts = [("Transformer", ""), ("Pooling", "pool")]
     kind = "sentence_transformers.models"
     modules = [{"name": k, "type": f"{kind}.{k}", "path": path} for k, path in parts]
-    pooling = {"pooling_mode_cls_token": True}
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True}
     cls = {
         name: json.dumps(value).encode()
         for name, value in {"modules.json": modules, "pool/config.json": pooling}.items()
