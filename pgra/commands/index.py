@@ -95,11 +95,11 @@ def build(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"retriever '{args.retriever}' has no index: there is nothing to build")
     if context.is_main:
         for built in indexes:
-            say(f"index: {built.folder}\n  reused: {built.num_reused} passages")
+            say(f"index: {built.folder}\n  reused {built.num_reused}")
             shown = sorted(
                 (n, value) for n, value in built.manifest.counts.items() if n != "recipe"
             )
-            say("\n".join(f"  {name}: {value}" for name, value in shown))
+            say("\n".join(f"  {name} {value}" for name, value in shown))
         say("corpus: " + ", ".join(f"{name} {count}" for name, count in corpus.counts.items()))
     return 0
 
