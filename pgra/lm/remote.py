@@ -310,8 +310,7 @@ class RemoteLM:
         except (AttributeError, TypeError, ValueError) as error:
             raise ModelError(
                 f"{self.name} answered what is no {'chat ' * is_chat}completion "
-                f"({self._excerpt(str(error))}): is --base_url that of an OpenAI-compatible "
-                "endpoint (it usually ends in /v1)?"
+                f"({self._excerpt(str(error))}): see --base_url (it usually ends in /v1)"
             ) from None
 
     def _read(self, reply: Any, question: _Question) -> Completion:
