@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +18,6 @@ from pgra.lm import load
 from pgra.lm.base import LMArguments
 from pgra.lm.batching import BackOff, pad, send
 from pgra.lm.kernels import tolerance
-
-logger = logging.getLogger(__name__)
 
 _NO_LIMIT = 1 << 20
 SHOWN = 60  # characters of a prompt in a message

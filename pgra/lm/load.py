@@ -139,7 +139,6 @@ def _find_on_hub(name: str) -> ModelSource:
             "Give a local folder, a hub id that you can reach, or a bundled: name "
             "(pgra models lists them)."
         )
-    logger.info("model %s: commit %s from the cache (%s)", name, cached, reason)
     return ModelSource(name, repo, cached, f"{repo}@{cached}", is_only_cached=True)
 
 

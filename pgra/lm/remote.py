@@ -310,8 +310,7 @@ class RemoteLM:
         except (AttributeError, TypeError, ValueError) as error:
             raise ModelError(
                 f"{self.name} answered what is no {'chat ' * is_chat}completion "
-                f"({self._excerpt(str(error))}): is --base_url that of an OpenAI-compatible "
-                "endpoint (it usually ends in /v1)?"
+                f"({self._excerpt(str(error))}): see --base_url (it usually ends in /v1)"
             ) from None
 
     def _read(self, reply: Any, question: _Question) -> Completion:
@@ -322,11 +321,9 @@ class RemoteLM:
         if question.word is not None:
             chance = word_chance(choice, question.prompt, question.word, counts[1])
             if chance is None:
-                raise Declined(
-                    f"{self.name} gives the word '{question.word}' of an echoed prompt no "
-                    "log-probability of its own: use --decide_by generation"
-                )
-            return Completion("", *counts, chance)
+                what = f"gives '{question.word}' no log-probability after an echoed prompt"
+                raise Declined(f"{self.name} {what}: use --decide_by generation")
+            return Completion("", *counts, log_probability=chance)
         if choice is None or choice.finish_reason in _FILTERS:
             return Completion("", *counts)
         text = choice.message.content if "messages" in question.body else choice.text
@@ -426,9 +423,10 @@ def word_chance(choice: Any, prompt: str, word: str, num_written: int | None) ->
     `choice` echoes prompt and word, with `num_written` tokens more (None: one). The word is
     searched from the end: servers differ in what opens a prompt, and in how they spell tokens.
     """
-    if not choice.logprobs or not choice.text.startswith(prompt + word):
+    scored = choice.logprobs
+    if not scored or not choice.text.startswith(prompt + word):
         return None
-    tokens, chances = choice.logprobs.tokens, choice.logprobs.token_logprobs
+    tokens, chances = scored.tokens or (), scored.token_logprobs or ()
     end = len(tokens) - (1 if num_written is None else num_written)
     start = _find_start(tokens, word, end)
     if start is None or len(tokens) != len(chances):

@@ -39,11 +39,7 @@ def url():
         port = free.getsockname()[1]
     words = [sys.executable, "-c", textwrap.dedent(SERVE), str(weights), str(port)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
-        line = run.stdout.readline()
-        while line and line != "ready\n":
-            line = run.stdout.readline()
-        if not line:
-            pytest.skip(f"llama.cpp's server does not run here: it ended with {run.wait()}")
+        assert "ready\n" in iter(run.stdout.readline, "")
         yield f"http://127.0.0.1:{port}/v1"
         run.kill()
 
@@ -68,9 +64,8 @@ def icl(tmp_path, monkeypatch):
 def test_labels_are_written_where_a_server_scores_no_words(icl, url):
     there = ("--lm", "openai:smollm2", "--base_url", url)
     report, lines = icl("completions", *there)
-    assert report["endpoint"]["endpoint"] == "completions"  # without prompt's chances
-    assert report["endpoint"]["decide_by"] == "generation"
-    assert report["endpoint"]["calls"] == len(lines)
+    asked = {"endpoint": "completions", "decide_by": "generation", "calls": len(lines)}
+    assert asked.items() <= report["endpoint"].items()  # it gives no chances of a prompt
     assert all(line["written"] for line in lines)
     report, lines = icl("chat", *there, "--endpoint", "chat")
     assert report["endpoint"]["endpoint"] == "chat"

@@ -111,50 +111,33 @@ def test_a_prefix_that_cannot_be_tokenised_apart_is_tokenised_whole(lm_dirs):
     assert PromptedEncoder(lm, prompt).tokenize([{"text": t} for t in TEXTS]).ids == whole
 
 
-class FlashKernel:
-    """FlashAttention-2 for many lengths as torch calls it on a GPU, with its demands, on a CPU.
-
-    Attributes:
-        dtypes: Which it takes; where its numbers are looked at, float32 too.
-        groups: Query heads a key head, of each call.
-    """
-
-    def __init__(self):
-        self.dtypes, self.groups = {torch.float16, torch.bfloat16}, []
-
-    def __call__(self, q, k, v, cu_q, cu_k, max_q, max_k, dropout, is_causal, is_debug, **how):
-        if q.dtype not in self.dtypes:
-            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
-        for ends, longest, rows in ((cu_q, max_q, len(q)), (cu_k, max_k, len(k))):
-            assert (ends.dtype, ends.dim(), ends.is_contiguous()) == (torch.int32, 1, True)
-            assert (int(ends[0]), int(ends[-1]), int(ends.diff().max())) == (0, rows, longest)
-        self.groups.append(q.shape[1] // k.shape[1])
-        out, lse = torch.empty_like(q), torch.empty(q.shape[1], len(q))  # (heads, T) float32
-        for i in range(len(cu_q) - 1):
-            own, seen = slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])
-            keys, values = (x[seen].repeat_interleave(self.groups[-1], 1).float() for x in (k, v))
-            scale = q.shape[-1] ** -0.5 if how["scale"] is None else how["scale"]
-            scores = torch.einsum("thd,shd->hts", q[own].float(), keys) * scale
-            if is_causal:
-                seen = torch.ones(scores.shape[1:], dtype=torch.bool)
-                scores = scores.masked_fill(~seen.tril(len(keys) - len(q[own])), -torch.inf)
-            lse[:, own] = scores.logsumexp(-1)
-            out[own] = torch.einsum("hts,shd->thd", scores.softmax(-1), values).to(q.dtype)
-        return out, lse, torch.zeros(2, dtype=torch.uint64), torch.empty(0), torch.empty(0)
+def flash_kernel(q, k, v, cu_q, cu_k, max_q, max_k, dropout, is_causal, is_debug, **how):
+    """FlashAttention-2 for many lengths as torch calls it on a GPU, with its demands, on a CPU."""
+    if q.dtype == torch.float32:
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    for ends, longest, rows in ((cu_q, max_q, len(q)), (cu_k, max_k, len(k))):
+        assert (ends.dtype, ends.dim(), ends.is_contiguous()) == (torch.int32, 1, True)
+        assert (int(ends[0]), int(ends[-1]), int(ends.diff().max())) == (0, rows, longest)
+    out, lse = torch.empty_like(q), torch.empty(q.shape[1], len(q))  # (heads, T) float32
+    repeats = q.shape[1] // k.shape[1]
+    for i in range(len(cu_q) - 1):
+        own, seen = slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])
+        keys, values = (x[seen].repeat_interleave(repeats, 1).float() for x in (k, v))
+        scale = q.shape[-1] ** -0.5 if how["scale"] is None else how["scale"]
+        scores = torch.einsum("thd,shd->hts", q[own].float(), keys) * scale
+        if is_causal:
+            seen = torch.ones(scores.shape[1:], dtype=torch.bool)
+            scores = scores.masked_fill(~seen.tril(len(keys) - len(q[own])), -torch.inf)
+        lse[:, own] = scores.logsumexp(-1)
+        out[own] = torch.einsum("hts,shd->thd", scores.softmax(-1), values).to(q.dtype)
+    return out, lse, torch.zeros(2, dtype=torch.uint64), torch.empty(0), torch.empty(0)
 
 
-@pytest.fixture
-def kernel(monkeypatch):
-    """A GPU's way in cascade, on the CPU: one row, and the kernel behind `varlen_attn` emulated."""
-    kernel = FlashKernel()
+def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, monkeypatch, caplog):
+    """A GPU's way in cascade, on the CPU: one row, and the kernel of `varlen_attn` emulated."""
     monkeypatch.setattr(kernels, "takes_one_row", lambda device: True)
     with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("_flash_attention_forward", kernel, "CPU")
-        yield kernel
-
-
-def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, caplog):
-    with caplog.at_level("WARNING", "pgra"):
+        library.impl("_flash_attention_forward", flash_kernel, "CPU")
         encoder = open_encoder(lm_dir, dtype="bfloat16")
         assert error_of(encoder.encode(TEXTS), lm_dir) < 0.1
         with Asked() as asked:
@@ -165,11 +148,6 @@ def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, capl
         assert (encoder.way, "does not work here" in caplog.text) == ("cascade", False)
         assert open_encoder(lm_dir).way == "expanded"  # it takes no float32
     assert "(RuntimeError: FlashAttention only support fp16" in caplog.text
-    kernel.dtypes.add(torch.float32)
-    encoder = open_encoder(lm_dir, sharing="cascade")
-    assert error_of(encoder.encode(TEXTS), lm_dir) < 1e-5
-    heads, config = 4, encoder.lm.config
-    assert set(kernel.groups) == {heads // getattr(config, "num_key_value_heads", heads)}
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ import functools
 import json
 import logging
 import ssl
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -65,11 +64,7 @@ def complete(lm, prompts=PROMPTS):
 
 
 def test_answers_are_in_order_cut_at_the_stop_greedy_and_asked_for_once_ever(server, open_at):
-    def slow_first(prompt, max_tokens, stop):
-        threading.Event().wait(0.1 if prompt == PROMPTS[0] else 0)
-        return toy_writer(prompt, max_tokens, None)  # which writes on after the stop
-
-    server.writer = slow_first
+    server.writer = lambda prompt, most, stop: toy_writer(prompt, most, None)  # writes on
     with server.serve() as url:
         assert complete(open_at(url), PROMPTS[:2] * 2) == TEXTS[:2] * 2
         again = open_at(url)
@@ -180,6 +175,9 @@ def test_a_way_that_is_named_is_taken_as_it_is_or_refused(server, open_at):
     assert open_at(URL).settle("score").way.decide_by == "score"  # nothing is asked
     with pytest.raises(ConfigError):
         open_at(URL, endpoint="chat").settle("score")
+    server.echoes = False
+    with server.serve() as url, pytest.raises(ModelError, match="use --decide_by generation"):
+        open_at(url).score(PROMPTS[:1], WORDS)
 
 
 # Chances.
@@ -223,12 +221,6 @@ def test_only_the_words_tokens_count_however_a_server_spells_them(tokens, chance
     prompt = "It was great fun".removesuffix(word)
     choice = SimpleNamespace(text="It was great fun.", logprobs=scored)
     assert word_chance(choice, prompt, word, 1) == expected
-
-
-def test_what_cannot_be_scored_is_refused_with_the_way_out(server, open_at):
-    server.echoes = False
-    with server.serve() as url, pytest.raises(ModelError, match="use --decide_by generation"):
-        open_at(url).score(PROMPTS[:1], WORDS)
 
 
 @pytest.mark.parametrize(
