@@ -302,6 +302,7 @@ class HelpParser(argparse.ArgumentParser):
             description,
             epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            conflict_handler="resolve",  # a command's own --output_dir is shown, not a run's
             add_help=False,
             allow_abbrev=False,
         )
