@@ -71,6 +71,7 @@ def write_record(folder: Path, record: ReaderRecord) -> None:
 
     The model card, which has the measurement, comes later.
     """
+    (folder / RECORD_FILE).unlink(missing_ok=True)
     values = {"format": FORMAT, **asdict(record), "files": record_files(folder)}
     write_json(folder / RECORD_FILE, {**values, "versions": dict(package_versions())})
 
