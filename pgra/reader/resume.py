@@ -181,8 +181,7 @@ def resume(
         best = checkpoint_folder(home, progress.best_step)
         if (fault := _fault(best)) is not None:
             raise ArtifactError(
-                f"{best}, the best on the dev set, is gone or damaged ({fault}): bring it back, or "
-                "choose another output_dir"
+                f"{best}, the best on the dev set, is gone or damaged ({fault}): bring it back"
             )
     module.load_weights(folder)
     for name, part in updates.items():
