@@ -36,7 +36,7 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptTemplate
-from pgra.retrieval.shards import plan_shards, vector_source
+from pgra.retrieval.dense import plan_shards, vector_source
 
 TOKENIZERS = {"lm": TOKENIZER, "encoder": BERT_TOKENIZER, "t5": T5_TOKENIZER}
 SHARD = 8192  # of texts, as a bank on a GPU has them
@@ -245,9 +245,10 @@ def measure_encode(bench: Bench) -> None:
     before = bench.product_rate(getattr(torch, dtype))
     texts, most = bench.many_texts(sizes.texts), int(str(encoder.fingerprint["max_tokens"]))
     distinct = texts[: len(bench.texts)]
-    each = encoder.tokenizer(distinct, truncation=True, max_length=most)["input_ids"]
+    inner, tokenizer = encoder.model.transformers_model, encoder.model.tokenizer
+    each = tokenizer(distinct, truncation=True, max_length=most)["input_ids"]
     lengths = list(itertools.islice(itertools.cycle(map(len, each)), len(texts)))
-    usual = partial(encode_usual, encoder.model, encoder.tokenizer, max_tokens=most)
+    usual = partial(encode_usual, inner, tokenizer, max_tokens=most)
     few = texts[: min(len(texts), 256)]
     cosine = torch.cosine_similarity(
         torch.from_numpy(encoder.encode(few)).float(), usual(few, batch_size=32)

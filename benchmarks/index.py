@@ -31,8 +31,8 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
+from pgra.retrieval.dense import plan_shards, vector_source
 from pgra.retrieval.faiss import EXACT, Vectors, build_faiss, nearest
-from pgra.retrieval.shards import plan_shards, vector_source
 
 BATCHES = (1, 64, 1024)  # of queries
 ENCODE_BATCHES = (16, 32, 64, 128, 256)  # of sentence-transformers, whose own default is 32
@@ -81,17 +81,14 @@ def compare_encoders(args: argparse.Namespace, folder: Path) -> Figures:
     """Encode the same texts by both libraries."""
     import torch
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     corpus = open_corpus(CorpusArguments(corpus=args.corpus, max_passages=args.num_texts), folder)
     texts = corpus.texts(range(len(corpus)))
     ours = Encoder.load(args.encoder, max_encoder_tokens=128, device=args.device)
-    made = {name: str(ours.fingerprint[name]) for name in ("pooling", "dtype")}
-    body = Transformer(find_model(args.encoder).path, max_seq_length=128)
-    head = Pooling(body.get_embedding_dimension(), pooling_mode=made["pooling"])
-    device = str(next(ours.model.parameters()).device)
-    other = SentenceTransformer(modules=[body, head], device=device)
-    other.to(getattr(torch, made["dtype"]))
+    dtype, device = str(ours.fingerprint["dtype"]), str(ours.device)
+    other = SentenceTransformer(find_model(args.encoder).path, device=device)
+    other.max_seq_length = 128
+    other.to(getattr(torch, dtype))
     ways: dict[str, Callable[[], object]] = {"pgra": lambda: ours.encode(texts)}
     for size in ENCODE_BATCHES:
         ways[f"sentence-transformers, {size}"] = partial(
@@ -108,7 +105,7 @@ def compare_encoders(args: argparse.Namespace, folder: Path) -> Figures:
     best = min(seconds, key=lambda way: seconds[way])
     vectors = ours.encode(texts), ways[best]()
     cosine = float((np.asarray(vectors[0]) * np.asarray(vectors[1])).sum(axis=1).min())
-    say(f"encode: {len(texts):,} texts by {args.encoder}, {made['dtype']}, {device}; best: {best}")
+    say(f"encode: {len(texts):,} texts by {args.encoder}, {dtype}, {device}; best: {best}")
     return {
         "encode_vs_sentence_transformers": seconds[best] / own,
         "encode_least_cosine": cosine,

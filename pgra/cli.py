@@ -30,7 +30,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 # By command: its module in `pgra.commands`, and its function if that is not `main`, imported when
 # it is called; and its help.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "index": ("index", "build or look into an index"),
+    "index": ("index", "build an index"),
     "search": ("index:search", "look up passages near a text"),
     "rerank": ("rerank", "run both retrieval stages for a task"),
     "train": ("train", "train a reader on a task, and measure it"),

@@ -370,13 +370,9 @@ def _corpus_arguments(corpus: Any, artifacts: Path, field_: str) -> dict[str, An
     """Return the arguments that name a corpus; an index gives its own too."""
     values: dict[str, Any] = {}
     if isinstance(corpus, Index):
-        index = corpus
-        if index.is_temporary:
-            kept = artifacts / "given" / f"index-{digest(dict(index.fingerprint))[:12]}"
-            if not kept.is_dir():
-                index.save(kept)
-            index = Index.load(kept, encoder=index.encoder)
-        corpus, values = index.corpus, _not_default(index.args)
+        if corpus.keeper is not None:
+            raise ConfigError("this index goes with its process: build it with path=FOLDER")
+        corpus, values = corpus.corpus, _not_default(corpus.args)
     if isinstance(corpus, Corpus):
         if corpus.made_by is None:
             raise ConfigError("this corpus was opened by its folder: give its file, or its texts")

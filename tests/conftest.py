@@ -7,11 +7,8 @@ the tests loads this file too, before the others start, and needs none of it.
 import gc
 import json
 import os
-import resource
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,7 +51,7 @@ SENTENCES = [
     "The temple stands on a hill and can be seen from the town.",
     "Audiences laughed at the jokes and cried at the end.",
 ]
-LM_KINDS = ["gpt2", "llama", "opt", "opt-350m"]
+LM_KINDS = ["gpt2", "llama", "opt", "opt-350m", "qwen2"]
 T5_KINDS = ["t5", "flan-t5", "mt5", "byt5"]
 QUICK_SECONDS, NOISE = 1.0, 2.0
 """What a test may take that is not marked slow: CPU seconds, of its subprocesses too. On a machine
@@ -223,17 +220,6 @@ def reader_inputs(tokenizer, verbalizer, items):
         for _, texts, _ in items
     ]
     return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
-
-
-@contextmanager
-def largest_file(limit: int) -> Iterator[None]:
-    """Let no file get longer than so many bytes: what writes meets a real refusal."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

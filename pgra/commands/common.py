@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -187,12 +188,12 @@ def show_metrics(run: "Run") -> str:
 
 def show_seeds(runs: "Mapping[int, Run]") -> str:
     """Show each run, their mean and spread, and the notes of all."""
-    from pgra.report.metrics import mean_sd_interval
-
     shown = [show_metrics(run).splitlines() for run in runs.values()]
     notes = dict.fromkeys(note for _, *notes in shown for note in notes)
-    found = mean_sd_interval([float(run.metrics["value"]) for run in runs.values()])
-    spread = "" if found.sd is None else f" ± {found.sd:.4f}"
+    values = [float(run.metrics["value"]) for run in runs.values()]
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     seeds = " ".join(map(str, runs))
-    mean = f"{found.mean:.4f}{spread} (mean ± sample sd of {found.n} seeds: {seeds})"
+    mean = (
+        f"{statistics.fmean(values):.4f}{spread} (mean ± sample sd of {len(runs)} seeds: {seeds})"
+    )
     return "\n".join([*(first for first, *_ in shown), mean, *notes])

@@ -1,7 +1,7 @@
 """The demo (`make demo`, `pgra demo`): the main job on real models, and what the LM picks."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
@@ -97,7 +97,7 @@ def _first_stage(args: "RunArguments", context: "Context") -> "Lines":
     stages.find(("test",))
     pairs = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
     return [
-        {**vars(example), "prediction": None, "evidence": [line.as_json() for line in found]}
+        {**vars(example), "prediction": None, "evidence": [asdict(line) for line in found]}
         for example, found in pairs
     ]
 

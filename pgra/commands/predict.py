@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ def as_json(answer: "Answer") -> dict[str, Any]:
         **({"fields": fields} if len(fields) > 1 else {}),
         "prediction": answer.label,
         "scores": dict(answer.scores),
-        "evidence": [each.as_json() for each in answer.evidence],
+        "evidence": [asdict(each) for each in answer.evidence],
         **answer.details,
     }
 

@@ -11,7 +11,7 @@ from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError, visible
 from pgra.methods.arguments import RunArguments
 from pgra.reader.arguments import ReaderArguments
-from pgra.retrieval.trec import QueryFile, QueryFileArguments
+from pgra.retrieval.trec import QueryFileArguments, finish_run
 
 if TYPE_CHECKING:
     from pgra.core import Candidates, Context
@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="pgra rerank",
         **about(main),
     )
-    queries = QueryFile.read(own, texts.text)
-    asked = texts.text if queries is None else list(queries.texts.values())
+    queries = own.read(texts.text)
+    asked = list(queries.values())
     if asked:  # all candidates are ordered
         every = parts["retriever"].num_candidates
         parts["rerank"] = replace(parts["rerank"], num_evidence=every)
@@ -72,12 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     quiet_libraries()
     context = join_context(args.runtime.device)
-    if queries is not None and own.is_run:
+    if own.is_run:
         search, _, best = _search(args, asked, context)
         if not context.is_main:
             return 0
         tag, depth = f"pgra-{args.rerank.reranker}", best.rows.shape[1]
-        message = queries.finish(best, search.corpus, tag, k=depth)
+        message = finish_run(own, list(queries), best, search.corpus, tag=tag, k=depth)
     elif asked:
         message = visible(_show_texts(args, asked, show.num_shown, context))
     else:

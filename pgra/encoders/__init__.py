@@ -45,8 +45,6 @@ class EncoderArguments(Arguments):
 class PassageEncoderArguments(EncoderArguments):
     """How an encoder writes the vectors of a corpus."""
 
-    GROUP = "Retriever"
-
     normalize: bool = arg(
         True,
         "Unit vectors, so that the inner product is the cosine.",

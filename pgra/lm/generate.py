@@ -187,10 +187,8 @@ class PromptReader:
         # All of a vocabulary's logits tell texts apart: no row is measured by its own share.
         fault = kernels.find_fault(side_by_side, truth, dtype=self.lm.dtype, noise=math.inf)
         if fault is not None:
-            raise ModelError(
-                f"'{self.lm.source.name}' cannot read prompts side by side ({fault}): give a "
-                "GPT-2, OPT, Llama, Qwen, ..., or ask it at an endpoint"
-            )
+            name = self.lm.source.name
+            raise ModelError(f"'{name}' cannot read prompts side by side ({fault})")
         self._is_checked = True
 
     @cached_property
@@ -281,10 +279,6 @@ class LocalLM(CausalLM):
 
     def __init__(self, lm: Any, tokenizer: Any = None, **how: Any) -> None:
         super().__init__(lm, tokenizer, with_head=True, **how)
-
-    def release(self) -> None:
-        vars(self).pop("reader", None)
-        super().release()
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of texts, (B,), including those that open every input."""
@@ -388,8 +382,7 @@ class LocalLM(CausalLM):
             if len(line) + max_new_tokens > self.window:
                 raise ConfigError(
                     f"prompt {number} has {len(line)} tokens ({text[-SHOWN:]!r} at its end), and "
-                    f"'{self.source.name}' holds {self.window} with the {max_new_tokens} that may "
-                    "follow: use fewer exemplars (--num_exemplars)"
+                    f"'{self.source.name}' holds {self.window} with the {max_new_tokens} to come"
                 )
         self.reader.check()
 

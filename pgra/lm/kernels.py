@@ -3,12 +3,13 @@
     cascade          attention to a shared prefix that is stored once, and to a text's own tokens
     packed weights   laid out once for oneDNN, for float32 inference on a CPU
     encoded tokens   a T5 decoder's cross-attention without keys and values of them
+    norms            a T5's by torch's own function, on a GPU one operation each
 
 All that depends on internals of torch and transformers is here, with one switch: the environment
 variable `PGRA_FAST_KERNELS=off` gives stock calls only. Else a kernel is compared with the stock
 way when a model first uses it, on real input, and dropped with one warning where it differs, is
 missing or raises. `pgra.lm.prefix` compares cascade on whole prompts by `find_fault`; the others
-compare themselves, layer by layer (`_is_trusted`).
+compare themselves, layer by layer (`_is_trusted`), except norms, which are a function of torch's.
 """
 
 import logging
@@ -22,6 +23,7 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pgra.core import machine_memory
@@ -330,7 +332,6 @@ def _is_plain(part: Any) -> bool:
         and "forward" not in vars(part)
         and part.weight.device.type == "cpu"
         and part.weight.dtype is torch.float32
-        and type(part.weight.data) is Tensor  # a quantized weight says float32 too
     )
 
 
@@ -394,9 +395,7 @@ def _attend_across(
             self.train(was_training)
         return out
 
-    # An adapter around a projection may do anything (dropout, scale): then the stock way is taken.
-    is_plain = all(type(projection) is nn.Linear for projection in (self.k, self.v))
-    is_same = is_plain and _is_trusted(
+    is_same = _is_trusted(
         self,
         "cross-attention to encoded tokens",
         fast=lambda: run(_attend_encoded),
@@ -434,3 +433,22 @@ def _attend_encoded(self: Any, hidden_states: Tensor, mask: Tensor | None, encod
     output = torch.einsum("bhtd,hwd->bthw", read, self.v.weight.view(H, -1, D))
     weights = weights.view(B, H, C, T, S).transpose(1, 2).flatten(0, 1)
     return self.o(output.reshape(N, T, -1)), None, weights
+
+
+def fuse_norms(t5: nn.Module) -> None:
+    """Replace a T5's norms by torch's: on a GPU one operation each way, not six and some twelve.
+
+    They are the same products in the same order, bit for bit on a CPU, so they are not compared. In
+    half precision transformers rounds between the products, and its own way is taken.
+    """
+    for part in t5.modules():
+        if type(part).__name__ in ("T5LayerNorm", "MT5LayerNorm"):
+            part.forward = MethodType(_normalize, part)
+
+
+def _normalize(self: Any, hidden_states: Tensor) -> Tensor:
+    """Replace `T5LayerNorm.forward`: root mean square, without mean or bias."""
+    if not (are_allowed() and hidden_states.dtype == self.weight.dtype == torch.float32):
+        stock: Tensor = type(self).forward(self, hidden_states)
+        return stock
+    return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -88,34 +88,24 @@ def find_model(name: str) -> ModelSource:
         ModelError: If a bundled name is unknown or its package absent, a folder holds no
             safetensors or only adapters, or the hub has no such model or cannot be reached.
     """
-    subfolder = ""
     if name.startswith(BUNDLED):
         folder = bundled_model_dir(name.removeprefix(BUNDLED))
     else:
         folder = at_home(name)
         if not folder.is_dir():
             return _find_on_hub(name)
-        subfolder = _find_transformer(name, folder)
-    home = folder / subfolder
+    parts = read_parts(ModelSource(name, str(folder), None, ""))
+    subfolder = parts[0] if parts else ""
+    if (folder / subfolder / _ADAPTER).is_file():
+        raise ModelError(_adapter_problem(str(folder / subfolder)))
     files = sorted(
         file
-        for place in {folder, home}
-        for file in place.iterdir()
+        for file in (folder.rglob("*") if parts else folder.iterdir())
         if file.suffix in _IDENTITY and file.name != "manifest.json"
     )
     inputs = Inputs.of(files)
     identity = _files_digest(folder, inputs)
     return ModelSource(name, str(folder), None, identity, subfolder=subfolder, inputs=inputs)
-
-
-def _find_transformer(name: str, folder: Path) -> str:
-    """Return a folder's subfolder with the transformer, "" for the top; refuse adapters alone."""
-    parts = read_parts(ModelSource(name, str(folder), None, ""))
-    is_first = bool(parts) and parts[0].kind.rpartition(".")[2] == "Transformer"
-    subfolder = parts[0].path if is_first else ""
-    if (folder / subfolder / _ADAPTER).is_file():
-        raise ModelError(_adapter_problem(str(folder / subfolder)))
-    return subfolder
 
 
 def _adapter_problem(name: str) -> str:
@@ -159,9 +149,11 @@ def _ask_hub(repo: str, revision: str) -> str:
 
     for reference in chain([revision or _MAIN], () if revision else _bot_requests(repo)):
         info = HfApi().model_info(repo, revision=reference, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        if _has_weights(file.rfilename for file in info.siblings or []):
-            # The configuration is fetched by its branch: the cache then knows which commit that is.
-            return Path(hf_hub_download(repo, _CONFIG, revision=reference)).parent.name
+        files = [file.rfilename for file in info.siblings or []]
+        if _has_weights(files):
+            # A file is fetched by its branch: the cache then knows which commit that is.
+            first = _CONFIG if _CONFIG in files else MODULES
+            return Path(hf_hub_download(repo, first, revision=reference)).parent.name
     raise ModelError(
         f"model '{repo}{revision and '@'}{revision}' has no safetensors, the only kind that is "
         f"loaded: name a commit or pull request that has them ({repo}@{_PULL_REQUESTS}N), or load "
@@ -188,16 +180,19 @@ def _find_cached(repo: str, revision: str) -> str | None:
     requests = [] if revision else sorted(folder.glob(f"refs/{_PULL_REQUESTS}*"))
     names = [path.relative_to(folder / "refs").as_posix() for path in requests]
     for reference in (revision or _MAIN, *names):
-        config = try_to_load_from_cache(repo, _CONFIG, revision=reference)
-        if isinstance(config, str) and _has_weights(
-            file.name for file in Path(config).parent.iterdir()
-        ):
-            return Path(config).parent.name
+        for first in (_CONFIG, MODULES):
+            found = try_to_load_from_cache(repo, first, revision=reference)
+            home = Path(str(found)).parent
+            files = (file.relative_to(home).as_posix() for file in home.rglob("*"))
+            if isinstance(found, str) and _has_weights(files):
+                return home.name
     return None
 
 
 def _has_weights(files: Iterable[str]) -> bool:
     names = set(files)
+    if MODULES in names and "pytorch_model.bin" not in names:  # perhaps in its parts' folders
+        return any(name.endswith(_WEIGHTS) for name in names)
     return _ADAPTER not in names and not names.isdisjoint(_WEIGHTS)
 
 
@@ -218,19 +213,26 @@ def find_model_file(source: ModelSource, name: str) -> Path | None:
         return None
 
 
-@dataclass(frozen=True)
-class ModelPart:
-    """A part of a sentence-transformers model: its class, and the folder of its files."""
-
-    kind: str
-    path: str
-
-
-def read_parts(source: ModelSource) -> list[ModelPart]:
-    """Return the parts in `modules.json`, none without that file; ModelError if it is damaged."""
+def read_parts(source: ModelSource) -> list[str]:
+    """Return the folders of a sentence-transformers model's parts; none of another model."""
+    modules = read_model_json(source, MODULES, list) or []
     with reading(f"{MODULES} of '{source.name}'", ModelError):
-        found = read_model_json(source, MODULES, list) or []
-        return [ModelPart(part["type"], part.get("path") or "") for part in found]
+        return [str(module["path"]) for module in modules]
+
+
+def fetch_parts(source: ModelSource) -> ModelSource:
+    """Return an encoder's folder, downloaded if it is on the hub: weights and texts, no code."""
+    if source.revision is not None:
+        from huggingface_hub import snapshot_download
+
+        wanted = [f"*{ending}" for ending in _IDENTITY]
+        path = load_by(snapshot_download, source, allow_patterns=wanted)
+        source = replace(source, path=path, revision=None)
+        source = replace(source, subfolder=[*read_parts(source), ""][0])
+    for file in Path(source.path).rglob("pytorch_model.bin") if read_parts(source) else ():
+        if not any(file.parent.glob("*.safetensors")):
+            raise ModelError(f"{file.parent} has no .safetensors, the only kind that is loaded")
+    return source
 
 
 def read_model_json(source: ModelSource, name: str, kind: type) -> Any:
@@ -257,7 +259,7 @@ def load_pretrained(
     if "config" not in kwargs:
         kwargs["config"] = load_config(source)
     kwargs |= {"use_safetensors": True, "output_loading_info": True}
-    model, report = _load(loader, source, **kwargs)
+    model, report = load_by(loader, source, **kwargs)
     missing = [key for key in report["missing_keys"] if key.partition(".")[0] not in unused]
     missing += _find_lost_head(model, source)
     if any("lora_" in key or "ia3_" in key for key in report["unexpected_keys"]):
@@ -282,9 +284,10 @@ def _find_lost_head(model: Any, source: ModelSource) -> list[str]:
     return ["lm_head.weight"] if is_own else []
 
 
-def _load(
+def load_by(
     loader: Callable[..., Any], source: ModelSource, part: str = "model", **kwargs: Any
 ) -> Any:
+    """Call a loader on a found model; ModelError if it fails."""
     try:
         with quiet_transformers():
             loaded = loader(source.path, **source.kwargs, **kwargs)
@@ -330,7 +333,7 @@ def load_config(source: ModelSource) -> Any:
     """Load a model's configuration; ModelError if it is missing or of an unknown architecture."""
     from transformers import AutoConfig
 
-    return _load(AutoConfig.from_pretrained, source)
+    return load_by(AutoConfig.from_pretrained, source)
 
 
 def cut_layers(config: Any, layer: str, name: str) -> int | None:
@@ -391,7 +394,7 @@ def read_tokenizer(source: ModelSource, config: Any = None) -> Any:
     """Load a tokenizer, without need of the model's weights; ModelError if none works."""
     from transformers import AutoTokenizer
 
-    tokenizer = _load(AutoTokenizer.from_pretrained, source, "the tokenizer of", config=config)
+    tokenizer = load_by(AutoTokenizer.from_pretrained, source, "the tokenizer of", config=config)
     if len(tokenizer) < 2:  # transformers 5's answer to files that are named oddly
         raise ModelError(
             f"the tokenizer of '{source.name}' is empty: its folder lacks the vocabulary files"

@@ -231,7 +231,7 @@ class PromptedEncoder:
         if empty + _LEAST_TEXT_TOKENS > self.limit:
             raise ConfigError(
                 f"the prompt has {empty} tokens before any text, and '{self.lm.source.name}' may "
-                f"read {self.limit}: use fewer or shorter exemplars (--num_exemplars)"
+                f"read {self.limit}: use fewer exemplars (--num_exemplars)"
             )
 
     def encode(self, texts: Sequence[str], *, advance: Advance = int) -> Tensor:

@@ -326,7 +326,7 @@ class RemoteLM:
                     f"{self.name} gives the word '{question.word}' of an echoed prompt no "
                     "log-probability of its own: use --decide_by generation"
                 )
-            return Completion("", *counts, log_probability=chance)
+            return Completion("", *counts, chance)
         if choice is None or choice.finish_reason in _FILTERS:
             return Completion("", *counts)
         text = choice.message.content if "messages" in question.body else choice.text

@@ -24,8 +24,8 @@ from torch.nn.functional import normalize as unit_length
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
-from pgra.encoders.encoder import Encoder, pool
-from pgra.errors import DamageError, ModelError, reading
+from pgra.encoders.encoder import Encoder
+from pgra.errors import DamageError, reading
 from pgra.lm.batching import GroupCost
 from pgra.methods.pgra import Pgra
 from pgra.prompts import Verbalizer
@@ -42,7 +42,7 @@ from pgra.reader.inputs import (
 from pgra.reader.predict import T5Classifier
 from pgra.report.results import EvidenceLine
 from pgra.retrieval import open_retriever
-from pgra.retrieval.shards import find_shards, read_rows
+from pgra.retrieval.dense import find_shards, read_rows
 
 QUERY_ENCODER_FILE = "query_encoder.safetensors"
 _BATCH = 64  # queries at once, without gradients
@@ -52,20 +52,13 @@ class RagReader(FusionReader):
     """A T5 and a query encoder, trained together; it reads N = `num_evidence` of the candidates."""
 
     def __init__(self, t5: Any, encoder: Encoder, num_evidence: int) -> None:
-        """Take both models; the encoder's is trained in place.
-
-        Raises:
-            ModelError: If the encoder has Dense layers after its pooling.
-        """
+        """Take both models; the encoder's is trained in place."""
         super().__init__(t5)
-        if any(encoder.sentence.layers):
-            raise ModelError("method 'rag' trains no Dense parts: choose another --encoder")
         self.query_encoder: nn.Module = encoder.model
         self.num_evidence = num_evidence
-        self._pooling = str(encoder.fingerprint["pooling"])
         self._is_normalized = bool(encoder.fingerprint["normalize"])
-        pooler = getattr(encoder.model, "pooler", None)
-        if pooler is not None and self._pooling != "pooler":
+        pooler = getattr(encoder.model.transformers_model, "pooler", None)
+        if pooler is not None and encoder.fingerprint["pooling"] != "pooler":
             pooler.requires_grad_(requires_grad=False)  # it takes no part: it has no gradient
 
     def weigh(
@@ -83,8 +76,9 @@ class RagReader(FusionReader):
             Positions among the candidates, (B, N) int64, best first, and log p(z|x) over these N,
             (B, N) float32, -inf where there are fewer.
         """
-        output = self.query_encoder(input_ids=query_ids, attention_mask=query_mask.long())
-        queries = pool(output, query_mask, self._pooling)  # (B, D)
+        features = {"input_ids": query_ids, "attention_mask": query_mask.long()}
+        queries = self.query_encoder(features)["sentence_embedding"]  # (B, D)
+        queries = queries[:, : vectors.shape[-1]]
         if self._is_normalized:
             queries = unit_length(queries, dim=-1)
         scores = torch.einsum("bd,bkd->bk", queries, vectors.to(queries.dtype))
@@ -211,15 +205,11 @@ def build_pooled(
     queries = fit_queries(examples, tokenizer, layout)
     rows = np.unique(candidates[candidates != MISSING_ROW])
     texts, vectors = read_passages(rows)
-    encoded = encoder.tokenizer(
-        encoder.prepared([example.text for example in examples], is_query=True),
-        truncation=True,
-        max_length=int(str(encoder.fingerprint["max_tokens"])),
-    ).input_ids
+    chunks = encoder.tokenize([example.text for example in examples], is_query=True)
     return PooledInputs(
         **vars(alone),
-        queries=encoded,
-        encoder_pad=encoder.tokenizer.pad_token_id,
+        queries=[list(ids) for chunk in chunks for ids in chunk.ids],
+        encoder_pad=encoder.pad_token_id,
         query_tokens=tokenize_parts(queries, tokenizer, is_first=is_first),
         passage_tokens=tokenize_parts(texts, tokenizer, is_first=not is_first),
         join=Join(tokenizer.eos_token_id, layout),

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost, group_by_length, send
-from pgra.lm.kernels import read_encoded_tokens
+from pgra.lm.kernels import fuse_norms, read_encoded_tokens
 from pgra.lm.load import find_model, load_config, load_pretrained
 
 _HALF_KEY = "pgra_precision"
@@ -155,6 +155,7 @@ class FusionReader(ReaderModule):
     def __init__(self, t5: Any) -> None:
         super().__init__(t5)
         read_encoded_tokens(t5.get_decoder())
+        fuse_norms(t5)
 
     @classmethod
     def from_name(cls, name: str) -> Self:

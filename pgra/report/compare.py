@@ -10,14 +10,13 @@ from pgra.config import choose, config_root, read_yaml
 from pgra.core import Json
 from pgra.report.metrics import (
     Difference,
-    Spread,
     Values,
     average_differences,
     bootstrap,
     compare_methods,
     holm,
     interval_95,
-    mean_sd_interval,
+    t_interval,
     welch,
 )
 from pgra.report.results import (
@@ -116,15 +115,24 @@ class Result:
     Attributes:
         runs: By seed, rising.
         missing: Seeds that should be there and are not.
-        spread: Of the metric over seeds.
+        values: The metric, by seed.
         interval: 95 %: over seeds by Student's t; of one seed, or of equal ones, over examples by
             the bootstrap.
     """
 
     runs: Sequence[Trial]
     missing: Sequence[int]
-    spread: Spread
+    values: Sequence[float]
     interval: tuple[float, float]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values))
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation over seeds; None of one."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -237,11 +245,9 @@ def _result(
     values: Sequence[float],
     over_examples: tuple[float, float],
 ) -> Result:
-    spread = mean_sd_interval(values)
     # Seeds that are all equal would have an interval of no width.
-    if spread.low is None or spread.high is None or (spread.sd or 0.0) < _LAST_DIGIT:
-        return Result(runs, missing, spread, over_examples)
-    return Result(runs, missing, spread, (spread.low, spread.high))
+    is_spread = max(values) - min(values) >= _LAST_DIGIT
+    return Result(runs, missing, values, t_interval(values) if is_spread else over_examples)
 
 
 def _average(results: Sequence[Result]) -> Result:
@@ -253,8 +259,8 @@ def _average(results: Sequence[Result]) -> Result:
         for number, result in enumerate(results)
     ]
     interval = interval_95(np.mean(draws, axis=0))
-    means = [result.spread.mean for result in results]
-    return _result((), missing, list(values) or [float(np.mean(means))], interval)
+    overall = float(np.mean([result.mean for result in results]))
+    return _result((), missing, list(values) or [overall], interval)
 
 
 def _average_by_seed(tasks: Sequence[Sequence[Trial]]) -> Values:

@@ -10,7 +10,7 @@ import logging
 import subprocess
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,6 @@ class EvidenceLine:
     stage1_score: float
     score: float
 
-    def as_json(self) -> dict[str, Json]:
-        return asdict(self)
-
 
 def write_results(
     folder: Path,
@@ -115,7 +112,7 @@ def write_results(
             "label": example.label,
             "prediction": prediction.label,
             "scores": dict(prediction.scores),
-            "evidence": [line.as_json() for line in seen],
+            "evidence": [asdict(line) for line in seen],
             **dict(own),
         }
         for example, prediction, seen, own in zip(
@@ -150,6 +147,7 @@ def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str
     write_json(folder / METRICS_FILE, {**metrics, "files": files})
 
 
+@cache
 def git_commit() -> str | None:
     """Return the commit of this code, with "-dirty" if changed; None outside a checkout."""
     root = Path(__file__).parents[2]

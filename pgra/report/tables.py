@@ -156,14 +156,14 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
     result = study.results.get((row, column))
     if result is None:
         return Cell(_MISSING)
-    text = f"{100 * result.spread.mean:.1f}"
-    if result.spread.sd is not None:
-        text += f" ± {100 * result.spread.sd:.1f}"
+    text, n = f"{100 * result.mean:.1f}", len(result.values)
+    if result.sd is not None:
+        text += f" ± {100 * result.sd:.1f}"
     if result.missing:
-        text += f" ({result.spread.n} of {result.spread.n + len(result.missing)} seeds)"
+        text += f" ({n} of {n + len(result.missing)} seeds)"
     found = study.comparisons.get((row, column))
     is_win = found is not None and found.verdict == "better"
-    return Cell(text, is_bold=is_win, value=100 * result.spread.mean)
+    return Cell(text, is_bold=is_win, value=100 * result.mean)
 
 
 def _notes(study: Study) -> list[str]:
@@ -236,14 +236,14 @@ def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
     numbers |= {"table": study.group.title, "row": row, "task": column, "value": _MISSING}
     numbers["paper"] = study.paper.get((row, column))
     if result is not None:
-        spread, run = result.spread, result.runs[0] if result.runs else None
+        run = result.runs[0] if result.runs else None
         numbers |= {
             "metric": None if run is None else run.metric,
             "n": None if run is None else str(run.n),
-            "seeds": " ".join(str(run.seed) for run in result.runs) or str(spread.n),
+            "seeds": " ".join(str(run.seed) for run in result.runs) or str(len(result.values)),
             "missing_seeds": " ".join(str(seed) for seed in result.missing),
-            "value": 100 * spread.mean,
-            "sd": None if spread.sd is None else 100 * spread.sd,
+            "value": 100 * result.mean,
+            "sd": None if result.sd is None else 100 * result.sd,
             "low": 100 * result.interval[0],
             "high": 100 * result.interval[1],
         }
@@ -314,11 +314,11 @@ def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
     everywhere, means, paper = range(len(rows)), [], []
     for place, row in enumerate(rows):
         result = study.results.get((row, column))
-        means.append(math.nan if result is None else 100 * result.spread.mean)
+        means.append(math.nan if result is None else 100 * result.mean)
         paper.append(study.paper.get((row, column), math.nan))
         if result is not None:
             # By Student's t over two seeds it can be wider than all values that there are.
-            ends = [100 * min(max(e, min(0.0, result.spread.mean)), 1.0) for e in result.interval]
+            ends = [100 * min(max(e, min(0.0, result.mean)), 1.0) for e in result.interval]
             draw(ends, [place, place], "-", linewidth=3, alpha=0.4, zorder=0)
             if len(result.runs) > 1:
                 values = [100 * run.value for run in result.runs]

@@ -40,7 +40,6 @@ RETRIEVERS: dict[str, str] = {
     "random": "pgra.retrieval.base:RandomRetriever",
     "run": "pgra.retrieval.trec:RunRetriever",
 }
-NEIGHBOR_ENCODERS = ("encoder", "reader")
 INDEXES = "indexes"  # their folder among the artifacts
 
 
@@ -52,9 +51,8 @@ class RetrieverArguments(PassageEncoderArguments):
 
     retriever: str = arg(
         "dense",
-        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
-        "control), run:FILE (the candidates of a TREC run file), or exhaustive (the LM reads the "
-        "whole corpus once, and candidates are the best of all of it); or your own, module:Class.",
+        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (a control), "
+        "run:FILE (of TREC), exhaustive (the LM reads the whole corpus), or module:Class.",
         choices=sorted(RETRIEVERS),
         is_open=True,
         is_common=True,
@@ -65,14 +63,10 @@ class RetrieverArguments(PassageEncoderArguments):
         least=1,
         is_common=True,
     )
-    index_factory: str = arg(
-        "Flat",
-        "FAISS factory string, such as Flat (exact), IVF4096,Flat or HNSW32.",
-    )
+    index_factory: str = arg("Flat", "FAISS factory string, such as Flat (exact) or IVF4096,Flat.")
     rescore_factor: int = arg(
         4,
-        "Hits taken from a lossy index (such as PQ or SQ8) for each candidate, and scored again by "
-        "the exact vectors; 0: the index's own scores.",
+        "Hits of a lossy index (such as PQ) for each candidate, scored again exactly; 0: none.",
         least=0,
     )
     index_dir: str | None = arg(
@@ -93,9 +87,8 @@ class RetrieverArguments(PassageEncoderArguments):
     )
     neighbor_encoder: str = arg(
         "encoder",
-        "What --method knn compares texts by: encoder (the first stage's), or reader (the paper's: "
-        "the encoder of the T5, untrained, the mean of its states).",
-        choices=NEIGHBOR_ENCODERS,
+        "What --method knn compares texts by: encoder, or reader (the paper's: its untrained T5).",
+        choices=("encoder", "reader"),
     )
 
 
@@ -107,8 +100,7 @@ class IndexRequest:
         context: Processes and folders; indexes are under its artifacts.
         options: The retriever's own arguments, of its class `Arguments`.
         output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
-        engine: "local", or "ray" (`pgra.retrieval.shards`).
-        num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
+        engine: "local", or "ray".
         reranker: The second stage of the run that asks; None without one.
     """
 
@@ -118,12 +110,7 @@ class IndexRequest:
     options: _Arguments | None = None
     output_dir: Path | None = None
     engine: str = "local"
-    num_workers: int | None = None
     reranker: object = None
-
-    @property
-    def home(self) -> Path:
-        return self.context.artifacts / INDEXES
 
 
 @dataclass(frozen=True)
@@ -142,14 +129,12 @@ class Retriever(ABC):
 
     Attributes:
         Arguments: Its own flags, if it has any.
-        encodes: Whether an encoder reads the corpus (`--engine ray` can).
         fingerprint: All that determines the candidates of a text.
         inputs: Files that it reads; if one changes, no candidates are kept.
         built: Its indexes on disk, if it has any.
     """
 
     Arguments: ClassVar[type[_Arguments] | None] = None
-    encodes: ClassVar[bool] = False
     fingerprint: Mapping[str, Json]
     inputs: Sequence[Inputs] = ()
     built: Sequence[BuiltIndex] = ()
@@ -220,8 +205,7 @@ def check_num_candidates(k: int, num_passages: int) -> None:
     """Raise ConfigError if k exceeds the corpus, with both numbers."""
     if k > num_passages:
         raise ConfigError(
-            f"num_candidates ({k}) exceeds the corpus ({num_passages} passages): "
-            "lower it, or search a larger corpus"
+            f"num_candidates ({k}) exceeds the corpus ({num_passages} passages): lower it"
         )
 
 
@@ -293,10 +277,7 @@ _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encode
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an index was asked for; "auto" is replaced by the dtype it gave.
-
-    Paths are those of today, also where the index was moved with all artifacts.
-    """
+    """What an index was asked for; "auto" is replaced by the dtype it gave."""
 
     corpus: CorpusArguments
     retriever: RetrieverArguments
@@ -306,36 +287,21 @@ class Recipe:
     def read(cls, folder: Path, *, stage: str | None = None) -> Self:
         """Read a finished index's recipe; ArtifactError if its corpus was not opened by name."""
         manifest = load_manifest(folder, stage=stage)
-        made, kind = manifest.fingerprint, manifest.stage.removesuffix("_index")
-        own: dict[str, Any] = {"retriever": kind, "index_dir": str(folder)}
+        made, kept = manifest.fingerprint, manifest.counts.get("recipe")
+        if kept is None:
+            raise ArtifactError(f"{folder} does not say what it was made from: build it again")
+        sources = [str(at_home(name)) for name in kept["corpus"]["corpus"]]
+        own: dict[str, Any] = {
+            "retriever": manifest.stage.removesuffix("_index"),
+            "index_dir": str(folder),
+            "encoder": str(at_home(kept["retriever"]["encoder"])),
+        }
         own |= {"encoder_dtype": made["dtype"]} if "dtype" in made else {}
-        try:
-            kept = manifest.counts["recipe"]
-            old, new = at_home(kept["corpus_folder"]).parents[1], folder.resolve().parent.parent
-
-            def here(name: str) -> str:
-                path = at_home(name)
-                moved = new / path.relative_to(old) if path.is_relative_to(old) else path
-                return str(moved if moved.exists() else path)
-
-            corpus_folder = Path(here(kept["corpus_folder"]))
-            sources = [here(name) for name in kept["corpus"]["corpus"]]
-            return cls(
-                CorpusArguments(**{**kept["corpus"], "corpus": sources}),
-                RetrieverArguments(
-                    **{**kept["retriever"], **own, "encoder": here(kept["retriever"]["encoder"])}
-                ),
-                corpus_folder,
-            )
-        except (KeyError, TypeError):  # none, or one of another version
-            raise ArtifactError(
-                f"{folder} does not say what it was made from: build it again (pgra index build)"
-            ) from None
-
-    @property
-    def artifacts(self) -> Path:
-        """The root of all products that the corpus is one of."""
-        return self.corpus_folder.parents[1]
+        return cls(
+            CorpusArguments(**{**kept["corpus"], "corpus": sources}),
+            RetrieverArguments(**{**kept["retriever"], **own}),
+            at_home(kept["corpus_folder"]),
+        )
 
     def open_corpus(self, artifacts: Path | None = None) -> Corpus:
         """Open the passages; where their artifact is gone, read the sources again."""

@@ -1,7 +1,6 @@
 """First stage by words: `bm25s`' Okapi BM25, alone or fused with the dense retriever (hybrid)."""
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +13,7 @@ from pgra.core import MISSING_ROW, Candidates, Json, Rows
 from pgra.data.text import WORDS, split_words
 from pgra.progress import Bar
 from pgra.retrieval.base import (
+    INDEXES,
     BuiltIndex,
     IndexRequest,
     Retriever,
@@ -60,7 +60,12 @@ class BM25Retriever(Retriever):
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
         """Find or build the index; ArtifactError if one there is foreign or a given one missing."""
-        fields, folder = _locate(request)
+        args, fields = request.args, {**request.corpus.fingerprint, **_SETTINGS}
+        folder = artifact_dir(request.context.artifacts / INDEXES, "bm25", fields)
+        if args.retriever == "bm25":  # hybrid's given folders are the dense one's
+            folder = Path(args.index_dir or request.output_dir or folder)
+            if args.index_dir is not None:
+                read_manifest(folder, stage=_STAGE, fingerprint=fields)
         if not is_finished(folder):
             refuse_strangers(folder, ())
         built = build_once(
@@ -91,30 +96,15 @@ class BM25Retriever(Retriever):
         return found
 
 
-def _locate(request: IndexRequest) -> tuple[dict[str, Json], Path]:
-    """Return an index's fields and folder; hybrid's given folders are the dense one's."""
-    fields = {**request.corpus.fingerprint, **_SETTINGS}
-    folder = artifact_dir(request.home, "bm25", fields)
-    if request.args.retriever == "bm25":
-        folder = Path(request.args.index_dir or request.output_dir or folder)
-        if request.args.index_dir is not None:
-            read_manifest(folder, stage=_STAGE, fingerprint=fields)
-    return fields, folder
-
-
 def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
-    corpus, began = request.corpus, time.monotonic()
-    is_quiet = not request.context.shows_progress
-    bar = Bar(corpus, total=len(corpus), desc="bm25", unit="text", disable=is_quiet)
-    index = index_texts(bar)
+    corpus, is_quiet = request.corpus, not request.context.shows_progress
+    index = index_texts(Bar(corpus, total=len(corpus), desc="bm25", unit="text", disable=is_quiet))
     index.save(folder, show_progress=False)
-    seconds = time.monotonic() - began
     return {
         **write_recipe(request.args, corpus),
         "rows": len(corpus),
         "words": len(index.vocab_dict),
         "bytes": sum(path.stat().st_size for path in folder.iterdir()),
-        "texts_per_second": round(len(corpus) / max(seconds, 1e-6), 1),
     }
 
 
@@ -153,11 +143,9 @@ class HybridRetriever(Retriever):
     `index_dir` and `output_dir` are the dense one's.
     """
 
-    encodes = True
-
     def __init__(self, dense: Retriever, bm25: BM25Retriever, num_passages: int) -> None:
-        settings: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
-        self.fingerprint = {"dense": dense.fingerprint, "bm25": bm25.fingerprint, **settings}
+        fused: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
+        self.fingerprint = {"dense": dense.fingerprint, "bm25": bm25.fingerprint, **fused}
         self._parts = (dense, bm25)
         self.inputs, self.built = dense.inputs, [*dense.built, *bm25.built]
         self._num_passages = num_passages
@@ -182,17 +170,14 @@ def fuse_by_rank(rankings: Sequence[Candidates], k: int) -> Candidates:
     A passage's score is the sum, over the rankings that hold it, of 1 / (60 + rank), the first rank
     being 1. Missing entries add nothing; ties go by row.
     """
-    rows = np.concatenate([ranking.rows for ranking in rankings], axis=1)  # (B, sum of K)
-    gains = np.concatenate(
-        [1.0 / (FUSION_CONSTANT + 1 + np.arange(ranking.rows.shape[1])) for ranking in rankings]
-    )
-    # Equal rows side by side: each run's gains are summed at its first entry, in the order of the
-    # rankings, and the others made missing. A run is no longer than there are rankings.
-    order = np.argsort(rows, axis=1, kind="stable")
-    rows, gains = np.take_along_axis(rows, order, 1), gains[order]
-    sums = gains.copy()
-    for shift in range(1, len(rankings)):
-        is_same = rows[:, shift:] == rows[:, :-shift]
-        sums[:, :-shift] += np.where(is_same, gains[:, shift:], 0)
-    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = MISSING_ROW
-    return Candidates.best(rows, sums.astype(np.float32), k)
+    found = Candidates.missing(len(rankings[0]), k)
+    for line in range(len(found)):
+        gains: dict[int, float] = {}
+        for ranking in rankings:
+            for rank, row in enumerate(ranking.rows[line].tolist(), 1):
+                gains[row] = gains.get(row, 0) + 1 / (FUSION_CONSTANT + rank)
+        gains.pop(MISSING_ROW, None)
+        rows, scores = np.array([[*gains]], np.int64), np.array([[*gains.values()]], np.float32)
+        best = Candidates.best(rows, scores, k)
+        found.rows[line], found.scores[line] = best.rows[0], best.scores[0]
+    return found

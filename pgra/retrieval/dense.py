@@ -1,7 +1,7 @@
 """`pgra.Index`: a corpus and its vectors by an encoder, built into a FAISS index and searched.
 
 It is the first stage "dense". Building writes float16 shards first, then `index.faiss`, and the
-manifest last. What `Index.build` and `save` write has the layout of all artifacts:
+manifest last. What `Index.build` writes has the layout of all artifacts:
 
     ROOT/indexes/index   the dense index, which `--index_dir` takes
     ROOT/corpora         the passages as they were read
@@ -9,14 +9,20 @@ manifest last. What `Index.build` and `save` write has the layout of all artifac
     ROOT/encoder         the encoder, where it was a loaded model
 """
 
+import json
 import logging
+import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from pgra.artifacts import (
     MANIFEST,
@@ -24,20 +30,36 @@ from pgra.artifacts import (
     TemporaryFolder,
     artifact_dir,
     at_home,
+    digest,
+    find_damage,
     is_finished,
     load_manifest,
     lock_folder,
+    read_array,
     read_manifest,
     record_files,
     set_aside,
+    write_array,
     write_aside,
+    write_json,
     write_manifest,
 )
-from pgra.core import MISSING_ROW, Candidates, Context, Hit, Json, as_texts, check_count
+from pgra.core import (
+    MISSING_ROW,
+    Candidates,
+    Context,
+    Hit,
+    Json,
+    Rows,
+    as_texts,
+    check_count,
+    run_overlapped,
+)
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
-from pgra.encoders.encoder import Encoder
+from pgra.encoders.encoder import Encoder, TokenChunk
 from pgra.errors import ArtifactError, DamageError
 from pgra.lm.load import choose_device
+from pgra.progress import Bar
 from pgra.retrieval.base import (
     INDEXES,
     BuiltIndex,
@@ -47,17 +69,17 @@ from pgra.retrieval.base import (
     RetrieverArguments,
     check_num_candidates,
     refuse_strangers,
+    whole_path,
     write_recipe,
 )
-from pgra.retrieval.faiss import EXACT, Rescored, build_faiss, empty_index, is_lossy, nearest
-from pgra.retrieval.shards import (
-    encode_by_ray,
-    encode_shards,
-    find_shards,
-    plan_shards,
-    take_over_shards,
-    vector_source,
-    vectors_digest,
+from pgra.retrieval.faiss import (
+    EXACT,
+    Rescored,
+    VectorSource,
+    build_faiss,
+    empty_index,
+    is_lossy,
+    nearest,
 )
 
 logger = logging.getLogger(__name__)
@@ -77,11 +99,9 @@ class Index(Retriever):
         corpus: The passages; `corpus.made_by` names the files they were read from.
         encoder: Makes the vectors.
         args: The first stage's arguments for this very index: `index_dir` is its folder.
-        folder: The dense index, which `pgra index info FOLDER` and `--index_dir FOLDER` take.
-        is_temporary: Whether its folder is deleted with it.
+        folder: The dense index, which `--index_dir FOLDER` takes.
+        keeper: Deletes a temporary folder with the index; None where it stays.
     """
-
-    encodes = True
 
     def __init__(self, request: IndexRequest, encoder: Encoder | None = None) -> None:
         """Find or build an index, and open it; for a pipeline. See `Index.build`, `Index.load`.
@@ -93,21 +113,16 @@ class Index(Retriever):
             raise ValueError(
                 "Index.build(passages, encoder=...) makes an index, Index.load(folder) opens one"
             )
-        encoder = encoder or Encoder.load(request.args, device=request.context.device)
-        built = find_or_build(request, encoder)
-        made = built.manifest.fingerprint
-        factor = _rescore_factor(request.args, made)
-        self.corpus, self.encoder, self.folder = request.corpus, encoder, built.folder.absolute()
+        self.encoder = encoder or Encoder.load(request.args, device=request.context.device)
+        built = find_or_build(request, self.encoder)
+        self.corpus, self.folder = request.corpus, built.folder.absolute()
         self.args = replace(request.args, index_dir=str(self.folder))
-        self.fingerprint = {
-            **made,
-            **encoder.query_fields,
-            **({"rescore_factor": factor} if factor else {}),
-        }
-        self.inputs, self.built, self.is_temporary = [encoder.inputs], [built], False
+        factor = _rescore_factor(request.args)
+        own: dict[str, Json] = {"rescore_factor": factor} if factor else {}
+        self.fingerprint = {**built.manifest.fingerprint, **self.encoder.query_fingerprint, **own}
+        self.inputs, self.built = [self.encoder.inputs], [built]
+        self.keeper: TemporaryFolder | None = None
         self._index = _open_index(built, factor, request.context.device)
-        self._root = request.context.artifacts
-        self._keeper: object = None
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
@@ -116,7 +131,7 @@ class Index(Retriever):
     @classmethod
     def build(
         cls,
-        passages: str | Path | Corpus | CorpusArguments | Iterable[str],
+        passages: str | Path | CorpusArguments | Iterable[str],
         *,
         encoder: Any,
         path: str | Path | None = None,
@@ -133,7 +148,7 @@ class Index(Retriever):
                 remaining passages.
             encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; or a `pgra.Encoder`.
             path: Its folder, where an interrupted build resumes. None: a temporary folder, deleted
-                with the index; `save` keeps it.
+                with the index.
             factory: FAISS factory string. Flat is exact.
             field: Column or field that holds the text, for all but lists and .txt.
             device: Where the encoder runs; a `pgra.Encoder` stays where it is.
@@ -144,10 +159,6 @@ class Index(Retriever):
         """
         keeper = None if path is not None else TemporaryFolder()
         root = (keeper.path if keeper else at_home(str(path))).absolute()
-        if isinstance(passages, Corpus):
-            if passages.made_by is None:
-                raise ValueError("this corpus was opened by its folder: give its file or passages")
-            passages = passages.made_by
         own = Encoder.load(encoder, device=device)
         args = RetrieverArguments(
             **{**vars(own.args), "retriever": "dense", "index_factory": factory, "index_dir": None}
@@ -166,15 +177,9 @@ class Index(Retriever):
             find_or_build(request, own)  # refuses another one
             return cls.load(root, encoder=own)
         index = cls(request, own)
-        index.is_temporary, index._keeper = keeper is not None, keeper
+        index.keeper = keeper
         if cut := index.built[0].manifest.counts["cut"]:
-            logger.warning(
-                "%d of %d passages are longer than the %s tokens that the encoder reads: their "
-                "ends are not searched",
-                cut,
-                len(index),
-                own.fingerprint["max_tokens"],
-            )
+            logger.warning("of %d passages of %d the encoder reads only a part", cut, len(index))
         return index
 
     @classmethod
@@ -197,7 +202,7 @@ class Index(Retriever):
             name = str(encoder or recipe.retriever.encoder)
             encoder = replace(recipe.retriever, encoder=name)
         own = Encoder.load(encoder, device=device)
-        context = Context(artifacts=recipe.artifacts, device=str(own.device))
+        context = Context(artifacts=recipe.corpus_folder.parents[1], device=str(own.device))
         request = IndexRequest(args=recipe.retriever, corpus=recipe.open_corpus(), context=context)
         return cls(request, own)
 
@@ -248,47 +253,12 @@ class Index(Retriever):
             found.rows[batch], found.scores[batch] = best.rows, best.scores
         return found
 
-    def save(self, path: str | Path) -> Path:
-        """Write a copy that `Index.load` opens, also after its folder is moved; return the folder.
-
-        Raises:
-            ArtifactError: If the folder exists and is not empty.
-        """
-        home, root = at_home(path), self._root
-        if home.is_file() or (home.is_dir() and any(home.iterdir())):
-            raise ArtifactError(f"{home} is not empty: save the index in a folder of its own")
-        named = [*(self.corpus.made_by.sources if self.corpus.made_by else []), self.args.encoder]
-        own = [
-            Path(name)
-            for name in named
-            if any(Path(name).is_relative_to(root / part) for part in ("passages", "encoder"))
-        ]
-
-        hidden = shutil.ignore_patterns(".*")
-        with write_aside(home) as aside:
-            shutil.copytree(self.folder, aside / _PLACE, ignore=hidden)
-            corpus = self.corpus.folder
-            shutil.copytree(corpus, aside / "corpora" / corpus.name, ignore=hidden)
-            for source in own:
-                target = aside / source.relative_to(root)
-                if source.is_dir():
-                    shutil.copytree(source, target)
-                else:
-                    target.parent.mkdir(exist_ok=True)
-                    shutil.copy2(source, target)
-
-        return home
-
     def __len__(self) -> int:
         return len(self.corpus)
 
-    def __repr__(self) -> str:
-        factory = self.args.index_factory
-        return f"Index({len(self)} passages, encoder={self.args.encoder!r}, factory={factory!r})"
 
-
-def _rescore_factor(args: RetrieverArguments, fields: Mapping[str, Json]) -> int:
-    return args.rescore_factor if is_lossy(str(fields["factory"])) else 0
+def _rescore_factor(args: RetrieverArguments) -> int:
+    return args.rescore_factor if is_lossy(args.index_factory) else 0
 
 
 def _open_index(built: BuiltIndex, factor: int, device: str) -> Any:
@@ -297,32 +267,12 @@ def _open_index(built: BuiltIndex, factor: int, device: str) -> Any:
 
     source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
     where, file = choose_device(device), built.folder / _FAISS
-    is_exact = built.manifest.fingerprint["factory"] == EXACT
-    if _FAISS not in built.manifest.files or (
-        is_exact and (where.type == "cuda" or not source.fits_in_memory)
-    ):
+    is_exact = built.manifest.counts["is_exact"]
+    if not file.exists() or (is_exact and (where.type == "cuda" or not source.fits_in_memory)):
         return replace(source, device=str(where))
     # An exact one is mapped, so that processes share its pages.
     index = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
     return Rescored(index, source.read, factor=factor) if factor else index
-
-
-def _locate(request: IndexRequest, encoder: Encoder) -> tuple[dict[str, Json], Path]:
-    """Return an index's fields and folder; refuse a factory that cannot work, before building."""
-    args, corpus = request.args, request.corpus
-    fields: dict[str, Json] = {
-        **corpus.fingerprint,
-        **encoder.fingerprint,
-        "factory": args.index_factory,
-        "metric": "ip",
-    }
-    name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
-    folder = request.output_dir or artifact_dir(request.home, name, fields)
-    if args.index_dir is not None:
-        folder = Path(args.index_dir)
-    elif not is_finished(folder):
-        empty_index(args.index_factory, encoder.width, len(corpus))
-    return fields, folder
 
 
 def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
@@ -338,28 +288,37 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         ConfigError: If FAISS does not know the factory, or the corpus is too small for it.
         OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
     """
-    fields, folder = _locate(request, encoder)
-    manifest = _find_whole(folder, fields, is_given=request.args.index_dir is not None)
-    is_waiting = manifest is None and request.context.is_main
-    with lock_folder(folder, wait=True) if is_waiting else nullcontext():
-        request.context.barrier()  # the main process has the folder: what all see now is the same
-        manifest = manifest or _find_whole(folder, fields)
-        if manifest is None:
+    args, corpus, context = request.args, request.corpus, request.context
+    fields: dict[str, Json] = {
+        **corpus.fingerprint,
+        **encoder.fingerprint,
+        "factory": args.index_factory,
+        "metric": "ip",
+    }
+    if args.index_dir is not None:
+        folder = Path(args.index_dir)
+        manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
+        return BuiltIndex(folder, manifest, len(corpus))
+    name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
+    folder = request.output_dir or artifact_dir(request.context.artifacts / INDEXES, name, fields)
+    if not is_finished(folder):
+        empty_index(args.index_factory, encoder.width, len(corpus))
+    found = _find_whole(folder, fields)
+    with lock_folder(folder, wait=True) if not found and context.is_main else nullcontext():
+        context.barrier()  # the main process has the folder: what all see now is the same
+        found = found or _find_whole(folder, fields)
+        if found is None:
             return _build(request, encoder, folder, fields)
-        return BuiltIndex(folder, manifest, len(request.corpus))
+        return BuiltIndex(folder, found, len(corpus))
 
 
-def _find_whole(
-    folder: Path, fields: Mapping[str, Json], *, is_given: bool = False
-) -> Manifest | None:
+def _find_whole(folder: Path, fields: Mapping[str, Json]) -> Manifest | None:
     """Return a finished index's manifest; None where it must be built, at least in part."""
-    if not is_given and not is_finished(folder):
+    if not is_finished(folder):
         return None
     try:
         return read_manifest(folder, stage=STAGE, fingerprint=fields)
     except DamageError:
-        if is_given:
-            raise
         return None
 
 
@@ -373,44 +332,43 @@ def _build(
     """
     args, corpus, context, began = request.args, request.corpus, request.context, time.monotonic()
     shards = plan_shards(folder, len(corpus), args.shard_rows)
-    parts = [part for shard in shards for part in (shard.path, shard.record_path)]
+    kept = {part for shard in shards for part in (shard.path, shard.record_path)}
     made_of = vectors_digest(corpus.fingerprint, encoder)
-    own = context.worker.share(shards)
+    mine = context.worker.share(shards)
     if context.is_main:
         if is_finished(folder):  # but damaged: what is whole is reused
             set_aside(folder / MANIFEST, f"{folder} is not whole")
         refuse_strangers(folder, (*_FILES, "*.damaged"))
-        _remove_strays(folder, parts)
-        take_over_shards(shards, made_of, request.home)
+        for pattern in _FILES:  # of another plan, or of a job stopped before its manifest
+            for path in set(folder.glob(pattern)) - kept:
+                path.unlink()
+        take_over_shards(shards, made_of, request.context.artifacts / INDEXES)
         missing = {shard for shard in shards if not shard.is_done(made_of)}
-        if len(missing) < len(shards):
-            logger.info("%s of %s shards already there", len(shards) - len(missing), len(shards))
+        logger.info("%s of %s shards already there", len(shards) - len(missing), len(shards))
         context.barrier()  # tidied, and counted before others write
     else:
         context.barrier()
-        missing = {shard for shard in own if not shard.is_done(made_of)}
-    mine = [shard for shard in own if shard in missing]
+        missing = {shard for shard in mine if not shard.is_done(made_of)}
+    mine = [shard for shard in mine if shard in missing]
     if request.engine == "ray":
         encode_by_ray(mine, request, encoder, made_of)
-        _remove_strays(folder, parts)  # what lost workers left
     else:
         encode_shards(mine, corpus, encoder, made_of=made_of, progress=context.shows_progress)
     context.barrier()  # all encoded
-    num_missing, seconds = sum(map(len, missing)), time.monotonic() - began
     if context.is_main:
-        cut = sum(shard.read_record()["cut"] for shard in shards)
-        path = folder / _FAISS
-        path.unlink(missing_ok=True)  # of a job stopped before its manifest
-        about = build_faiss(
-            vector_source(shards, encoder.width),
-            str(fields["factory"]),
-            path,
-            rescore_factor=_rescore_factor(args, fields),
-        )
-        speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None
-        files = record_files(folder, sorted(part.name for part in [*parts, path] if part.exists()))
-        about |= {"cut": cut, "texts_per_second": speed, **write_recipe(args, corpus)}
-        about["bytes"] = sum(int(record["bytes"]) for record in files.values())
+        for left in folder.glob(".*.partial*"):  # by lost workers
+            left.unlink()
+        source = vector_source(shards, encoder.width)
+        factor = _rescore_factor(args)
+        about = build_faiss(source, args.index_factory, folder / _FAISS, rescore_factor=factor)
+        names = sorted(path.name for pattern in _FILES for path in folder.glob(pattern))
+        files = record_files(folder, names)
+        about |= {
+            "shard_rows": args.shard_rows,
+            "cut": sum(shard.read_record()["cut"] for shard in shards),
+            "bytes": sum(int(record["bytes"]) for record in files.values()),
+            **write_recipe(args, corpus),
+        }
         write_manifest(
             folder,
             stage=STAGE,
@@ -420,12 +378,214 @@ def _build(
             files=files,
         )
     context.barrier()  # finished
-    return BuiltIndex(folder, load_manifest(folder, stage=STAGE), len(corpus) - num_missing)
+    num_reused = len(corpus) - sum(map(len, missing))
+    return BuiltIndex(folder, load_manifest(folder, stage=STAGE), num_reused)
 
 
-def _remove_strays(folder: Path, kept: Collection[Path]) -> None:
-    """Remove what killed jobs left: half-written files, and shards of another plan."""
-    for pattern in (".*.partial*", *_FILES):
-        for path in folder.glob(pattern):
-            if path not in kept:
-                path.unlink(missing_ok=True)
+# A corpus' vectors on disk: float16 shards, each with a record, made by all who share the work.
+#
+# A shard is done when its record, written last, is there, names the same vectors, and its checksum
+# matches. Anything else is computed again.
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Where the rows from `start` to before `stop` keep their vectors, in an index's folder."""
+
+    folder: Path
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def path(self) -> Path:
+        """The vectors, (stop - start, D) float16."""
+        return self.folder / f"vectors-{self.number:05d}.npy"
+
+    @property
+    def record_path(self) -> Path:
+        return self.path.with_suffix(".json")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def read_record(self) -> dict[str, Any]:
+        """Return the record; empty if it is missing or unreadable."""
+        try:
+            record = json.loads(self.record_path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    def is_done(self, made_of: str) -> bool:
+        """Return whether the vectors are there, whole, and those of this digest."""
+        record = self.read_record()
+        same = (record.get("rows"), record.get("made_of")) == ([self.start, self.stop], made_of)
+        files = record.get("files", {})
+        return same and self.path.name in files and not any(find_damage(self.folder, files))
+
+
+def plan_shards(folder: Path, num_rows: int, shard_rows: int) -> list[Shard]:
+    """Cut all rows into shards of `shard_rows`, the last one shorter."""
+    return [
+        Shard(folder, number, start, min(start + shard_rows, num_rows))
+        for number, start in enumerate(range(0, num_rows, shard_rows))
+    ]
+
+
+def vectors_digest(corpus_fields: Mapping[str, Json], encoder: Encoder) -> str:
+    """Return the digest of all that determines a shard's vectors, besides its rows."""
+    return digest({**corpus_fields, **encoder.fingerprint})
+
+
+def take_over_shards(shards: Sequence[Shard], made_of: str, home: Path) -> None:
+    """Reuse the same vectors (`made_of`) of other indexes in `home`, such as another factory's.
+
+    Files are linked, or copied where the disk cannot: shards are replaced, never changed in place.
+    """
+    for record_path in sorted(home.glob(f"*/{shards[0].record_path.name}")):
+        for ours in shards:
+            theirs = replace(ours, folder=record_path.parent)
+            if theirs.is_done(made_of) and not ours.is_done(made_of):
+                _link_or_copy(theirs.path, ours.path)
+                _link_or_copy(theirs.record_path, ours.record_path)  # last: the shard is whole
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    with write_aside(target) as aside:
+        try:
+            os.link(source, aside)
+        except OSError:
+            shutil.copyfile(source, aside)
+
+
+def encode_shards(
+    shards: Sequence[Shard], corpus: Corpus, encoder: Encoder, *, made_of: str, progress: bool
+) -> None:
+    """Encode these shards and write each with its record; reading, encoding and writing overlap.
+
+    Raises:
+        ModelError: If a vector is not finite, in float32 or in float16.
+        ArtifactError: If the encoder's files changed meanwhile.
+        OSError: If the disk is full; what was being written is removed, done shards stay.
+    """
+    num_cut: dict[int, int] = {}
+
+    def prepare(shard: Shard) -> list[TokenChunk]:
+        texts = corpus.slice(shard.start, shard.stop)
+        chunks = encoder.tokenize(texts, first=shard.start)
+        num_cut[shard.number] = sum(chunk.num_cut for chunk in chunks)
+        return chunks
+
+    def keep(shard: Shard, finish: Callable[[], npt.NDArray[Any]]) -> None:
+        write_array(shard.path, finish())
+        encoder.inputs.check()
+        record = {
+            "rows": [shard.start, shard.stop],
+            "made_of": made_of,
+            "cut": num_cut[shard.number],
+            "files": record_files(shard.folder, [shard.path.name]),
+        }
+        write_json(shard.record_path, record)
+
+    total, is_quiet = sum(map(len, shards)), not (progress and shards)
+    with Bar(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
+        begin = partial(encoder.begin, in_half=True, advance=bar.update)
+        run_overlapped(shards, prepare, begin, keep=keep)
+
+
+def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
+    """Return the vectors of rising rows, (n, D) float16; opens only the shards that hold one."""
+    # Files are opened when they are needed, and closed: a large index has more than a process may.
+    firsts = np.searchsorted(rows, [shard.start for shard in shards])
+    lasts = np.searchsorted(rows, [shard.stop for shard in shards])
+    if missing := len(rows) - int((lasts - firsts).sum()):
+        raise DamageError(f"{shards[0].folder} lacks {missing} vectors")
+    parts = [
+        read_array(shards[i].path)[rows[firsts[i] : lasts[i]] - shards[i].start]
+        for i in np.flatnonzero(lasts > firsts).tolist() or [0]
+    ]
+    return np.concatenate(parts)
+
+
+def vector_source(shards: Sequence[Shard], width: int) -> VectorSource:
+    """Return the vectors of all shards, in the order of rows, to build or search an index."""
+    return VectorSource(
+        num_rows=shards[-1].stop,
+        width=width,
+        read=lambda rows: read_rows(shards, rows).astype(np.float32),
+        # torch warns of what cannot be written
+        halves=lambda: (read_array(shard.path, is_private=True) for shard in shards),
+    )
+
+
+def find_shards(folder: Path) -> list[Shard]:
+    """Return a finished index's shards, in the order of rows."""
+    counts = load_manifest(folder).counts
+    return plan_shards(folder, counts["rows"], counts["shard_rows"])
+
+
+# Shards encoded by Ray, on one machine or on many that share a folder (extra `ray`).
+#
+# A task is a shard: its worker reads the corpus and writes the shard in the shared folder, so Ray
+# itself moves only a few numbers. A lost worker's shard is given to another; finished shards are
+# never repeated.
+
+
+_MAX_LOST = 5  # workers that one shard may cost before it fails
+
+
+def encode_by_ray(
+    shards: Sequence[Shard], request: IndexRequest, encoder: Encoder, made_of: str
+) -> None:
+    """Encode the missing shards; return when all are written.
+
+    As many shards run at once as there are GPUs, or else CPUs. `made_of` is the digest of all that
+    determines the vectors, which must be this process's. Raises as `encode_shards`.
+    """
+    if not shards:
+        return
+    import ray
+
+    args = replace(
+        request.args,
+        encoder=whole_path(request.args.encoder),
+        encoder_dtype=str(encoder.fingerprint["dtype"]),  # auto may be another there
+    )
+    what = (str(request.corpus.folder.resolve()), json.dumps(asdict(args)))
+    waiting = [replace(shard, folder=shard.folder.resolve()) for shard in shards][::-1]
+    total, is_quiet = sum(map(len, shards)), not request.context.shows_progress
+    if not ray.is_initialized():  # joins the cluster of RAY_ADDRESS, or starts one
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    with Bar(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
+        has_gpus = request.context.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+        kind, device = ("GPU", "cuda") if has_gpus else ("CPU", "cpu")
+        task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(encode_one)
+        running: list[Any] = []
+        while waiting or running:
+            slots = int(ray.cluster_resources().get(kind, 1))  # a cluster may grow meanwhile
+            while waiting and len(running) < max(1, slots):
+                running.append(task.remote(waiting.pop(), made_of, *what, device))
+            done, running = ray.wait(running, num_returns=1)
+            bar.update(sum(ray.get(done)))
+
+
+def encode_one(shard: Shard, made_of: str, corpus_folder: str, args: str, device: str) -> int:
+    """Encode a shard in a worker, if it is missing; return the number of its passages.
+
+    `corpus_folder` is at the same place on all machines; `args` are the encoder's, as JSON.
+    ArtifactError if vectors made here would differ, as of another version of the model.
+    """
+    if not shard.is_done(made_of):  # a lost worker may have finished it
+        corpus, encoder = _load(corpus_folder, args, device)
+        if vectors_digest(corpus.fingerprint, encoder) != made_of:
+            raise ArtifactError(f"{os.uname().nodename} has another encoder, or another corpus")
+        encode_shards([shard], corpus, encoder, made_of=made_of, progress=False)
+    return len(shard)
+
+
+@lru_cache(maxsize=1)
+def _load(folder: str, encoder: str, device: str) -> tuple[Corpus, Encoder]:
+    """Load a worker's corpus and encoder, once in its life."""
+    args = RetrieverArguments(**json.loads(encoder))
+    return Corpus(Path(folder)), Encoder.load(args, device=device)

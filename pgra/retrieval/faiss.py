@@ -10,10 +10,7 @@ import contextlib
 import logging
 import math
 import re
-import struct
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,23 +47,12 @@ _GATHERED = 1 << 28  # numbers that are scored again at once
 _GPU_ROWS = 1 << 17  # vectors that are multiplied at once
 
 
-@contextlib.contextmanager
-def quick_products(num_queries: int) -> Iterator[None]:
-    """Let FAISS compare so many queries with all vectors in the quicker way, inside the block.
+def _choose_products(num_queries: int) -> None:
+    """Let FAISS compare so many queries with all vectors in the quicker way, from now on."""
+    import faiss
 
-    The setting is global, so it is restored. It also affects an IVF's choice of lists.
-    """
-    if "faiss" not in sys.modules:
-        yield
-        return
-    settings = sys.modules["faiss"].cvar
-    before = settings.distance_compute_blas_threshold
     wanted = _ALWAYS if num_queries >= _LEAST_QUERIES else _NEVER
-    settings.distance_compute_blas_threshold = wanted
-    try:
-        yield
-    finally:
-        settings.distance_compute_blas_threshold = before
+    faiss.cvar.distance_compute_blas_threshold = wanted
 
 
 def nearest(queries: Vectors, among: Any, k: int, *, device: str = "cpu") -> Candidates:
@@ -85,8 +71,8 @@ def nearest(queries: Vectors, among: Any, k: int, *, device: str = "cpu") -> Can
         device: What multiplies blocks: "cpu", "cuda", "cuda:1", ...
     """
     if hasattr(among, "search"):
-        with quick_products(len(queries)):
-            scores, rows = among.search(queries, k)
+        _choose_products(len(queries))
+        scores, rows = among.search(queries, k)
         return Candidates.best(rows, scores, k)
     if isinstance(among, np.ndarray):
         among = [(np.arange(len(among)), among)]
@@ -117,11 +103,11 @@ def _search_by_faiss(
 ) -> tuple[Rows, Vectors]:
     import faiss
 
+    _choose_products(len(queries))
     heap = faiss.ResultHeap(len(queries), depth, keep_max=True)
     for rows, vectors in blocks:
         count = min(depth, len(vectors))
-        with quick_products(len(queries)):  # not around the loop: blocks are made in between
-            scores, places = faiss.knn(queries, vectors, count, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, places = faiss.knn(queries, vectors, count, metric=faiss.METRIC_INNER_PRODUCT)
         heap.add_result(scores, rows[places])
     return heap.I, heap.D
 
@@ -162,15 +148,13 @@ class VectorSource:
         num_rows: P.
         width: D.
         read: Returns the vectors (n, D) of n rising rows.
-        blocks: Yields all vectors in the order of rows, a block at a time.
-        halves: Yields the same as float16, as they are stored.
+        halves: Yields all vectors in the order of rows, float16 as stored, a block at a time.
         device: What multiplies in a search.
     """
 
     num_rows: int
     width: int
     read: Callable[[Rows], Vectors]
-    blocks: Callable[[], Iterator[Vectors]]
     halves: Callable[[], Iterator[npt.NDArray[np.float16]]]
     device: str = "cpu"
 
@@ -178,6 +162,9 @@ class VectorSource:
     def fits_in_memory(self) -> bool:
         """Whether all vectors in float32 take no more than half of the machine's memory."""
         return 4 * self.num_rows * self.width <= _SHARE * machine_memory()
+
+    def blocks(self) -> Iterator[Vectors]:
+        return (block.astype(np.float32) for block in self.halves())
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
         """Return scores and rows, (B, k) each, as FAISS does, but for float32's rounding."""
@@ -210,59 +197,23 @@ def numbered(blocks: Iterable[Any]) -> Iterator[tuple[Rows, Any]]:
         start += len(block)
 
 
-def write_flat(source: VectorSource, path: Path) -> None:
-    """Write FAISS' file of an exact index, with one block in memory at a time.
-
-    The header is FAISS' own of an empty index with both counts set: of rows, at byte 8, and of
-    numbers, in the last 8 bytes.
-    """
-    import faiss
-
-    header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(source.width)).tobytes())
-    struct.pack_into("<q", header, 8, source.num_rows)
-    struct.pack_into("<q", header, len(header) - 8, source.num_rows * source.width)
-    with write_aside(path) as aside, aside.open("wb") as file:
-        file.write(header)
-        for vectors in source.blocks():
-            file.write(np.ascontiguousarray(vectors, np.float32).data)
-
-
 # How much an approximate index loses: its answers beside an exact search, on a sample.
 
 
 SAMPLE = 200
-DEPTHS = (10, 150)
+DEPTH = 100
 GOOD_RECALL = 0.95
 _WORTH_IT = 0.005
 _FIRST_VALUES = {"nprobe": 1, "efSearch": 16}
 _LAST_VALUE = 1024
 
 
-def measure_recall(index: Any, queries: Vectors, own: Rows, neighbours: Rows) -> float:
-    """Return the share of the true neighbours that an index finds among as many.
-
-    `queries` are (n, D) and their own rows `own` (n,), which do not count; -1 for none.
-    `neighbours` (n, K) are the rows nearest to each, itself excluded.
-    """
-    depth: int = neighbours.shape[1]
-    found = without_own(nearest(queries, index, depth + 1).rows, own)
-    pairs = zip(found, neighbours, strict=True)
-    hits = [len(np.intersect1d(ours[ours != MISSING_ROW], true)) for ours, true in pairs]
-    return round(float(np.mean(hits)) / depth, 4)
-
-
-def without_own(found: Rows, own: Rows) -> Rows:
-    """Drop each query's own row (or its last one, where it is not there): (n, K) to (n, K - 1)."""
-    is_own = found == own[:, None]
-    drop = np.where(is_own.any(axis=1), is_own.argmax(axis=1), found.shape[1] - 1)
-    keep = np.arange(found.shape[1]) != drop[:, None]
-    kept: Rows = found[keep].reshape(len(found), -1)
-    return kept
-
-
-def depths_for(num_rows: int) -> Sequence[int]:
-    """Return the depths to measure at: 10 and 150, or what a small corpus allows."""
-    return sorted({min(depth, num_rows - 1) for depth in DEPTHS} - {0})
+def measure_recall(index: Any, queries: Vectors, neighbors: Rows) -> float:
+    """Return the share of the true neighbors (n, K) that an index finds among as many."""
+    found = nearest(queries, index, neighbors.shape[1]).rows
+    pairs = zip(found, neighbors, strict=True)
+    num_found = sum(len(np.intersect1d(ours[ours != MISSING_ROW], true)) for ours, true in pairs)
+    return round(num_found / neighbors.size, 4)
 
 
 def _draw_rows(num_rows: int, size: int) -> Rows:
@@ -349,8 +300,7 @@ INDEX_FILE = "index.faiss"
 # Most rows that train an IVF or PQ: 64 a centroid for IVF4096, 0.8 GB in float32 at D = 768.
 MAX_TRAINING_ROWS = 262_144
 _ROWS_A_LIST = 39  # the fewest that FAISS wants; an IVF of more lists than 6,721 is trained on more
-_TRAINING_BYTES = 2 << 30  # fewer rows where they are an LM's states, up to 5,120 wide
-_TRAINING_SHARE = 4  # or a quarter of the machine's memory, where that is more
+_TRAINING_SHARE = 4  # of the machine's memory: fewer rows where they are wide
 _SEED = 0
 _WRITE_BYTES = 1 << 20
 
@@ -372,12 +322,10 @@ def build_faiss(
     """
     import faiss
 
-    counts: dict[str, Json] = {"rows": source.num_rows, "dim": source.width}
-    if factory == EXACT:
-        if source.fits_in_memory:
-            write_flat(source, path)
-        recall = {str(depth): 1.0 for depth in depths_for(source.num_rows)}
-        return {**counts, "is_exact": True, "recall": recall}
+    is_exact = factory == EXACT
+    counts: dict[str, Json] = {"rows": source.num_rows, "dim": source.width, "is_exact": is_exact}
+    if is_exact and not source.fits_in_memory:
+        return counts
     index = empty_index(factory, source.width, source.num_rows)
     if not index.is_trained:
         counts |= _train(index, source, factory)
@@ -385,7 +333,8 @@ def build_faiss(
         for vectors in source.blocks():
             index.add(vectors)
             bar.update(len(vectors))
-    counts |= _measure(index, source, rescore_factor)
+    if not is_exact:
+        counts |= _measure(index, source, rescore_factor)
     # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
     with write_aside(path) as aside, aside.open("wb") as file:
         writer = faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES)  # type: ignore[attr-defined]
@@ -404,8 +353,7 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
     except RuntimeError as error:
         reason = str(error).rsplit(": ", 1)[-1].strip()
         raise ConfigError(
-            f"index_factory '{factory}' does not work for {width}-wide vectors: {reason}. "
-            "Use Flat, or another factory string of FAISS, such as IVF4096,Flat or HNSW32."
+            f"index_factory '{factory}' does not work for {width}-wide vectors: {reason}"
         ) from None
     num_lists = _count_lists(index)
     if num_lists > num_rows:
@@ -425,38 +373,24 @@ def _count_lists(index: Any) -> int:
 
 def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
     wanted = max(MAX_TRAINING_ROWS, _ROWS_A_LIST * _count_lists(index))
-    room = max(_TRAINING_BYTES, machine_memory() // _TRAINING_SHARE)
+    room = machine_memory() // _TRAINING_SHARE
     rows = _draw_rows(source.num_rows, min(wanted, room // (4 * source.width)))
     logger.info("training %s on %d of %d passages", factory, len(rows), source.num_rows)
-    start = time.perf_counter()
     index.train(source.read(rows))
-    return {"trained_on": len(rows), "training_seconds": round(time.perf_counter() - start, 1)}
+    return {"trained_on": len(rows)}
 
 
 def _measure(index: Any, source: VectorSource, rescore_factor: int) -> dict[str, Json]:
     """Tune the search on some passages; return the recall on others."""
-    depths = depths_for(source.num_rows)
-    if not depths:
-        return {"is_exact": False, "recall": {}, "search": {}}
     logger.info("measuring recall against an exact search of all %d passages", source.num_rows)
     searched = index
     if rescore_factor:
         searched = Rescored(index, source.read, factor=rescore_factor)
-    rows = _draw_rows(source.num_rows, 2 * SAMPLE)
-    vectors = source.read(rows)
-    every = nearest(vectors, numbered(source.blocks()), depths[-1] + 1)
-    true = without_own(every.rows, rows)
-
-    def recall(searched: Any, depth: int) -> float:
-        return measure_recall(searched, vectors[1::2], rows[1::2], true[1::2, :depth])
-
-    setting = tune_search(
-        index, lambda: measure_recall(searched, vectors[::2], rows[::2], true[::2])
-    )
-    counts: dict[str, Json] = {"is_exact": False, "search": setting}
-    counts["recall"] = {str(depth): recall(searched, depth) for depth in depths}
-    counts["recall_of"] = f"{len(rows[1::2])} passages not tuned on"
-    if rescore_factor:
-        counts["rescore_factor"] = rescore_factor
-        counts["recall_without_rescoring"] = {str(depth): recall(index, depth) for depth in depths}
-    return counts
+    vectors = source.read(_draw_rows(source.num_rows, 2 * SAMPLE))
+    true = nearest(vectors, numbered(source.blocks()), min(DEPTH, source.num_rows)).rows
+    setting = tune_search(index, lambda: measure_recall(searched, vectors[::2], true[::2]))
+    others = slice(1 if len(vectors) > 1 else 0, None, 2)
+    return {
+        "search": setting,
+        f"recall@{true.shape[1]}": measure_recall(searched, vectors[others], true[others]),
+    }

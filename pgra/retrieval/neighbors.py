@@ -5,12 +5,12 @@ Guo et al. 2023 (section 3.1, baseline 3) vote with the vectors of a T5's encode
 (KATE, section 2.3) choose exemplars with a sentence encoder's.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ import numpy.typing as npt
 from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.text import LEAK_JACCARD, copy_key, text_key
-from pgra.encoders.encoder import Encoder, load_t5_encoder
+from pgra.encoders.encoder import Encoder
+from pgra.errors import ModelError
 from pgra.retrieval.base import RetrieverArguments, examples_digest
 from pgra.retrieval.faiss import Vectors, nearest
 
@@ -33,8 +34,6 @@ from pgra.retrieval.faiss import Vectors, nearest
 # letters or more, or two letters swapped, where one of the two words stands in at most one text
 # of the collection.
 
-
-logger = logging.getLogger(__name__)
 
 Counts = npt.NDArray[np.int64]
 # Returns each query's nearest, (B, depth): rows of the collection, each text once.
@@ -77,15 +76,7 @@ class LeakGuard:
         firsts: dict[tuple[str, str | None], int] = {}
         for row, (text, label) in enumerate(zip(self._texts, self._labels, strict=True)):
             firsts.setdefault((copy_key(text), label), row)
-        rows: Rows = np.fromiter(firsts.values(), dtype=np.int64)
-        if len(rows) < len(self._texts):
-            logger.info(
-                "pool: %d of %d examples are copies of an earlier one, text and label, and left "
-                "out",
-                len(self._texts) - len(rows),
-                len(self._texts),
-            )
-        return rows
+        return np.fromiter(firsts.values(), dtype=np.int64)
 
     @property
     def num_copies(self) -> int:
@@ -196,10 +187,18 @@ class ExampleEncoder(Protocol):
 
 
 def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) -> Encoder:
-    """Open what examples are compared by: the encoder, or the T5 `reader`'s untrained one."""
+    """Open what examples are compared by: the encoder, or that of the untrained T5 `reader`.
+
+    A vector of the T5's is the mean of its last states (Guo et al. 2023), in float32: a T5
+    overflows in float16. ModelError if `reader` is no T5.
+    """
     if args.neighbor_encoder == "encoder":
         return Encoder.load(args, device=device)
-    return load_t5_encoder(args, reader, device)
+    fixed: dict[str, Any] = {"pooling": "mean", "encoder_dtype": "float32", "query_prompt": None}
+    encoder = Encoder.load(replace(args, encoder=reader, **fixed), device=device)
+    if not hasattr(encoder.model.config, "relative_attention_num_buckets"):
+        raise ModelError(f"'{reader}' is no T5: use --neighbor_encoder encoder, or a T5")
+    return encoder
 
 
 class Neighbors:

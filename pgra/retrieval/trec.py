@@ -39,8 +39,7 @@ class RunFileArguments(_Arguments):
 
     run_queries: str = arg(
         "",
-        "The queries of --retriever run:FILE, by whose texts its candidates are looked up: a .tsv "
-        "of id and text, or .jsonl or .csv with the fields id and text.",
+        "The queries of --retriever run:FILE, as --queries takes them.",
         must_be_given=True,
     )
 
@@ -60,13 +59,10 @@ def read_query_table(path: Path) -> dict[str, str]:
     for record in _pairs(path) if is_bare else read_table(path, _QUERY_KINDS):
         name = "_id" if "_id" in record.fields else "id"
         query = record.word(name)
-        if query in queries:
-            raise DataError(f"{record.place}: duplicate query '{query}'")
-        queries[query] = record.text("text")
-        if not queries[query]:
-            raise DataError(f"{record.place}: the text of query '{query}' is empty")
-    if not queries:
-        raise DataError(f"{path} holds no query")
+        text = record.text("text")
+        if not text or query in queries:
+            raise DataError(f"{record.place}: query '{query}' is a duplicate, or its text is empty")
+        queries[query] = text
     return queries
 
 
@@ -136,13 +132,11 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, or a passage is judged twice for a query.
     """
-    ir, text = import_ir_measures(), "".join(read_lines(path))
+    text = "".join(read_lines(path))
     first, _, rest = text.partition("\n")
     if first.split() == _BEIR_HEADER:  # it has no column of iterations
         text = re.sub(r"(?m)^(\S+)\s", r"\1 0 ", rest)
-    with reading(path):
-        found = list(ir.read_trec_qrels(io.StringIO(text)))
-    return _by_query(path, ((one.query_id, one.doc_id, one.relevance) for one in found), 10_000)
+    return _read(path, "read_trec_qrels", text, 10_000)  # measures have a row a grade
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
@@ -152,24 +146,22 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, a score is NaN or no float32, or a line is duplicate.
     """
-    ir, text = import_ir_measures(), "".join(read_lines(path))
-    with reading(path):
-        found = list(ir.read_trec_run(io.StringIO(text)))
-    most = float(np.finfo(np.float32).max)
-    return _by_query(path, ((one.query_id, one.doc_id, one.score) for one in found), most)
+    text = "".join(read_lines(path))
+    return _read(path, "read_trec_run", text, float(np.finfo(np.float32).max))
 
 
-def _by_query(path: Path, lines: Iterable[tuple[str, str, Any]], most: float) -> dict[str, Any]:
+def _read(path: Path, reader: str, text: str, most: float) -> dict[str, dict[str, Any]]:
     """Return values by query and passage, and refuse what would give a wrong number."""
     found: dict[str, dict[str, Any]] = {}
+    read = getattr(_import_ir_measures(), reader)
+    with reading(path):
+        lines = [line[:3] for line in read(io.StringIO(text))]
     for query, docno, value in lines:
         if docno in found.setdefault(query, {}):
             raise DataError(f"{path}: duplicate '{docno}' for '{query}'")
-        if not abs(value) <= most:  # NaN too; measures have a row a grade
+        if not abs(value) <= most:  # NaN too
             raise DataError(f"{path}: a value is {value}, beyond {most:g}")
         found[query][docno] = value
-    if not found:
-        raise DataError(f"{path} holds no line")
     return found
 
 
@@ -193,19 +185,15 @@ def measure_run(
         ConfigError: If `ir-measures` is not installed.
         DataError: If no query is judged.
     """
-    ir = import_ir_measures()
-    judged = {query: dict(qrels[query]) for query in queries if query in qrels}
+    ir = _import_ir_measures()
+    judged = {query: qrels[query] for query in queries if query in qrels}
     if not judged:
-        raise DataError(
-            f"no query is judged: the qrels name queries such as '{next(iter(qrels))}', these are "
-            f"such as '{queries[0]}'"
-        )
+        raise DataError(f"no query is judged: the qrels have no query '{queries[0]}', for example")
     depths = sorted({10, candidates.rows.shape[1]})
     measures = [ir.nDCG @ 10, ir.RR @ 10, ir.P @ 10, *(ir.R @ depth for depth in depths)]
     run = {  # scores that fall by rank: each measure would break ties in a way of its own
         query: {docnos[row]: -rank for rank, row in enumerate(rows) if row != MISSING_ROW}
         for query, rows in zip(queries, candidates.rows.tolist(), strict=True)
-        if query in judged
     }
     means = ir.calc_aggregate(measures, judged, run)
     return {str(measure): float(means[measure]) for measure in measures}
@@ -215,12 +203,11 @@ def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None
     """Warn of passages judged relevant that are not in the corpus, and so count as not found."""
     wanted = {docno for one in judged for docno, grade in one.items() if grade > 0}
     rows = find_rows(corpus, wanted)
-    if unknown := sorted(wanted - {docno for docno, row in rows.items() if row != MISSING_ROW}):
+    if unknown := [name for name in wanted if rows.get(name, MISSING_ROW) == MISSING_ROW]:
         logger.warning(
             "%d of %d relevant passages are not in the corpus (such as '%s') and count as not "
-            "found: they have no text, were dropped by --max_passages or as duplicates, or have "
-            "such names in another field (--corpus_id)",
-            *(len(unknown), len(wanted), unknown[0]),
+            "found: dropped as duplicates or by --max_passages, or named by another --corpus_id",
+            *(len(unknown), len(wanted), min(unknown)),
         )
 
 
@@ -232,19 +219,14 @@ def drop_self(
     for line, query in enumerate(queries):
         own = [docnos.get(row) == query for row in rows[line].tolist()]
         rows[line, own] = MISSING_ROW
-    if (rows == candidates.rows).all():
-        logger.warning("drop_self: no query found a passage of its own id")
     return Candidates.best(rows, candidates.scores, rows.shape[1])
 
 
-def import_ir_measures() -> Any:
-    """Import `ir-measures`; ConfigError if it is not installed."""
+def _import_ir_measures() -> Any:
     try:
         import ir_measures
     except ImportError:
-        raise ConfigError(
-            "runs and qrels are read by ir-measures: pip install 'pgra[trec]'"
-        ) from None
+        raise ConfigError("runs and qrels need ir-measures: pip install 'pgra[trec]'") from None
     return ir_measures
 
 
@@ -270,77 +252,58 @@ class QueryFileArguments(_Arguments):
     )
     qrels: str | None = arg(
         None,
-        "Judgements (TREC's qrels, or BEIR's .tsv) to measure what is found by: nDCG@10, MRR@10, "
-        "recall. Needs pip install 'pgra[trec]'.",
+        "Judgements (TREC's qrels, or BEIR's .tsv) to measure what is found by.",
         needs={"queries": True},
     )
-
     drop_self: bool = arg(
         False,
-        "Leave out of a query's run the passage that has its id, as where queries are taken from "
-        "the corpus (ArguAna).",
+        "Leave out of a query's run the passage that has its id (ArguAna).",
         needs={"queries": True},
     )
-
-    def check(self) -> None:
-        if self.drop_self and not self.is_run:
-            raise ConfigError("drop_self is of a run: add --trec FILE or --qrels FILE")
 
     @property
     def is_run(self) -> bool:
         """Whether a run is made, rather than hits shown."""
         return bool(self.trec or self.qrels)
 
-
-@dataclass(frozen=True)
-class QueryFile:
-    """Queries that were read, by id and in order; `qrels` is None where nothing is measured."""
-
-    args: QueryFileArguments
-    texts: Mapping[str, str]
-    qrels: Mapping[str, Mapping[str, int]] | None
-
-    @classmethod
-    def read(cls, args: QueryFileArguments, texts: Sequence[str]) -> Self | None:
-        """Read the queries and the judgements, None without a file, before anything long.
-
-        Raises:
-            ConfigError: If there are texts on the command line too.
-            DataError: If a file cannot be read.
-        """
-        if args.queries is None:
-            return None
+    def read(self, texts: Sequence[str]) -> dict[str, str]:
+        """Return the queries by id: of the file, or these texts."""
+        if self.queries is None:
+            return {str(number): text for number, text in enumerate(texts, 1)}
         if texts:
             raise ConfigError("give texts, or --queries and a file, not both")
-        queries, qrels = read_query_table(Path(args.queries)), None
-        if args.qrels is not None:
-            import_ir_measures()
-            qrels = read_qrels(Path(args.qrels))
-        return cls(args, queries, qrels)
+        return read_query_table(Path(self.queries))
 
-    def finish(self, candidates: Candidates, corpus: Corpus, tag: str, *, k: int) -> str:
-        """Write the run with k passages a query, measure it, and describe both.
 
-        Raises:
-            DataError: If passages have no names, or no query is judged.
-        """
-        queries, docnos = list(self.texts), find_docnos(corpus, candidates)
-        if self.args.drop_self:
-            candidates = drop_self(queries, candidates, docnos)
-        candidates = candidates.top(k)
-        lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
-        # A fault in the judgements is reported before a run is written.
-        means = measure_run(self.qrels, queries, candidates, docnos) if self.qrels else {}
-        if self.qrels:
-            warn_of_unknown(corpus, [self.qrels.get(query, {}) for query in queries])
-        if self.args.trec is not None:
-            write_run(Path(self.args.trec), queries, candidates, docnos, tag=tag)
-            lines.append(f"run: {self.args.trec}")
-        if self.qrels is not None:
-            judged = sum(query in self.qrels for query in queries)
-            lines.append(f"mean of {judged:,} judged queries:")
-            lines += [f"  {name:<8} {value:.4f}" for name, value in means.items()]
-        return "\n".join(lines)
+def finish_run(
+    args: QueryFileArguments,
+    queries: Sequence[str],
+    candidates: Candidates,
+    corpus: Corpus,
+    *,
+    tag: str,
+    k: int,
+) -> str:
+    """Write the run with k passages a query, measure it, and describe both.
+
+    `queries` are ids. DataError if passages have no names, or no query is judged.
+    """
+    docnos = find_docnos(corpus, candidates)
+    if args.drop_self:
+        candidates = drop_self(queries, candidates, docnos)
+    candidates = candidates.top(k)
+    lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
+    if args.qrels is not None:  # a fault in them is reported before a run is written
+        qrels = read_qrels(Path(args.qrels))
+        means = measure_run(qrels, queries, candidates, docnos)
+        judged = [qrels[query] for query in queries if query in qrels]
+        warn_of_unknown(corpus, judged)
+        lines.append(f"mean of {len(judged):,} judged queries:")
+        lines += [f"  {name:<8} {value:.4f}" for name, value in means.items()]
+    if args.trec is not None:
+        write_run(Path(args.trec), queries, candidates, docnos, tag=tag)
+        lines.append(f"run: {args.trec}")
+    return "\n".join(lines)
 
 
 class RunRetriever(Retriever):
@@ -371,21 +334,24 @@ class RunRetriever(Retriever):
                 equal texts have different candidates.
         """
         name = request.args.retriever.partition(":")[2]
-        options = request.options or RunFileArguments()
+        options = request.options
         assert isinstance(options, RunFileArguments)  # its own
         path, queries_path, corpus = Path(name), Path(options.run_queries), request.corpus
         inputs = Inputs.of(file for file in (path, queries_path) if file.is_file())
         queries, run = read_query_table(queries_path), read_run(path)
-        rows = _rows_of_run(path, corpus, {docno for lines in run.values() for docno in lines})
+        docnos = {docno for lines in run.values() for docno in lines}
+        rows = find_rows(corpus, docnos)
+        if unknown := sorted(docnos - rows.keys()):
+            raise DataError(
+                f"{path}: passage '{unknown[0]}' is not in the corpus: name the field of such "
+                "names with --corpus_id, or raise --max_passages"
+            )
         scores: dict[str, dict[int, float]] = {}
         for query, text in queries.items():
             own = {rows[docno]: score for docno, score in run.get(query, {}).items()}
             own.pop(MISSING_ROW, None)
             if scores.setdefault(_key(text), own) != own:
-                raise DataError(
-                    f"{queries_path}: query '{query}' has the text of another query, and other "
-                    "candidates: queries are looked up by their texts, so keep one of the two"
-                )
+                raise DataError(f"{queries_path}: query '{query}' has another query's text")
         fingerprint: dict[str, Json] = {
             **corpus.fingerprint,
             "run": file_checksum(path),
@@ -408,29 +374,11 @@ class RunRetriever(Retriever):
         for line, query in enumerate(queries):
             own = self._scores.get(_key(query))
             if not own:
-                raise DataError(
-                    f"query {show(query)} has no candidate in the run, or its text is not in "
-                    "--run_queries"
-                )
+                raise DataError(f"query {show(query)} has no candidate in the run")
             given = np.array([[*own.values()]], dtype=np.float32)
             best = Candidates.best(np.array([[*own]], dtype=np.int64), given, k)
             found.rows[line], found.scores[line] = best.rows[0], best.scores[0]
         return found
-
-
-def _rows_of_run(path: Path, corpus: Corpus, docnos: Collection[str]) -> dict[str, int]:
-    rows = find_rows(corpus, docnos)
-    if unknown := sorted(set(docnos) - rows.keys()):
-        raise DataError(
-            f"{path}: passage '{unknown[0]}' is not in the corpus: name the field of such names "
-            "with --corpus_id, or raise --max_passages"
-        )
-    if blank := [docno for docno in rows if rows[docno] == MISSING_ROW]:
-        logger.warning(
-            "%s: %d passages have no text (such as '%s') and are left out",
-            *(path, len(blank), blank[0]),
-        )
-    return rows
 
 
 def _key(text: str) -> str:

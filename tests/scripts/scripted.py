@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conftest import SENTENCES, contents, review_rows, write_jsonl
+from conftest import SENTENCES, review_rows, write_jsonl
 
 from pgra.cli import run
 from pgra.commands.train import evaluate as evaluate_main
@@ -117,21 +117,6 @@ class Bench:
 
 def read_json(path: Path) -> dict:
     return json.loads(path.read_text())
-
-
-def half_written(folder: Path) -> list[str]:
-    """Name what a failed stage must not leave: parts, and products that claim to be finished."""
-    return [name for name in contents(folder) if "partial" in name]
-
-
-def products(folder: Path) -> dict[str, bytes]:
-    """Give files whose bytes must not depend on who made them, and how often a job was killed."""
-    names = (".lock", "manifest.json")
-    return {name: data for name, data in contents(folder).items() if not name.endswith(names)}
-
-
-def written_at(folder: Path, pattern: str) -> dict[str, int]:
-    return {str(path): path.stat().st_mtime_ns for path in folder.glob(pattern)}
 
 
 def write_passages(path: Path, count: int) -> Path:

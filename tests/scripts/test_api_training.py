@@ -86,15 +86,14 @@ def test_all_shapes_of_rows_are_one_run_that_is_taken_up(bench, ours):
 def test_an_index_gives_corpus_encoder_and_its_own_folder(bench, ours, tmp_path):
     without = {**flags(bench), "encoder": None}
     del without["encoder"]
-    for path in (tmp_path / "index", None):
-        index = pgra.Index.build(SENTENCES, encoder=bench.encoder, path=path)
-        name = "indexed" if path else "temporary"
-        run = pgra.train("sst2", **_ROWS, corpus=index, output_dir=bench.run(name), **without)
-        assert run.predictions == ours.predictions
-        folder = read_json(run.folder / "arguments.json")["retriever"]["index_dir"]
-        del index
-        assert run.predict(TEXTS[0]).scores == ours.predict(TEXTS[0]).scores
-        assert folder.startswith(str(path or bench.artifacts / "given"))
+    index = pgra.Index.build(SENTENCES, encoder=bench.encoder, path=tmp_path / "index")
+    run = pgra.train("sst2", **_ROWS, corpus=index, output_dir=bench.run("indexed"), **without)
+    assert run.predictions == ours.predictions
+    folder = read_json(run.folder / "arguments.json")["retriever"]["index_dir"]
+    assert folder.startswith(str(tmp_path / "index"))
+    assert run.predict(TEXTS[0]).scores == ours.predict(TEXTS[0]).scores
+    with pytest.raises(PgraError, match="build it with path=FOLDER"):
+        make(bench, "temporary", corpus=pgra.Index.build(SENTENCES, encoder=bench.encoder))
     corpus = open_corpus(bench.corpus, tmp_path / "read")
     assert make(bench, "indexed2", corpus=corpus).predictions == ours.predictions
 

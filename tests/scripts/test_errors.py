@@ -41,7 +41,7 @@ KINDS = {
     "damaged table": ("icl --train_file damaged.parquet", "damaged.parquet"),
     "damaged memory": ("memory list --memory damaged.sqlite", "damaged.sqlite"),
     "no finished run": ("evaluate --run folder", "folder"),
-    "no index": ("index search folder a", "folder"),
+    "no index": ("search a --index_dir folder", "folder"),
 }
 FILES = {
     "corpus.txt": "one film\nanother film\n",

@@ -3,12 +3,13 @@
 What the words print of a small index stands in the golden records.
 """
 
+import importlib.util
 import json
 
 import pytest
-from conftest import SENTENCES
+from conftest import SENTENCES, contents
 from processes import launch
-from scripted import call, contents
+from scripted import call
 
 from index_build.__main__ import main
 
@@ -58,3 +59,16 @@ def test_two_processes_build_what_one_builds(flags, tmp_path):
     one, two = (contents(tmp_path / name) for name in ("one", "two"))
     assert {**one, "manifest.json": b""} == {**two, "manifest.json": b""}
     assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'pgra[ray]'")
+def test_ray_finishes_what_another_began_with_the_same_bytes(flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    folder, words = tmp_path / "one", [*flags, "--output_dir", str(tmp_path / "one")]
+    build(words)
+    whole = contents(folder)
+    for name in ("manifest.json", "index.faiss", "vectors-00000.npy", "vectors-00002.json"):
+        (folder / name).unlink()
+    assert "reused: 4 passages" in build([*words, "--engine", "ray"])
+    assert {**contents(folder), "manifest.json": b""} == {**whole, "manifest.json": b""}

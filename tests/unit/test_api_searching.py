@@ -1,7 +1,5 @@
 """`pgra.Index`: what a query finds, where indexes live, and what is refused."""
 
-import shutil
-
 import numpy as np
 import pytest
 from conftest import SENTENCES, contents
@@ -9,7 +7,8 @@ from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
 import pgra
-from pgra.data.corpus import CorpusArguments, open_corpus
+from pgra.commands.index import build
+from pgra.data.corpus import CorpusArguments
 from pgra.errors import ArtifactError
 
 QUERIES = ["A warm film.", "the sea in March", "apples"]
@@ -52,22 +51,9 @@ def test_files_and_data_sets_of_the_same_texts_find_the_same(encoder, index, tmp
     (tmp_path / "corpus.txt").write_text("\n".join([*SENTENCES, "", SENTENCES[0]]) + "\n")
     args = CorpusArguments(corpus=str(tmp_path / "corpus.txt"))
     table = Dataset.from_dict({"body": SENTENCES, "other": [1] * len(SENTENCES)})
-    for given in (tmp_path / "corpus.txt", args, open_corpus(args), table):
+    for given in (tmp_path / "corpus.txt", args, table):
         other = pgra.Index.build(given, encoder=encoder, field="body")
         assert other.search(QUERIES, k=5) == index.search(QUERIES, k=5)
-
-
-def test_a_saved_index_can_be_moved_and_the_first_goes_with_its_folder(encoder, tmp_path):
-    index = pgra.Index.build(SENTENCES, encoder=encoder)
-    index.save(tmp_path / "saved")
-    found = index.search(QUERIES, k=5)
-    shutil.move(tmp_path / "saved", tmp_path / "moved")
-    first = index.folder
-    del index
-    assert not first.exists()  # a temporary folder goes with its index
-    moved = pgra.Index.load(tmp_path / "moved")
-    assert moved.search(QUERIES, k=5) == found
-    assert all(str(tmp_path / "moved") in name for name in moved.corpus.made_by.sources)
 
 
 def test_a_path_keeps_an_index_and_is_taken_up_but_not_by_another(encoder, tmp_path):
@@ -81,36 +67,26 @@ def test_a_path_keeps_an_index_and_is_taken_up_but_not_by_another(encoder, tmp_p
     assert contents(tmp_path / "one") == before
 
 
-def test_what_the_command_line_built_is_opened_and_searched(encoder_dir, tmp_path, capsys):
-    from pgra.commands.index import build
-
+def test_what_the_command_line_built_is_opened_and_searched(encoder_dir, index, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
     words = f"--corpus {tmp_path}/corpus.txt --encoder {encoder_dir} --device cpu"
-    assert build([*words.split(), "--artifacts_dir", str(tmp_path / "artifacts")]) == 0
-    (folder,) = (p for p in (tmp_path / "artifacts/indexes").iterdir() if p.is_dir())
-    index = pgra.Index.load(folder, device="cpu")
-    own = pgra.Index.build(SENTENCES, encoder=str(encoder_dir), device="cpu")
-    assert index.search(QUERIES, k=5) == own.search(QUERIES, k=5)
-    assert index.folder == folder
+    assert build([*words.split(), "--output_dir", str(tmp_path / "made")]) == 0
+    assert pgra.Index.load(tmp_path / "made").search(QUERIES, k=5) == index.search(QUERIES, k=5)
 
 
-def test_a_loaded_encoder_is_the_one_of_its_folder_and_is_kept(encoder_dir, index, tmp_path):
-    parts = [kind.from_pretrained(encoder_dir) for kind in (AutoModel, AutoTokenizer)]
-    made = pgra.Index.build(SENTENCES, encoder=pgra.Encoder.load(*parts))
+def test_a_loaded_encoder_is_the_one_of_its_folder_and_is_kept(encoder_dirs, index, tmp_path):
+    parts = [kind.from_pretrained(encoder_dirs["bert"]) for kind in (AutoModel, AutoTokenizer)]
+    kept = tmp_path / "kept"
+    made = pgra.Index.build(SENTENCES, encoder=pgra.Encoder.load(*parts), path=kept)
     for found, truth in zip(made.search(QUERIES, k=5), index.search(QUERIES, k=5), strict=True):
         assert [hit.index for hit in found] == [hit.index for hit in truth]
         scores = [[hit.score for hit in hits] for hits in (found, truth)]
         np.testing.assert_allclose(*scores, rtol=1e-4)
-    made.save(tmp_path / "saved")
-    loaded = pgra.Index.load(tmp_path / "saved")
+    loaded = pgra.Index.load(kept)
     assert loaded.search(QUERIES) == made.search(QUERIES)
-    assert loaded.args.encoder == str(tmp_path / "saved/encoder")
-
-
-def test_an_encoder_that_is_another_is_refused(encoder_dirs, index, tmp_path):
-    index.save(tmp_path / "saved")
+    assert loaded.args.encoder == str(kept / "encoder")
     with pytest.raises(ArtifactError, match="was made with encoder"):
-        pgra.Index.load(tmp_path / "saved", encoder=str(encoder_dirs["roberta"]))
+        pgra.Index.load(kept, encoder=str(encoder_dirs["roberta"]))
 
 
 def test_a_bare_call_says_how_an_index_is_opened(index):

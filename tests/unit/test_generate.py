@@ -110,7 +110,9 @@ def test_what_prompts_begin_with_is_read_once(lm_dirs, monkeypatch):
 
 def test_prompts_that_cannot_be_answered_are_refused(tmp_path):
     lm = open_lm(build_lm(tmp_path / "lm", "gpt2", window=64))
-    with pytest.raises(ConfigError, match=r"prompt 2 has \d+ tokens .*holds 64 with the 10 that"):
+    with pytest.raises(
+        ConfigError, match=r"prompt 2 has \d+ tokens .*holds 64 with the 10 to come"
+    ):
         lm.complete([PROMPTS[5], PROMPTS[0]], max_new_tokens=10, stop="\n")
     with pytest.raises(ConfigError, match="prompt 1 is empty"):
         lm.complete([""], max_new_tokens=1, stop="\n")

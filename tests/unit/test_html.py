@@ -2,9 +2,12 @@
 
 import re
 
+import pytest
 from planted_runs import plant
 
 from pgra.commands.report import main
+
+pytestmark = pytest.mark.slow
 
 HOSTILE = '</pre><script>alert(1)</script><img src=x onerror="alert(1)">{{ title }}'
 

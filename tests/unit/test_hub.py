@@ -156,7 +156,8 @@ def whole_hub(lm_dirs, encoder_dirs):
     old = {name: data for name, data in opt.items() if name != "model.safetensors"}
     old["pytorch_model.bin"] = b"never read"
     parts = [("Transformer", ""), ("Pooling", "pool")]
-    modules = [{"type": f"sentence_transformers.models.{k}", "path": path} for k, path in parts]
+    kind = "sentence_transformers.models"
+    modules = [{"name": k, "type": f"{kind}.{k}", "path": path} for k, path in parts]
     pooling = {"pooling_mode_cls_token": True}
     cls = {
         name: json.dumps(value).encode()
@@ -204,7 +205,7 @@ def ask_lm(name):
 
 def ask_encoder(name, **options):
     encoder = Encoder.load(name, device="cpu", **options)
-    return encoder.encode([TEXT]).tolist(), encoder.fingerprint["pooling"]
+    return encoder.encode([TEXT]).tolist()
 
 
 def ask_corpus(name, folder):

@@ -1,6 +1,5 @@
 """Dense indexes as they are built: shards, going on, other factories, recall."""
 
-import contextlib
 import itertools
 import json
 import shutil
@@ -8,15 +7,12 @@ import shutil
 import faiss
 import numpy as np
 import pytest
-from conftest import largest_file
 from small_index import World, flip_byte
 
-from pgra.commands.common import quiet_libraries
 from pgra.commands.train import verify
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ModelError
-from pgra.retrieval.dense import Index
-from pgra.retrieval.shards import find_shards, read_rows
+from pgra.retrieval.dense import Index, find_shards, read_rows
 
 WORDS = ["red", "blue", "film", "sea", "town", "album", "apples", "river", "garden", "story"]
 TEXTS = [" ".join(words) for words in itertools.permutations(WORDS, 3)]  # 720
@@ -42,8 +38,7 @@ def contents(folder):
     manifest = json.loads(files.pop("manifest.json"))
     for name in ("created", "seconds"):
         del manifest[name]
-    for name in ("texts_per_second", "recipe"):
-        manifest["counts"].pop(name, None)
+    manifest["counts"].pop("recipe", None)
     return files, manifest
 
 
@@ -66,77 +61,63 @@ def test_a_built_index_holds_all_vectors_however_the_shards_are_cut(shard_rows, 
 
 
 @pytest.mark.parametrize("damage", ["both", "byte", "foreign", "other sizes"])
-def test_a_build_gone_on_with_is_the_unbroken_one(damage, small, caplog):
+def test_a_build_gone_on_with_is_the_unbroken_one(damage, small):
     folder = small.make().folder
     whole = contents(folder)
     if damage == "other sizes":
         shutil.rmtree(folder)
         small.make(shard_rows=7)
-    shard = folder / "vectors-00002.npy"
     (folder / "manifest.json").unlink()
-    (folder / "index.faiss").unlink()
     (folder / ".12345678.partial.npy").write_bytes(b"half")
+    shard = folder / "vectors-00002.npy"
     record = shard.with_suffix(".json")
     if damage == "byte":
         flip_byte(shard)
     elif damage == "foreign":
         record.write_text(record.read_text().replace('"made_of": "', '"made_of": "0'))
-    elif damage != "other sizes":
-        record.unlink()
-    if damage == "both":
+    elif damage == "both":
         shard.unlink()
-    with caplog.at_level("INFO"):
-        again = small.make()
+        record.unlink()
+    again = small.make()
     assert again.num_reused == (0 if damage == "other sizes" else 30)
-    assert ("3 of 4 shards already there" in caplog.text) == (damage != "other sizes")
     assert contents(folder) == whole
     assert not list(folder.glob(".*.partial*"))
 
 
-@pytest.mark.parametrize("name", ["vectors-00002.npy", "index.faiss", "manifest.json", None])
+@pytest.mark.parametrize("name", ["vectors-00002.npy", "index.faiss", "manifest.json"])
 def test_of_a_damaged_index_the_damaged_shard_alone_is_made_again(name, small, caplog):
     folder = small.make().folder
     whole = contents(folder)
-    if name is not None:
-        (folder / name).write_bytes((folder / name).read_bytes()[:-3])
+    (folder / name).write_bytes((folder / name).read_bytes()[:-3])
     again = small.make()
     assert again.num_reused == (30 if name == "vectors-00002.npy" else 40)
-    assert ("damaged, and made again" in caplog.text) == (name is not None)
+    assert "damaged, and made again" in caplog.text
     files, manifest = contents(folder)
     assert ({n: d for n, d in files.items() if "damaged" not in n}, manifest) == whole
     assert small.make().num_reused == 40
 
 
-@pytest.mark.parametrize("is_changed", [True, False])
-def test_no_vector_is_kept_of_an_encoder_whose_files_changed(
-    is_changed, small, tmp_path, monkeypatch
-):
+def test_no_vector_is_kept_of_an_encoder_whose_files_changed(small, tmp_path, monkeypatch):
     small.encoder = shutil.copytree(small.encoder, tmp_path / "own")
-    weights, plain = small.encoder / "model.safetensors", Encoder.begin
-    good, asked = weights.read_bytes(), []
+    weights, plain, asked = small.encoder / "model.safetensors", Encoder.begin, []
 
     def begin(encoder, chunks, **how):
         asked.append(len(chunks))
-        if is_changed and len(asked) == 3:
-            weights.write_bytes(good[:-4] + bytes(4))
+        if len(asked) == 3:
+            weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
         return plain(encoder, chunks, **how)
 
     monkeypatch.setattr(Encoder, "begin", begin)
-    expected = contextlib.nullcontext()
-    if is_changed:
-        expected = pytest.raises(ArtifactError, match="model.safetensors changed while it was in")
-    with expected:
+    with pytest.raises(ArtifactError, match="model.safetensors changed while it was in"):
         small.make("changing")
-    assert len(list(small.root.glob("**/changing/vectors-*.json"))) <= 2 + 2 * (not is_changed)
+    assert len(list(small.root.glob("**/changing/vectors-*.json"))) <= 2
 
 
-def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(small, caplog):
+def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(small):
     flat = small.make("flat").folder
     flip_byte(flat / "vectors-00002.npy")
     lender = contents(flat)
-    with caplog.at_level("INFO"):
-        taken = small.make("sq", index_factory="SQfp16")
-    assert f"3 of 4 shards are those of {flat}" in caplog.text
+    taken = small.make("sq", index_factory="SQfp16")
     assert taken.num_reused == 30  # all but the damaged one
     assert small.make("other", pooling="max").num_reused == 0
     (taken.folder / "manifest.json").unlink()
@@ -147,45 +128,27 @@ def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(sma
 
 def test_vectors_too_large_for_float16_are_refused(small):
     encoder = Encoder.load(str(small.encoder), device="cpu", normalize=False)
-    encoder.model.register_forward_hook(
-        lambda module, args, output: output.__setitem__(
-            "last_hidden_state", output.last_hidden_state * 1e6
-        )
+    encoder.model[0].register_forward_hook(
+        lambda part, given, features: {
+            **features,
+            "token_embeddings": features["token_embeddings"] * 1e6,
+        }
     )
-    with pytest.raises(ModelError, match="text 0 exceeds 65504.*use normalize"):
+    with pytest.raises(ModelError, match="text 0 .* exceeds float16 .*normalize"):
         Index(small.request(), encoder)
 
 
 @pytest.mark.slow
-def test_verify_names_all_that_is_damaged_of_whatever_lies_in_a_folder(small, capsys):
+def test_verify_names_all_that_is_damaged(small, capsys):
     folder = small.make().folder
-    corpus = small.corpus().folder / "corpus.txt"
     assert verify([str(small.root)]) == 0
-    assert "all as written" in capsys.readouterr().out
-    flip_byte(corpus)
-    (folder / "vectors-00001.npy").write_bytes(b"x")
     flip_byte(folder / "index.faiss")
+    (folder / "vectors-00001.npy").write_bytes(b"x")
     (folder / "vectors-00002.json").unlink()
     assert verify([str(small.root)]) == 1
     out = capsys.readouterr().out
-    for line in (
-        f"{corpus} is damaged (other content than was written)",
-        f"{folder}/index.faiss is damaged (other content than was written)",
-        f"{folder}/vectors-00001.npy is damaged (1 bytes, 448 were written)",
-        f"{folder}/vectors-00002.json is missing",
-    ):
-        assert line in out
+    assert f"{folder}/index.faiss is damaged (other content than was written)" in out
+    assert f"{folder}/vectors-00001.npy is damaged (1 bytes, 448 were written)" in out
+    assert f"{folder}/vectors-00002.json is missing" in out
     with pytest.raises(ArtifactError, match="has no checksums: give artifacts, runs"):
         verify([str(small.encoder)])
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_up_leaves_done_shards_and_the_same_command_goes_on(small):
-    small.corpus()  # is read by now
-    quiet_libraries()  # bars are written to a file of pytest's
-    with largest_file(1000), pytest.raises(OSError, match=r"\[Errno"):
-        small.make()  # a shard is 448 bytes, the FAISS file 2.6 kB
-    assert not list(small.root.glob("**/index.faiss"))
-    built = small.make()
-    assert built.num_reused == 40
-    assert verify([str(built.folder)]) == 0

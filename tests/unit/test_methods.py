@@ -9,12 +9,12 @@ from method_runs import having, lines_of, run_of
 from small_training import at_batch, run_files, signal_self
 
 from pgra.core import ALONE
-from pgra.encoders.encoder import Encoder, load_t5_encoder
 from pgra.errors import ArtifactError, ConfigError, Stopped
 from pgra.methods.arguments import METHODS
 from pgra.methods.knn import NUMBERS
 from pgra.methods.rag import RagReader
 from pgra.methods.stages import Stages
+from pgra.retrieval.neighbors import open_neighbor_encoder
 from pgra.runs import Run, evaluate_run, open_method, run
 
 FEW = {"num_shots": 4, "exemplar_sets": 2}
@@ -108,10 +108,7 @@ def test_a_method_decides_what_makes_it_and_is_told_by_it(args, name, retriever,
 def test_labels_are_the_nearest_examples(args, tmp_path, encoder):
     args = with_retriever(args, num_neighbors=1, neighbor_encoder=encoder)
     data = Stages.read(as_method(args, "knn"), ALONE).data
-    if encoder == "encoder":
-        model = Encoder.load(args.retriever, device="cpu")
-    else:
-        model = load_t5_encoder(args.retriever, args.reader.model_name_or_path, "cpu")
+    model = open_neighbor_encoder(args.retriever, args.reader.model_name_or_path, "cpu")
     train, test = (
         model.encode([example.text for example in part]) for part in (data.train, data.test)
     )

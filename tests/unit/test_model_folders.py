@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from pgra.encoders.encoder import Encoder, load_t5_encoder
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import LocalLM
@@ -19,6 +19,7 @@ from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.gud_ir import load_generator
 from pgra.reader.fid import FusionReader
 from pgra.retrieval.base import RetrieverArguments
+from pgra.retrieval.neighbors import open_neighbor_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +41,8 @@ def encode(folder, **how):
 
 
 def by_t5(folder):
-    args = RetrieverArguments(encoder=folder)
-    return torch.tensor(load_t5_encoder(args, folder, "cpu").encode([TEXT]))
+    args = RetrieverArguments(neighbor_encoder="reader")
+    return torch.tensor(open_neighbor_encoder(args, folder, "cpu").encode([TEXT]))
 
 
 def written(folder):

@@ -16,6 +16,8 @@ from pgra.reader.predict import Calibration, T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, write_record
 from pgra.report.results import load_run
 
+pytestmark = pytest.mark.slow
+
 LABELS = ("negative", "positive")
 RECORD = ReaderRecord(
     task="reviews",

@@ -77,13 +77,8 @@ def test_recall_turns_to_the_table_where_the_reference_leaves_it_untold():
 
 
 def test_normalising_is_squads_and_any_alias_is_right():
-    plain = {
-        "The  Beatles": "beatles",
-        "U.S.A.": "usa",
-        "an apple a day": "apple day",
-        "“quoted”": "“quoted”",  # ASCII punctuation only, as the official one
-        " New\nYork ": "new york",
-    }
+    plain = {"The  Beatles": "beatles", "U.S.A.": "usa", "an apple a day": "apple day"}
+    plain |= {" New\nYork ": "new york", "“quoted”": "“quoted”"}  # ASCII marks only, as officially
     assert {text: normalize_answer(text) for text in plain} == plain
     answers = ["Sunset Blvd", "Sunset Boulevard"]
     assert is_exact_match(" the Sunset Boulevard.", answers)

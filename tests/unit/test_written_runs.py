@@ -59,7 +59,7 @@ def test_each_measure_has_a_column_with_its_interval_and_there_is_no_average(tmp
         *("totto overlap/bleu", "totto overlap/parent", "totto parent"),
     ]
     found = study.results["icl-knn", "totto nonoverlap/parent"]
-    assert found.spread.mean == pytest.approx(0.3)
+    assert found.mean == pytest.approx(0.3)
     assert found.interval == (pytest.approx(0.1), pytest.approx(0.5))
     assert found.runs[0].n == 2
     told = study.comparisons["icl-knn", "totto bleu"]
