@@ -71,6 +71,7 @@ def write_record(folder: Path, record: ReaderRecord) -> None:
 
     The model card, which has the measurement, comes later.
     """
+    (folder / RECORD_FILE).unlink(missing_ok=True)
     values = {"format": FORMAT, **asdict(record), "files": record_files(folder)}
     write_json(folder / RECORD_FILE, {**values, "versions": dict(package_versions())})
 
@@ -113,8 +114,7 @@ def find_reader(folder: Path) -> Path:
         if (place / RECORD_FILE).is_file():
             return place
     raise ArtifactError(
-        f"{folder} holds no whole reader (no {RECORD_FILE}): give the folder of a finished run of "
-        "pgra train, or its reader/; a run that was stopped resumes with the same command"
+        f"{folder} holds no whole reader; a run that was stopped resumes with the same command"
     )
 
 
@@ -131,8 +131,7 @@ def read_record(folder: Path) -> ReaderRecord:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["format"] != FORMAT:
             raise ArtifactError(
-                f"{path} was written by another version of pgra (format {values['format']}, this "
-                f"one reads {FORMAT}): use that version, or train again in another folder"
+                f"{path} has format {values['format']}, and this version of pgra reads {FORMAT}"
             )
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
         record = msgspec.convert(known, ReaderRecord)

@@ -4,10 +4,12 @@ All processes leave after the same step, with a whole checkpoint. Exit codes: 12
 number (SIGINT 130, SIGUSR1 138, SIGTERM 143), and 124 when time is up, as of `timeout`.
 
     checkpoint-N/         a plain model folder, and in it
-      training.pt            its progress; states of optimizer, schedule and random generators
+      state.json             its progress; states of optimizer, schedule and random generators
+      training.safetensors   their tensors
       checksums.json         written last: a checkpoint without it does not count
 """
 
+import json
 import logging
 import os
 import shutil
@@ -23,8 +25,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from pgra.artifacts import CHECKSUMS_FILE, find_changes, write_aside, write_checksums
+from pgra.artifacts import CHECKSUMS_FILE, find_changes, write_aside, write_checksums, write_json
 from pgra.core import Worker, cpu_group, gather
 from pgra.errors import ArtifactError, DamageError, Stopped, reading
 from pgra.reader.fid import ReaderModule
@@ -37,7 +41,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # A launcher passes on a signal that the system sent to all processes of the job anyway: what comes
 # twice within so many seconds was sent once.
 _ECHO_SECONDS = 5.0
-_STATE_FILE = "training.pt"
+_STATE_FILE = "state.json"
+_TENSORS_FILE = "training.safetensors"
 
 
 class Stopper:
@@ -142,7 +147,9 @@ def save_checkpoint(
 
     with write_aside(checkpoint_folder(home, progress.step)) as aside:
         trainable.save(aside)
-        torch.save(states, aside / _STATE_FILE)
+        tensors: dict[str, Tensor] = {}
+        write_json(aside / _STATE_FILE, _split(states, tensors))
+        save_file(tensors, aside / _TENSORS_FILE)
         write_checksums(aside)
     for step, folder in _checkpoints(home):
         if step not in (progress.step, progress.best_step):
@@ -167,14 +174,14 @@ def resume(
         return Progress()
     logger.info("run: resuming from %s", folder)
     with reading(folder, DamageError):
-        states = torch.load(folder / _STATE_FILE, map_location="cpu", weights_only=True)
+        text = (folder / _STATE_FILE).read_text("utf-8")
+        states = _joined(json.loads(text), load_file(folder / _TENSORS_FILE))
         progress = Progress(**states["progress"])
     if needs_best and progress.best_step is not None:
         best = checkpoint_folder(home, progress.best_step)
         if (fault := _fault(best)) is not None:
             raise ArtifactError(
-                f"{best}, the best on the dev set, is gone or damaged ({fault}): bring it back, or "
-                "choose another output_dir"
+                f"{best}, the best on the dev set, is gone or damaged ({fault}): bring it back"
             )
     module.load_weights(folder)
     for name, part in updates.items():
@@ -184,6 +191,26 @@ def resume(
     if module.device.type == "cuda":
         torch.cuda.set_rng_state(random["cuda"], module.device)
     return progress
+
+
+def _split(state: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return a state as JSON takes it; its tensors go to `tensors`, and their names are left."""
+    if isinstance(state, Tensor):
+        tensors[f"tensor {len(tensors)}"] = state.contiguous()
+        return f"tensor {len(tensors) - 1}"
+    if isinstance(state, dict):
+        return {str(key): _split(part, tensors) for key, part in state.items()}
+    return [_split(part, tensors) for part in state] if isinstance(state, list | tuple) else state
+
+
+def _joined(state: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Undo `_split`."""
+    if isinstance(state, dict):
+        parts = {key: _joined(part, tensors) for key, part in state.items()}
+        return {int(key) if key.isdigit() else key: part for key, part in parts.items()}
+    if isinstance(state, list):
+        return [_joined(part, tensors) for part in state]
+    return tensors.get(state, state) if isinstance(state, str) else state
 
 
 def _checkpoints(home: Path) -> list[tuple[int, Path]]:

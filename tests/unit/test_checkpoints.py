@@ -49,7 +49,7 @@ def test_a_checkpoint_is_a_t5_folder_and_a_half_one_is_passed_over(copy):
     assert last_checkpoint(copy) == whole
 
 
-NAMES = ["training.pt", "model.safetensors", "checksums.json"]
+NAMES = ["training.safetensors", "model.safetensors", "state.json", "checksums.json"]
 
 
 @given(
@@ -73,13 +73,16 @@ def test_no_flipped_bit_of_a_checkpoint_is_gone_on_from(run, name, place, bit):
 def test_a_training_goes_on_from_the_checkpoint_before_a_damaged_one(copy, t5_dir, run, caplog):
     shutil.rmtree(copy / "reader")
     (copy / "losses.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"st')  # cut by a kill
-    path = copy / "checkpoint-6" / "training.pt"
+    path = copy / "checkpoint-6" / "training.safetensors"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 16
     path.write_bytes(data)
     values = iter([0.5])
     again(t5_dir, copy, measure=lambda labels, predictions: {"accuracy": next(values)})
-    assert f"{path.parent} is passed over: training.pt is damaged (other content" in caplog.text
+    assert (
+        f"{path.parent} is passed over: training.safetensors is damaged (other content"
+        in caplog.text
+    )
     assert run_files(copy) == run_files(run)
 
 
